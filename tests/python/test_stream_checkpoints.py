@@ -147,7 +147,7 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
             assert done.returncode == 0 and b"copied epoch" in done.stdout, done
         return copies[0].exists()
 
-    counts(1000).write_stream(lambda _: None, checkpoint=place, every="100ms", keep=1, stop=stop)
+    counts(1000).write_stream(lambda _: None, checkpoint=place, every="300ms", stop=stop)
     for path in (place / "epochs").iterdir():
         path.unlink()
     (epoch,) = (int(path.name) for path in launched.epochs(copies[0]))

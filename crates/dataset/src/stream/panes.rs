@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 
 use super::groups::{Aggregation, Groups};
 use super::held::Disk;
-use super::sorted::{Levels, SMALL_BYTES, Sorted, put_small_on_disk};
+use super::sorted::{Cut, Levels, SMALL_BYTES, Sorted, put_small_on_disk};
 use super::window::Micros;
 
 /// See the module.
@@ -17,6 +18,8 @@ use super::window::Micros;
 pub(crate) struct Pane {
     open: Option<Groups>,
     closed: Levels,
+    /// What was cut off last, to be a level when it is sorted.
+    cut: Option<Cut>,
 }
 
 impl Pane {
@@ -28,27 +31,58 @@ impl Pane {
         Ok(self.open.as_mut().expect("just made"))
     }
 
+    /// Makes a level of what was cut off and may not be sorted yet: to be called before anything looks at levels.
+    pub(crate) fn settle(&mut self) -> Result<(), TaskError> {
+        if let Some(cut) = self.cut.take() {
+            self.closed.add(vec![cut.sorted()?]);
+        }
+        Ok(())
+    }
+
     /// Cuts off what grows, and sorts it. Returns it, if there is anything.
-    pub(crate) fn cut(&mut self, of: &Aggregation) -> Result<Option<Sorted>> {
+    pub(crate) fn cut(&mut self, of: &Arc<Aggregation>) -> Result<Option<Sorted>, TaskError> {
+        self.settle()?;
+        let Some(states) = self.cut_states()? else { return Ok(None) };
+        let states = Sorted::new(states, of)?;
+        self.closed.add(vec![states.clone()]);
+        Ok(Some(states))
+    }
+
+    /// The same, but what is much is sorted by whoever needs it first.
+    pub(crate) fn cut_later(&mut self, of: &Arc<Aggregation>) -> Result<Option<Cut>, TaskError> {
+        self.settle()?;
+        let Some(states) = self.cut_states()? else { return Ok(None) };
+        self.cut = Some(Cut::new(states, of)?);
+        Ok(self.cut.clone())
+    }
+
+    /// What grows; its table has room for as much.
+    fn cut_states(&mut self) -> Result<Option<RecordBatch>> {
         let Some(open) = &mut self.open else { return Ok(None) };
         let states = open.take_states()?;
         if states.num_rows() == 0 {
             self.open = None;
             return Ok(None);
         }
-        let states = Sorted::new(states, of)?;
-        self.closed.add(vec![states.clone()]);
         Ok(Some(states))
     }
 
     /// Puts levels together that are alike: to be called after what adds some.
     pub(crate) fn compact(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        self.settle()?;
         self.closed.compact(of, disk)
     }
 
+    /// The same, beside the operator where it takes long.
+    pub(crate) fn compact_later(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        self.settle()?;
+        self.closed.compact_later(of, disk)
+    }
+
     /// Adds to a level states of keys that it does not have.
-    pub(crate) fn add_to(&mut self, level: usize, states: Vec<Sorted>) {
-        self.closed.add_to(level, states);
+    pub(crate) fn add_to(&mut self, level: usize, states: Vec<Sorted>) -> Result<(), TaskError> {
+        self.settle()?;
+        self.closed.add_to(level, states)
     }
 
     /// What grows, sorted; its table is gone.
@@ -58,6 +92,7 @@ impl Pane {
 
     /// Puts everything on disk. Returns what was cut off for that.
     pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
+        self.settle()?;
         let cut = self.take_states(of)?.map_or(Ok(Vec::new()), |states| states.on_disk(disk))?;
         self.closed.add(cut.clone());
         self.closed.spill(of, disk)?;
@@ -72,17 +107,27 @@ impl Pane {
     /// Bytes in memory that could be on disk.
     fn bytes_to_spill(&self) -> usize {
         let closed = self.closed.pieces().filter(|piece| !piece.is_on_disk());
-        self.open.as_ref().map_or(0, Groups::bytes) + closed.map(Sorted::bytes).sum::<usize>()
+        self.open_bytes() + closed.map(Sorted::bytes).sum::<usize>()
     }
 
-    /// Everything but the table that grows.
+    fn open_bytes(&self) -> usize {
+        self.open.as_ref().map_or(0, Groups::bytes) + self.cut.as_ref().map_or(0, Cut::bytes)
+    }
+
+    /// Everything but the table that grows. To be settled before.
     pub(crate) fn closed(&self) -> impl Iterator<Item = &Sorted> {
         self.closed.pieces()
+    }
+
+    /// The same, and what was cut off and is no level yet.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Cut> {
+        self.closed.pieces().cloned().map(Cut::Sorted).chain(self.cut.clone())
     }
 
     /// Takes over all that another one has.
     pub(crate) fn absorb(&mut self, mut other: Pane, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
         other.cut(of)?;
+        self.settle()?;
         other.closed.into_levels().into_iter().for_each(|level| self.closed.add(level));
         self.compact(of, disk)
     }
@@ -93,7 +138,7 @@ impl Pane {
     }
 
     /// Takes out the states of the buckets that go, by level.
-    pub(crate) fn split(&mut self, of: &Aggregation, goes: impl Fn(u16) -> bool) -> Result<Vec<Vec<Sorted>>> {
+    pub(crate) fn split(&mut self, of: &Arc<Aggregation>, goes: impl Fn(u16) -> bool) -> Result<Vec<Vec<Sorted>>> {
         self.cut(of)?;
         let mut levels = Vec::new();
         for level in std::mem::take(&mut self.closed).into_levels() {
@@ -111,11 +156,11 @@ impl Pane {
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.open.as_ref().map_or(0, Groups::bytes) + self.closed.pieces().map(Sorted::bytes).sum::<usize>()
+        self.open_bytes() + self.closed.pieces().map(Sorted::bytes).sum::<usize>()
     }
 
     pub(crate) fn rows(&self) -> usize {
-        self.open.as_ref().map_or(0, Groups::len) + self.closed.rows()
+        self.open.as_ref().map_or(0, Groups::len) + self.cut.as_ref().map_or(0, Cut::rows) + self.closed.rows()
     }
 }
 
@@ -134,6 +179,7 @@ pub(crate) fn spill_small(
     let is_small = |(start, _): &(&Micros, &mut Pane)| small.contains_key(start);
     let mut cut = Vec::new();
     for (&start, pane) in panes.iter_mut().filter(is_small) {
+        pane.settle()?;
         cut.extend(pane.take_states(of)?.map(|states| (start, states)));
     }
     put_small_on_disk(cut.iter_mut().map(|(_, states)| states), disk)?;
@@ -144,7 +190,8 @@ pub(crate) fn spill_small(
     for (_, pane) in panes.iter_mut().filter(is_small) {
         pane.closed.compact_but(SMALL_BYTES, of, disk)?;
     }
-    put_small_on_disk(panes.iter_mut().filter(is_small).flat_map(|(_, pane)| pane.closed.pieces_mut()), disk)?;
+    let pieces = panes.iter_mut().filter(is_small).map(|(_, pane)| pane.closed.pieces_mut());
+    put_small_on_disk(pieces.collect::<Result<Vec<_>, _>>()?.into_iter().flatten(), disk)?;
     Ok(cut)
 }
 

@@ -2,7 +2,7 @@
 //! a few buckets at a time: so few that their table stays in the processor's cache, and that all of it need not fit in memory.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::compute::{concat_batches, take_record_batch};
@@ -25,6 +25,8 @@ const TOGETHER: usize = 4;
 const PIECES: usize = 16;
 /// What takes less goes to disk with others: it is not worth a file.
 pub(crate) const SMALL_BYTES: usize = 1 << 17;
+/// What takes more is sorted and put together beside the operator, where that can be.
+pub(crate) const LATER_BYTES: usize = 1 << 20;
 /// States that are put together at a time: a share of a processor's cache.
 pub(crate) const CACHED_BYTES: usize = 1 << 20;
 
@@ -198,9 +200,95 @@ pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a Sorted>, bytes: us
     ranges
 }
 
+/// States that were cut off. Clones are the same.
+#[derive(Clone)]
+pub(crate) enum Cut {
+    Sorted(Sorted),
+    /// To be sorted by whoever needs them first: most often who saves them, beside the operator.
+    Unsorted(Arc<Unsorted>),
+}
+
+pub(crate) struct Unsorted {
+    rows: usize,
+    bytes: usize,
+    /// None any more, when they are sorted.
+    states: Mutex<Option<RecordBatch>>,
+    of: Arc<Aggregation>,
+    sorted: OnceLock<Result<Sorted, String>>,
+}
+
+impl Cut {
+    pub(crate) fn new(states: RecordBatch, of: &Arc<Aggregation>) -> Result<Self> {
+        let (rows, bytes) = (states.num_rows(), batch_bytes(&states) as usize);
+        if bytes < LATER_BYTES {
+            return Ok(Cut::Sorted(Sorted::new(states, of)?));
+        }
+        let (states, of) = (Mutex::new(Some(states)), Arc::clone(of));
+        Ok(Cut::Unsorted(Arc::new(Unsorted { rows, bytes, states, of, sorted: OnceLock::new() })))
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        match self {
+            Cut::Sorted(sorted) => sorted.rows(),
+            Cut::Unsorted(cut) => cut.rows,
+        }
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Cut::Sorted(sorted) => sorted.bytes(),
+            Cut::Unsorted(cut) => cut.bytes,
+        }
+    }
+
+    /// The same, sorted: by whoever asks first, for whom others wait.
+    pub(crate) fn sorted(&self) -> Result<Sorted, TaskError> {
+        match self {
+            Cut::Sorted(sorted) => Ok(sorted.clone()),
+            Cut::Unsorted(cut) => {
+                let sort = || {
+                    let states = cut.states.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let states = states.ok_or("sorting panicked")?;
+                    Sorted::new(states, &cut.of).map_err(|error| error.to_string())
+                };
+                Ok(cut.sorted.get_or_init(sort).clone()?)
+            }
+        }
+    }
+}
+
+/// Levels that become one beside the operator. Until that is done they stay what they are.
+struct Merging {
+    /// The number of the first.
+    from: usize,
+    work: Arc<Merge>,
+}
+
+struct Merge {
+    levels: Vec<Vec<Sorted>>,
+    of: Arc<Aggregation>,
+    disk: Disk,
+    made: OnceLock<Result<Vec<Sorted>, String>>,
+}
+
+impl Merge {
+    /// What becomes of them, by whoever asks first, for whom others wait.
+    fn make(&self) -> Result<Vec<Sorted>, TaskError> {
+        let make = || {
+            let pieces: Vec<Sorted> = self.levels.iter().flatten().cloned().collect();
+            merged(&pieces, false, &self.of, &self.disk).map_err(|error| error.to_string())
+        };
+        Ok(self.made.get_or_init(make).clone()?)
+    }
+}
+
 /// Levels of states, older and larger ones first. Of a level every key is there once.
 #[derive(Default)]
-pub(crate) struct Levels(Vec<Vec<Sorted>>);
+pub(crate) struct Levels {
+    levels: Vec<Vec<Sorted>>,
+    merging: Option<Merging>,
+}
 
 impl Levels {
     pub(crate) fn rows(&self) -> usize {
@@ -208,31 +296,45 @@ impl Levels {
     }
 
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &Sorted> {
-        self.0.iter().flatten()
+        self.levels.iter().flatten()
     }
 
-    pub(crate) fn pieces_mut(&mut self) -> impl Iterator<Item = &mut Sorted> {
-        self.0.iter_mut().flatten()
+    /// The pieces, to be put elsewhere.
+    pub(crate) fn pieces_mut(&mut self) -> Result<impl Iterator<Item = &mut Sorted>, TaskError> {
+        self.end_merging(true)?;
+        Ok(self.levels.iter_mut().flatten())
     }
 
     pub(crate) fn into_levels(self) -> Vec<Vec<Sorted>> {
-        self.0
+        self.levels
     }
 
     /// Adds a level.
     pub(crate) fn add(&mut self, mut level: Vec<Sorted>) {
         level.retain(|piece| piece.rows() > 0);
         if !level.is_empty() {
-            self.0.push(level);
+            self.levels.push(level);
         }
     }
 
     /// Adds to a level states of keys that it does not have.
-    pub(crate) fn add_to(&mut self, level: usize, pieces: Vec<Sorted>) {
-        match self.0.get_mut(level) {
+    pub(crate) fn add_to(&mut self, level: usize, pieces: Vec<Sorted>) -> Result<(), TaskError> {
+        self.end_merging(true)?;
+        match self.levels.get_mut(level) {
             Some(level) => level.extend(pieces.into_iter().filter(|piece| piece.rows() > 0)),
             None => self.add(pieces),
         }
+        Ok(())
+    }
+
+    /// From where on levels are of about the same size and in memory, or on disk, so that they should be put together.
+    fn alike(&self, disk: &Disk) -> Option<usize> {
+        let rows = |level: &[Sorted]| level.iter().map(Sorted::rows).sum::<usize>();
+        let from = self.levels.len().checked_sub(TOGETHER)?;
+        let [largest, .., smallest] = &self.levels[from..] else { return None };
+        let last = || self.levels[from..].iter().flatten();
+        let fits = last().any(Sorted::is_on_disk) || last().map(Sorted::bytes).sum::<usize>() <= disk.run_bytes();
+        (rows(largest) < TOGETHER * rows(smallest) && fits).then_some(from)
     }
 
     /// Puts together the levels that are of about the same size: so what a key's states take does not grow with how often it
@@ -248,22 +350,16 @@ impl Levels {
         of: &Arc<Aggregation>,
         disk: &Disk,
     ) -> Result<(), TaskError> {
-        let rows = |level: &[Sorted]| level.iter().map(Sorted::rows).sum::<usize>();
-        while let Some(from) = self.0.len().checked_sub(TOGETHER)
-            && let [largest, .., smallest] = &self.0[from..]
-            && rows(largest) < TOGETHER * rows(smallest)
-        {
-            let last = self.0[from..].iter().flatten();
+        self.end_merging(true)?;
+        while let Some(from) = self.alike(disk) {
+            let last = self.levels[from..].iter().flatten();
             let on_disk = last.clone().any(Sorted::is_on_disk);
-            if !on_disk && last.clone().map(Sorted::bytes).sum::<usize>() > disk.run_bytes() {
-                break;
-            }
             let to_disk = on_disk && last.map(Sorted::states_bytes).sum::<usize>() >= small_bytes;
-            let pieces: Vec<Sorted> = self.0.drain(from..).flatten().collect();
+            let pieces: Vec<Sorted> = self.levels.drain(from..).flatten().collect();
             let merged = merged(&pieces, to_disk, of, disk)?;
             self.add(merged);
         }
-        for level in &mut self.0 {
+        for level in &mut self.levels {
             let bytes = level.iter().map(Sorted::states_bytes).sum::<usize>();
             if level.len() > PIECES && !level.iter().any(Sorted::is_on_disk) && bytes <= disk.run_bytes() {
                 *level = merged(level, false, of, disk)?;
@@ -272,9 +368,40 @@ impl Levels {
         Ok(())
     }
 
+    /// The same; what takes long, in memory, on a thread of its own.
+    pub(crate) fn compact_later(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        self.end_merging(false)?;
+        if self.merging.is_some() {
+            return Ok(());
+        }
+        let runtime = tokio::runtime::Handle::try_current().ok();
+        let (Some(runtime), Some(from)) = (runtime, self.alike(disk)) else { return self.compact(of, disk) };
+        let last = self.levels[from..].iter().flatten();
+        if last.clone().any(Sorted::is_on_disk) || last.map(Sorted::bytes).sum::<usize>() < LATER_BYTES {
+            return self.compact(of, disk);
+        }
+        let (levels, of) = (self.levels[from..].to_vec(), Arc::clone(of));
+        let work = Arc::new(Merge { levels, of, disk: disk.clone(), made: OnceLock::new() });
+        let making = Arc::clone(&work);
+        // What it comes to is known, and a failure told, when it takes the place of these.
+        runtime.spawn_blocking(move || making.make().is_ok());
+        self.merging = Some(Merging { from, work });
+        Ok(())
+    }
+
+    /// Lets what levels have become take their place, once it is there, or when it is, if it is to `wait`.
+    fn end_merging(&mut self, wait: bool) -> Result<(), TaskError> {
+        if let Some(Merging { from, work }) = self.merging.take_if(|merging| wait || merging.work.made.get().is_some())
+        {
+            self.levels.splice(from..from + work.levels.len(), [work.make()?]);
+        }
+        Ok(())
+    }
+
     /// Puts everything on disk.
     pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
-        self.0.iter_mut().try_for_each(|level| put_on_disk(level, disk))?;
+        self.end_merging(true)?;
+        self.levels.iter_mut().try_for_each(|level| put_on_disk(level, disk))?;
         self.compact(of, disk)
     }
 }
@@ -413,7 +540,7 @@ mod tests {
                 let some = Sorted::new(states((0..700).map(|n| (n * 31 + round * 100) % 3000)), &of()).unwrap();
                 levels.add(if on_disk { some.on_disk(&disk).unwrap() } else { vec![some] });
                 levels.compact(&of(), &disk).unwrap();
-                assert!(levels.0.len() <= 10, "{}", levels.0.len());
+                assert!(levels.levels.len() <= 10, "{}", levels.levels.len());
             }
             let mut all = in_order(values(levels.pieces()));
             assert!(all.len() < 3000 * 3, "{}", all.len());
@@ -434,6 +561,54 @@ mod tests {
             assert_eq!(many.rows(), 900);
             many.spill(&of(), &small).unwrap();
             assert!(many.rows() < 400 && many.pieces().all(Sorted::is_on_disk));
+        }
+    }
+
+    /// A state that is nowhere while levels are put together beside their operator, or never gets back, would be missing from its window;
+    /// levels that nobody puts together any more would take more memory each time.
+    #[test]
+    fn levels_are_put_together_beside_who_uses_them() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let _inside = runtime.enter();
+        let (disk, mut levels) = (Disk::default(), Levels::default());
+        let (mut known, mut beside) = (std::collections::HashSet::new(), 0);
+        for round in 0..40_i64 {
+            let some: Vec<i64> = (0..60_000).map(|n| (n * 31 + round * 5000) % 200_000).collect();
+            known.extend(some.iter().copied());
+            levels.add(vec![Sorted::new(states(some.into_iter()), &of()).unwrap()]);
+            levels.compact_later(&of(), &disk).unwrap();
+            beside += usize::from(levels.merging.is_some());
+            match round % 7 {
+                3 => levels.end_merging(true).unwrap(),
+                5 => levels.add_to(0, Vec::new()).unwrap(),
+                _ => {}
+            }
+            let mut all = in_order(values(levels.pieces()));
+            all.dedup();
+            assert_eq!(all.len(), known.len());
+        }
+        assert!(beside > 5, "{beside}");
+        levels.compact(&of(), &disk).unwrap();
+        assert!(levels.rows() < 2 * known.len(), "{} of {}", levels.rows(), known.len());
+        assert!(levels.pieces().all(|piece| piece.of.is_sorted()));
+    }
+
+    /// What was cut off must be the same whoever sorts it, and be counted before it is.
+    #[test]
+    fn what_is_cut_off_is_sorted_once() {
+        for rows in [0, 1000, 300_000_i64] {
+            let cut = Cut::new(states(0..rows), &of()).unwrap();
+            assert_eq!(matches!(cut, Cut::Unsorted(_)), rows == 300_000);
+            assert!(cut.rows() == rows as usize && cut.bytes() >= 8 * rows as usize);
+            let others: Vec<_> = (0..3).map(|_| cut.clone()).collect();
+            let sorted: Vec<Sorted> = std::thread::scope(|scope| {
+                let each: Vec<_> = others.iter().map(|cut| scope.spawn(|| cut.sorted().unwrap())).collect();
+                each.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            for one in &sorted {
+                assert!(Arc::ptr_eq(&one.of, &sorted[0].of) && one.of.is_sorted());
+                assert_eq!(in_order(values([one])), (0..rows).collect::<Vec<_>>());
+            }
         }
     }
 }

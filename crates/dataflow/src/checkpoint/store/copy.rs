@@ -10,7 +10,7 @@ use crate::checkpoint::manifest::Manifest;
 /// Pieces of an object that are on their way at the same time.
 const UNDER_WAY: usize = 4;
 /// How often the newest checkpoint may be cleared away by a running job while it is copied.
-const TRIES: usize = 5;
+const TRIES: usize = 20;
 
 impl CheckpointStore {
     /// Copies the checkpoint of an epoch, or the newest, to a place that has none, and looks whether all of it came there as it was

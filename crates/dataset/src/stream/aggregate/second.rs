@@ -26,7 +26,7 @@ use crate::stream::kept::{self, Parts, Saved};
 use crate::stream::late::{LATE_PORT, LateOutput};
 use crate::stream::panes::{Pane, spill_small};
 use crate::stream::saved::{Reader, changed_by, changed_of, fired_by, fired_of, shared_with};
-use crate::stream::sorted::{self, ALL, CACHED_BYTES, Sorted, merge_into};
+use crate::stream::sorted::{self, ALL, CACHED_BYTES, Cut, Sorted, merge_into};
 use crate::stream::steps::Steps;
 use crate::stream::window::{Micros, micros, window_array};
 
@@ -142,7 +142,7 @@ impl SecondHalf {
             }
         }
         for (level, panes) in levels.into_iter().enumerate() {
-            panes.into_iter().for_each(|(pane, states)| self.add(pane, level, states));
+            panes.into_iter().try_for_each(|(pane, states)| self.add(pane, level, states))?;
         }
         self.compact()
     }
@@ -163,10 +163,11 @@ impl SecondHalf {
     }
 
     /// Adds states to a level of a pane, unless all its windows are over.
-    fn add(&mut self, pane: Micros, level: usize, states: Vec<Sorted>) {
+    fn add(&mut self, pane: Micros, level: usize, states: Vec<Sorted>) -> Result<(), TaskError> {
         if self.touch(pane) {
-            self.panes.entry(pane).or_default().add_to(level, states);
+            self.panes.entry(pane).or_default().add_to(level, states)?;
         }
+        Ok(())
     }
 
     fn compact(&mut self) -> Result<(), TaskError> {
@@ -264,7 +265,7 @@ impl SecondHalf {
         // What is as it is here is put together with it later.
         for (level, states) in levels {
             for (pane, states) in self.by_pane(&states)? {
-                self.add(pane, level, vec![states]);
+                self.add(pane, level, vec![states])?;
             }
             self.weigh(states.iter().map(RecordBatch::num_rows).sum())?;
         }
@@ -376,6 +377,7 @@ impl SecondHalf {
             };
             coarse.pieces(window, &mut self.panes, &mut close)?
         } else {
+            self.panes.range_mut(window.clone()).try_for_each(|(_, pane)| pane.settle())?;
             let closed = || self.panes.range(window.clone()).flat_map(|(_, pane)| pane.closed());
             let is_small = || closed().map(Sorted::states_bytes).sum::<usize>() <= disk.run_bytes().min(CACHED_BYTES);
             if alone && is_small() {
@@ -495,10 +497,11 @@ impl Operator for SecondHalf {
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let shape = Arc::clone(&self.shape);
         let disk = self.held.disk().clone();
-        let mut states = std::mem::take(&mut self.unsaved);
+        let mut states: Vec<(Micros, Cut)> =
+            self.unsaved.drain(..).map(|(pane, states)| (pane, Cut::Sorted(states))).collect();
         for (&pane, held) in &mut self.panes {
-            states.extend(held.cut(&shape.of)?.map(|states| (pane, states)));
-            held.compact(&shape.of, &disk)?;
+            held.compact_later(&shape.of, &disk)?;
+            states.extend(held.cut_later(&shape.of)?.map(|states| (pane, states)));
         }
         self.saved_rows = states.iter().fold(self.saved_rows, |sum, (_, states)| sum.saturating_add(states.rows()));
         let rows: usize = self.panes.values().map(Pane::rows).sum();
@@ -506,13 +509,16 @@ impl Operator for SecondHalf {
         let whole = whole || self.saved_rows > 2 * rows + 4096;
         if whole {
             self.saved_rows = rows;
-            let all = self.panes.iter().flat_map(|(&pane, held)| held.closed().map(move |of| (pane, of.clone())));
-            states = all.collect();
+            states = self.panes.iter().flat_map(|(&pane, held)| held.all().map(move |of| (pane, of))).collect();
         }
         let saved = self.saved.clone();
         let mut snapshot = shared_with(self.fired, &self.changed);
         if whole || !states.is_empty() {
-            let parts = move || Ok(saved.parts(by_bucket(&shape, &states, &disk)?, whole));
+            let parts = move || {
+                let sorted = states.iter().map(|(pane, states)| Ok((*pane, states.sorted()?)));
+                let sorted = sorted.collect::<Result<Vec<_>, TaskError>>()?;
+                Ok(saved.parts(by_bucket(&shape, &sorted, &disk)?, whole))
+            };
             snapshot.later = Some(Later(Box::new(parts)));
         }
         Ok(snapshot)
