@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidemill_net::rendezvous::{JoinConfig, JoinError, Secret, join};
+use tidemill_net::rendezvous::{JoinConfig, JoinError, PROTOCOL, Secret, join};
 use tidemill_net::{Control, ControlEvent, ControlHandle, Rank, Target};
 
 /// Long enough for a busy machine; a test that waits for it has failed.
@@ -155,7 +155,8 @@ fn strangers_are_harmless() {
     });
     let mut held = Vec::new();
     let mut hello = b"TIDEMILL".to_vec();
-    hello.extend_from_slice(&[1, 0, 1, 1]);
+    hello.extend_from_slice(&PROTOCOL.to_le_bytes());
+    hello.extend_from_slice(&[1, 1]);
     for i in 0..200 {
         let mut stream = TcpStream::connect(job.address()).unwrap();
         match i % 5 {
