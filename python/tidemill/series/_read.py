@@ -6,6 +6,7 @@ first in the files, however many workers and threads read them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
@@ -275,13 +276,24 @@ def _header(paths: list[str], delimiter: str) -> list[str]:
     SeriesError
         The first file has two of one name.
     """
-    names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
-    path = paths[0] if "://" in paths[0] else files_of(paths[0])[0]
-    # Where a header names a column twice, `names` has it once.
-    line = read_csv(path, header=False, delimiter=delimiter, infer_rows=1)
-    if len(line.columns) > len(names):
-        refuse_twice([str(cells[0]) for cells in line.limit(1).to_dict().values()], path)
+    try:
+        names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
+    except DataSetError:
+        # If that is because of a column that is there twice, it is told as everywhere here.
+        with contextlib.suppress(DataSetError, IndexError):
+            _look_twice(paths, delimiter, 0)
+        raise
+    # Where the header of a file in a store names a column twice, `names` has it once.
+    _look_twice(paths, delimiter, len(names))
     return names
+
+
+def _look_twice(paths: list[str], delimiter: str, names: int) -> None:
+    """Looks for a column that is there twice, if the first line has more fields than `names`."""
+    path = paths[0] if "://" in paths[0] else files_of(paths[0])[0]
+    line = read_csv(path, header=False, delimiter=delimiter, infer_rows=1)
+    if len(line.columns) > names:
+        refuse_twice([str(cells[0]) for cells in line.limit(1).to_dict().values()], path)
 
 
 def refuse_twice(names: Sequence[str], path: str) -> None:
