@@ -4,10 +4,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use arrow::array::builder::{
-    BooleanBuilder, GenericStringBuilder, LargeStringBuilder, PrimitiveBuilder, StringBuilder, StringViewBuilder,
+    BooleanBuilder, LargeStringBuilder, PrimitiveBuilder, StringBuilder, StringLikeArrayBuilder, StringViewBuilder,
 };
 use arrow::array::timezone::Tz;
-use arrow::array::{ArrayRef, ArrowPrimitiveType, OffsetSizeTrait};
+use arrow::array::{ArrayRef, ArrowPrimitiveType};
 use arrow::compute::kernels::cast_utils::string_to_datetime;
 use arrow::datatypes::{
     ArrowTimestampType, DataType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, TimeUnit,
@@ -36,16 +36,16 @@ pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> O
         }
         DataType::Utf8View => Box::new(Texts { values: StringViewBuilder::with_capacity(rows), texts_of_all }),
         DataType::Boolean => Box::new(BooleanBuilder::with_capacity(rows)),
-        DataType::Int8 => Box::new(Integers::<Int8Type>::new(rows)),
-        DataType::Int16 => Box::new(Integers::<Int16Type>::new(rows)),
-        DataType::Int32 => Box::new(Integers::<Int32Type>::new(rows)),
-        DataType::Int64 => Box::new(Integers::<Int64Type>::new(rows)),
-        DataType::UInt8 => Box::new(Integers::<UInt8Type>::new(rows)),
-        DataType::UInt16 => Box::new(Integers::<UInt16Type>::new(rows)),
-        DataType::UInt32 => Box::new(Integers::<UInt32Type>::new(rows)),
-        DataType::UInt64 => Box::new(Integers::<UInt64Type>::new(rows)),
-        DataType::Float32 => Box::new(Floats::<Float32Type>(PrimitiveBuilder::with_capacity(rows))),
-        DataType::Float64 => Box::new(Floats::<Float64Type>(PrimitiveBuilder::with_capacity(rows))),
+        DataType::Int8 => Box::new(Numbers::<Int8Type>::integers(rows)),
+        DataType::Int16 => Box::new(Numbers::<Int16Type>::integers(rows)),
+        DataType::Int32 => Box::new(Numbers::<Int32Type>::integers(rows)),
+        DataType::Int64 => Box::new(Numbers::<Int64Type>::integers(rows)),
+        DataType::UInt8 => Box::new(Numbers::<UInt8Type>::integers(rows)),
+        DataType::UInt16 => Box::new(Numbers::<UInt16Type>::integers(rows)),
+        DataType::UInt32 => Box::new(Numbers::<UInt32Type>::integers(rows)),
+        DataType::UInt64 => Box::new(Numbers::<UInt64Type>::integers(rows)),
+        DataType::Float32 => Box::new(Numbers::<Float32Type>::floats(rows)),
+        DataType::Float64 => Box::new(Numbers::<Float64Type>::floats(rows)),
         DataType::Timestamp(unit, zone) => {
             let zone: Tz = zone.as_deref().unwrap_or("+00:00").parse().ok()?;
             match unit {
@@ -60,55 +60,18 @@ pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> O
     Some(column)
 }
 
-/// What makes columns of texts.
-trait TextBuilder {
-    fn append(&mut self, text: &str);
-    fn append_null(&mut self);
-    fn finish(&mut self) -> ArrayRef;
-}
-
-impl<O: OffsetSizeTrait> TextBuilder for GenericStringBuilder<O> {
-    #[inline]
-    fn append(&mut self, text: &str) {
-        self.append_value(text);
-    }
-
-    fn append_null(&mut self) {
-        self.append_null();
-    }
-
-    fn finish(&mut self) -> ArrayRef {
-        Arc::new(self.finish())
-    }
-}
-
-impl TextBuilder for StringViewBuilder {
-    #[inline]
-    fn append(&mut self, text: &str) {
-        self.append_value(text);
-    }
-
-    fn append_null(&mut self) {
-        self.append_null();
-    }
-
-    fn finish(&mut self) -> ArrayRef {
-        Arc::new(self.finish())
-    }
-}
-
 struct Texts<B> {
     values: B,
     texts_of_all: bool,
 }
 
-impl<B: TextBuilder> Column for Texts<B> {
+impl<B: StringLikeArrayBuilder> Column for Texts<B> {
     fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
         match scan.peek() {
-            b'"' => self.values.append(scan.quoted()?.text(room)?),
+            b'"' => self.values.append_value(scan.quoted()?.text(room)?),
             _ if !self.texts_of_all => return None,
-            b't' | b'f' => self.values.append(if scan.boolean()? { "true" } else { "false" }),
-            _ => self.values.append(scan.number()?.text),
+            b't' | b'f' => self.values.append_value(if scan.boolean()? { "true" } else { "false" }),
+            _ => self.values.append_value(scan.number()?.text),
         }
         Some(())
     }
@@ -137,11 +100,18 @@ impl Column for BooleanBuilder {
     }
 }
 
-struct Integers<T: ArrowPrimitiveType>(PrimitiveBuilder<T>);
+struct Numbers<T: ArrowPrimitiveType> {
+    values: PrimitiveBuilder<T>,
+    read: fn(&mut Scan<'_>) -> Option<T::Native>,
+}
 
-impl<T: ArrowPrimitiveType> Integers<T> {
-    fn new(rows: usize) -> Self {
-        Integers(PrimitiveBuilder::with_capacity(rows))
+impl<T: ArrowPrimitiveType<Native: FromStr>> Numbers<T> {
+    fn integers(rows: usize) -> Self {
+        Numbers { values: PrimitiveBuilder::with_capacity(rows), read: whole }
+    }
+
+    fn floats(rows: usize) -> Self {
+        Numbers { values: PrimitiveBuilder::with_capacity(rows), read: |scan| scan.number()?.text.parse().ok() }
     }
 }
 
@@ -151,35 +121,18 @@ fn whole<N: FromStr>(scan: &mut Scan<'_>) -> Option<N> {
     number.is_whole.then(|| number.text.parse().ok())?
 }
 
-impl<T: ArrowPrimitiveType<Native: FromStr>> Column for Integers<T> {
+impl<T: ArrowPrimitiveType> Column for Numbers<T> {
     fn read(&mut self, scan: &mut Scan<'_>, _: &mut String) -> Option<()> {
-        self.0.append_value(whole(scan)?);
+        self.values.append_value((self.read)(scan)?);
         Some(())
     }
 
     fn null(&mut self) {
-        self.0.append_null();
+        self.values.append_null();
     }
 
     fn finish(&mut self) -> ArrayRef {
-        Arc::new(self.0.finish())
-    }
-}
-
-struct Floats<T: ArrowPrimitiveType>(PrimitiveBuilder<T>);
-
-impl<T: ArrowPrimitiveType<Native: FromStr>> Column for Floats<T> {
-    fn read(&mut self, scan: &mut Scan<'_>, _: &mut String) -> Option<()> {
-        self.0.append_value(scan.number()?.text.parse().ok()?);
-        Some(())
-    }
-
-    fn null(&mut self) {
-        self.0.append_null();
-    }
-
-    fn finish(&mut self) -> ArrayRef {
-        Arc::new(self.0.finish())
+        Arc::new(self.values.finish())
     }
 }
 

@@ -306,11 +306,7 @@ impl Lane {
             return Ok(false);
         }
         match state.pack.as_mut().and_then(|pack| pack.push_values(values, rows)) {
-            Some(true) => self.send_pack(&mut state).map(|()| true),
-            Some(false) => {
-                self.packing.store(true, Ordering::Relaxed);
-                Ok(true)
-            }
+            Some(full) => self.packed(&mut state, full).map(|()| true),
             None => Ok(false),
         }
     }
@@ -341,6 +337,11 @@ impl Lane {
     /// Puts a batch to those that wait.
     fn push(&self, state: &mut State, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
         let full = state.pack.as_mut().expect("asked before").push(batch, bytes);
+        self.packed(state, full)
+    }
+
+    /// Something has been put to what waits, which goes when it is full.
+    fn packed(&self, state: &mut State, full: bool) -> Result<(), TaskError> {
         if full {
             return self.send_pack(state);
         }
