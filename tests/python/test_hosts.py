@@ -275,6 +275,8 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
             "kinds/k.csv": "x\n1\n",
             "types/t.csv": "x\n1\n",
             "json/j.jsonl": '{"n": 1}\n',
+            "copies/c.txt": "1\n2\n3\n",
+            "copies/d.txt": "4\n5\n6\n",
         },
         {
             "size.txt": "one\ntwo\n",
@@ -284,8 +286,11 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
             "kinds/k.csv": "x\na\n",
             "types/t.csv": "x\n2.5\n",
             "json/j.jsonl": '{"n": 2, "s": "x"}\n',
+            "copies/c.txt": "1\n2\n3\n",
+            "copies/d.txt": "4\n5\n6\n",
         },
     )
+    _run(*hosts.prefix(1), "touch", str(data / "copies" / "c.txt"))
     program = f"""
         import tidemill as tm
 
@@ -302,12 +307,13 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
         for read in tm.read_text, lambda path: tm.read_csv(path, header=False):
             for file, words in [
                 ("size.txt", f"/size.txt is not the same file on all hosts: on {{names[0]}} it has 4 bytes, on {{names[1]}} 8"),
-                ("time.txt", "/time.txt may not be the same file on all hosts: it was last changed at "),
+                ("time.txt", "/time.txt is not the same file on all hosts, or too large to be compared: it was last changed at "),
                 ("there", f"/there/u.txt is on host {{names[0]}}, but not on {{names[1]}}"),
             ]:
                 error = told(lambda: read(f"{{data}}/{{file}}").count())
                 assert words in error and "each_host=True" in error, error
             assert read(f"{{data}}/there/t.txt").count() == 1, "the same on both"
+            assert read(f"{{data}}/copies").count() == 6, "copies, one of another time"
 
         error = told(lambda: tm.read_csv(f"{{data}}/own", each_host=True))
         assert f"/own/n.csv on host {{names[1]}}: its columns are m, those of " in error and f"/own/n.csv on host {{names[0]}} n: " in error, error

@@ -9,6 +9,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use tidemill_collective::{Communicator, Table};
 use tidemill_dataflow::exchange::{Broadcast, Gather, Partition, Reduce, Reduction};
@@ -18,7 +19,7 @@ use tidemill_net::endpoint::Settings as EndpointSettings;
 use tidemill_net::environment::Launch;
 use tidemill_net::rendezvous::join_launched;
 
-const WORDS: i64 = 16;
+const WORDS: usize = 16;
 const KEYS: usize = 1024;
 /// Of a batch: 256 KiB, as by hand, so that what makes a batch and what takes it find it in the cache.
 const ROWS: i64 = 2048;
@@ -38,18 +39,19 @@ fn int64s(names: &[String]) -> SchemaRef {
     Arc::new(Schema::new(names.iter().map(|name| Field::new(name, DataType::Int64, false)).collect::<Vec<_>>()))
 }
 
-/// A column for each word.
+/// A column for each word. What a batch has lies in one piece of memory.
 async fn send(schema: SchemaRef, records: i64, mut output: Output, context: TaskContext) -> Result<(), TaskError> {
     let from = i64::from(context.copy());
     for first in (0..records).step_by(ROWS as usize) {
-        let numbers = || from + first..from + (first + ROWS).min(records);
-        let column = |word: i64| -> ArrayRef {
-            let values: Vec<i64> = match word {
-                0 => numbers().map(key).collect(),
-                _ => numbers().map(|number| number + word).collect(),
-            };
-            Arc::new(Int64Array::from(values))
-        };
+        let numbers = from + first..from + (first + ROWS).min(records);
+        let rows = (numbers.end - numbers.start) as usize;
+        let mut words = Vec::with_capacity(rows * WORDS);
+        words.extend(numbers.clone().map(key));
+        for word in 1..WORDS as i64 {
+            words.extend(numbers.start + word..numbers.end + word);
+        }
+        let words = ScalarBuffer::from(words);
+        let column = |word| Arc::new(Int64Array::new(words.slice(word * rows, rows), None)) as ArrayRef;
         output.send(RecordBatch::try_new(SchemaRef::clone(&schema), (0..WORDS).map(column).collect())?).await?;
     }
     Ok(())

@@ -7,7 +7,7 @@
 //! | `dataset` | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
 //! | `distribute` | queries on all workers of a job                                      |
 //! | `join`    | joins of two DataSets; `join_exec` runs them within the memory budget       |
-//! | `instead` | steps done otherwise than DataFusion does them                            |
+//! | `instead` | steps done otherwise than DataFusion does them; `step`: what all steps of ours say alike |
 //! | `within_memory` | steps in forms that can spill; `window_exec`: window functions        |
 //! | `expr`    | expressions by the names that Python uses; `durations`: what they do with dates and numbers |
 //! | `map`     | functions of programs as steps                                            |
@@ -67,6 +67,7 @@ mod sources;
 mod spill;
 mod split;
 mod sql;
+mod step;
 mod stores;
 mod stream;
 mod times;

@@ -16,9 +16,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::expressions::Literal;
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr, ScalarFunctionExpr};
-use datafusion::physical_plan::execution_plan::{
-    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
-};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions};
 use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -31,6 +29,7 @@ use futures::{StreamExt, TryStreamExt};
 use memchr::memmem::Finder;
 
 use crate::dataset::SLICE_ROWS;
+use crate::step::with_new_children;
 
 /// Texts up to this length lie in their views (Arrow's format).
 const INLINE_MAX: usize = 12;
@@ -138,9 +137,7 @@ impl ExecutionPlan for SplitExec {
         Ok(Arc::new(SplitExec::new(input, columns, self.split, by, self.keeps_nulls, self.schema())))
     }
 
-    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
-    }
+    with_new_children!(Recompute);
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let input = self.input.execute(partition, context)?;

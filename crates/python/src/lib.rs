@@ -1,6 +1,7 @@
 //! Python bindings: the extension module `tidemill._tidemill`. One file per Python-visible area; no logic of its own.
 
 use pyo3::prelude::*;
+use tidemill_dataflow::memory::HugePages;
 
 mod array;
 mod collectives;
@@ -18,6 +19,9 @@ mod parcel;
 mod request;
 mod tune;
 mod wait;
+
+#[global_allocator]
+static MEMORY: HugePages = HugePages;
 
 /// The native half of the `tidemill` package.
 #[pymodule]

@@ -17,6 +17,7 @@ mod allocations;
 mod blocks;
 mod machine;
 mod mapped;
+mod pages;
 mod partitions;
 mod rooms;
 mod space;
@@ -34,6 +35,7 @@ pub use allocations::Allocations;
 pub use blocks::BlockFile;
 pub use machine::memory_bytes;
 pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
+pub use pages::HugePages;
 pub use partitions::{HashKeys, Partitions};
 pub(crate) use rooms::{Room, Rooms};
 pub(crate) use space::Space;
@@ -122,6 +124,7 @@ impl Governor {
     pub fn new(settings: MemorySettings) -> Self {
         spill::allow_many_files();
         keep_freed(settings.budget_bytes);
+        pages::use_huge_pages(settings.budget_bytes == 0 || settings.budget_bytes >= HUGE_BUDGET_BYTES);
         Governor(Arc::new(Inner {
             settings,
             reserved: AtomicU64::new(0),
@@ -287,6 +290,8 @@ fn resident_bytes() -> u64 {
 /// Of a small budget the free memory within the arenas of many threads, which no other can use, is a large part.
 const ARENAS_BUDGET_BYTES: u64 = 512 << 20;
 const ARENAS_MAX: libc::c_int = 2;
+/// Of a budget below, the unused ends of huge pages would be a good part.
+const HUGE_BUDGET_BYTES: u64 = 1 << 30;
 
 /// Has the allocator keep some of what is freed, at the end of each thread's memory. By itself it gives back all but 128 KiB of it, and batches that
 /// come and go would have the kernel clear their pages each time, which takes longer than to fill them.

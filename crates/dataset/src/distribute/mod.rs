@@ -46,7 +46,7 @@ use crate::reading::Reading;
 use crate::sources::{Sources, each_table};
 use arrival::Rows;
 use prepare::{Prepared, prepare};
-use same_files::Seen;
+use same_files::{Seen, contents};
 use stages::{Cut, Kind, Stages, Way};
 
 /// Why an action of several workers failed; the same on all of them.
@@ -240,7 +240,7 @@ impl Workers {
     }
 
     /// Refuses, on all workers, files that are not the same on all hosts.
-    fn same_files(&self, seen: Seen) -> Result<()> {
+    fn same_files(&self, mut seen: Seen) -> Result<()> {
         let digest = seen.digest();
         let mut ends = [0u64; 2];
         self.comm.allreduce(&[digest, !digest], &mut ends, &Op::Max)?;
@@ -248,11 +248,26 @@ impl Workers {
             return Ok(());
         }
         let first = Seen::from_text(&self.tell(0, seen.to_text())?);
+        self.find_copies(&first, &mut seen)?;
         let (mine, theirs) = (&self.hosts[self.comm.rank() as usize], &self.hosts[0]);
         self.agree(match first.difference(theirs, &seen, mine) {
             Some(difference) => Err(DataSetError::Query(difference)),
             None => Ok(()),
         })
+    }
+
+    /// Files that hold what the first worker's do have its times from here on.
+    fn find_copies(&self, first: &Seen, seen: &mut Seen) -> Result<()> {
+        let mut retimed = first.retimed(seen);
+        self.comm.allreduce(&retimed.clone(), &mut retimed, &Op::Max)?;
+        let (compared, is_first) = (first.compared(&retimed), self.comm.rank() == 0);
+        let sum = |path: &String| if is_first || first.is_retimed(path, seen) { contents(path) } else { Ok(0) };
+        let mine = self.agree(compared.iter().map(sum).collect::<Result<Vec<u64>, DataSetError>>())?;
+        let mut sums = mine.clone();
+        self.comm.bcast(&mut sums, 0)?;
+        let same = compared.iter().zip(mine.iter().zip(&sums)).filter(|(_, (mine, first))| mine == first);
+        same.for_each(|(path, _)| seen.take_time(path, first));
+        Ok(())
     }
 
     /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of one. Parts have the

@@ -1,9 +1,11 @@
 //! Whether all hosts see the same local files: each worker reads shares of them, which of files that differ would not go together.
 //!
+//! Files are the same if their sizes and times are, as for rsync; copies that have lost their time are, if what they hold is the same.
 //! Looked at in jobs of several hosts alone.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Read;
 use std::sync::Arc;
 
 use chrono::DateTime;
@@ -12,15 +14,33 @@ use datafusion::dataframe::DataFrame;
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::ExecutionPlan;
+use twox_hash::XxHash3_64;
 
-use crate::error::Result;
+use crate::error::{DataSetError, Result};
 use crate::file_table::{CheckedTable, PiecesTable};
 use crate::files::{File, LocalFile};
 use crate::sources::each_table;
 
 /// What every worker is to do about files that differ.
-const REMEDY: &str = "put the same files where all hosts see them, with their times (`cp -p`, `rsync -t`), or give the read \
+const REMEDY: &str = "put the same files where all hosts see them (large ones with their times: `cp -p`, `rsync -t`), or give the read \
                       function each_host=True: every host then reads those that it has";
+
+/// So much is read to find copies, a second's work or so.
+const COMPARED_BYTES_MAX: u64 = 1 << 30;
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// A sum over what a file holds.
+pub(super) fn contents(path: &str) -> Result<u64, DataSetError> {
+    let failed = |error| DataSetError::Io(format!("{path}: {error}"));
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let (mut hasher, mut block) = (XxHash3_64::with_seed(0), vec![0; BLOCK_BYTES]);
+    loop {
+        match file.read(&mut block).map_err(failed)? {
+            0 => return Ok(hasher.finish()),
+            bytes => hasher.write(&block[..bytes]),
+        }
+    }
+}
 
 /// The local files of a query as one worker sees them: bytes and time of the last change, by path.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
@@ -82,6 +102,35 @@ impl Seen {
         Seen(text.split_terminator('\0').filter_map(file).collect())
     }
 
+    /// Of each file whether another worker has it as large, but of another time.
+    pub(super) fn retimed(&self, other: &Self) -> Vec<u8> {
+        self.0.keys().map(|path| u8::from(self.is_retimed(path, other))).collect()
+    }
+
+    pub(super) fn is_retimed(&self, path: &str, other: &Self) -> bool {
+        let both = self.0.get(path).zip(other.0.get(path));
+        both.is_some_and(|(mine, theirs)| mine.0 == theirs.0 && mine.1 != theirs.1)
+    }
+
+    /// Which of the files that are `retimed` for some worker are to be compared.
+    pub(super) fn compared(&self, retimed: &[u8]) -> Vec<String> {
+        let mut left_bytes = COMPARED_BYTES_MAX;
+        let files = self.0.iter().zip(retimed).filter(|(_, retimed)| **retimed != 0);
+        files
+            .map_while(|((path, (bytes, _)), _)| {
+                left_bytes = left_bytes.checked_sub(*bytes)?;
+                Some(path.clone())
+            })
+            .collect()
+    }
+
+    /// Takes the time that another worker sees, of a file that is the same.
+    pub(super) fn take_time(&mut self, path: &str, other: &Self) {
+        if let (Some(mine), Some(theirs)) = (self.0.get_mut(path), other.0.get(path)) {
+            mine.1 = theirs.1;
+        }
+    }
+
     /// What the first file is that another worker sees otherwise, in words; `here` and `there` are names of hosts.
     pub(super) fn difference(&self, here: &str, other: &Self, there: &str) -> Option<String> {
         let first = self.0.keys().chain(other.0.keys()).filter(|path| self.0.get(*path) != other.0.get(*path)).min()?;
@@ -90,7 +139,7 @@ impl Seen {
                 format!("is not the same file on all hosts: on {here} it has {mine} bytes, on {there} {theirs}")
             }
             (Some((_, mine)), Some((_, theirs))) => format!(
-                "may not be the same file on all hosts: it was last changed at {} on {here}, and at {} on {there}",
+                "is not the same file on all hosts, or too large to be compared: it was last changed at {} on {here}, and at {} on {there}",
                 DateTime::from_timestamp_nanos(*mine).naive_utc(),
                 DateTime::from_timestamp_nanos(*theirs).naive_utc()
             ),
@@ -123,7 +172,7 @@ mod tests {
             ),
             (
                 seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 8)]),
-                "/b.csv may not be the same file on all hosts: it was last changed",
+                "/b.csv is not the same file on all hosts, or too large to be compared: it was last changed",
             ),
             (seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 6)]), "/d.csv is on host h1, but not on h2; "),
             (seen(&[("/a a.csv", 1, 5)]), "/a a.csv is on host h2, but not on h1; "),
@@ -132,5 +181,18 @@ mod tests {
             assert!(text.starts_with(told) && text.ends_with(REMEDY), "{text}");
             assert_ne!(mine.digest(), other.digest());
         }
+    }
+
+    /// What is looked at are those of one size, up to a limit; one that is found the same is no difference any more.
+    #[test]
+    fn copies_are_those_of_another_time() {
+        let mine = seen(&[("/a", 1, 5), ("/b", 2, 6), ("/c", 3, 7), ("/d", 4, 8), ("/e", COMPARED_BYTES_MAX, 9)]);
+        let mut other = seen(&[("/a", 1, 9), ("/b", 9, 9), ("/d", 4, 8), ("/e", COMPARED_BYTES_MAX, 1)]);
+        let retimed = mine.retimed(&other);
+        assert_eq!(retimed, [1, 0, 0, 0, 1]);
+        assert_eq!(mine.compared(&retimed), ["/a"]);
+        other.take_time("/a", &mine);
+        assert_eq!(mine.retimed(&other), [0, 0, 0, 0, 1]);
+        assert!(mine.difference("h1", &other, "h2").unwrap().starts_with("/b is not the same"));
     }
 }

@@ -24,7 +24,7 @@ use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+use datafusion::physical_plan::execution_plan::ReplaceChildrenOptions;
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
@@ -34,6 +34,7 @@ use datafusion::physical_plan::{
 use futures::{FutureExt, TryStreamExt, stream};
 use tidemill_dataflow::memory::Governor;
 
+use crate::step::with_new_children;
 use crate::stream::has_stream;
 use pairs::{Building, Joining, Other, Whole};
 use planned::Planned;
@@ -138,9 +139,7 @@ impl ExecutionPlan for JoinExec {
         })
     }
 
-    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
-    }
+    with_new_children!(Recompute);
 
     /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join within.
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {

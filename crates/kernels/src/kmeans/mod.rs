@@ -28,7 +28,6 @@ pub use assign::{assign, farthest, inertia, transform};
 pub use rows::Rows;
 pub use seed::{Statistics, draw, locate, nearest_update, potentials, statistics};
 
-use crate::memory::zeroed;
 use crate::pool::Pool;
 use crate::simd::{Element, Isa, Kernel, Simd};
 use columns::Columns;
@@ -206,7 +205,7 @@ impl<T: Element> Fit<T> {
     /// If the pool has another number of threads than that of [`Fit::new`].
     #[must_use]
     pub fn labels(&self, pool: &Pool) -> Vec<i32> {
-        let mut labels = zeroed(self.n);
+        let mut labels = vec![0; self.n];
         match &self.state {
             State::Columns(columns) => columns.labels(pool, &mut labels),
             State::Dense(dense) => {

@@ -7,7 +7,6 @@
 use super::{Branch, Forest, Leaf, Node, PADDING, Part, walk};
 use crate::kmeans::rows::Rows;
 use crate::kmeans::sums::{NONE, Sums};
-use crate::memory::{reserved, zeroed};
 use crate::pool::{Pool, share};
 use crate::simd::{Element, Isa};
 use std::ops::Range;
@@ -124,7 +123,7 @@ impl<T: Element, const D: usize> Forest<T, D> {
             (0..threads).map(|_| Sorted { entries: Vec::new(), ends: vec![0; cells] }).collect();
         pool.each(&mut sorted, |worker, sorted| {
             let range = worker.share(n, 1);
-            let mut numbers = reserved(range.len() + 8);
+            let mut numbers = Vec::with_capacity(range.len() + 8);
             for first in range.clone().step_by(8) {
                 let points = std::array::from_fn(|lane| entry((first + lane).min(range.end - 1)).x);
                 numbers.extend_from_slice(&cuts.cells::<D>(&points));
@@ -138,7 +137,7 @@ impl<T: Element, const D: usize> Forest<T, D> {
                 sum += *end;
                 *end = sum - *end;
             }
-            sorted.entries = reserved(range.len());
+            sorted.entries = Vec::with_capacity(range.len());
             sorted.entries.resize(range.len(), Entry { x: [T::default(); D], row: 0 });
             for (i, number) in range.zip(numbers) {
                 let at = &mut sorted.ends[number as usize];
@@ -219,10 +218,10 @@ impl<T: Element, const D: usize> Branch<T, D> {
         let mut branch = Branch {
             nodes: Vec::new(),
             leaves: Vec::new(),
-            points: std::array::from_fn(|_| reserved(n + PADDING)),
-            labels: zeroed(n + PADDING),
+            points: std::array::from_fn(|_| Vec::with_capacity(n + PADDING)),
+            labels: vec![0; n + PADDING],
             weights: Vec::new(),
-            rows: reserved(n),
+            rows: Vec::with_capacity(n),
         };
         let mut soil = Soil { rows, leaf_max, spare: Vec::new(), numbers: Vec::new() };
         let mut entries = Vec::new();

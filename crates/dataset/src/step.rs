@@ -1,0 +1,74 @@
+//! What the steps of plans that are ours say alike, within their `impl ExecutionPlan`.
+
+/// A step that has no steps below it, and no expressions.
+macro_rules! no_input {
+    () => {
+        fn children(&self) -> Vec<&std::sync::Arc<dyn ExecutionPlan>> {
+            Vec::new()
+        }
+
+        $crate::step::no_expressions!();
+
+        fn replace_children(
+            self: std::sync::Arc<Self>,
+            _: Vec<std::sync::Arc<dyn ExecutionPlan>>,
+            _: datafusion::physical_plan::execution_plan::ReplaceChildrenOptions,
+        ) -> datafusion::common::Result<std::sync::Arc<dyn ExecutionPlan>> {
+            Ok(self)
+        }
+
+        $crate::step::with_new_children!(Keep);
+    };
+}
+
+/// A step of one `input`, without expressions: how it is made anew over another one.
+macro_rules! one_input {
+    ($self:ident, $input:ident => $made:expr) => {
+        fn children(&self) -> Vec<&std::sync::Arc<dyn ExecutionPlan>> {
+            vec![&self.input]
+        }
+
+        $crate::step::no_expressions!();
+
+        fn replace_children(
+            $self: std::sync::Arc<Self>,
+            mut children: Vec<std::sync::Arc<dyn ExecutionPlan>>,
+            _: datafusion::physical_plan::execution_plan::ReplaceChildrenOptions,
+        ) -> datafusion::common::Result<std::sync::Arc<dyn ExecutionPlan>> {
+            let $input = children.pop().ok_or_else(|| {
+                datafusion::common::DataFusionError::Internal(format!("{} has one input", $self.name()))
+            })?;
+            $made
+        }
+
+        $crate::step::with_new_children!(Recompute);
+    };
+}
+
+macro_rules! no_expressions {
+    () => {
+        fn apply_expressions(
+            &self,
+            _: &mut dyn FnMut(
+                &std::sync::Arc<dyn datafusion::physical_expr::PhysicalExpr>,
+            ) -> datafusion::common::Result<datafusion::common::tree_node::TreeNodeRecursion>,
+        ) -> datafusion::common::Result<datafusion::common::tree_node::TreeNodeRecursion> {
+            Ok(datafusion::common::tree_node::TreeNodeRecursion::Continue)
+        }
+    };
+}
+
+/// By `replace_children`, which has taken its place.
+macro_rules! with_new_children {
+    ($mode:ident) => {
+        fn with_new_children(
+            self: std::sync::Arc<Self>,
+            children: Vec<std::sync::Arc<dyn ExecutionPlan>>,
+        ) -> datafusion::common::Result<std::sync::Arc<dyn ExecutionPlan>> {
+            use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
+            self.replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::$mode))
+        }
+    };
+}
+
+pub(crate) use {no_expressions, no_input, one_input, with_new_children};
