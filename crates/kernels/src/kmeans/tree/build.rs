@@ -219,7 +219,7 @@ impl<T: Element, const D: usize> Branch<T, D> {
             nodes: Vec::new(),
             leaves: Vec::new(),
             points: std::array::from_fn(|_| Vec::with_capacity(n + PADDING)),
-            labels: vec![0; n + PADDING],
+            labels: vec![T::default(); n + PADDING],
             weights: Vec::new(),
             rows: Vec::with_capacity(n),
         };
