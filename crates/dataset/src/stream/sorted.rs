@@ -2,10 +2,10 @@
 //! a few buckets at a time: so few that their table stays in the processor's cache, and that all of it need not fit in memory.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{RecordBatch, UInt32Array};
-use arrow::compute::{concat_batches, take_record_batch};
+use arrow::compute::{BatchCoalescer, concat_batches, take_record_batch};
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::flow::batch_bytes;
@@ -200,21 +200,20 @@ pub(crate) fn ranges<'a>(states: impl IntoIterator<Item = &'a Sorted>, bytes: us
     ranges
 }
 
+/// What is made by whoever asks first, for whom others wait: most often beside the operator.
+type Made<T> = LazyLock<Result<T, String>, Box<dyn FnOnce() -> Result<T, String> + Send>>;
+
 /// States that were cut off. Clones are the same.
 #[derive(Clone)]
 pub(crate) enum Cut {
     Sorted(Sorted),
-    /// To be sorted by whoever needs them first: most often who saves them, beside the operator.
     Unsorted(Arc<Unsorted>),
 }
 
 pub(crate) struct Unsorted {
     rows: usize,
     bytes: usize,
-    /// None any more, when they are sorted.
-    states: Mutex<Option<RecordBatch>>,
-    of: Arc<Aggregation>,
-    sorted: OnceLock<Result<Sorted, String>>,
+    sorted: Made<Sorted>,
 }
 
 impl Cut {
@@ -223,8 +222,9 @@ impl Cut {
         if bytes < LATER_BYTES {
             return Ok(Cut::Sorted(Sorted::new(states, of)?));
         }
-        let (states, of) = (Mutex::new(Some(states)), Arc::clone(of));
-        Ok(Cut::Unsorted(Arc::new(Unsorted { rows, bytes, states, of, sorted: OnceLock::new() })))
+        let of = Arc::clone(of);
+        let sort = move || Sorted::new(states, &of).map_err(|error| error.to_string());
+        Ok(Cut::Unsorted(Arc::new(Unsorted { rows, bytes, sorted: LazyLock::new(Box::new(sort)) })))
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -242,45 +242,19 @@ impl Cut {
         }
     }
 
-    /// The same, sorted: by whoever asks first, for whom others wait.
+    /// The same, sorted.
     pub(crate) fn sorted(&self) -> Result<Sorted, TaskError> {
         match self {
             Cut::Sorted(sorted) => Ok(sorted.clone()),
-            Cut::Unsorted(cut) => {
-                let sort = || {
-                    let states = cut.states.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    let states = states.ok_or("sorting panicked")?;
-                    Sorted::new(states, &cut.of).map_err(|error| error.to_string())
-                };
-                Ok(cut.sorted.get_or_init(sort).clone()?)
-            }
+            Cut::Unsorted(cut) => Ok((*cut.sorted).clone()?),
         }
     }
 }
 
 /// Levels that become one beside the operator. Until that is done they stay what they are.
 struct Merging {
-    /// The number of the first.
-    from: usize,
-    work: Arc<Merge>,
-}
-
-struct Merge {
-    levels: Vec<Vec<Sorted>>,
-    of: Arc<Aggregation>,
-    disk: Disk,
-    made: OnceLock<Result<Vec<Sorted>, String>>,
-}
-
-impl Merge {
-    /// What becomes of them, by whoever asks first, for whom others wait.
-    fn make(&self) -> Result<Vec<Sorted>, TaskError> {
-        let make = || {
-            let pieces: Vec<Sorted> = self.levels.iter().flatten().cloned().collect();
-            merged(&pieces, false, &self.of, &self.disk).map_err(|error| error.to_string())
-        };
-        Ok(self.made.get_or_init(make).clone()?)
-    }
+    places: Range<usize>,
+    merged: Arc<Made<Vec<Sorted>>>,
 }
 
 /// Levels of states, older and larger ones first. Of a level every key is there once.
@@ -380,20 +354,22 @@ impl Levels {
         if last.clone().any(Sorted::is_on_disk) || last.map(Sorted::bytes).sum::<usize>() < LATER_BYTES {
             return self.compact(of, disk);
         }
-        let (levels, of) = (self.levels[from..].to_vec(), Arc::clone(of));
-        let work = Arc::new(Merge { levels, of, disk: disk.clone(), made: OnceLock::new() });
-        let making = Arc::clone(&work);
+        let pieces: Vec<Sorted> = last.cloned().collect();
+        let (of, disk) = (Arc::clone(of), disk.clone());
+        let merge = move || merged(&pieces, false, &of, &disk).map_err(|error| error.to_string());
+        let merged: Arc<Made<_>> = Arc::new(LazyLock::new(Box::new(merge)));
+        let making = Arc::clone(&merged);
         // What it comes to is known, and a failure told, when it takes the place of these.
-        runtime.spawn_blocking(move || making.make().is_ok());
-        self.merging = Some(Merging { from, work });
+        runtime.spawn_blocking(move || making.is_ok());
+        self.merging = Some(Merging { places: from..self.levels.len(), merged });
         Ok(())
     }
 
     /// Lets what levels have become take their place, once it is there, or when it is, if it is to `wait`.
     fn end_merging(&mut self, wait: bool) -> Result<(), TaskError> {
-        if let Some(Merging { from, work }) = self.merging.take_if(|merging| wait || merging.work.made.get().is_some())
-        {
-            self.levels.splice(from..from + work.levels.len(), [work.make()?]);
+        let ends = |merging: &mut Merging| wait || LazyLock::get(&merging.merged).is_some();
+        if let Some(Merging { places, merged }) = self.merging.take_if(ends) {
+            self.levels.splice(places, [(**merged).clone()?]);
         }
         Ok(())
     }
@@ -434,15 +410,19 @@ pub(crate) fn merged(
     of: &Arc<Aggregation>,
     disk: &Disk,
 ) -> Result<Vec<Sorted>, TaskError> {
-    let (mut merged, mut run, mut bytes) = (Vec::new(), Vec::<Sorted>::new(), 0);
-    let mut groups = Groups::new(of)?;
-    let mut finish = |run: Vec<Sorted>| -> Result<(), TaskError> {
-        let states = concat_batches(&of.state_schema, run.iter().map(Sorted::states))?;
-        let all = run.iter().flat_map(|piece| piece.of.iter().map(|&bucket| u32::from(bucket)));
-        let all = Sorted::in_memory(states, all);
-        merged.extend(if to_disk { all.on_disk(disk)? } else { vec![all] });
+    // Where all of it comes to lie is one piece of memory from the beginning: what is not used of it is not touched.
+    let most = pieces.iter().map(Sorted::rows).sum::<usize>().max(1);
+    let mut run = BatchCoalescer::new(Arc::clone(&of.state_schema), most);
+    let (mut merged, mut buckets, mut bytes) = (Vec::new(), Vec::<u16>::new(), 0);
+    let mut finish = |run: &mut BatchCoalescer, buckets: Vec<u16>| -> Result<(), TaskError> {
+        run.finish_buffered_batch()?;
+        if let Some(states) = run.next_completed_batch() {
+            let all = Sorted::in_memory(states, buckets.into_iter().map(u32::from));
+            merged.extend(if to_disk { all.on_disk(disk)? } else { vec![all] });
+        }
         Ok(())
     };
+    let mut groups = Groups::new(of)?;
     for range in ranges(pieces, disk.run_bytes().min(CACHED_BYTES)) {
         for piece in pieces {
             let (states, _) = piece.of(&range)?;
@@ -452,13 +432,14 @@ pub(crate) fn merged(
         }
         let piece = Sorted::new(groups.take_states()?, of)?;
         bytes += piece.bytes();
-        if bytes > disk.run_bytes() && !run.is_empty() {
-            finish(std::mem::take(&mut run))?;
+        if bytes > disk.run_bytes() && !buckets.is_empty() {
+            finish(&mut run, std::mem::take(&mut buckets))?;
             bytes = piece.bytes();
         }
-        run.push(piece);
+        buckets.extend_from_slice(&piece.of);
+        run.push_batch(piece.states)?;
     }
-    finish(run)?;
+    finish(&mut run, buckets)?;
     Ok(merged)
 }
 

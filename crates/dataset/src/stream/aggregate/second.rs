@@ -506,7 +506,7 @@ impl Operator for SecondHalf {
         self.saved_rows = states.iter().fold(self.saved_rows, |sum, (_, states)| sum.saturating_add(states.rows()));
         let rows: usize = self.panes.values().map(Pane::rows).sum();
         // Changes of panes that are gone are still there: when they are most of what is saved, all is saved anew.
-        let whole = whole || self.saved_rows > 2 * rows + 4096;
+        let whole = whole || self.saved_rows > 3 * rows + 4096;
         if whole {
             self.saved_rows = rows;
             states = self.panes.iter().flat_map(|(&pane, held)| held.all().map(move |of| (pane, of))).collect();
