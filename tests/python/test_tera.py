@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import disks
 import launched
 import pytest
 
@@ -72,6 +74,19 @@ def test_output_that_is_there(tmp_path: Path) -> None:
     assert b"out exists; --overwrite replaces it" in result.stderr
     tidemill("terasort", "-n", "2", "--overwrite", tmp_path / "in", tmp_path / "out")
     assert seen(tmp_path / "out", 1)[1] == "in order"
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """It was a traceback that named neither, and the records stayed, so that the disk stayed full."""
+    with disks.small(tmp_path, "1m") as small:
+        result = launched.run("teragen", "-n", "2", "--records", "50000", small / "in")
+        said = result.stderr.decode()
+        assert result.returncode == 2, said
+        wanted = rf"teragen: error: {small}/\.in\.unfinished/part-0000[01]\.bin: No space left on device; {small}/in cannot be written there: free space"
+        assert re.search(wanted, said), said
+        assert "Traceback" not in said
+        assert list(small.iterdir()) == []
+        tidemill("teragen", "-n", "2", "--records", "1000", small / "in")
 
 
 def test_a_folder_without_files_is_not_in_order(tmp_path: Path) -> None:

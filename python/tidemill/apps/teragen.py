@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ __all__ = ["main"]
 
 #: Records made at a time.
 _BLOCK = 100_000
+#: What a disk, or a quota of it, says that is full.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,19 +33,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job.comm.bcast(options.folder.exists() if job.rank == 0 else None):
         parser.error(f"{options.folder} exists")
     started = time.perf_counter()
+    start, end = (options.records * rank // job.size for rank in (job.rank, job.rank + 1))
     # The folder appears when all is in it: what a killed command leaves is nobody's input, and the next one removes it.
     unfinished = options.folder.with_name(f".{options.folder.name}.unfinished")
+    part = unfinished / f"part-{job.rank:05}.bin"
+
+    def prepare() -> None:
+        if job.rank == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+
+    def write() -> None:
+        with part.open("wb") as file:
+            for at in range(start, end, _BLOCK):
+                # Unlike NumPy's own, this tells what the disk says.
+                file.write(_tera.records(at, min(_BLOCK, end - at), options.seed).data)
+
+    def appear() -> None:
+        if job.rank == 0:
+            unfinished.rename(options.folder)
+
+    for step in (prepare, write, appear):
+        wrong = None
+        try:
+            step()
+        except OSError as error:
+            wrong = f"{error.filename or part}: {error.strerror or error}"
+            if error.errno in _FULL:
+                wrong += f"; {options.folder} cannot be written there: free space, or write to another folder"
+        if said := next(filter(None, job.comm.allgather(wrong)), None):
+            if job.rank == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            parser.error(said)
     if job.rank == 0:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-    job.comm.barrier()
-    start, end = (options.records * rank // job.size for rank in (job.rank, job.rank + 1))
-    with (unfinished / f"part-{job.rank:05}.bin").open("wb") as file:
-        for at in range(start, end, _BLOCK):
-            _tera.records(at, min(_BLOCK, end - at), options.seed).tofile(file)
-    job.comm.barrier()
-    if job.rank == 0:
-        unfinished.rename(options.folder)
         seconds = time.perf_counter() - started
         print(f"{options.records:,} records in {job.size} files in {options.folder}, {seconds:.2f} s")
     return 0
