@@ -244,6 +244,57 @@ def test_every_function_may_be_called_again() -> None:
             step(0)
 
 
+def test_each_call_gets_rows_as_they_came() -> None:
+    """A function that changes its row and then asks a service that fails had changed it twice in the end."""
+
+    def at_first(function: Any) -> Any:
+        """The function, every second call of which fails when it has done all."""
+        calls = iter(range(10**9))
+
+        def busy(*arguments: Any) -> Any:
+            made = function(*arguments)
+            if next(calls) % 2 == 0:
+                raise OSError("busy")
+            return made
+
+        return busy
+
+    def more(row: dict[str, Any]) -> dict[str, Any]:
+        row["x"] += 1
+        row["s"]["l"].append(row["x"])
+        return row
+
+    def add(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+        one["x"] += two.pop("x")
+        return {**one, **two}
+
+    def named(key: dict[str, Any], table: tm.Table) -> dict[str, Any]:
+        key["k"] += "!"
+        return {"k": key["k"], "n": len(table)}
+
+    def known(keys: list[int]) -> list[dict[str, int]]:
+        return [{"y": keys.pop(0)} for _ in range(len(keys))]
+
+    nested = tm.from_dict({"x": [1, 2, 3], "s": [{"l": [0]}, {"l": []}, {"l": [9]}]})
+    data = numbers(50)
+    schema = pa.schema([("x", pa.int64()), ("s", pa.struct([("l", pa.list_(pa.int64()))]))])
+    steps = [
+        (lambda: nested.map(at_first(more), schema, retries=1), [{"x": 2, "s": {"l": [0, 2]}}, {"x": 3, "s": {"l": [3]}}, {"x": 4, "s": {"l": [9, 4]}}]),
+        (lambda: nested.flat_map(at_first(lambda row: [more(row)]), schema, retries=1).select("x"), [{"x": 2}, {"x": 3}, {"x": 4}]),
+        (lambda: nested.filter(at_first(lambda row: more(row)["x"] == 3), retries=1).select("x"), [{"x": 2}]),
+        (lambda: data.key_by("k").reduce(at_first(add), retries=1).select(tm.col("x").sum()), [{"x": sum(range(50))}]),
+        (lambda: data.key_by("k").apply(at_first(named), {"k": "str", "n": "int64"}, retries=1).select("k"), [{"k": f"k{at}!"} for at in range(7)]),
+        (lambda: data.lookup(at_first(known), "x", {"y": "int64"}, retries=1).filter(tm.col("x") != tm.col("y")), []),
+    ]  # fmt: skip
+    for step, wanted in steps:
+        with pytest.warns(RuntimeWarning, match="busy"):
+            made = step().to_pylist()
+        assert sorted(made, key=str) == wanted
+    with pytest.warns(RuntimeWarning, match="busy"):
+        whole = data.reduce(at_first(add), retries=1)
+    assert whole is not None and whole["x"] == sum(range(50))
+
+
 def test_values_that_the_first_rows_do_not_show() -> None:
     # Batches of their own: the first is looked at, the second would be guessed otherwise.
     parts = [pa.record_batch({"x": list(range(from_, to))}) for from_, to in [(0, 200), (200, 300)]]

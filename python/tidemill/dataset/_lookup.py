@@ -114,7 +114,8 @@ class Lookup:
                     left.remove(key)
             answer = self._source(rows.filter(first), self._keys)
         else:
-            answer = self._source(keys)
+            # A list of its own, from which it may take what it has done.
+            answer = self._source(list(keys))
         if isinstance(answer, Mapping):
             found = {key: answer.get(key) for key in keys}
         else:

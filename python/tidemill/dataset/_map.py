@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import textwrap
 import warnings
@@ -448,7 +449,10 @@ def _first_wrong(make: Callable[[int], object], count: int, error: Exception) ->
 
 
 def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[..., Any]:
-    """The function, called again with the same arguments when it fails, `retries` times at most."""
+    """The function, called again with the same arguments when it fails, `retries` times at most.
+
+    Rows, keys and lists are the same each time, also where a call before has changed those that it was given.
+    """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise DataSetError(f"retries is a number from 0 on, not {retries!r}")
     if retries == 0:
@@ -456,8 +460,10 @@ def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[
 
     def call(*arguments: Any) -> Any:
         for again in range(1, retries + 1):
+            # Batches and tables cannot be changed.
+            mine = [copy.deepcopy(one) if isinstance(one, (dict, list)) else one for one in arguments]
             try:
-                return function(*arguments)
+                return function(*mine)
             except Exception as error:
                 what = f"{name} failed ({type(error).__name__}: {error})"
                 warnings.warn(f"{what}; calling it again ({again} of {retries})", RuntimeWarning, stacklevel=2)
@@ -467,11 +473,14 @@ def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[
 
 
 def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> Row:
+    # Of any row: the function may change those that it is given.
+    columns = list(rows[0])
+
     def both(one: Row, two: Row) -> Row:
         try:
             made = function(one, two)
-            if _checked(made).keys() != two.keys():
-                raise DataSetError(f"it returned the columns {list(made)}, not {list(two)}")
+            if _checked(made).keys() != set(columns):
+                raise DataSetError(f"it returned the columns {list(made)}, not {columns}")
         except _FAILURES as error:
             raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {_said(error)}") from error
         return made
