@@ -8,6 +8,7 @@ use std::sync::Arc;
 use arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, ScalarValue, plan_err};
+use datafusion::functions_window::nth_value::{first_value_udwf, last_value_udwf};
 use datafusion::logical_expr::expr::{
     AggregateFunction, Alias, Case, ScalarFunction, Sort, WindowFunction, WindowFunctionParams,
 };
@@ -163,18 +164,29 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
         })
     };
     let name = output_name(&expr);
+    let in_order = !order_by.is_empty() || rows.is_some();
     let mut any = false;
     let found = expr.transform_down(|node| {
         Ok(match node {
             Expr::AggregateFunction(AggregateFunction { func, params: p }) => {
                 any = true;
-                if !p.order_by.is_empty() && (!order_by.is_empty() || rows.is_some()) {
+                if !p.order_by.is_empty() && in_order {
                     let name = func.name();
                     return plan_err!(
                         "{name} has an order of its own: leave out order_by and rows of over(), or that order"
                     );
                 }
-                let fun = WindowFunctionDefinition::AggregateUDF(func);
+                let fun = match func.name() {
+                    // As SQL takes them: these of a window can let go of rows, the aggregates cannot. Without an order or rows there is
+                    // nothing to let go of, and an aggregate needs less memory.
+                    "first_value" if in_order && p.filter.is_none() => {
+                        WindowFunctionDefinition::WindowUDF(first_value_udwf())
+                    }
+                    "last_value" if in_order && p.filter.is_none() => {
+                        WindowFunctionDefinition::WindowUDF(last_value_udwf())
+                    }
+                    _ => WindowFunctionDefinition::AggregateUDF(func),
+                };
                 // What is inside is the function's argument, not a function over this window.
                 Transformed::new(
                     windowed(fun, p.args, p.filter, p.null_treatment, p.distinct, p.order_by),

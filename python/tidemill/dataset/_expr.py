@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Union
 
 from tidemill._tidemill import NativeExpr
 from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
 
 if TYPE_CHECKING:
     from tidemill.dataset._namespaces import DateTimes, Lists, Strings
@@ -280,11 +281,11 @@ class Expr:
         return self._aggregate("bool_and", where=where)
 
     def first(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
-        """The first value in the order of `order_by`; without it, any."""
+        """The first value in the order of `order_by`; without it, any, or with `over` the first of the window."""
         return self._ordered("first_value", order_by, where)
 
     def last(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
-        """The last value in the order of `order_by`; without it, any."""
+        """The last value in the order of `order_by`; without it, any, or with `over` the last of the window."""
         return self._ordered("last_value", order_by, where)
 
     def to_list(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
@@ -302,7 +303,8 @@ class Expr:
         partition_by: Order = (),
         *,
         order_by: Order = (),
-        descending: bool = False,
+        descending: bool | Iterable[bool] = False,
+        nulls_last: bool | Iterable[bool] = True,
         rows: tuple[int | None, int | None] | None = None,
     ) -> Expr:
         """Evaluate the aggregates in this expression for each row, over the rows of its window.
@@ -313,13 +315,15 @@ class Expr:
             The window has the rows with the same values of these.
         order_by : str, Expr or list of them
             With an order, the window ends with the current row (and its equals): a running total.
-        descending : bool, default=False
-            The direction of `order_by`.
+        descending : bool or iterable of bool, default=False
+            The direction of `order_by`, or of each of its columns.
+        nulls_last : bool or iterable of bool, default=True
+            Whether nulls come after everything else, in both directions; of all columns, or of each.
         rows : (int or None, int or None), optional
             First and last row of the window relative to the current one: ``(-2, 0)`` are three rows, ``(None, None)`` all.
         """
         partition = [as_expr(key)._native for key in listed(partition_by)]
-        return Expr(self._native.over(partition, sort_keys(order_by, descending), rows))
+        return Expr(self._native.over(partition, sort_keys(order_by, descending, nulls_last), rows))
 
     def shift(self, rows: int = 1) -> Expr:
         """The value so many rows earlier (negative: later) in a window: give it one with `over`, and an order.
@@ -328,6 +332,16 @@ class Expr:
         """
         name = "lag" if rows >= 0 else "lead"
         return Expr(engine().window(name, [self._native, lit(abs(rows))._native]))
+
+    def nth_value(self, n: int) -> Expr:
+        """The value in the `n`th row of the window, from 1, or from its end, as -1 is the last; null while it has fewer. Give it a window with
+        `over`, and an order: without `rows` that ends with the current row.
+
+        `first` and `last` have windows, too.
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or n == 0:
+            raise DataSetError(f"nth_value: rows are counted from 1, or -1 from the end, not {n!r}")
+        return Expr(engine().window("nth_value", [self._native, lit(n)._native]))
 
     # Kinds of values.
 
@@ -411,11 +425,15 @@ def columns(exprs: Iterable[IntoExpr | Iterable[IntoExpr]], named: dict[str, Any
 
 
 def sort_keys(
-    by: Order, descending: bool | Iterable[bool] = False, nulls_last: bool = True
+    by: Order, descending: bool | Iterable[bool] = False, nulls_last: bool | Iterable[bool] = True
 ) -> list[tuple[NativeExpr, bool, bool]]:
-    """Sort keys with their directions."""
+    """Sort keys with their directions, and whether nulls come last; `ValueError` if there are not as many of these as keys."""
     keys = [as_expr(key)._native for key in listed(by)]
-    down = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
-    if len(down) != len(keys):
-        raise ValueError(f"descending has {len(down)} values for {len(keys)} columns")
-    return [(key, direction, nulls_last) for key, direction in zip(keys, down, strict=True)]
+
+    def of_each(given: bool | Iterable[bool], name: str) -> list[bool]:
+        values = [given] * len(keys) if isinstance(given, bool) else list(given)
+        if len(values) != len(keys):
+            raise ValueError(f"{name} has {len(values)} values for {len(keys)} columns")
+        return values
+
+    return list(zip(keys, of_each(descending, "descending"), of_each(nulls_last, "nulls_last"), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidemill._tidemill import NativeExpr
 from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, as_expr, as_value, call
 
 __all__ = [
@@ -12,8 +13,11 @@ __all__ = [
     "coalesce",
     "concat",
     "count",
+    "cume_dist",
     "dense_rank",
     "function",
+    "ntile",
+    "percent_rank",
     "rank",
     "row_number",
     "when",
@@ -93,6 +97,25 @@ def rank() -> Expr:
 def dense_rank() -> Expr:
     """The row's rank, without gaps after equals. Needs ``over``."""
     return Expr(engine().window("dense_rank", []))
+
+
+def percent_rank() -> Expr:
+    """The row's rank within 0 and 1: of the other rows of its partition, the share that comes before it and its equals. Needs ``over``."""
+    return Expr(engine().window("percent_rank", []))
+
+
+def cume_dist() -> Expr:
+    """Of the rows of its partition, the share that comes before the row, or with it as its equals and itself do. Needs ``over``."""
+    return Expr(engine().window("cume_dist", []))
+
+
+def ntile(parts: int) -> Expr:
+    """Which of `parts` the row is in, from 1, when its partition is cut into so many in their order, the first ones a row longer where they do
+    not come out even. Needs ``over``.
+    """
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+        raise DataSetError(f"ntile cuts into at least one part, not {parts!r}")
+    return Expr(engine().window("ntile", [as_value(parts)._native]))
 
 
 def function(name: str, *args: object) -> Expr:

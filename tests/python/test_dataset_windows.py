@@ -1,0 +1,166 @@
+"""Window functions of the expression API, against a few lines of Python."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import launched
+import pytest
+import tidemill as tm
+
+Row = dict[str, Any]
+FRAMES: list[tuple[int | None, int | None]] = [(None, 0), (None, None), (-2, 0), (-1, 1), (1, 3), (-3, -2), (0, None)]
+
+
+def table(count: int = 300) -> list[Row]:
+    """Rows of partitions of very different sizes, with equal values and nulls."""
+    dice = random.Random(7)
+    return [
+        {
+            "i": i,
+            "k": dice.choice("aaaaab") if i else "alone",
+            "x": dice.choice([None, *range(6)]),
+            "y": dice.choice([None, 1, 2]),
+        }
+        for i in range(count)
+    ]
+
+
+def data_of(rows: list[Row]) -> tm.DataSet:
+    return tm.from_dict({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def found(rows: list[Row], **exprs: tm.Expr) -> list[Row]:
+    return data_of(rows).with_columns(**exprs).sort("i").to_pylist()
+
+
+def partitions(rows: list[Row]) -> dict[str, list[Row]]:
+    return {key: [row for row in rows if row["k"] == key] for key in {row["k"] for row in rows}}
+
+
+def test_places_in_an_order() -> None:
+    """Equal values have one place, a partition of one row has one, too, and parts differ by one row at most."""
+    rows = [row for row in table() if row["x"] is not None]
+    over = {"partition_by": "k", "order_by": "x"}
+    got = found(
+        rows,
+        percent=tm.percent_rank().over(**over),
+        cume=tm.cume_dist().over(**over),
+        part=tm.ntile(4).over("k", order_by=["x", "i"]),
+        many=tm.ntile(1000).over("k", order_by=["x", "i"]),
+    )
+    for row in got:
+        others = partitions(rows)[row["k"]]
+        before = sum(other["x"] < row["x"] for other in others)
+        assert row["percent"] == pytest.approx(before / max(len(others) - 1, 1))
+        assert row["cume"] == pytest.approx(sum(other["x"] <= row["x"] for other in others) / len(others))
+    for key, others in partitions(rows).items():
+        ordered = sorted((row for row in got if row["k"] == key), key=lambda row: (row["x"], row["i"]))
+        base, longer = divmod(len(others), 4)
+        assert [row["part"] for row in ordered] == [
+            part + 1 for part in range(4) for _ in range(base + (part < longer))
+        ]
+        assert [row["many"] for row in ordered] == list(range(1, len(others) + 1))
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_values_of_a_frame(frame: tuple[int | None, int | None]) -> None:
+    """Frames that let go of rows, and such without any; a null is a value like others."""
+    rows, x = table(), tm.col("x")
+    over = {"partition_by": "k", "order_by": "i", "rows": frame}
+    got = found(
+        rows,
+        first=x.first().over(**over),
+        last=x.last().over(**over),
+        second=x.nth_value(2).over(**over),
+        last_but_one=x.nth_value(-2).over(**over),
+        change=x.last().over(**over) - x.first().over(**over),
+    )
+    for row in got:
+        values = [other["x"] for other in partitions(rows)[row["k"]]]
+        at = [other["i"] for other in partitions(rows)[row["k"]]].index(row["i"])
+        start = 0 if frame[0] is None else max(at + frame[0], 0)
+        inside = values[start : len(values) if frame[1] is None else max(at + frame[1] + 1, 0)]
+        first, last = (inside[0], inside[-1]) if inside else (None, None)
+        assert (row["first"], row["last"]) == (first, last), row
+        assert row["second"] == (inside[1] if len(inside) > 1 else None), row
+        assert row["last_but_one"] == (inside[-2] if len(inside) > 1 else None), row
+        assert row["change"] == (None if first is None or last is None else last - first), row
+
+
+def test_the_last_value_that_there_is() -> None:
+    """What is called a forward fill elsewhere."""
+    rows, x = table(), tm.col("x")
+    got = found(rows, filled=x.last(where=x.is_not_null()).over("k", order_by="i"))
+    known: dict[str, Any] = {}
+    for row in got:
+        known[row["k"]] = known.get(row["k"]) if row["x"] is None else row["x"]
+        assert row["filled"] == known[row["k"]]
+
+
+@pytest.mark.parametrize("descending", [False, True, [True, False, False], [False, True, True]])
+@pytest.mark.parametrize("nulls_last", [True, False, [True, False, True]])
+def test_directions_of_each_column(descending: bool | list[bool], nulls_last: bool | list[bool]) -> None:
+    """An order of several columns has a direction for each, and a place for the nulls of each; in sorts, too."""
+    rows, keys = table(), ["x", "y", "i"]
+    place = tm.row_number().over(order_by=keys, descending=descending, nulls_last=nulls_last)
+    falls = [descending] * 3 if isinstance(descending, bool) else descending
+    last = [nulls_last] * 3 if isinstance(nulls_last, bool) else nulls_last
+
+    def key(row: Row) -> list[tuple[bool, int]]:
+        return [
+            ((row[name] is None) == end, 0 if row[name] is None else -row[name] if fall else row[name])
+            for name, fall, end in zip(keys, falls, last, strict=True)
+        ]
+
+    wanted = [row["i"] for row in sorted(rows, key=key)]
+    got = found(rows, place=place)
+    assert [row["i"] for row in sorted(got, key=lambda row: row["place"])] == wanted
+    assert data_of(rows).sort(keys, descending=descending, nulls_last=nulls_last).to_dict()["i"] == wanted
+
+
+def test_what_is_wrong_with_them_is_said() -> None:
+    x = tm.col("x")
+    for call, said in [
+        (lambda: tm.ntile(0), "ntile cuts into at least one part, not 0"),
+        (lambda: tm.ntile(2.0), "ntile cuts into at least one part, not 2.0"),  # type: ignore[arg-type]
+        (lambda: x.nth_value(0), "nth_value: rows are counted from 1, or -1 from the end, not 0"),
+    ]:
+        with pytest.raises(tm.DataSetError, match=said):
+            call()
+    with pytest.raises(ValueError, match="nulls_last has 1 values for 2 columns"):
+        x.sum().over(order_by=["x", "y"], nulls_last=[True])
+    with pytest.raises(ValueError, match="descending has 3 values for 2 columns"):
+        x.sum().over(order_by=["x", "y"], descending=[True, False, True])
+
+
+SEVERAL = """
+import tidemill as tm
+
+job, x = tm.init(), tm.col("x")
+data = tm.from_dict({"i": list(range(20_000))}).with_columns(k=tm.col("i") % 7, x=tm.col("i") * 31 % 1009)
+exprs = dict(
+    percent=tm.percent_rank().over("k", order_by=["x", "i"]),
+    cume=tm.cume_dist().over("k", order_by=["x", "i"], descending=[True, False]),
+    part=tm.ntile(10).over("k", order_by=["x", "i"]),
+    quarter=tm.ntile(4).over(order_by=["x", "i"]),
+    first=x.first().over("k", order_by="i", rows=(-5, -1)),
+    third=x.nth_value(3).over("k", order_by="i", rows=(-5, 0)),
+)
+got = data.with_columns(**exprs).sort("i").collect(root=0).to_dict()
+if job.rank == 0:
+    print(repr([sum(value or 0 for value in got[name]) for name in exprs]))
+"""
+
+
+def test_several_workers(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(SEVERAL)
+    said = []
+    for size in ["1", "3"]:
+        result = launched.run("run", "-n", size, "--no-prefix", app)
+        assert result.returncode == 0, result.stderr.decode()
+        said.append(result.stdout)
+    assert said[0] == said[1] != b""
