@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import os
+import subprocess
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import disks
 import launched
 import numpy as np
+import permissions
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -464,6 +466,7 @@ def npy(array: Any) -> bytes:
         ({"a.npy": b"no npy"}, lambda p: tm.read_npy(p / "a.npy"), r"a\.npy cannot be read as \.npy"),
         ({"a.npy": npy(np.zeros((2, 2, 2)))}, lambda p: tm.read_npy(p), r"a\.npy has shape \(2, 2, 2\); .*1 or 2 axes"),
         ({"a.npy": npy(np.array(["a"]))}, lambda p: tm.read_npy(p), r"a\.npy is of type <U1; read_npy reads bool"),
+        ({"a.bin.zst": b"1234"}, lambda p: tm.read_records(p, {"k": 4}), r"a\.bin\.zst: by its name it is compressed"),
         ({"a.csv": b""}, lambda p: tm.read_csv(p), r"a\.csv has no columns"),
         ({"a.csv": b"x\n1\n", "b.csv.gz": b""}, lambda p: tm.read_csv(p), r"compressed in different ways"),
         ({"a.csv": b"x\n1\ntwo\n"}, lambda p: tm.read_csv(p, infer_rows=1).collect(), r"reading .*a\.csv: .*'two'"),
@@ -767,6 +770,60 @@ def test_columns_of_json_that_only_some_files_have(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"n": "many"}\n')
     with pytest.raises(tm.DataSetError, match=r'column "n" is Float64 in .*b\.jsonl and Utf8 in .*d\.jsonl'):
         tm.read_json(tmp_path)
+
+
+SHUT = """
+import sys
+import tidemill as tm
+
+job, shut = tm.init(), sys.argv[1]
+data = tm.from_dict({"x": [1]})
+for act in [
+    lambda: tm.read_csv(f"{shut}/a.csv"),
+    lambda: tm.read_csv(f"{shut}/*.csv"),
+    lambda: tm.sql(f"select * from '{shut}/a.csv'"),
+    lambda: data.checkpoint(f"{shut}/point"),
+    lambda: data.checkpoint(f"file://{shut}/point"),
+]:
+    try:
+        act()
+    except tm.DataSetError as error:
+        print(error)
+job.comm.Barrier()
+"""
+
+
+def test_what_may_not_be_looked_at_may_be_there(tmp_path: Path) -> None:
+    """Files that this user may not see are not said to be missing, and every worker says the same."""
+    shut, app = tmp_path / "shut", tmp_path / "app.py"
+    shut.mkdir()
+    (shut / "a.csv").write_text("x\n1\n")
+    app.write_text(SHUT)
+    command = [*permissions.heeding(), *launched.command("run", "-n", "2", app, shut)]
+    shut.chmod(0)
+    try:
+        result = subprocess.run(command, capture_output=True, timeout=launched.PATIENCE_S, text=True)
+    finally:
+        shut.chmod(0o700)
+    assert result.returncode == 0, result.stderr
+    names = ["a.csv", "*.csv", "a.csv", "point", "point"]
+    for rank in "01":
+        lines = [line[4:] for line in result.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert lines == [f"{shut}/{name}: Permission denied (os error 13)" for name in names]
+
+
+def test_checkpoints_by_the_url_of_a_folder(tmp_path: Path) -> None:
+    """The second time there was no mark of an object store in the folder, and the checkpoint could not be made anew."""
+    made = []
+
+    def seen(table: Any) -> Any:
+        made.append(len(table))
+        return table
+
+    data = tm.from_dict({"x": [1, 2, 3]}).map_batches(seen, schema={"x": "int64"})
+    for place in [f"file://{tmp_path}/a%20b", f"file://{tmp_path}/a%20b", tmp_path / "a b", f"{tmp_path}/a b"]:
+        assert data.checkpoint(place).sort("x").to_dict() == {"x": [1, 2, 3]}
+    assert made == [3]
 
 
 def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import http.server
+import os
+import re
+import signal
+import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +213,161 @@ def test_checkpoints(bucket: Path) -> None:
     for _ in range(2):
         assert rows(data.checkpoint(url(bucket, "point"))) == rows(tm.from_dict(DATA))
     assert made == [4]
+
+
+POINT = """
+import os, sys
+from pathlib import Path
+import tidemill as tm
+
+job, url, calls = tm.init(), sys.argv[1], Path(sys.argv[2])
+
+def seen(table):
+    with (calls / f"called.{job.rank}").open("a") as file:
+        file.write("x")
+    return table
+
+data = tm.from_dict({"x": list(range(40_000))}).map_batches(seen, schema={"x": "int64"})
+if job.rank == 0:
+    (calls / "worker.pid").write_text(f"{os.getpid()}\\n")
+try:
+    kept = data.checkpoint(url)
+except tm.DataSetError as error:
+    print(error)
+else:
+    assert kept.select(tm.col("x").sum()).to_dict() == {"x": [sum(range(40_000))]}
+    print("done")
+"""
+
+
+class Gate:
+    """An endpoint before a server, which lets all requests through but those that make objects of uploads: after the first, these wait."""
+
+    def __init__(self, server: object_server.Server) -> None:
+        self.has_held, self.may_go_on = threading.Event(), threading.Event()
+        self._port = server.port
+        self._let_through = threading.Semaphore(1)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.env = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._listener.getsockname()[1]}"}
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._port)) as upstream:
+            threading.Thread(target=self._hand_back, args=(upstream, client), daemon=True).start()
+            while data := client.recv(1 << 16):
+                if re.match(rb"POST \S+[?&]uploadId=", data) and not self._let_through.acquire(blocking=False):
+                    self.has_held.set()
+                    self.may_go_on.wait()
+                upstream.sendall(data)
+
+    @staticmethod
+    def _hand_back(upstream: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := upstream.recv(1 << 16):
+                client.sendall(data)
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(POINT)
+    return tmp_path
+
+
+def killed_while_it_appears(bucket: Path, server: object_server.Server, point: Path) -> None:
+    """Leave of a checkpoint what a job leaves whose worker 0 is killed when the first of its objects has appeared."""
+    gate = Gate(server)
+    job = launched.start("run", "-n", "2", point / "app.py", url(bucket, "point"), point, env=gate.env)
+    try:
+        assert gate.has_held.wait(launched.PATIENCE_S)
+        launched.wait_until(lambda: len(objects(bucket)) > 1, "the first object")
+        os.kill(launched.pids_in(point, 1)[0], signal.SIGKILL)
+        assert job.wait(launched.PATIENCE_S) != 0
+    finally:
+        job.kill()
+        job.communicate()
+    names = objects(bucket)
+    assert len(names) == 2 and "point/_unfinished" in names, names
+    for file in point.glob("called.*"):
+        file.unlink()
+
+
+def calls(point: Path) -> int:
+    return sum(len(file.read_text()) for file in point.glob("called.*"))
+
+
+def test_a_checkpoint_whose_writer_was_killed_is_made_anew(
+    bucket: Path, server: object_server.Server, point: Path
+) -> None:
+    """It failed at every start from then on; and half of it must never be taken for the whole."""
+    killed_while_it_appears(bucket, server, point)
+    for again in (False, True):
+        began = time.monotonic()
+        result = launched.run(
+            "run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point, env=server.env
+        )
+        assert result.stdout == b"done\n" * 2, result.stderr.decode()
+        assert "point/_SUCCESS" in objects(bucket) and "point/_unfinished" not in objects(bucket)
+        if not again:
+            assert time.monotonic() - began < 14, "of a process of this machine it is known that it is gone"
+            made = calls(point)
+            assert made > 0
+    assert calls(point) == made
+
+
+def test_a_checkpoint_whose_writer_died_elsewhere(bucket: Path, server: object_server.Server, point: Path) -> None:
+    """Of another machine nobody knows: it is made anew when nothing has changed for as long as a writer would not take."""
+    killed_while_it_appears(bucket, server, point)
+    (bucket / "point" / "_unfinished").write_text("of another version, or machine")
+    began = time.monotonic()
+    result = launched.run(
+        "run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point, env=server.env
+    )
+    assert result.stdout == b"done\n" * 2, result.stderr.decode()
+    assert time.monotonic() - began > 14
+    assert f"output is appearing in {url(bucket, 'point')}, or was when its writer died" in result.stderr.decode()
+
+
+def test_a_checkpoint_whose_writer_lives_is_waited_for(bucket: Path, server: object_server.Server, point: Path) -> None:
+    """A job that is slow to end its checkpoint must not lose it to the next one, however long it takes."""
+    gate = Gate(server)
+    first = launched.start("run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point, env=gate.env)
+    second = None
+    try:
+        assert gate.has_held.wait(launched.PATIENCE_S)
+        made = calls(point)
+        second = launched.start(
+            "run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point, env=server.env
+        )
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(20)
+        gate.may_go_on.set()
+        for job in (first, second):
+            said, err = job.communicate(timeout=launched.PATIENCE_S)
+            assert (job.returncode, said) == (0, b"done\n" * 2), err.decode()
+        assert calls(point) == made > 0, "the second reads what the first has made"
+    finally:
+        for job in filter(None, (first, second)):
+            job.kill()
+            job.communicate()
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_is_not_taken_for_none(
+    bucket: Path, server: object_server.Server, point: Path
+) -> None:
+    """It was made again, which took as long as the first time, and then was an error of worker 0 alone."""
+    args = ["run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point]
+    assert launched.run(*args, env=server.env).stdout == b"done\n" * 2
+    made = calls(point)
+    denied = launched.run(*args, env={**server.env, "AWS_SECRET_ACCESS_KEY": "wrong"})
+    lines = denied.stdout.decode().splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1], denied.stderr.decode()
+    assert "access denied; check the credentials" in lines[0]
+    assert calls(point) == made
 
 
 class RangeHandler(http.server.SimpleHTTPRequestHandler):

@@ -6,7 +6,8 @@
 //! | object store  | uploads that nobody completes ([`HeldStore`])    | a mark `_unfinished` is put, uploads become objects, what was there before is removed, `_SUCCESS` is put, the mark goes |
 //!
 //! A crash before the end leaves the hidden folder, or uploads, which nobody sees; `read` does not look into hidden folders, and
-//! the next write to the same place removes them. A crash during the end, which in a store takes a request for each object, leaves the mark, and `read` refuses what has it.
+//! the next write to the same place removes them. A crash during the end, which in a store takes a request for each object, leaves the mark, and `read`
+//! refuses what has it; [`settle`] removes it with what lies there, when it is certain that the writer is dead.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,16 +20,17 @@ use std::time::SystemTime;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
-use object_store::{Error, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{Error, ObjectStoreExt};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tokio::runtime::Handle;
 use url::Url;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::{UNFINISHED, resolved};
+use crate::files::{UNFINISHED, is_there, resolved};
 use crate::held::{HeldStore, Upload, abort, complete};
 use crate::local_files::LocalFolder;
+use crate::mark::Mark;
 use crate::stores::{Location, StorageOptions, is_bucket, local_path, within};
 use crate::write::Output;
 
@@ -119,7 +121,7 @@ impl FolderCommit {
             sync(&self.hidden)?;
             let old = self.replace()?;
             self.done = true;
-            remove(&old);
+            discard(&old);
         } else {
             std::fs::rename(&self.hidden, &self.target).map_err(|error| failed(&self.target, &error))?;
             self.done = true;
@@ -177,12 +179,12 @@ fn clear(parent: &Path, name: &OsStr, target: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let found = entry.file_name().to_string_lossy().into_owned();
         if found.starts_with(&under_way) && !is_locked(&entry.path()) {
-            remove(&entry.path());
+            discard(&entry.path());
         } else if let Some(id) = found.strip_prefix(&replaced)
             && !is_locked(&parent.join(under_way.clone() + id))
         {
             match target.exists() {
-                true => remove(&entry.path()),
+                true => discard(&entry.path()),
                 // Its writer was killed between two steps. If it cannot go back it stays where it is.
                 false => drop(std::fs::rename(entry.path(), target)),
             }
@@ -191,7 +193,7 @@ fn clear(parent: &Path, name: &OsStr, target: &Path) {
 }
 
 /// Removes what nobody needs any more. What is not to be removed costs space, and is no reason to fail for output that is there.
-fn remove(path: &Path) {
+fn discard(path: &Path) {
     let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -311,7 +313,7 @@ impl ObjectCommit {
     pub(crate) async fn begin(at: &Location, overwrite: bool, id: &str) -> Result<Self> {
         let commit = ObjectCommit { at: at.clone(), overwrite, id: id.to_owned() };
         // Asked also with `overwrite`: who may not list it hears so before anything is made.
-        let exists = !commit.existing(1).await?.is_empty();
+        let exists = !existing(at, 1).await?.is_empty();
         if !overwrite && (exists || at.store.objects.head(&at.path).await.is_ok()) {
             return Err(commit.exists());
         }
@@ -322,110 +324,141 @@ impl ObjectCommit {
         DataSetError::Io(format!("{} exists; overwrite=True replaces it", self.at))
     }
 
-    /// What is at the target, but the mark; not much more than `count_max`.
-    async fn existing(&self, count_max: usize) -> Result<Vec<Key>> {
-        let Location { store, path, .. } = &self.at;
-        let mut found = Vec::new();
-        let mark = path.clone().join(UNFINISHED);
-        let mut listed = store.objects.list(Some(path));
-        while found.len() < count_max {
-            match listed.try_next().await {
-                Ok(Some(meta)) if meta.location == mark && !self.overwrite => {}
-                Ok(Some(meta)) => found.push(meta.location),
-                Ok(None) => break,
-                Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => break,
-                Err(error) => return Err(store.failed(path, &error)),
-            }
-        }
-        Ok(found)
-    }
-
     /// Makes objects of the uploads of all workers, and removes what was there.
     ///
     /// # Errors
-    /// `Io`. Then no object of the uploads is left, and what was there still is; unless the store refuses that too.
+    /// `Io`. Then no object of the uploads is left, and what was there still is; unless the store refuses that too, or another write
+    /// has gone over this one.
     pub(crate) async fn end(self, uploads: Vec<Upload>, rows: u64) -> Result<()> {
-        let store = &self.at.store;
-        let ended = match self.mark().await {
-            Ok(()) => self.appear(&uploads, rows).await,
+        let ended = match Mark::put(&self.at, &self.id, self.overwrite).await {
+            Ok(mark) => match mark.during(self.appear(&mark, &uploads, rows)).await {
+                Some(Ok(true)) => Ok(()),
+                Some(Err(error)) => Err(error),
+                Some(Ok(false)) | None => {
+                    // In the other's way. Should it not go, that write tells that something is there.
+                    let _ = remove(&self.at, keys_of(&uploads)).await;
+                    Err(mark.taken())
+                }
+            },
             Err(error) => Err(error),
         };
         if ended.is_err() {
-            abort(store, uploads).await;
+            abort(&self.at.store, uploads).await;
         }
         ended
     }
 
-    /// Puts the mark. Without `overwrite` one write of several wins, where the store can tell.
-    async fn mark(&self) -> Result<()> {
-        let (store, mark) = (&self.at.store, self.at.path.clone().join(UNFINISHED));
-        let put = |mode| {
-            let options = PutOptions { mode, ..PutOptions::default() };
-            store.objects.put_opts(&mark, self.id.clone().into(), options)
-        };
-        let mode = if self.overwrite { PutMode::Overwrite } else { PutMode::Create };
-        let done = match put(mode).await {
-            Err(Error::NotImplemented { .. }) => put(PutMode::Overwrite).await,
-            done => done,
-        };
-        match done {
-            Ok(_) => Ok(()),
-            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Err(DataSetError::Io(format!(
-                "{}: another write is about to end there, or its writer died; overwrite=True goes over it, or remove {}",
-                self.at,
-                store.shown(&mark)
-            ))),
-            Err(error) => Err(store.failed(&mark, &error)),
-        }
-    }
-
-    /// With the mark put.
-    async fn appear(&self, uploads: &[Upload], rows: u64) -> Result<()> {
+    /// With the mark put. Returns whether it is still there when all objects are.
+    async fn appear(&self, mark: &Mark, uploads: &[Upload], rows: u64) -> Result<bool> {
         let Location { store, path, .. } = &self.at;
-        let (mark, success) = (path.clone().join(UNFINISHED), path.clone().join(SUCCESS));
-        let old = self.existing(usize::MAX).await;
-        let old: Vec<Key> = old?.into_iter().filter(|key| *key != mark).collect();
+        let success = path.clone().join(SUCCESS);
+        let old = existing(&self.at, usize::MAX).await?;
         if !self.overwrite && !old.is_empty() {
             // It came while this was written.
-            self.remove(vec![mark]).await?;
+            mark.remove().await?;
             return Err(self.exists());
         }
         let was_whole = old.contains(&success);
         if was_whole {
-            self.remove(vec![success.clone()]).await?;
+            remove(&self.at, vec![success.clone()]).await?;
         }
         if let Err((at, error)) = complete(store, uploads).await {
-            // As far as the store lets us, and the mark stays if it does not.
-            let removed = self.remove(uploads.iter().map(|upload| upload.path.clone()).collect()).await;
-            if removed.is_ok() && (!was_whole || store.objects.put(&success, "".into()).await.is_ok()) {
-                let _ = self.remove(vec![mark]).await;
+            // As far as the store lets us, and the mark stays if it does not, or if what was there was not whole either.
+            let removed = remove(&self.at, keys_of(uploads)).await;
+            let as_before = match was_whole {
+                true => store.objects.put(&success, "".into()).await.is_ok(),
+                false => !mark.was_there,
+            };
+            if removed.is_ok() && as_before {
+                let _ = mark.remove().await;
             }
             return Err(store.failed(&at, &error));
         }
-        self.remove(old.into_iter().filter(|key| *key != success).collect()).await?;
+        remove(&self.at, old.into_iter().filter(|key| *key != success).collect()).await?;
+        if !mark.is_ours().await? {
+            return Ok(false);
+        }
         let told = format!("{{\"rows\": {rows}, \"objects\": {}}}\n", uploads.len());
         store.objects.put(&success, told.into()).await.map_err(|error| store.failed(&success, &error))?;
-        self.remove(vec![mark]).await
+        mark.remove().await?;
+        Ok(true)
     }
+}
 
-    /// Removes objects; those that are not there are fine.
-    async fn remove(&self, keys: Vec<Key>) -> Result<()> {
-        let store = &self.at.store;
-        let mut removed = store.objects.delete_stream(futures::stream::iter(keys.into_iter().map(Ok)).boxed());
-        while let Some(one) = removed.next().await {
-            match one {
-                Ok(_) | Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(store.failed(&self.at.path, &error)),
-            }
+/// Whether output is in `dir`, a path or a URL, as a whole. In a store, what a writer has left that died when it was about to appear is
+/// removed; while one may be alive, this waits for it.
+///
+/// # Errors
+/// `Io` if that cannot be told; `Unsupported` for a store that cannot be written to.
+pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Result<bool> {
+    let at = match Target::of(engine, dir, storage)? {
+        Target::Folder(path) => return is_there(&path),
+        Target::Objects(at) => at,
+    };
+    let success = at.path.clone().join(SUCCESS);
+    let is_whole = async {
+        match at.store.objects.head(&success).await {
+            Ok(_) => Ok(true),
+            Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => Ok(false),
+            Err(error) => Err(at.store.failed(&success, &error)),
         }
-        Ok(())
+    };
+    let Some(mark) = Mark::take(&at, &write_id()).await? else { return is_whole.await };
+    // With both there, objects had all appeared, or none of those that were to go over what is whole.
+    let settled = mark.during(async {
+        let is_whole = is_whole.await?;
+        if !is_whole {
+            remove(&at, existing(&at, usize::MAX).await?).await?;
+        }
+        if mark.is_ours().await? {
+            mark.remove().await?;
+            return Ok(Some(is_whole));
+        }
+        Ok::<_, DataSetError>(None)
+    });
+    settled.await.transpose()?.flatten().ok_or_else(|| mark.taken())
+}
+
+/// What is at the target, but the mark; not much more than `count_max`.
+async fn existing(at: &Location, count_max: usize) -> Result<Vec<Key>> {
+    let Location { store, path, .. } = at;
+    let mut found = Vec::new();
+    let mark = path.clone().join(UNFINISHED);
+    let mut listed = store.objects.list(Some(path));
+    while found.len() < count_max {
+        match listed.try_next().await {
+            Ok(Some(meta)) if meta.location == mark => {}
+            Ok(Some(meta)) => found.push(meta.location),
+            Ok(None) => break,
+            Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => break,
+            Err(error) => return Err(store.failed(path, &error)),
+        }
     }
+    Ok(found)
+}
+
+fn keys_of(uploads: &[Upload]) -> Vec<Key> {
+    uploads.iter().map(|upload| upload.path.clone()).collect()
+}
+
+/// Removes objects; those that are not there are fine.
+async fn remove(at: &Location, keys: Vec<Key>) -> Result<()> {
+    let keys = futures::stream::iter(keys.into_iter().map(Ok)).boxed();
+    let mut removed = at.store.objects.delete_stream(keys);
+    while let Some(one) = removed.next().await {
+        match one {
+            Ok(_) | Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(at.store.failed(&at.path, &error)),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::EngineConfig;
+    use tidemill_dataflow::checkpoint::Process;
 
     fn engine() -> Arc<Engine> {
         let config = EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None };
@@ -551,6 +584,70 @@ mod tests {
                     assert_eq!(commit.end(uploads, 1).await.is_err(), lost);
                     assert_eq!(keys(&at).await, ["out/1", "out/_SUCCESS"]);
                 }
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    /// A job that was killed at the end of its write could never write there again; one that lives must not lose what it writes.
+    #[test]
+    fn what_a_dead_writer_leaves_in_a_store_goes() {
+        let engine = engine();
+        let asked = Arc::clone(&engine);
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let this = Process::this();
+        let dead = this.to_string().replace(&format!("\"pid\":{}", this.pid), &format!("\"pid\":{}", child.id()));
+        engine
+            .run(async move {
+                let (dir, none) = ("memory:///out", StorageOptions::new());
+                let at = asked.locate(dir, &none)?;
+                let put = |name: &'static str, text: String| {
+                    let (objects, key) = (Arc::clone(&at.store.objects), at.path.clone().join(name));
+                    async move { drop(objects.put(&key, text.into()).await.unwrap()) }
+                };
+                assert!(!settle(&asked, dir, &none).await?);
+                put("a", "x".into()).await;
+                put(UNFINISHED, format!("id 0\n{dead}\n")).await;
+                assert!(ObjectCommit::begin(&at, false, "1").await.is_err(), "nobody knows by himself");
+                assert!(!settle(&asked, dir, &none).await?);
+                assert!(keys(&at).await.is_empty());
+                ObjectCommit::begin(&at, false, "2").await?.end(Vec::new(), 0).await?;
+                put(UNFINISHED, format!("id 0\n{dead}\n")).await;
+                assert!(settle(&asked, dir, &none).await?, "it was killed when all was there");
+                assert_eq!(keys(&at).await, ["out/_SUCCESS"]);
+
+                remove(&at, existing(&at, 9).await?).await?;
+                let mark = Mark::put(&at, "3", false).await?;
+                put("b", "x".into()).await;
+                let waiting = Arc::clone(&asked);
+                let settled = asked.threads().spawn(async move { settle(&waiting, dir, &StorageOptions::new()).await });
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                assert!(!settled.is_finished(), "this process lives");
+                put(SUCCESS, String::new()).await;
+                mark.remove().await?;
+                assert!(settled.await.unwrap()?);
+                assert_eq!(keys(&at).await, ["out/_SUCCESS", "out/b"]);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    /// A writer that stood still until another has gone over it must stop, and not say of what is there that it is whole.
+    #[test]
+    fn a_writer_without_its_mark_stops() {
+        let engine = engine();
+        let asked = Arc::clone(&engine);
+        engine
+            .run(async move {
+                let at = asked.locate("memory:///out", &StorageOptions::new())?;
+                let first = Mark::put(&at, "1", false).await?;
+                assert!(Mark::put(&at, "2", false).await.is_err());
+                assert_eq!(first.during(async { 3 }).await, Some(3));
+                let second = Mark::put(&at, "2", true).await?;
+                assert!(second.was_there && !first.was_there);
+                assert_eq!(first.during(std::future::pending::<()>()).await, None);
+                assert!(second.is_ours().await?);
                 Ok(())
             })
             .unwrap();

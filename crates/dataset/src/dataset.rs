@@ -23,7 +23,7 @@ use crate::durations::with_durations;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::expr::{column, count_rows, named, output_name};
-use crate::files::GLOBS;
+use crate::files::{GLOBS, is_there};
 use crate::read::read_url;
 use crate::reading::Reading;
 use crate::sources::Sources;
@@ -496,7 +496,9 @@ fn files_in(context: &SessionContext, query: &str, known: &[String]) -> Vec<Stri
         .and_then(|statement| state.resolve_table_references(&statement))
         .unwrap_or_default();
     let unknown = tables.iter().map(TableReference::table).filter(|&name| known.iter().all(|known| known != name));
-    unknown.filter(|name| is_url(name) || name.contains(GLOBS) || Path::new(name).exists()).map(str::to_owned).collect()
+    // Of what may not be looked at, who reads it says so.
+    let is_file = |name: &&str| is_url(name) || name.contains(GLOBS) || is_there(Path::new(name)).unwrap_or(true);
+    unknown.filter(is_file).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

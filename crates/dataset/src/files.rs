@@ -127,7 +127,7 @@ impl File {
         }
     }
 
-    fn compression(&self) -> FileCompressionType {
+    pub(crate) fn compression(&self) -> FileCompressionType {
         let name = match self {
             File::Local(path) => path.to_string_lossy(),
             File::Object(object) => object.key.as_ref().into(),
@@ -157,6 +157,20 @@ pub(crate) fn resolved(path: &Path) -> std::io::Result<PathBuf> {
         }
     }
     Ok(resolved)
+}
+
+/// Whether something is there.
+///
+/// # Errors
+/// `Io` where the system does not say: what this process may not look at may well be there.
+pub(crate) fn is_there(path: &Path) -> Result<bool> {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory};
+    match path.try_exists() {
+        Ok(there) => Ok(there),
+        // Nothing can have such a name.
+        Err(error) if matches!(error.kind(), InvalidFilename | InvalidInput | NotADirectory) => Ok(false),
+        Err(error) => Err(DataSetError::Io(format!("{}: {error}", path.display()))),
+    }
 }
 
 fn local_url(path: &Path) -> Result<ListingTableUrl> {
@@ -360,13 +374,6 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
             let text = format!("{path} is in a store, which is the same for all hosts: leave each_host out");
             return Err(DataSetError::Query(text));
         };
-        // What this process may not look at may well be there.
-        match Path::new(&local).try_exists() {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(DataSetError::Io(format!("{local}: {error}")));
-            }
-            _ => {}
-        }
         folder = find_local(&local, &mut files)?.map(Folder::Local);
     }
     let found = Found { files, folder: folder.filter(|_| paths.len() == 1) };
@@ -404,12 +411,15 @@ pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -
 pub(crate) const GLOBS: [char; 3] = ['*', '?', '['];
 
 /// Adds the files of a local path, none if there is nothing. Returns the folder if it is one.
+///
+/// # Errors
+/// `Io` for what cannot be looked at, `Query` for a pattern that is none.
 fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
     let absolute = std::path::absolute(path).map_err(|error| DataSetError::Io(format!("{path}: {error}")))?;
     // What is not there, or behind a pattern, is told or looked for as it was given.
     let absolute = resolved(&absolute).unwrap_or(absolute);
     // A name may contain what looks like a glob; the file itself goes first.
-    if absolute.exists() {
+    if is_there(&absolute)? {
         add(&absolute, files)?;
         return Ok(Some(absolute).filter(|path| path.is_dir()));
     }

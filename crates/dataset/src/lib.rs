@@ -54,6 +54,7 @@ mod lenient;
 mod lines;
 mod local_files;
 mod map;
+mod mark;
 mod number_keys;
 mod numbers;
 mod own_files;
@@ -77,6 +78,7 @@ mod window_exec;
 mod within_memory;
 mod write;
 
+pub use commit::settle;
 pub use datafusion;
 pub use dataset::{DataSet, Explain};
 pub use distribute::{ActionError, To, Watch, Workers};

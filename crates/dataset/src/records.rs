@@ -7,6 +7,7 @@ use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray};
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
@@ -27,7 +28,8 @@ const BATCH_RECORDS: u64 = 8192;
 /// in their order in a record.
 ///
 /// # Errors
-/// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records.
+/// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records; `Unsupported` for one whose
+/// name says that it is compressed.
 pub async fn read_records(
     engine: &Engine,
     paths: &[String],
@@ -43,6 +45,12 @@ pub async fn read_records(
     let files = find(engine, paths, storage).await?.files;
     let mut records = Vec::new();
     for file in &files {
+        if file.compression() != FileCompressionType::UNCOMPRESSED {
+            return Err(DataSetError::Unsupported(format!(
+                "{file}: by its name it is compressed, and records are read where they lie in a file; decompress it, or rename it if \
+                 it is none"
+            )));
+        }
         let bytes = file.size_bytes()?;
         if bytes % width != 0 {
             return Err(DataSetError::Data(format!(

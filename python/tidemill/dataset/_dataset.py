@@ -133,7 +133,11 @@ class DataSet:
         return data
 
     def sort(
-        self, by: Order, *more: str | Expr, descending: bool | Iterable[bool] = False, nulls_last: bool = True
+        self,
+        by: Order,
+        *more: str | Expr,
+        descending: bool | Iterable[bool] = False,
+        nulls_last: bool | Iterable[bool] = True,
     ) -> DataSet:
         """Sorted rows. What comes after may mix them again, but for `limit` and a choice of columns: sort last.
 
@@ -143,8 +147,8 @@ class DataSet:
             What to sort by; later ones decide between equals.
         descending : bool or iterable of bool, default=False
             The direction of all, or of each.
-        nulls_last : bool, default=True
-            Whether nulls come after everything else, in both directions.
+        nulls_last : bool or iterable of bool, default=True
+            Whether nulls come after everything else, in both directions; of all, or of each.
         """
         keys = sort_keys([*listed(by), *more], descending, nulls_last)
         if not keys:
@@ -388,14 +392,25 @@ class DataSet:
 
         A job that is started again goes on from its last checkpoint. The folder appears when it is complete; whoever changes
         the steps or their input removes it.
-        """
-        from tidemill._job import init
-        from tidemill.dataset._read import _is_whole, read_parquet
 
-        job = init()
+        Parameters
+        ----------
+        path : str or Path
+            As for `write_csv`. In an object store, what a job has left that was killed while it appeared is made anew: at once if it
+            was a process of this machine, else when nothing has changed there for 15 seconds.
+        storage_options : mapping of str to str, optional
+            As for `read_csv`.
+
+        Raises
+        ------
+        DataSetError
+            On every worker: also if it cannot be told whether the folder is there.
+        """
+        from tidemill.dataset._read import _told, read_parquet
+
         _workers.check_alike("checkpoint", path=repr(os.fspath(path)))
         # What one worker sees goes for all: the folder may be appearing just now.
-        if not job.comm.bcast(_is_whole(path, storage_options) if job.rank == 0 else None):
+        if not _workers.from_first(lambda: engine().settle(os.fspath(path), _told(storage_options))):
             self.write_parquet(path, storage_options=storage_options)
         return read_parquet(path, storage_options=storage_options).select(*self.columns)
 

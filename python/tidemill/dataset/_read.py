@@ -67,17 +67,6 @@ def _is_url(path: str | os.PathLike[str]) -> bool:
     return isinstance(path, str) and re.match(r"[A-Za-z0-9+.-]+://", path) is not None
 
 
-def _is_whole(path: str | os.PathLike[str], options: StorageOptions | None) -> bool:
-    """Whether output is there: a folder appears as a whole, and a store says it of objects."""
-    if not _is_url(path):
-        return Path(path).exists()
-    try:
-        engine().read_bytes(f"{os.fspath(path).rstrip('/')}/_SUCCESS", _told(options))
-    except DataSetError:
-        return False
-    return True
-
-
 def _read(
     paths: list[str],
     each_host: bool,
@@ -406,7 +395,8 @@ def read_records(
     Raises
     ------
     DataSetError
-        If there is no such file, or one does not hold whole records.
+        If there is no such file, one does not hold whole records, or its name says that it is compressed (``.gz``, ``.bz2``, ``.xz``,
+        ``.zst``).
     """
     return _read(
         _paths(paths),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from tidemill import _progress
 from tidemill._inside import check_outside
@@ -21,6 +22,7 @@ __all__ = [
     "collect_in_order",
     "collect_local",
     "comm",
+    "from_first",
     "reading",
     "report_bad_records",
     "report_bad_rows",
@@ -28,6 +30,8 @@ __all__ = [
 ]
 
 _skipped = 0
+
+T = TypeVar("T")
 
 
 def comm() -> Comm | None:
@@ -49,6 +53,22 @@ def check_alike(call: str, **arguments: str) -> None:
                 raise DataSetError(
                     f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it is the same on every worker"
                 )
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What worker 0 makes, on every worker; if it cannot, all raise why. Collective."""
+    job = init()
+    made: list[T] = []
+    error: Exception | None = None
+    if job.rank == 0:
+        try:
+            made.append(make())
+        except Exception as caught:
+            error = caught
+    made, wrong = job.comm.bcast((made, None if error is None else str(error)))
+    if wrong is not None:
+        raise DataSetError(wrong) from error
+    return made[0]
 
 
 def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:

@@ -43,6 +43,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use lease::Process;
 pub use manifest::{Entry, Key, Manifest, TaskState};
 pub use schema::{StateField, StateSchema};
 pub use store::{CheckpointStore, StoreError};

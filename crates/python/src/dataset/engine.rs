@@ -13,7 +13,7 @@ use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
     ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, StorageOptions, Workers, expr,
-    find_files, find_local_files, plain_schema, read, read_bytes, read_records, types,
+    find_files, find_local_files, plain_schema, read, read_bytes, read_records, settle, types,
 };
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -220,6 +220,14 @@ impl QueryEngine {
         let engine = Arc::clone(&self.engine);
         let work = async move { read_bytes(&engine, &path, &storage_options).await };
         Ok(PyBytes::new(py, &finish(py, self.engine.start(work))?))
+    }
+
+    /// Whether output is in a folder as a whole; what a dead writer has left in a store is removed.
+    #[pyo3(signature = (path, storage_options = StorageOptions::new()))]
+    fn settle(&self, py: Python<'_>, path: String, storage_options: StorageOptions) -> PyResult<bool> {
+        let engine = Arc::clone(&self.engine);
+        let work = async move { settle(&engine, &path, &storage_options).await };
+        finish(py, self.engine.start(work))
     }
 
     /// A table of which this worker, `worker` of `workers`, has a part.

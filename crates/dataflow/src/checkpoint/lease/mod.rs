@@ -24,7 +24,7 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, Upda
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-pub(crate) use process::Process;
+pub use process::Process;
 use protocol::{Answer, Ask, Claimant, Record, Step, Terms};
 
 /// What is asked of the store for so long has failed. It may be done all the same, later.

@@ -1,13 +1,17 @@
-//! Which process holds a lease, and when it is certain that it is gone.
+//! Which process holds a lease, or writes output, and when it is certain that it is gone.
+
+use std::fmt;
+use std::str::FromStr;
 
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 /// A process, among all that there are anywhere. Where the system does not tell enough, nothing is certain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Process {
+pub struct Process {
     /// The machine's name.
     pub host: String,
+    /// Its number there.
     pub pid: u32,
     /// When it began, in the kernel's ticks: numbers of processes are given again.
     started: String,
@@ -19,7 +23,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// This one.
-    pub(crate) fn this() -> Self {
+    pub fn this() -> Self {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         Process {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -32,7 +36,7 @@ impl Process {
     }
 
     /// Whether it has certainly come to its end: it was one of this machine, since it was started last, and this namespace.
-    pub(crate) fn is_gone(&self, this: &Process) -> bool {
+    pub fn is_gone(&self, this: &Process) -> bool {
         let whole = [&self.started, &self.boot, &self.namespace].iter().all(|part| !part.is_empty());
         let here = (&self.host, &self.boot, &self.namespace) == (&this.host, &this.boot, &this.namespace);
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
@@ -43,6 +47,21 @@ impl Process {
             // Another may have its number. One that cannot be looked at may be it.
             _ => started(&pid_text).is_some_and(|started| started != self.started) || is_over(&pid_text),
         }
+    }
+}
+
+impl fmt::Display for Process {
+    /// As one line, which [`FromStr`] reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl FromStr for Process {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
     }
 }
 
@@ -72,6 +91,7 @@ mod tests {
     fn only_who_was_here_and_is_gone_is_gone() {
         let this = Process::this();
         assert!(!this.is_gone(&this), "{this:?}");
+        assert_eq!(this.to_string().parse(), Ok(this.clone()), "others read what it is");
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id();
         let other = Process { pid, started: started(&pid.to_string()).unwrap(), ..this.clone() };
