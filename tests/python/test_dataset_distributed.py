@@ -528,6 +528,13 @@ back = tm.read_text(here / "texts").select(n=tm.col("line").cast("int64")).sort(
 array = np.concatenate([np.load(path) for path in sorted((here / "arrays").iterdir())])
 assert array.dtype == np.float64 and array[:, 0].tolist() == back and array[:, 1].tolist() == [n / 2 for n in back]
 assert len(list((here / "arrays").iterdir())) > 1
+# Each worker reads a share, of one file too.
+np.save(f"whole-{tm.init().rank}.npy", array)
+tm.init().comm.barrier()
+for arrays in tm.read_npy(here / "arrays", ["n", "half"]), tm.read_npy(here / "whole-0.npy", ["n", "half"]):
+    mine = arrays.collect_local().to_numpy()
+    assert 0 < len(mine["n"]) < 100_000 and (mine["n"] == mine["half"] * 2).all()
+    assert arrays.sort("n").to_dict()["n"] == back
 try:
     texts.select(text=tm.when(tm.col("text") == "5").then(tm.lit(None)).otherwise(tm.col("text"))).write_text(here / "none")
 except tm.DataSetError as error:

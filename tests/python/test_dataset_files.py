@@ -292,6 +292,63 @@ def test_npy(tmp_path: Path) -> None:
         tm.read_npy(tmp_path / "a.npy")
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (1, 5), (7, 1), (20_001, 3), (8192, 2), (40, 3000), (50_000, 40)])
+@pytest.mark.parametrize("dtype", ["?", "i1", "<u2", ">i4", ">f8", "<f2"])
+def test_npy_of_any_order(tmp_path: Path, dtype: str, shape: tuple[int, int], order: Any) -> None:
+    """Shares and batches that begin at another row than they say, or columns that are read as rows, are other values somewhere."""
+    array = np.asarray((np.arange(shape[0] * shape[1]) * 7919 % 251).reshape(shape).astype(dtype), order=order)
+    np.save(tmp_path / "a.npy", array)
+    found = tm.read_npy(tmp_path / "a.npy").collect().to_numpy()
+    assert list(found) == [f"column_{at + 1}" for at in range(shape[1])]
+    for at, column in enumerate(found.values()):
+        assert column.dtype == array.dtype.newbyteorder("=")
+        assert (column == array[:, at]).all()
+
+
+def test_npy_of_records_and_times(tmp_path: Path) -> None:
+    """Fields lie where the header says, with what is between them, and NaT is null; as NumPy writes them in each version of the format."""
+    kind = np.dtype([("a", "u1"), ("b", ">f8"), ("ü", "<i2"), ("at", "<M8[ms]"), ("took", "<m8[us]")], align=True)
+    assert kind.itemsize > 1 + 8 + 2 + 8 + 8
+    array = np.zeros(20_000, kind)
+    for name in "a", "b", "ü", "took":
+        array[name] = np.arange(20_000) % 200
+    array["at"] = np.datetime64("2024-02-29T12:00:00.123") + np.arange(20_000)
+    array["at"][7] = "NaT"
+    for version in (1, 0), (2, 0), (3, 0):
+        with open(tmp_path / "a.npy", "wb") as file:
+            # What the first cannot have, others are for.
+            saved = array if version != (1, 0) else array[["a", "b", "at"]].copy()
+            np.lib.format.write_array(file, saved, version)
+        data = tm.read_npy(tmp_path / "a.npy")
+        assert data.columns == list(saved.dtype.names)
+        table = data.collect()
+        found = table.to_numpy()
+        for name in set(saved.dtype.names) - {"at"}:
+            assert found[name].dtype == kind[name].newbyteorder("=") and (found[name] == array[name]).all(), name
+        times = table.to_dict()["at"]
+        assert times[7] is None and times[:7] + times[8:] == np.delete(array["at"], 7).tolist()
+    assert tm.read_npy(tmp_path / "a.npy", columns=list("vwxyz")).columns == list("vwxyz")
+    # Below each other, from files of other orders of bytes and axes.
+    for name, order in ("1", "C"), ("2", "F"):
+        np.save(
+            tmp_path / f"{name}.npy", np.asarray([[1, 2], [3, 4]], dtype="<i4" if order == "C" else ">i4", order=order)
+        )
+    both = tm.read_npy([tmp_path / "1.npy", tmp_path / "2.npy"]).to_dict()
+    assert both == {"column_1": [1, 3, 1, 3], "column_2": [2, 4, 2, 4]}
+
+
+def test_npy_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    """An array that is larger than any memory: nobody reads more of it than the query takes, or it would never end."""
+    with open(tmp_path / "a.npy", "wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 35, 4)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(np.arange(8.0).tobytes())
+        file.truncate(file.tell() - 64 + (1 << 40))
+    found = tm.read_npy(tmp_path / "a.npy").limit(3).to_dict()
+    assert list(found) == ["column_1", "column_2", "column_3", "column_4"] and len(found["column_1"]) == 3
+
+
 def test_partitioned_output(tmp_path: Path) -> None:
     data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
     assert data.write_parquet(tmp_path / "out", partition_by=["k"]) == 3
@@ -454,6 +511,12 @@ def npy(array: Any) -> bytes:
     return file.getvalue()
 
 
+def npz(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, array)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("files", "read", "message"),
     [
@@ -467,6 +530,36 @@ def npy(array: Any) -> bytes:
         ({"a.npy": npy(np.zeros((2, 2, 2)))}, lambda p: tm.read_npy(p), r"a\.npy has shape \(2, 2, 2\); .*1 or 2 axes"),
         ({"a.npy": npy(np.array(["a"]))}, lambda p: tm.read_npy(p), r"a\.npy is of type <U1; read_npy reads bool"),
         ({"a.bin.zst": b"1234"}, lambda p: tm.read_records(p, {"k": 4}), r"a\.bin\.zst: by its name it is compressed"),
+        ({"a.npy": npy(np.array(None))}, lambda p: tm.read_npy(p), r"a\.npy has shape \(\); .*1 or 2 axes"),
+        ({"a.npy": npy(np.array([{}, 1]))}, lambda p: tm.read_npy(p), r"a\.npy is of type object; read_npy reads bool"),
+        ({"a.npy": npy(np.zeros(2, "c16"))}, lambda p: tm.read_npy(p), r"a\.npy is of type complex128; .*with astype"),
+        ({"a.npy": npy(np.zeros(2, "M8[D]"))}, lambda p: tm.read_npy(p), r"a\.npy is of type datetime64\[D\]; "),
+        (
+            {"a.npy": npy(np.zeros(2, ">f8"))[:-1]},
+            lambda p: tm.read_npy(p),
+            r"a\.npy cannot be read .*: it is cut short",
+        ),
+        ({"a.npy": npy(np.zeros(2))[:90]}, lambda p: tm.read_npy(p), r"a\.npy .*: it ends within its header"),
+        ({"a.npy": b""}, lambda p: tm.read_npy(p), r"a\.npy cannot be read as \.npy: it is no array"),
+        ({"a.npy.gz": gzip.compress(npy(np.zeros(2)))}, lambda p: tm.read_npy(p), r"a\.npy\.gz: by its name it is compressed"),
+        ({"a.npz": npz(np.zeros(2))}, lambda p: tm.read_npy(p), r"a\.npz cannot be read as \.npy: .*archive.*np\.save"),
+        ({"a.npy": npy(np.zeros((2, 0)))}, lambda p: tm.read_npy(p), r"a\.npy has no columns"),
+        (
+            {"a.npy": npy(np.zeros(2, [("s", "U3")]))},
+            lambda p: tm.read_npy(p),
+            r'a\.npy has the field "s" of type <U3; read_npy reads bool',
+        ),
+        (
+            {"a.npy": npy(np.zeros(2, [("s", "f4", 3)]))},
+            lambda p: tm.read_npy(p),
+            r'a\.npy has the field "s" of several values',
+        ),
+        ({"a.npy": npy(np.zeros((2, 2)))}, lambda p: tm.read_npy(p, ["x"]), r"a\.npy has 2 columns, not 1"),
+        (
+            {"a.npy": npy(np.zeros((2, 2)))},
+            lambda p: tm.read_npy(p, "xx"),
+            r'a\.npy: two of its columns are called "x"',
+        ),
         ({"a.csv": b""}, lambda p: tm.read_csv(p), r"a\.csv has no columns"),
         ({"a.csv": b"x\n1\n", "b.csv.gz": b""}, lambda p: tm.read_csv(p), r"compressed in different ways"),
         ({"a.csv": b"x\n1\ntwo\n"}, lambda p: tm.read_csv(p, infer_rows=1).collect(), r"reading .*a\.csv: .*'two'"),

@@ -89,6 +89,10 @@ def test_records_text_and_npy(bucket: Path) -> None:
     assert tm.read_npy(url(bucket, "arrays"), columns=["a", "b"]).to_dict() == numbers.to_dict()
     np.save(bucket / "a.npy", np.arange(6.0).reshape(3, 2))
     assert tm.read_npy(url(bucket, "a.npy")).to_dict() == {"column_1": [0.0, 2.0, 4.0], "column_2": [1.0, 3.0, 5.0]}
+    columns = np.asfortranarray(np.arange(300_000.0).reshape(-1, 3))
+    np.save(bucket / "f.npy", columns)
+    found = tm.read_npy(url(bucket, "f.npy")).collect().to_numpy()
+    assert (np.stack(list(found.values()), axis=1) == columns).all()
     with pytest.raises(tm.DataSetError, match=r"there is no object or folder s3://.*none\.npy"):
         tm.read_npy(url(bucket, "none.npy"))
 
@@ -402,6 +406,15 @@ def test_http_file_and_memory_urls(tmp_path: Path) -> None:
         assert rows(tm.read_text(f"{base}/a%20b.csv")) == [("1",), ("2",), ("x",)]
         with pytest.raises(tm.DataSetError, match=r"http://127\.0\.0\.1:\d+/none"):
             tm.read_csv(f"{base}/none")
+        # Rows from their place on, columns in ranges of their own.
+        for order in "CF":
+            array = np.asarray(np.arange(300_000.0).reshape(-1, 3), order=order)
+            np.save(tmp_path / "a.npy", array)
+            found = tm.read_npy(f"{base}/a.npy").collect().to_numpy()
+            assert (np.stack(list(found.values()), axis=1) == array).all(), order
+        (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
+        with pytest.raises(tm.DataSetError, match=r"http://127\.0\.0\.1:\d+/a\.npy cannot be read .* it is cut short"):
+            tm.read_npy(f"{base}/a.npy")
         server.shutdown()
     assert rows(tm.read_csv(f"file://{tmp_path}/a%20b.csv")) == [(1,), (2,)]
     assert rows(tm.read_csv(f"file://{tmp_path}/*.csv")) == [(1,), (2,)]

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -291,6 +292,10 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
         },
     )
     _run(*hosts.prefix(1), "touch", str(data / "copies" / "c.txt"))
+    for host, array in enumerate(["np.arange(10)", "np.arange(20, 50)"]):
+        for name, saved in ("a", array), ("kinds", f"{array}.astype('i{4 << host}')"):
+            save = f"import numpy as np; np.save({str(data / name)!r}, {saved})"
+            _run(*hosts.prefix(host), sys.executable, "-c", save)
     program = f"""
         import tidemill as tm
 
@@ -314,6 +319,13 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
                 assert words in error and "each_host=True" in error, error
             assert read(f"{{data}}/there/t.txt").count() == 1, "the same on both"
             assert read(f"{{data}}/copies").count() == 6, "copies, one of another time"
+
+        error = told(lambda: tm.read_npy(f"{{data}}/a.npy").count())
+        assert "/a.npy is not the same file on all hosts: " in error and "each_host=True" in error, error
+        arrays = tm.read_npy(f"{{data}}/a.npy", each_host=True)
+        assert arrays.sort("value").to_dict() == {{"value": [*range(10), *range(20, 50)]}}
+        error = told(lambda: tm.read_npy(f"{{data}}/kinds.npy", each_host=True))
+        assert "/kinds.npy has the columns value Int32, and with those of other hosts " in error and "value Int64" in error, error
 
         error = told(lambda: tm.read_csv(f"{{data}}/own", each_host=True))
         assert f"/own/n.csv on host {{names[1]}}: its columns are m, those of " in error and f"/own/n.csv on host {{names[0]}} n: " in error, error

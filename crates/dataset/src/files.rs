@@ -6,7 +6,8 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,6 +31,9 @@ pub(crate) const NULL_FOLDER: &str = "__HIVE_DEFAULT_PARTITION__";
 
 /// The object that says that output is about to appear around it; what is there is not whole.
 pub(crate) const UNFINISHED: &str = "_unfinished";
+
+/// Ranges of an object that are asked for at once.
+const RANGES_AT_ONCE: usize = 8;
 
 /// A file to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +78,12 @@ impl File {
 
     /// Its bytes from `start` on. To be called, and read, on a thread that may wait.
     pub(crate) fn open(&self, start: u64) -> Result<Box<dyn Read + Send>> {
+        self.open_within(start..u64::MAX)
+    }
+
+    /// The same where a store need send nothing behind `range`; a local file goes on.
+    pub(crate) fn open_within(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
+        let Range { start, end } = range;
         match self {
             File::Local(path) => {
                 let mut file = std::fs::File::open(path).map_err(|error| self.failed(&error))?;
@@ -83,10 +93,38 @@ impl File {
             File::Object(object) => Ok(Box::new(ObjectReader {
                 object: object.clone(),
                 position: start,
+                end: end.min(object.size_bytes),
                 stream: None,
                 chunk: Bytes::new(),
                 threads: Handle::current(),
             })),
+        }
+    }
+
+    /// Fills `into` with some ranges of its bytes, one behind the other, which it is as long as. To be called on a thread that may wait.
+    pub(crate) fn read_ranges(&self, ranges: &[Range<u64>], into: &mut [u8]) -> io::Result<()> {
+        let mut into = into;
+        let mut next = |range: &Range<u64>| {
+            into.split_off_mut(..(range.end - range.start) as usize).expect("it is as long as the ranges")
+        };
+        match self {
+            File::Local(path) => {
+                let file = std::fs::File::open(path)?;
+                ranges.iter().try_for_each(|range| file.read_exact_at(next(range), range.start))
+            }
+            File::Object(Object { store, key, .. }) => Handle::current().block_on(async {
+                let get = |range: Range<u64>| store.objects.get_range(key, range);
+                let mut found = futures::stream::iter(ranges.to_vec()).map(get).buffered(RANGES_AT_ONCE);
+                for range in ranges {
+                    let bytes = found.try_next().await.map_err(|error| io::Error::other(store.failed(key, &error)))?;
+                    let part = next(range);
+                    match bytes.filter(|bytes| bytes.len() == part.len()) {
+                        Some(bytes) => part.copy_from_slice(&bytes),
+                        None => return Err(ended_early(store, key)),
+                    }
+                }
+                Ok(())
+            }),
         }
     }
 
@@ -127,6 +165,17 @@ impl File {
         }
     }
 
+    /// Refuses a file that is compressed, of which nobody can read a share.
+    pub(crate) fn check_not_compressed(&self) -> Result<()> {
+        if self.compression() == FileCompressionType::UNCOMPRESSED {
+            return Ok(());
+        }
+        Err(DataSetError::Unsupported(format!(
+            "{self}: by its name it is compressed, so that nobody can read a share of it; decompress it, or rename it if it is not"
+        )))
+    }
+
+    /// What its name tells of.
     pub(crate) fn compression(&self) -> FileCompressionType {
         let name = match self {
             File::Local(path) => path.to_string_lossy(),
@@ -179,10 +228,15 @@ fn local_url(path: &Path) -> Result<ListingTableUrl> {
     Ok(ListingTableUrl::parse(url.as_str())?)
 }
 
-/// An object from some byte on. Nothing is asked for before it is read.
+fn ended_early(store: &Store, key: &Key) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, format!("{} ended early", store.shown(key)))
+}
+
+/// An object from some byte on, up to another. Nothing is asked for before it is read.
 struct ObjectReader {
     object: Object,
     position: u64,
+    end: u64,
     stream: Option<BoxStream<'static, object_store::Result<Bytes>>>,
     chunk: Bytes,
     threads: Handle,
@@ -190,11 +244,11 @@ struct ObjectReader {
 
 impl Read for ObjectReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Object { store, key, size_bytes } = &self.object;
-        while self.chunk.is_empty() && self.position < *size_bytes && !into.is_empty() {
+        let Object { store, key, .. } = &self.object;
+        while self.chunk.is_empty() && self.position < self.end && !into.is_empty() {
             let next = self.threads.block_on(async {
                 if self.stream.is_none() {
-                    let range = GetRange::Bounded(self.position..*size_bytes);
+                    let range = GetRange::Bounded(self.position..self.end);
                     let options = GetOptions { range: Some(range), ..GetOptions::default() };
                     self.stream = Some(store.objects.get_opts(key, options).await?.into_stream());
                 }
@@ -205,10 +259,7 @@ impl Read for ObjectReader {
                     self.position += chunk.len() as u64;
                     self.chunk = chunk;
                 }
-                None => {
-                    let text = format!("{} ended early", store.shown(key));
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
-                }
+                None => return Err(ended_early(store, key)),
             }
         }
         let count = into.len().min(self.chunk.len());

@@ -19,7 +19,7 @@
 //! | `types`   | column types by name                                                       |
 //! | `reading` | how far an action is                                                      |
 //! | `read`    | DataSets of files; `lines` reads text                                      |
-//! | `records` | files of records of a fixed length; `part_sink` writes them, texts and arrays |
+//! | `records` | files of records of a fixed length; `npy` reads arrays; `part_sink` writes both, and texts |
 //! | `evolved` | Parquet and Arrow files of different schemas: `unite` finds one for all, `exact` casts without loss |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
 //! | `ipc_sink` | Arrow IPC files with a choice of compression                             |
@@ -55,6 +55,7 @@ mod lines;
 mod local_files;
 mod map;
 mod mark;
+mod npy;
 mod number_keys;
 mod numbers;
 mod own_files;
@@ -89,6 +90,7 @@ pub use files::{LocalFile, find_files, find_local_files, read_bytes};
 pub use join::How;
 pub use lenient::{BadRow, OnError};
 pub use map::BatchFunction;
+pub use npy::read_npy;
 pub use part_sink::PartFormat;
 pub use read::{CsvLayout, Format, read};
 pub use reading::Reading;

@@ -1,13 +1,13 @@
 //! Files of records of a fixed length, without headers: each column is the same bytes of every record.
 
 use std::io::Read;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray};
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
-use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
@@ -22,7 +22,7 @@ use crate::part_sink::Refused;
 use crate::stores::StorageOptions;
 
 /// Records of a batch: DataFusion's own batch size.
-const BATCH_RECORDS: u64 = 8192;
+pub(crate) const BATCH_RECORDS: u64 = 8192;
 
 /// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and bytes,
 /// in their order in a record.
@@ -45,12 +45,7 @@ pub async fn read_records(
     let files = find(engine, paths, storage).await?.files;
     let mut records = Vec::new();
     for file in &files {
-        if file.compression() != FileCompressionType::UNCOMPRESSED {
-            return Err(DataSetError::Unsupported(format!(
-                "{file}: by its name it is compressed, and records are read where they lie in a file; decompress it, or rename it if \
-                 it is none"
-            )));
-        }
+        file.check_not_compressed()?;
         let bytes = file.size_bytes()?;
         if bytes % width != 0 {
             return Err(DataSetError::Data(format!(
@@ -59,10 +54,28 @@ pub async fn read_records(
         }
         records.push(bytes / width);
     }
-    let each = records.iter().sum::<u64>().div_ceil(engine.partitions() as u64).max(BATCH_RECORDS);
+    let part = |shares: Vec<Share>| -> Arc<dyn PartitionStream> {
+        let piece = |Share { file, rows }| Piece { file: files[file].clone(), start: rows.start, end: rows.end };
+        let pieces = shares.into_iter().map(piece).collect();
+        Arc::new(Records { schema: SchemaRef::clone(&schema), pieces, width: width as usize })
+    };
+    let parts = deal(&records, BATCH_RECORDS, engine.partitions()).into_iter().map(part).collect();
+    let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts)?;
+    DataSet::new(engine.context().read_table(Arc::new(table))?)
+}
+
+/// Some records of a file, by its number.
+pub(crate) struct Share {
+    pub(crate) file: usize,
+    pub(crate) rows: Range<u64>,
+}
+
+/// As equal parts of the records of some files as there may be partitions, but of `records_min`; at least one, in their order.
+pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> Vec<Vec<Share>> {
+    let each = records.iter().sum::<u64>().div_ceil(partitions_max as u64).max(records_min);
     let mut groups = vec![Vec::new()];
     let mut left = each;
-    for (file, &count) in files.iter().zip(&records) {
+    for (file, &count) in records.iter().enumerate() {
         let mut start = 0;
         while start < count {
             if left == 0 {
@@ -70,16 +83,12 @@ pub async fn read_records(
                 left = each;
             }
             let end = count.min(start + left);
-            groups.last_mut().expect("never empty").push(Piece { file: file.clone(), start, end });
+            groups.last_mut().expect("never empty").push(Share { file, rows: start..end });
             left -= end - start;
             start = end;
         }
     }
-    let part = |pieces| -> Arc<dyn PartitionStream> {
-        Arc::new(Records { schema: SchemaRef::clone(&schema), pieces, width: width as usize })
-    };
-    let table = PiecesTable::new(SchemaRef::clone(&schema), files, groups.into_iter().map(part).collect())?;
-    DataSet::new(engine.context().read_table(Arc::new(table))?)
+    groups
 }
 
 /// Records `start..end` of a file.
@@ -111,7 +120,7 @@ impl PartitionStream for Records {
             let mut block = Vec::new();
             for piece in pieces {
                 let failed = |error: std::io::Error| DataFusionError::from(piece.file.failed(&error));
-                let mut file = piece.file.open(piece.start * width as u64)?;
+                let mut file = piece.file.open_within(piece.start * width as u64..piece.end * width as u64)?;
                 let mut at = piece.start;
                 while at < piece.end {
                     let count = BATCH_RECORDS.min(piece.end - at);

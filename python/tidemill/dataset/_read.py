@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from tidemill.dataset._each_host import own_files
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._map import given_schema
-from tidemill.dataset._table import Table
 from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
@@ -311,65 +309,48 @@ def read_npy(
     paths: Paths,
     columns: Sequence[str] | None = None,
     *,
+    each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    """Read arrays of NumPy's ``.npy`` format: of shape (n,) as one column, of shape (n, d) as d columns.
+    """Read arrays of NumPy's ``.npy`` format: of shape (n,) as one column, of shape (n, d) as d columns, of records as their fields.
+
+    Rows are read when a query needs them, in shares: a worker reads its part of each array. Arrays in C's order are read row by row,
+    those in Fortran's column by column, which from an object store is a request for each column and some MiB.
 
     Parameters
     ----------
     paths : str, path-like, or iterable of them
         As for `read_csv`: also a folder that `DataSet.write_npy` has written. Several arrays, one below the other, are of the same
-        type and number of columns. From an object store every worker reads all of them.
+        type and number of columns.
     columns : sequence of str, optional
-        Their names; by default ``value``, or ``column_1``, ``column_2``, ...
+        Their names; by default ``value``, or ``column_1``, ``column_2``, ..., or those of the fields.
+    each_host : bool, default=False
+        As for `read_csv`.
     storage_options : mapping of str to str, optional
         As for `read_csv`.
 
     Raises
     ------
     DataSetError
-        If it is no such file, or its type is none of bool, integer and float.
+        If a file is no such array, or not all of one, or is compressed; or the type of its values is none of bool, integers and floats of
+        up to 64 bits, ``datetime64`` and ``timedelta64`` in ``s``, ``ms``, ``us`` or ``ns``. Their ``NaT`` is null.
     """
-    tables: list[NativeTable] = []
-    first = None
-    for file in engine().find_files(_paths(paths), _told(storage_options)):
-        array = _array(file, storage_options)
-        shape = (array.dtype, array.shape[1:])
-        if first is None:
-            first = shape
-        elif shape != first:
+    names = None if columns is None else list(columns)
+
+    def read(files: list[str], schema: Any) -> NativeDataSet:
+        found = engine().read_npy(files, names, _told(storage_options))
+        if schema is not None and (mine := found.empty().fields) != schema.fields:
             raise DataSetError(
-                f"{file} is of {shape[0]} and {shape[1]}, the files before it are of {first[0]} and {first[1]}"
+                f"{files[0]} has the columns {_listing(mine)}, and with those of other hosts it would have {_listing(schema.fields)}: "
+                "convert arrays to one type, with astype"
             )
-        parts = [array] if array.ndim == 1 else list(array.T)
-        names = columns
-        if names is None:
-            names = ["value"] if array.ndim == 1 else [f"column_{place + 1}" for place in range(len(parts))]
-        if len(names) != len(parts):
-            raise DataSetError(f"{file} has {len(parts)} columns, not {len(names)}")
-        tables.append(Table.from_numpy(dict(zip(names, parts, strict=True)))._native)
-    # One table: as many partitions as one file has, however many files there are.
-    return DataSet(engine().table(NativeTable.concat(tables[0], tables[1:])))
+        return found
+
+    return _read(_paths(paths), each_host, read)
 
 
-def _array(file: str, storage_options: StorageOptions | None) -> Any:
-    """The array in a file, which is mapped if it is one of this machine."""
-    import numpy as np
-
-    try:
-        if _is_url(file):
-            array = np.load(io.BytesIO(engine().read_bytes(file, _told(storage_options))), allow_pickle=False)
-        else:
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataSetError(f"{file} cannot be read as .npy: {error}") from None
-    if array.ndim not in (1, 2):
-        raise DataSetError(f"{file} has shape {array.shape}; a table is made of arrays of 1 or 2 axes")
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise DataSetError(
-            f"{file} is of type {array.dtype}; read_npy reads bool, integers and floats of up to 64 bits: convert it with astype"
-        )
-    return array
+def _listing(fields: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in fields)
 
 
 def read_records(

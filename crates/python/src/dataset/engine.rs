@@ -13,7 +13,7 @@ use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
     ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, StorageOptions, Workers, expr,
-    find_files, find_local_files, plain_schema, read, read_bytes, read_records, settle, types,
+    find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle, types,
 };
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -170,6 +170,20 @@ impl QueryEngine {
     ) -> PyResult<NativeDataSet> {
         let engine = Arc::clone(&self.engine);
         let work = async move { read_records(&engine, &paths, &storage_options, &columns).await };
+        finish(py, self.engine.start(work)).map(NativeDataSet)
+    }
+
+    /// Arrays of NumPy's files; `columns` are names in place of theirs.
+    #[pyo3(signature = (paths, columns = None, storage_options = StorageOptions::new()))]
+    fn read_npy(
+        &self,
+        py: Python<'_>,
+        paths: Vec<String>,
+        columns: Option<Vec<String>>,
+        storage_options: StorageOptions,
+    ) -> PyResult<NativeDataSet> {
+        let engine = Arc::clone(&self.engine);
+        let work = async move { read_npy(&engine, &paths, &storage_options, columns.as_deref()).await };
         finish(py, self.engine.start(work)).map(NativeDataSet)
     }
 
