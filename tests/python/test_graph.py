@@ -332,6 +332,41 @@ graph.connect(b, c, x.gather())
 result = graph.run()
 assert result["c"] == {0: job.size} and sum(result["a"].values()) >= job.size, result["a"]
 
+# Behind what goes to all, too: when none of them takes any more, along whichever tree, and not before.
+def after(rows, context):
+    return sum(len(table) for table, _ in zip(rows, range(1 + 20 * context.copy)))
+for exchange in x.broadcast(), x.broadcast(along="chain"), x.broadcast(along="flat"), x.all_gather(), x.union(x.broadcast()):
+    graph = tm.Graph()
+    a = graph.source("a", endless, schema=N, parallelism=2)
+    b = graph.sink("b", after, per_worker=2)
+    graph.connect([a], b, exchange)
+    result = graph.run()
+    assert all(rows >= 1 + 20 * copy for copy, rows in result["b"].items()), result["b"]
+    assert len(result["b"]) == 2 * job.size and sum(result["a"].values()) >= 1, result["a"]
+
+# Functions that are called with every message, of tables, arrays and objects; they end when nobody takes any more.
+for schema, one in (N, {"n": [1, 2, 3]}), ("arrays", np.zeros(3)), (None, [1, 2, 3]):
+    seen = []
+    def forward(message, out, context):
+        seen.append(len(message))
+        out.send(message)
+        out.send(message)
+    graph = tm.Graph()
+    a = graph.source("a", lambda out, context: [out.send(one) for _ in range(100)] and None, schema=schema, parallelism=2)
+    b = graph.compute("b", forward, schema=schema, each=True, parallelism=3)
+    c = graph.sink("c", lambda message, context: seen.append(len(message) << 20), each=True, parallelism=2)
+    graph.connect(a, b, x.partition())
+    graph.connect(b, c, x.partition())
+    assert graph.run().values == {"a": {}, "b": {}, "c": {}}
+    assert job.comm.allreduce(sum(seen)) == 600 + (1200 << 20)
+graph = tm.Graph()
+a = graph.source("a", endless, schema=N, parallelism=2)
+b = graph.compute("b", lambda table, out, context: out.send(table), schema=N, each=True, parallelism=3)
+c = graph.sink("c", lambda rows, context: len(next(rows)), parallelism=1)
+graph.connect(a, b, x.broadcast())
+graph.connect(b, c, x.gather())
+assert graph.run()["c"][0] >= 1
+
 # Where copies run: by name, by a plan, by a function; the same on all.
 graph = tm.Graph("placed")
 a = graph.source("a", lambda out, context: None, schema=N, parallelism=4, cores=1, memory="1MiB", locations=[[job.workers[0]["host"]]] * 4)

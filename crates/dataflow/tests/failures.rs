@@ -14,9 +14,9 @@ use arrow::datatypes::{DataType, SchemaRef};
 use common::{Data, Kept, run_graph, schema, sink, source, tight};
 use futures_core::Stream;
 use tidemill_collective::run_ranks;
-use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition};
+use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Union};
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::{DataflowError, Graph, Item, Progress, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::{DataflowError, Graph, Item, Overlay, Progress, Runner, Settings, TaskError, TaskSpec};
 
 fn numbers() -> SchemaRef {
     schema(&[("n", DataType::Int64)])
@@ -156,7 +156,7 @@ fn a_consumer_may_stop_early() {
 #[test]
 fn consumers_that_stop_stop_their_producers() {
     fn check(exchange: impl Exchange + Clone + 'static) {
-        for workers in [1, 2, 3] {
+        for workers in [1, 2, 3, 5] {
             let (found, _) = run_graph(workers, &tight(), |graph, kept| {
                 let from = graph.add(
                     TaskSpec::new("endless", |_, outputs, _| async move {
@@ -208,6 +208,44 @@ fn consumers_that_stop_stop_their_producers() {
     check(Direct);
     check(Partition::by_key(["n"]));
     check(Partition::round_robin());
+    check(Broadcast::default());
+    check(Broadcast::along(Overlay::Chain));
+    check(Union::by(Broadcast::along(Overlay::Flat)));
+}
+
+/// Along a tree those who pass on what they do not want must not keep it from who does, nor wait for it themselves.
+#[test]
+fn consumers_of_a_broadcast_stop_for_themselves() {
+    for (workers, copies) in [(1, 3), (2, 3), (3, 3), (4, 4), (5, 9)] {
+        for overlay in [Overlay::Flat, Overlay::Binomial, Overlay::Chain] {
+            for wants in 0..copies {
+                let (kept, _) = run_graph(workers, &tight(), |graph, kept| {
+                    let from = graph.add(source("from", &numbers(), 2, &many(60)));
+                    let kept = Arc::clone(kept);
+                    let some = TaskSpec::new("some", move |inputs, _, context| {
+                        let kept = Arc::clone(&kept);
+                        async move {
+                            let mut input = inputs.into_only();
+                            // The others stop one after the other.
+                            let mut wanted = if context.copy() == wants { u32::MAX } else { context.copy() };
+                            while wanted > 0
+                                && let Some(Item::Batch(batch)) = input.recv().await?
+                            {
+                                kept.lock().unwrap().entry(context.copy()).or_default().push(batch);
+                                wanted -= 1;
+                            }
+                            Ok(())
+                        }
+                    });
+                    let to = graph.add(some.input("in").copies(copies));
+                    graph.connect(from, to, Broadcast::along(overlay));
+                })
+                .unwrap();
+                let rows: usize = kept[&wants].iter().map(RecordBatch::num_rows).sum();
+                assert_eq!(rows, 2 * 60 * 1000, "copy {wants} of {copies} on {workers} workers, {overlay:?}");
+            }
+        }
+    }
 }
 
 /// However fast the producer and slow the consumer, what is queued stays within the window.

@@ -125,6 +125,7 @@ class Graph:
         memory: int | str = 0,
         locations: Sequence[Sequence[str]] = (),
         comm: bool = False,
+        retries: int = 0,
     ) -> Task:
         """Adds a task that only sends; ``function(out, context)`` runs once in every copy.
 
@@ -150,6 +151,9 @@ class Graph:
             and, for each copy, the hosts that hold its data, by name or as paths such as ``"zone-a/rack-3/host-7"``.
         comm : bool, default=False
             Gives the copies a communicator of their own, `Context.comm`; each must be on a worker of its own.
+        retries : int, default=0
+            How often a copy's function is called again when it raises an exception before it has taken or sent anything, as when it cannot
+            open what it reads. Not with `comm`.
 
         Raises
         ------
@@ -157,7 +161,9 @@ class Graph:
             If a setting makes no sense, or the function does not take these arguments.
         """
         ports = _outputs(name, schema, outputs)
-        return self._add(name, function, {}, ports, parallelism, per_worker, cores, memory, locations, comm)
+        return self._add(
+            name, function, {}, ports, parallelism, per_worker, cores, memory, locations, comm, False, retries
+        )
 
     def compute(
         self,
@@ -173,6 +179,8 @@ class Graph:
         memory: int | str = 0,
         locations: Sequence[Sequence[str]] = (),
         comm: bool = False,
+        each: bool = False,
+        retries: int = 0,
     ) -> Task:
         """Adds a task that receives and sends; ``function(rows, out, context)`` runs once in every copy.
 
@@ -185,6 +193,12 @@ class Graph:
         inputs : iterable of str, or mapping, default=("in",)
             The names of the input ports; or the schema of each, None where it takes anything: what does not fit is an error
             before the graph runs.
+        each : bool, default=False
+            Calls the function with every message by itself, ``function(message, out, context)``, in place of once in every copy. There
+            is one input port; what the function returns is dropped.
+        retries : int, default=0
+            As for `source`; with `each`, how often the function is called again with a message for which it raised an exception. Then
+            what it sends leaves when it has returned: of a call that failed nothing is seen.
 
         Raises
         ------
@@ -193,7 +207,18 @@ class Graph:
         """
         ports = _outputs(name, schema, outputs)
         return self._add(
-            name, function, _inputs(inputs), ports, parallelism, per_worker, cores, memory, locations, comm
+            name,
+            function,
+            _inputs(inputs),
+            ports,
+            parallelism,
+            per_worker,
+            cores,
+            memory,
+            locations,
+            comm,
+            each,
+            retries,
         )
 
     def sink(
@@ -208,13 +233,15 @@ class Graph:
         memory: int | str = 0,
         locations: Sequence[Sequence[str]] = (),
         comm: bool = False,
+        each: bool = False,
+        retries: int = 0,
     ) -> Task:
         """Adds a task that only receives; ``function(rows, context)`` runs once in every copy.
 
         Parameters
         ----------
-        name, inputs, parallelism, per_worker, cores, memory, locations, comm
-            As for `compute`.
+        name, inputs, parallelism, per_worker, cores, memory, locations, comm, each, retries
+            As for `compute`; with `each`, ``function(message, context)``.
         function : callable, optional
             Called with an `Input` for each input port, and a `Context`. By default all that comes is returned: a `Table`, or a
             list of arrays or objects.
@@ -224,8 +251,12 @@ class Graph:
         GraphError
             As `source`.
         """
+        if function is None and each:
+            raise GraphError(f"task {name!r}: each=True is for a function, which is called with every message", name)
         called = collect if function is None else function
-        return self._add(name, called, _inputs(inputs), {}, parallelism, per_worker, cores, memory, locations, comm)
+        return self._add(
+            name, called, _inputs(inputs), {}, parallelism, per_worker, cores, memory, locations, comm, each, retries
+        )
 
     def connect(
         self, source: Task | Port | Sequence[Task | Port], target: Task | Port, exchange: Exchange | None = None
@@ -358,6 +389,8 @@ class Graph:
         memory: int | str,
         locations: Sequence[Sequence[str]],
         comm: bool,
+        each: bool,
+        retries: int,
     ) -> Task:
         try:
             copies = None if parallelism is None else _copies("parallelism", parallelism)
@@ -365,6 +398,7 @@ class Graph:
             needed = _cores(cores)
             memory_bytes = _memory(memory)
             hosts = _hosts(locations)
+            _check_calls(each, retries, comm, list(inputs))
         except GraphError as error:
             raise GraphError(f"task {name!r}: {error}", name) from None
         takes = {}
@@ -373,10 +407,16 @@ class Graph:
                 takes[port] = None if schema is None else PortType(schema).schema
             except GraphError as error:
                 raise GraphError(f"task {name!r}, input port {port!r}: {error}", name) from None
-        _check_function(name, function, [*inputs, *outputs])
+        _check_function(name, function, [*(["message"] if each else inputs), *outputs])
         index = self._native.add(
             name,
-            starter(function, list(inputs), [(port, kind.kind) for port, kind in outputs.items()]),
+            starter(
+                function,
+                list(inputs),
+                [(port, kind.kind) for port, kind in outputs.items()],
+                each=each,
+                retries=retries,
+            ),
             list(takes.items()),
             [(port, kind.schema) for port, kind in outputs.items()],
             copies=copies,
@@ -491,6 +531,18 @@ def _memory(given: Any) -> int:
     if not 0 <= found < 1 << 64:
         raise GraphError(f"memory={given!r} is no number of bytes from 0 on")
     return found
+
+
+def _check_calls(each: bool, retries: Any, comm: bool, inputs: list[str]) -> None:
+    """How often a function is called."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise GraphError(f"retries={retries!r} is no number of calls from 0 on")
+    if retries and comm:
+        raise GraphError(
+            f"retries={retries} cannot be with comm=True: the other copies would wait for a call that fails here"
+        )
+    if each and len(inputs) != 1:
+        raise GraphError(f"each=True is for one input port, not for {', '.join(inputs)}")
 
 
 def _hosts(given: Any) -> list[list[str]]:

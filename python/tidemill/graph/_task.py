@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,17 +43,25 @@ class Input:
         self._port = port
         #: A batch brings several objects at once.
         self._pending: deque[Any] = deque()
+        #: Whether the function has asked for anything.
+        self._used = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         while not self._pending:
-            came = self._copy.receive(self._port)
+            came = self._next()
             if came is None:
                 raise StopIteration
-            self._pending.extend(decode(came[1]))
+            self._pending.extend(decode(came))
         return self._pending.popleft()
+
+    def _next(self) -> NativeTable | None:
+        """What comes next, as it came."""
+        self._used = True
+        came = self._copy.receive(self._port)
+        return None if came is None else came[1]
 
     def __repr__(self) -> str:
         return f"<input {self.name!r} of task {self._copy.task!r}, copy {self._copy.copy}>"
@@ -71,6 +80,10 @@ class Output:
         self._copy = copy
         self._port = port
         self._kind = kind
+        #: What is to be done when the function has returned; None where it is done at once.
+        self._held: list[Callable[[], None]] | None = None
+        #: Whether the function has sent anything.
+        self._used = False
 
     def send(self, message: Any) -> None:
         """Sends a message on all edges that begin here; waits while a receiver has more than it can take.
@@ -87,20 +100,23 @@ class Output:
             If the message is none that the port sends; it names the column at fault.
         """
         table = encode_one(self._kind, message)
-        try:
-            self._copy.send(self._port, table)
-        except GraphError:
-            _reraise()
-            raise
+        self._do(lambda: self._copy.send(self._port, table))
 
     @property
     def wanted(self) -> bool:
-        """Whether any receiver still takes messages: a source without an end ends when none does. Of a broadcast always true."""
+        """Whether any receiver still takes messages: a source without an end ends when none does."""
         return self._copy.wanted(self._port)
 
     def flush(self) -> None:
         """Sends what exchanges have put aside to make larger batches of. For sources that are slow; the end does it anyway."""
-        self._copy.flush(self._port)
+        self._do(lambda: self._copy.flush(self._port))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._used = True
+        if self._held is None:
+            _done(work)
+        else:
+            self._held.append(work)
 
     def __repr__(self) -> str:
         return f"<output {self.name!r} of task {self._copy.task!r}, copy {self._copy.copy}>"
@@ -121,7 +137,7 @@ class Context:
         The communicator of the task's copies, whose ranks are their numbers; for tasks with ``comm=True``.
     """
 
-    def __init__(self, copy: NativeCopy, inputs: Sequence[Input]) -> None:
+    def __init__(self, copy: NativeCopy, inputs: Sequence[Input], each: bool) -> None:
         from tidemill.mpi._comm import Intracomm
 
         self.task = copy.task
@@ -133,6 +149,7 @@ class Context:
         self.comm: Intracomm | None = None if native is None else Intracomm._wrap(native, copy.task)
         self._copy = copy
         self._inputs = inputs
+        self._each = each
 
     @property
     def cancelled(self) -> bool:
@@ -145,7 +162,10 @@ class Context:
         A function that reads one port to its end lets the others wait; where both come from one task further up, that
         task would wait too, and neither end: take from both.
         """
+        if self._each:
+            raise GraphError("with each=True a function is given every message, and receives none by itself")
         for port in self._inputs:
+            port._used = True
             if port._pending:
                 return port.name, port._pending.popleft()
         came = self._copy.receive()
@@ -173,9 +193,9 @@ def collect(rows: Input, context: Context) -> Any:
 
 
 def starter(
-    function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[tuple[str, str]]
+    function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[tuple[str, str]], *, each: bool, retries: int
 ) -> Callable[[NativeCopy], None]:
-    """What starts a copy's thread; `outputs` are names and kinds.
+    """What starts a copy's thread; `outputs` are names and kinds, `each` and `retries` as for `Graph.compute`.
 
     A daemon: a function that never returns must not keep the program from its end.
     """
@@ -183,13 +203,66 @@ def starter(
     def body(copy: NativeCopy) -> Any:
         ins = [Input(copy, port, name) for port, name in enumerate(inputs)]
         outs = [Output(copy, port, name, kind) for port, (name, kind) in enumerate(outputs)]
-        return function(*ins, *outs, Context(copy, ins))
+        context = Context(copy, ins, each)
+        ports: list[Input | Output] = [*ins, *outs]
+        if each:
+            return _with_each(function, ins[0], outs, context, retries)
+        for again in range(1, retries + 1):
+            try:
+                return function(*ins, *outs, context)
+            except Exception as error:
+                # What it has taken is gone, and what it has sent has been seen.
+                if context.cancelled or any(port._used for port in ports):
+                    raise
+                _warn(context, error, again, retries)
+        return function(*ins, *outs, context)
 
     def start(copy: NativeCopy) -> None:
         name = f"{copy.task}, copy {copy.copy}"
         threading.Thread(target=_run, args=(copy, body), name=name, daemon=True).start()
 
     return start
+
+
+def _with_each(
+    function: Callable[..., Any], rows: Input, outs: Sequence[Output], context: Context, retries: int
+) -> None:
+    """Calls a function with every message. What it sends leaves when it has returned, where it may be called again."""
+    held: list[Callable[[], None]] = []
+    for out in outs:
+        out._held = held if retries else None
+    while (not outs or any(out.wanted for out in outs)) and (came := rows._next()) is not None:
+        for place, message in enumerate(decode(came)):
+            for again in range(1, retries + 1):
+                try:
+                    function(message, *outs, context)
+                    break
+                except Exception as error:
+                    if context.cancelled:
+                        raise
+                    _warn(context, error, again, retries)
+                    held.clear()
+                    # The function may have changed what it was given.
+                    message = decode(came)[place]
+            else:
+                function(message, *outs, context)
+            for work in held:
+                _done(work)
+            held.clear()
+
+
+def _done(work: Callable[[], None]) -> None:
+    """What a port does; of an exchange's function that fails in it, its own exception."""
+    try:
+        work()
+    except GraphError:
+        _reraise()
+        raise
+
+
+def _warn(context: Context, error: Exception, again: int, retries: int) -> None:
+    what = f"task {context.task!r}, copy {context.copy} on worker {context.worker} failed ({type(error).__name__}: {error})"
+    warnings.warn(f"{what}; calling its function again ({again} of {retries})", RuntimeWarning, stacklevel=3)
 
 
 def keep(error: BaseException) -> None:

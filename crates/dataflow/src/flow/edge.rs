@@ -202,10 +202,26 @@ impl Edge {
         (0..self.targets()).filter(move |&target| self.target_workers[target as usize] == me)
     }
 
-    /// The copy `target` of this worker takes nothing more of the stream from `source`. A sender elsewhere is told; one of this
-    /// worker sees it at the queue. What is broadcast goes on: others may want it.
+    /// The copy `target` of this worker, which has closed its queue, takes nothing more of the stream from `source`. A sender elsewhere
+    /// is told; one of this worker sees it at the queue.
     pub(crate) fn stop(&self, source: u32, target: u32) {
-        if let (None, Some(debt)) = (self.trees.first(), self.debts.get(&(source, target))) {
+        if !self.trees.is_empty() {
+            self.stop_above(source, self.target_workers[target as usize]);
+        } else if let Some(debt) = self.debts.get(&(source, target)) {
+            debt.stop();
+        }
+    }
+
+    /// Tells the worker above this one, `me`, in the tree of a broadcast that nothing more of it is wanted, once that is so for all copies here
+    /// and all workers below. Whoever was the last of them asks, so that somebody sees all; to be told twice does nothing.
+    fn stop_above(&self, source: u32, me: u32) {
+        let Some(debt) = self.debts.get(&(source, me)) else { return };
+        let mut here = (0..self.targets()).filter_map(|target| self.inlet(source, target));
+        let tree = self.trees[self.source_workers[source as usize] as usize].as_ref();
+        let mut below = tree.map_or(&[][..], |tree| &tree.children[me as usize]).iter();
+        if here.all(|(inlet, stream)| inlet.is_closed(stream))
+            && below.all(|&child| self.relays[&(source, child)].account.is_stopped())
+        {
             debt.stop();
         }
     }
@@ -259,7 +275,17 @@ impl Edge {
                     return Err(stranger());
                 }
             }
-            Kind::Stop => self.accounts.get(&stream).ok_or_else(stranger)?.stop(),
+            Kind::Stop => {
+                if let Some(account) = self.accounts.get(&stream) {
+                    account.stop();
+                } else if let Some(relay) = self.relays.get(&stream) {
+                    relay.account.stop();
+                    self.relay(relay, header.target, links);
+                    self.stop_above(header.source, links.me);
+                } else {
+                    return Err(stranger());
+                }
+            }
             Kind::Batch | Kind::End | Kind::Watermark | Kind::Idle | Kind::Barrier
                 if header.target == u32::MAX && !self.trees.is_empty() =>
             {
@@ -340,12 +366,17 @@ impl Edge {
 
     fn relay(&self, relay: &Relay, child: u32, links: &Links) {
         let mut waiting = relay.waiting.lock();
+        let is_stopped = relay.account.is_stopped();
         while let Some((bytes, guard)) = waiting.front() {
-            // Ends and marks are no batches: they need no credit.
-            if guard.is_some() && !relay.account.try_acquire(bytes.len() as u64) {
+            // Ends and marks are no batches: they need no credit, and whoever wants no batches still waits for them.
+            if guard.is_some() && !is_stopped && !relay.account.try_acquire(bytes.len() as u64) {
                 return;
             }
             let Some((bytes, guard)) = waiting.pop_front() else { return };
+            if guard.is_some() && is_stopped {
+                self.pending.fetch_sub(1, Ordering::SeqCst);
+                continue;
+            }
             metrics::add(&self.metrics.remote_blocks, u64::from(guard.is_some()));
             metrics::add(&self.metrics.remote_bytes, bytes.len() as u64);
             links.forward(child, bytes, guard);

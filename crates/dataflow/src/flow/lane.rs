@@ -191,6 +191,10 @@ impl End {
         let frame = self.frame(way, Rows::Batch(batch))?.into_buffer();
         let Place::There { workers, .. } = &self.place else { unreachable!("just seen") };
         for (worker, account) in workers {
+            if account.is_stopped() {
+                account.settle(taken, 0);
+                continue;
+            }
             account.settle(taken, frame.len() as u64);
             count_frame(way, frame.len() as u64);
             way.links.send_shared(*worker, frame.clone());
@@ -257,20 +261,16 @@ impl Lane {
         Arc::new(Lane { way: Arc::clone(way), accounts, state: Mutex::new(state), packing: AtomicBool::new(false) })
     }
 
-    /// Whether the receiver has let go of its end. Of a broadcast nobody asks.
+    /// Whether all receivers have let go of their ends.
     pub(super) fn is_stopped(&self) -> bool {
         if self.packing.load(Ordering::Relaxed) {
             // It was asked when the first of these came, and is again when they have gone.
             return false;
         }
-        let state = self.state.lock();
-        match state.ends.as_slice() {
-            [End { place: Place::Here { inlet, stream, .. }, .. }] => inlet.is_closed(*stream),
-            [End { place: Place::There { target, workers, .. }, .. }] if *target != u32::MAX => {
-                workers.iter().all(|(_, account)| account.is_stopped())
-            }
-            _ => false,
-        }
+        self.state.lock().ends.iter().all(|end| match &end.place {
+            Place::Here { inlet, stream, .. } => inlet.is_closed(*stream),
+            Place::There { workers, .. } => workers.iter().all(|(_, account)| account.is_stopped()),
+        })
     }
 
     /// Sends a batch, now or with others before the turn is over.
@@ -382,6 +382,9 @@ impl Lane {
                 continue;
             };
             let theirs = accounts.split_off(..workers.len()).expect("every place has its accounts");
+            if theirs.iter().all(|(account, _)| account.is_stopped()) {
+                continue;
+            }
             for piece in pieces(batch.clone()) {
                 waited += self.send_block(at, Rows::Batch(&piece), theirs.iter().zip(&workers)).await?;
             }
@@ -404,6 +407,10 @@ impl Lane {
         let (way, mut waited) = (&self.way, 0);
         let frame = self.state.lock().ends[at].frame(way, rows)?.into_buffer();
         for ((account, hurries), worker) in to {
+            // Of a broadcast that others want: what nobody waits for would have nothing to hold it back.
+            if account.is_stopped() {
+                continue;
+            }
             waited += account.acquire(frame.len() as u64, way.hurry.as_ref().filter(|_| *hurries)).await;
             count_frame(way, frame.len() as u64);
             way.links.send_shared(*worker, frame.clone());

@@ -75,7 +75,7 @@ impl Outlet {
         }
     }
 
-    /// Whether any copy that it leads to still takes something. Of a broadcast, and of an edge that leads nowhere, nobody asks.
+    /// Whether any copy that it leads to still takes something. Of an edge that leads nowhere nobody asks.
     fn is_wanted(&self) -> bool {
         self.lanes().is_empty() || !self.lanes().iter().all(|lane| lane.is_stopped())
     }
