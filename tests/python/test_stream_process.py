@@ -843,6 +843,72 @@ def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
     assert [(row["at"] - seen[0]["at"]) / SECOND for row in seen] == [0, pytest.approx(0.47)]
 
 
+@pytest.mark.parametrize("where", ["in memory", "on disk", "in a checkpoint"])
+def test_alarms_when_the_clock_is_set(tmp_path: Any, where: str) -> None:
+    """An alarm waits for the time that it is set for, whatever the clock was before: set back, it waits longer; set forward, it goes off, once."""
+    clock, hour = 10**15, 3600 * 10**6
+
+    def wait(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        if context.alarms:
+            return [{**key, "at": at} for at in context.alarms]
+        context.set_alarm(context.now + 10 * SECOND)
+        return None
+
+    def processor() -> Processor:
+        schema = {"k": "int64", "at": "timestamp[us]"}
+        return Processor(wait, "wait", ("k",), schema, None, str(tmp_path), True, None, lambda: clock)
+
+    def came(of: Processor, key: int) -> None:
+        names = tm.from_dict({"k": [key]}).collect()._native
+        assert of.rows(names, [key], [1], names) == []
+
+    def rung(of: Processor) -> list[tuple[int, int]]:
+        """The keys whose alarms have gone off, and how many seconds ago they were due."""
+        made, more = of.ring()
+        assert not more or of.ring() == ([], False)
+        rows = [row for native in made for row in tm.Table(native).to_pylist()]
+        return [(row["k"], (clock - round((row["at"] - START) / SECOND * 10**6)) // 10**6) for row in rows]
+
+    def moved(of: Processor) -> Processor:
+        """The same, after what it keeps has been elsewhere."""
+        if where == "on disk":
+            of._store = of._store or Store(str(tmp_path))
+            of._store.put([of._evict(key) for key in list(of._entries)])
+            of._alarms.keep(of._is_alarm)
+            of._stored_alarm = of._store.first_alarm()
+        if where != "in a checkpoint":
+            return of
+        again = processor()
+        for bucket, _, part in of.snapshot(whole=True):
+            again.restore(0, bucket, [part] if part else [])
+        return again
+
+    one = processor()
+    came(one, 1)
+    one = moved(one)
+    clock -= hour
+    assert rung(one) == []
+    came(one, 2)
+    assert one.next_alarm() == clock + 10 * 10**6
+    one = moved(one)
+    clock += 9 * 10**6
+    assert rung(one) == []
+    clock += 10**6
+    assert rung(one) == [(2, 0)]
+    assert one.next_alarm() == clock + hour
+    one = moved(one)
+    clock += 2 * hour
+    assert rung(one) == [(1, 3600)]
+    one = moved(one)
+    clock -= 3 * hour
+    assert (rung(one), one.next_alarm()) == ([], None)
+    # What is set now is by the clock as it is now.
+    came(one, 1)
+    assert one.next_alarm() == clock + 10 * 10**6
+    clock += 10 * 10**6
+    assert rung(one) == [(1, 0)]
+
+
 def test_alarms_at_the_end() -> None:
     """Those that are set go off, however far they are."""
 

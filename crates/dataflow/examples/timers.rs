@@ -1,0 +1,163 @@
+//! Timers by key, in Rust: which machines have not been heard of for ten seconds, and how many messages they had sent.
+//!
+//! `cargo run --release -p tidemill-dataflow --example timers`: two workers, which are threads of one process here. A job of processes has a
+//! communicator that it has joined in place of those of [`run_ranks`]; nothing else is different.
+
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tidemill_collective::run_ranks;
+use tidemill_dataflow::exchange::{Direct, Partition};
+use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::stream::keyed::{KeyContext, KeyLogic, KeyOperator, Timer};
+use tidemill_dataflow::stream::sink::Sink;
+use tidemill_dataflow::stream::source::{EventTimes, Next, Source};
+use tidemill_dataflow::{DataflowError, Emit, Graph, Runner, Settings, TaskError, TaskSpec};
+
+const SECOND_US: i64 = 1_000_000;
+const SILENT_US: i64 = 10 * SECOND_US;
+/// Messages: a machine, and the second in which it sent one.
+const MESSAGES: [(&str, i64); 9] =
+    [("a", 0), ("b", 1), ("a", 2), ("b", 4), ("c", 5), ("c", 13), ("c", 21), ("b", 22), ("c", 30)];
+
+fn messages() -> SchemaRef {
+    let at = DataType::Timestamp(TimeUnit::Microsecond, None);
+    Arc::new(Schema::new(vec![Field::new("machine", DataType::Utf8, false), Field::new("at", at, false)]))
+}
+
+/// What comes out: a machine, how many messages it had sent, and the second of the last.
+fn silent_machines() -> SchemaRef {
+    let number = |name| Field::new(name, DataType::Int64, false);
+    Arc::new(Schema::new(vec![Field::new("machine", DataType::Utf8, false), number("messages"), number("last_s")]))
+}
+
+/// Gives the messages one by one: so many have been given.
+struct Messages(usize);
+
+impl Source for Messages {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        let Some((machine, second)) = MESSAGES.get(self.0) else { return Poll::Ready(Ok(Next::End)) };
+        self.0 += 1;
+        let machine: ArrayRef = Arc::new(StringArray::from(vec![*machine]));
+        let at: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![second * SECOND_US]));
+        Poll::Ready(Ok(Next::Rows { split: 0, rows: RecordBatch::try_new(messages(), vec![machine, at])? }))
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        // What `TaskContext::restored` has in a job that goes on from a checkpoint. This one makes none, and begins at 0.
+        Ok(vec![("all".into(), Bytes::copy_from_slice(&(self.0 as u64).to_le_bytes()))])
+    }
+}
+
+/// What is done with the messages of each machine. It keeps nothing itself: what is known of a machine is in the key's state, which is bytes, so that
+/// it can be saved and move to other workers. Here they are two numbers: how many messages, and when the last was sent.
+struct Silent;
+
+fn known(state: &[u8]) -> Option<(i64, i64)> {
+    let (numbers, []) = state.as_chunks() else { return None };
+    match numbers {
+        [count, last] => Some((i64::from_le_bytes(*count), i64::from_le_bytes(*last))),
+        _ => None,
+    }
+}
+
+/// Tells of a machine that was silent.
+fn tell((count, last): (i64, i64), key: &KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
+    let numbers = [count, last / SECOND_US].map(|number| Arc::new(Int64Array::from(vec![number])) as ArrayRef);
+    let columns = key.key().columns().iter().cloned().chain(numbers).collect();
+    emit.send(RecordBatch::try_new(silent_machines(), columns)?);
+    Ok(())
+}
+
+impl KeyLogic for Silent {
+    fn on_rows(&mut self, rows: &RecordBatch, key: &mut KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
+        for &at in rows.column(1).as_primitive::<TimestampMicrosecondType>().values() {
+            let mut count = 1;
+            if let Some((before, last)) = known(key.state()) {
+                key.delete(Timer::Event(EventTime(last + SILENT_US)));
+                // Rows may come before the stream's time does: that has to wait for those of other splits.
+                if at > last + SILENT_US {
+                    tell((before, last), key, emit)?;
+                } else {
+                    count += before;
+                }
+            }
+            // It goes off when every row before that time has come. `Timer::Clock` would go by the machine's clock.
+            key.set(Timer::Event(EventTime(at + SILENT_US)));
+            *key.state() = [count, at].map(i64::to_le_bytes).concat();
+        }
+        Ok(())
+    }
+
+    fn on_timer(&mut self, _: Timer, key: &mut KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError> {
+        let silent = known(key.state()).ok_or("a machine without messages")?;
+        // A key of which there is neither a state nor a timer is forgotten.
+        key.state().clear();
+        tell(silent, key, emit)
+    }
+}
+
+/// A machine, its messages, and the second of the last.
+pub type Found = (String, i64, i64);
+
+/// Collects rows. One that writes elsewhere makes ready in `prepare` what `commit` lets appear, when the checkpoint is durable.
+struct Collect(Arc<Mutex<Vec<Found>>>);
+
+impl Sink for Collect {
+    fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
+        let machines = rows.column(0).as_string::<i32>();
+        let [messages, lasts] = [1, 2].map(|column| rows.column(column).as_primitive::<Int64Type>().values());
+        let rows = (0..rows.num_rows()).map(|row| (machines.value(row).to_owned(), messages[row], lasts[row]));
+        self.0.lock().expect("nothing panics with it locked").extend(rows);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn prepare(&mut self, _epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
+        Box::pin(ready(Ok(Bytes::new())))
+    }
+
+    fn commit(&mut self, _prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(ready(Ok(())))
+    }
+}
+
+/// The machines that were silent, in the order of their last messages.
+///
+/// # Errors
+/// What a task has failed with.
+pub fn silent(workers: u32) -> Result<Vec<Found>, DataflowError> {
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let mut graph = Graph::new("timers");
+    let source = TaskSpec::source("messages", Some(EventTimes::of("at")), |_| Ok(Messages(0)));
+    let source = graph.add(source.output("rows", messages()).copies(1));
+    // Column 0 is the key: of the operator, and of the partition that brings it its rows.
+    let silent = TaskSpec::operator("silent", |context| KeyOperator::new(Silent, &messages(), &[0], context));
+    let silent = graph.add(silent.streaming().input("rows").output("silent", silent_machines()));
+    let into = Arc::clone(&found);
+    let sink = TaskSpec::sink("collect", move |_| Ok(Collect(Arc::clone(&into))));
+    let sink = graph.add(sink.input("rows"));
+    graph.connect(source, silent, Partition::by_key(["machine"]));
+    graph.connect(silent, sink, Direct);
+    let ran = run_ranks(workers, |comm| -> Result<(), DataflowError> {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() })?;
+        // With `CheckpointSettings` in place of `None` the job goes on from its last checkpoint, with states and timers.
+        runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
+    });
+    ran.expect("threads can be started").into_iter().collect::<Result<(), _>>()?;
+    let mut found = std::mem::take(&mut *found.lock().expect("nothing panics with it locked"));
+    found.sort_by_key(|(machine, _, last)| (*last, machine.clone()));
+    Ok(found)
+}
+
+fn main() -> Result<(), DataflowError> {
+    for (machine, messages, last) in silent(2)? {
+        println!("{machine}: {messages} messages, the last in second {last}");
+    }
+    Ok(())
+}
