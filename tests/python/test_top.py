@@ -114,3 +114,10 @@ def test_options_that_make_no_sense(env: dict[str, str]) -> None:
     wrong = launched.run("top", "--every", "0", env=env)
     assert wrong.returncode == 2
     assert b"--every is from 0.1 to 3600 seconds" in wrong.stderr
+    # What would print again and again, or once, is for a person; what a program reads is there at once.
+    wrong = launched.run("top", "--json", "--every", "2", env=env)
+    assert wrong.returncode == 2
+    assert b"--json looks once, so there is no --every" in wrong.stderr
+    for once in ((), ("--once",)):
+        none = launched.run("top", "--json", *once, env=env)
+        assert (none.returncode, none.stdout) == (1, b"[]\n")

@@ -22,16 +22,19 @@ _HEADING = ("", "rows/s", "remote/s", "queued", "blocked", "time", "behind", "he
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 with ``--once`` where no stream runs."""
+    """Run the command; the exit code is 0, or 1 with ``--once`` or ``--json`` where no stream runs."""
     parser = Parser(
         prog="tidemill top",
         description="Show the streams that run on this machine: rates, queues, back-pressure, event time, checkpoints.",
     )
-    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (default 1)")
+    parser.add_argument("--every", type=float, metavar="S", help="seconds between two looks (default 1)")
     parser.add_argument("--once", action="store_true", help="look twice, print what there is between, and end")
-    parser.add_argument("--json", action="store_true", help="with --once: print what the workers tell, as JSON")
+    parser.add_argument("--json", action="store_true", help="look once, print what the workers tell, as JSON, and end")
     options = parser.parse_args(argv)
-    if not 0.1 <= options.every <= 3600:
+    if options.json and options.every is not None:
+        parser.error("--json looks once, so there is no --every")
+    every = 1.0 if options.every is None else options.every
+    if not 0.1 <= every <= 3600:
         parser.error("--every is from 0.1 to 3600 seconds")
     before = _status.jobs()
     if options.json:
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if before else 1
     try:
         while True:
-            time.sleep(options.every)
+            time.sleep(every)
             now = _status.jobs()
             lines = [line for job in _grouped(now) for line in _lines(job, before)]
             if options.once:
