@@ -543,7 +543,13 @@ class NativeDataSet:
     ) -> NativeDataSet: ...
     def is_stream(self) -> bool: ...
     def join(
-        self, right: NativeDataSet, on: _Pairs, how: str, suffix: str, condition: NativeExpr | None
+        self,
+        right: NativeDataSet,
+        on: _Pairs,
+        how: str,
+        suffix: str,
+        condition: NativeExpr | None,
+        ttl: int | None = None,
     ) -> NativeDataSet: ...
     def sort(self, by: Sequence[_SortKey]) -> NativeDataSet: ...
     def limit(self, skip: int, count: int | None = None) -> NativeDataSet: ...
@@ -754,8 +760,10 @@ def window_of(
     slide: int,
     lateness: int,
     early: int | None = None,
+    early_time: int | None = None,
     early_rows: int | None = None,
     zone: str = "",
+    ttl: int | None = None,
 ) -> NativeExpr: ...
 
 class NativeRedisHashes:

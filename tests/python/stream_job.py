@@ -79,11 +79,37 @@ def by_rows(rows: tm.DataSet) -> tm.DataSet:
     return all_.select("key", "window_start", "window_end", "window_final", "n", rows="n")
 
 
+def by_steps(rows: tm.DataSet) -> tm.DataSet:
+    """As `windows`, and what each has of a key at each quarter in which the key has had rows."""
+    if rows._native.is_stream():
+        window = tm.window(tm.tumbling("1s"), on="ts", early_time="250ms")
+        return rows.group_by("key", window).agg(n=tm.count())
+    quarters = rows.group_by("key", tm.window(tm.tumbling("250ms"), on="ts")).agg(n=tm.count())
+    second = tm.col("at").cast("timestamp[s]").cast("timestamp[us]")
+    quarters = quarters.select("key", "n", at="window_start").with_columns(window_start=second)
+    so_far = tm.col("n").sum().over(partition_by=["key", "window_start"], order_by="at")
+    early = quarters.with_columns(n=so_far).filter(tm.col("at") - tm.col("window_start") < timedelta(seconds=0.75))
+    early = early.with_columns(window_end=tm.col("window_start") + SECOND, window_final=tm.lit(False))
+    last = windows(rows).with_columns(window_final=tm.lit(True))
+    return last.union(early.drop("at")).select("key", "window_start", "window_end", "window_final", "n")
+
+
 def pairs(rows: tm.DataSet) -> tm.DataSet:
     """Every row with those of its key that follow it within a tenth of a second, or alone."""
     later = rows.select("key", later="row", then="ts").filter(tm.col("later") % 3 == 0)
     where = (tm.col("then") > tm.col("ts")) & (tm.col("then") <= tm.col("ts") + timedelta(seconds=0.1))
     return rows.join(later, on="key", how="left", where=where).select("row", "later")
+
+
+def near(rows: tm.DataSet) -> tm.DataSet:
+    """Every row with those of its key that are less than a tenth of a second away, or alone, and every third row of these."""
+    others = rows.select("key", other="row", then="ts").filter(tm.col("other") % 3 == 0)
+    if rows._native.is_stream():
+        joined = rows.join(others, on="key", how="full", ttl="100ms")
+    else:
+        apart, tenth = tm.col("then") - tm.col("ts"), timedelta(seconds=0.1)
+        joined = rows.join(others, on="key", how="full", where=(apart < tenth) & (apart > -tenth))
+    return joined.select("row", "other")
 
 
 def best(rows: tm.DataSet) -> tm.DataSet:
@@ -151,10 +177,15 @@ def by_hand(rows: tm.DataSet) -> tm.DataSet:
     return rows.key_by("key").process(count, schema)
 
 
-def hundreds(rows: tm.DataSet) -> tm.DataSet:
+def hundreds(rows: tm.DataSet, for_a_time: bool = False) -> tm.DataSet:
     """Each hundred rows of a key: which these are depends on who was faster, how many hundreds there are does not."""
     if rows._native.is_stream():
-        window = tm.window(tm.stream.counting(100, 50))
+        # Keys are remembered for longer than the job has time.
+        window = (
+            tm.window(tm.stream.counting(100, 50, ttl="1h"), on="ts")
+            if for_a_time
+            else tm.window(tm.stream.counting(100, 50))
+        )
         return rows.group_by("key", window).agg(n=tm.count(), rows=tm.col("row").n_unique())
     counts = rows.group_by("key").agg(all=tm.count())
     windows = [
@@ -189,9 +220,12 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "sliding": sliding,
     "early": early,
     "by_rows": by_rows,
+    "by_steps": by_steps,
     "custom": custom,
     "hundreds": hundreds,
+    "hundreds_for_a_time": functools.partial(hundreds, for_a_time=True),
     "pairs": pairs,
+    "near": near,
     "best": best,
     "visits": visits,
     "kept_visits": kept_visits,

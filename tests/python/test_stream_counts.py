@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,11 +78,108 @@ def test_many_keys_and_long_windows() -> None:
     assert len({row["key"] for row in seen}) == 3000
 
 
+def seconds(rows: int, keys: int) -> tm.DataSet:
+    """Rows of some keys, a second apart, in one order."""
+    return tm.stream.rate(rows=rows, keys=keys, splits=1, step="1s", seed=3).select("key", "number", "time")
+
+
+def windows_of(rows: list[Row], size: int, slide: int, ttl: int) -> list[tuple[int, int, int]]:
+    """The key, the start and the sum of each window."""
+    found, since, last = list[tuple[int, int, int]](), defaultdict[int, list[int]](list), dict[int, int]()
+    for row in rows:
+        key, number = row["key"], row["number"]
+        if number >= last.get(key, number) + ttl:
+            since[key].clear()
+        last[key] = number
+        since[key].append(number)
+        if (count := len(since[key])) >= size and (count - size) % slide == 0:
+            found.append((key, count - size, sum(since[key][-size:])))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("size", "slide", "ttl"), [(5, 2, 40), (1, 1, 1), (3, 3, 12), (4, 1, 200)])
+def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tmp_path: Path) -> None:
+    """A row that is so much later than the last of its key is the first of a window again, and no other is: whatever comes together, and
+    over a stop."""
+    source = seconds(40_000, 20)
+    rows = written(source)
+    expected = windows_of(rows, size, slide, ttl)
+    assert len(expected) > 500
+
+    def sums(stream: tm.DataSet) -> tm.DataSet:
+        window = tm.window(tm.stream.counting(size, slide, ttl=ttl), on="time")
+        return stream.group_by("key", window).agg(sum=tm.col("number").sum())
+
+    def told(seen: list[Row]) -> list[tuple[int, int, int]]:
+        assert all(row["window_end"] == row["window_start"] + size for row in seen)
+        return sorted((row["key"], row["window_start"], row["sum"]) for row in seen)
+
+    assert told(written(sums(source))) == expected
+    lines = [json.dumps({**row, "time": str(row["time"])}) + "\n" for row in rows]
+    file, seen = tmp_path / "rows.json", list[Row]()
+    schema = {"key": "int64", "number": "int64", "time": "timestamp[us]"}
+    # It stops somewhere in the first part: what comes after that is written when it has.
+    for part, at_end in ((lines[:30_000], False), (lines[30_000:], True)):
+        with file.open("a") as more:
+            more.writelines(part)
+        grown = sums(tm.stream.from_files(file, schema, time="time", stop_at_end=at_end))
+        stop = None if at_end else lambda: len(seen) >= 300
+        grown.write_stream(
+            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c", every="100ms", stop=stop
+        )
+        assert at_end or len(seen) < len(expected)
+    assert told(seen) == expected
+
+
+def test_keys_come_and_go() -> None:
+    """More keys than there can be at a time, each with a few rows: what is kept of those that are gone goes."""
+    count = 200_000
+    source = tm.stream.rate(rows=count, splits=1, step="1s").select(
+        "number", "time", key=tm.col("number") - tm.col("number") % 4
+    )
+    window = tm.window(tm.stream.counting(3, ttl="1h"), on="time")
+    seen = written(source.group_by("key", window).agg(least=tm.col("number").min()))
+    assert len(seen) == count // 4 and all(row["least"] == row["key"] for row in seen)
+
+
+def test_rows_without_a_time_and_windows_of_rows() -> None:
+    """They are left out, and counted, where keys are remembered for a time; elsewhere nobody looks."""
+    table = tm.from_dict({"s": [None, 0, None, 5, 20, 21]}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
+    stream = tm.stream.from_table(table, time="at", rows_per_batch=100)
+    with pytest.warns(tm.stream.NoTimeWarning, match="2 rows had no time and were left out"):
+        seen = written(stream.group_by(tm.window(tm.stream.counting(2, ttl="10s"), on="at")).agg(s=tm.col("s").sum()))
+    assert [(row["window_start"], row["s"]) for row in seen] == [(0, 5), (0, 41)]
+    seen = written(stream.group_by(tm.window(tm.stream.counting(2))).agg(s=tm.col("s").sum()))
+    assert [row["window_start"] for row in seen] == [0, 2, 4]
+
+
+def test_keys_for_a_time_are_another_state(tmp_path: Path) -> None:
+    """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
+    # Without an end, lest it be over before it is asked to stop.
+    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
+    forever = tm.window(tm.stream.counting(3))
+    written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop=lambda: True)
+    for_a_time = tm.window(tm.stream.counting(3, ttl="1h"), on="time")
+    with pytest.raises(
+        tm.DataSetError, match=r"it held windows of 3 rows every 3 rows, and now holds .* of keys for a"
+    ):
+        written(stream.group_by("key", for_a_time).agg(n=tm.count()), checkpoint=tmp_path / "c")
+
+
 def test_what_cannot_be() -> None:
     table = tm.from_dict({"s": [1]}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at")
+    for windows, on in ((tm.stream.counting(3), "at"), (tm.stream.counting(3, ttl="1h"), None)):
+        with pytest.raises(tm.DataSetError, match=r"on= is for counting\(\.\.\., ttl=\)"):
+            tm.window(windows, on=on)
     with pytest.raises(tm.DataSetError, match="they look at no time"):
-        tm.window(tm.stream.counting(3), on="at")
+        tm.window(tm.stream.counting(3, ttl="1h"), on="at", late="1h")
+    with pytest.raises(tm.DataSetError, match="a ttl of more than zero"):
+        tm.window(tm.stream.counting(3, ttl=0), on="at")
+    with pytest.raises(tm.DataSetError, match="nobody knows how far that is behind the stream's time"):
+        other = stream.with_columns(other=tm.function("coalesce", tm.col("at"), tm.col("at")))
+        window = tm.window(tm.stream.counting(3, ttl="1h"), on="other")
+        other.group_by(window).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="more than zero"):
         tm.window(tm.stream.counting(0))
     with pytest.raises(tm.DataSetError, match="would leave rows out"):

@@ -221,10 +221,179 @@ def test_results_by_rows_are_rows_of_a_stream() -> None:
     }
 
 
+def by_steps(table: tm.Table, windows: Any, step: int) -> Counter[tuple[str, int, int, bool]]:
+    """Of each window and user: how many rows there are before each end of a step that has any, and in all."""
+    size, slide = windows.size // 1_000_000, windows.slide // 1_000_000
+    times: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row in table.to_pylist():
+        second = _second(row["at"])
+        for start in range(second - second % slide, second - size, -slide):
+            times[row["user"], start].append(second)
+    found: Counter[tuple[str, int, int, bool]] = Counter()
+    for (user, start), seconds in times.items():
+        for end in range(start + step, start + size, step):
+            if any(end - step <= second < end for second in seconds):
+                found[user, start, sum(second < end for second in seconds), False] += 1
+        found[user, start, len(seconds), True] += 1
+    return found
+
+
+CUMULATIVE = [
+    (tm.tumbling("2m"), 30),
+    (tm.tumbling("2m"), 45),
+    (tm.tumbling("10m"), 2),
+    (tm.sliding("90s", "40s"), 20),
+    (tm.sliding("2m", "1m"), 25),
+]
+
+
+@pytest.mark.parametrize("late_to", [False, True])
+@pytest.mark.parametrize("batch", [1, 3000])
+@pytest.mark.parametrize(("windows", "step"), CUMULATIVE)
+def test_results_by_event_time(windows: Any, step: int, batch: int, late_to: bool) -> None:
+    """At each step of a window exactly the rows before its end, of the keys that have some in it, however fast they come and whatever came
+    together."""
+    table = rows(7, 1500)
+    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=batch)
+    values = {"rows": tm.count(), "kinds": tm.col("s").n_unique(), "last": tm.col("s").max()}
+    window = tm.window(windows, on="at", early_time=step)
+    counts = stream.with_columns(s=SECONDS).filter(tm.col("s") % 50 < 35).group_by("user", window).agg(**values)
+    seen: list[Row] = []
+    options: Any = {"late_to": lambda table: None} if late_to else {}
+    counts.write_stream(lambda table: seen.extend(table.to_pylist()), **options)
+    some = tm.from_arrow(table).filter(SECONDS % 50 < 35).collect()
+    found = Counter((row["user"], _second(row["window_start"]), row["rows"], row["window_final"]) for row in seen)
+    assert found == by_steps(some, windows, step)
+    assert all(row["rows"] == row["kinds"] for row in seen)
+    assert all(row["last"] < _second(row["window_end"]) for row in seen)
+
+
+def test_results_by_event_time_of_a_calendar() -> None:
+    """Steps are counted from where a window begins: with a day in Berlin that is an hour before midnight in UTC, and the last step of one of 23
+    hours is shorter."""
+    spring = datetime(2026, 3, 28, 12)
+    hours = [spring + timedelta(hours=hour) for hour in range(48)]
+    stream = tm.stream.from_table(tm.from_dict({"at": hours}).collect(), time="at", rows_per_batch=5)
+    window = tm.window(tm.stream.calendar("1d", tz="Europe/Berlin"), on="at", early_time="6h")
+    seen = written(stream.group_by(window).agg(rows=tm.count()))
+    counts: dict[datetime, list[tuple[int, bool]]] = defaultdict(list)
+    for row in seen:
+        counts[row["window_start"]].append((row["rows"], row["window_final"]))
+    assert counts == {
+        # From noon on: in the third of its steps, which ends at 17:00, there are five.
+        datetime(2026, 3, 27, 23): [(5, False), (11, True)],
+        datetime(2026, 3, 28, 23): [(6, False), (12, False), (18, False), (23, True)],
+        datetime(2026, 3, 29, 22): [(6, False), (12, False), (14, False), (14, True)],
+    }
+
+
+def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
+    """A row behind a step that has passed is in the next result; one behind its window corrects that."""
+    file = tmp_path / "rows.json"
+
+    def add(*seconds: int) -> None:
+        with file.open("a") as more:
+            times = [str(datetime(1970, 1, 1) + timedelta(seconds=second)) for second in seconds]
+            more.writelines(json.dumps({"at": at}) + "\n" for at in times)
+
+    add(1, 12)
+    stream = tm.stream.from_files(file, {"at": "timestamp[s]"}, time="at", idle_after="100ms")
+    window = tm.window(tm.tumbling("1m"), on="at", early_time="10s", late="1h")
+    seen: list[tuple[int, int, bool]] = []
+    then = {(0, 1, False): (2, 25), (0, 3, False): (61,), (0, 4, True): (30, 62), (0, 5, True): (10_000,)}
+
+    def take(made: tm.Table) -> None:
+        for row in made.to_pylist():
+            seen.append((_second(row["window_start"]), row["rows"], row["window_final"]))
+            add(*then.pop(seen[-1], ()))
+
+    counts = stream.group_by(window).agg(rows=tm.count())
+    counts.write_stream(take, checkpoint=tmp_path / "c", every="100ms", stop=lambda: (60, 2, True) in seen)
+    of_first = [row for row in seen if row[0] == 0]
+    assert of_first == [(0, 1, False), (0, 3, False), (0, 4, False), (0, 4, True), (0, 5, True)]
+
+
+def test_many_keys_by_event_time() -> None:
+    """Windows put together of many panes, of keys that come and go in them."""
+    count, keys = 100_000, 3000
+    source = tm.stream.rate(rows=count, splits=1, step="1ms").select("time", "number", key=tm.col("number") % keys)
+    # In each step a third of the keys.
+    window = tm.window(tm.tumbling("50s"), on="time", early_time="1s")
+    seen = written(source.group_by("key", window).agg(n=tm.count(), last=tm.col("number").max()))
+    early = Counter(row["last"] // 1000 for row in seen if not row["window_final"])
+    assert early == {step: 1000 for step in range(100) if step % 50 != 49}
+    assert all(row["n"] == row["last"] % 50_000 // keys + 1 for row in seen if row["last"] < 50_000)
+    last = [row for row in seen if row["window_final"]]
+    assert sum(row["n"] for row in last) == count and len(last) == 2 * keys
+
+
+def test_results_by_event_time_are_rows_of_a_stream() -> None:
+    """They have the time of their window, so that none is late for a window behind it, though it comes before the others."""
+    table = rows(8, 1200)
+    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=40)
+    counts = stream.group_by("user", tm.window(tm.tumbling("1m"), on="at", early_time="15s")).agg(n=tm.count())
+    counts = counts.select("n", at=tm.col("window_end") - timedelta(microseconds=1))
+    sums = counts.group_by(tm.window(tm.tumbling("5m"), on="at")).agg(n=tm.col("n").sum(), all=tm.count())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen = written(sums)
+    expected: Counter[int] = Counter()
+    for (_, start, count, _), times in by_steps(table, tm.tumbling("1m"), 15).items():
+        expected[start - start % 300] += count * times
+    assert {_second(row["window_start"]): row["n"] for row in seen} == expected
+
+
+def test_results_by_event_time_over_stops(tmp_path: Path) -> None:
+    """A job that is stopped and goes on gives each result once, and the same as one that is not."""
+    table = rows(9, 3000)
+    file = tmp_path / "rows.json"
+    lines = [json.dumps({**row, "at": str(row["at"])}) + "\n" for row in table.to_pylist()]
+    stops = [500, 900, 1700, None]
+    seen: list[Row] = []
+    written_to = 0
+    for until in stops:
+        with file.open("a") as more:
+            more.writelines(lines[written_to:until])
+        written_to = until or 0
+        schema = {"user": "str", "at": "timestamp[s]"}
+        stream = tm.stream.from_files(file, schema, time="at", out_of_order="10s", stop_at_end=until is None)
+        counts = stream.group_by("user", tm.window(tm.tumbling("2m"), on="at", early_time="20s")).agg(rows=tm.count())
+        wanted = len(seen) + 20
+        counts.write_stream(
+            lambda made: seen.extend(made.to_pylist()),
+            checkpoint=tmp_path / "c",
+            every="50ms",
+            stop=None if until is None else lambda wanted=wanted: len(seen) >= wanted,
+        )
+    found = Counter((row["user"], _second(row["window_start"]), row["rows"], row["window_final"]) for row in seen)
+    assert found == by_steps(table, tm.tumbling("2m"), 20)
+
+
+def test_steps_are_another_state(tmp_path: Path) -> None:
+    """Panes that are cut otherwise cannot be gone on with."""
+    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
+
+    def counts(**early: Any) -> tm.DataSet:
+        return stream.group_by("key", tm.window(tm.tumbling("1h"), on="time", **early)).agg(n=tm.count())
+
+    counts().write_stream(lambda rows: None, checkpoint=tmp_path / "c", stop=lambda: True)
+    with pytest.raises(tm.DataSetError, match=r"and now holds windows of .*, in steps of 60000000 us"):
+        counts(early_time="1m").write_stream(print, checkpoint=tmp_path / "c")
+
+
 def test_what_cannot_be() -> None:
     stream = tm.stream.from_table(rows(3), time="at")
-    with pytest.raises(tm.DataSetError, match="by the clock or by rows, not both"):
+    with pytest.raises(tm.DataSetError, match="by the clock, by event time or by rows: one"):
         tm.window(tm.tumbling("1m"), on="at", early="1s", early_rows=5)
+    with pytest.raises(tm.DataSetError, match="by the clock, by event time or by rows: one"):
+        tm.window(tm.tumbling("1m"), on="at", early_time="1s", early_rows=5)
+    with pytest.raises(tm.DataSetError, match="come with every so much of it"):
+        tm.window(tm.tumbling("1m"), on="at", early_time=0)
+    with pytest.raises(tm.DataSetError, match="windows of a function have early results by the clock"):
+        tm.window(tm.stream.custom(lambda times: (times, times)), on="at", early_time="1s")
+    session = tm.window(tm.stream.session("1m"), on="at", early_time="10s")
+    with pytest.raises(tm.DataSetError, match=r"sessions with early results by event time \(early_time=\)"):
+        stream.group_by(session).agg(n=tm.count()).write_stream(print)
     for none in (0, -3):
         with pytest.raises(tm.DataSetError, match="every row, or every so many rows"):
             tm.window(tm.tumbling("1m"), on="at", early_rows=none)

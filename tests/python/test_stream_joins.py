@@ -87,6 +87,103 @@ def test_joins_give_what_tables_give(how: Any, within: str) -> None:
     same(written(query(stream(left), stream(right, 17))), expected)
 
 
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
+@pytest.mark.parametrize("more", [False, True])
+def test_joins_for_a_time_give_what_tables_give(how: Any, more: bool) -> None:
+    """Rows that are remembered for a time are partners when they are less than that apart, and no others: whatever else must hold."""
+    left, right = left_table(), right_table()
+    near = (tm.col("at") - tm.col("at_right") < SECOND / 20) & (tm.col("at_right") - tm.col("at") < SECOND / 20)
+    where = tm.col("a") % 7 < tm.col("b") % 5
+    tables = [tm.from_arrow(table) for table in (left, right)]
+    expected = tables[0].join(tables[1], on="k", how=how, where=near & where if more else near).to_pylist()
+    joined = stream(left).join(stream(right, 17), on="k", how=how, where=where if more else None, ttl="50ms")
+    same(written(joined), expected)
+
+
+def test_joins_for_a_time_need_no_columns_of_time() -> None:
+    """They go by what tells the streams' time also where nothing else wants it, in whatever type, also of windows."""
+    left, right = left_table(), right_table()
+    near = (tm.col("at") - tm.col("at_right") < SECOND) & (tm.col("at_right") - tm.col("at") < SECOND)
+    tables = [tm.from_arrow(table) for table in (left, right)]
+    expected = tables[0].join(tables[1], on="k", where=near).select("a", "b").to_pylist()
+    same(written(stream(left).join(stream(right), on="k", ttl=1).select("a", "b")), expected)
+    millis = tm.from_arrow(right).with_columns(at=tm.col("at").cast("timestamp[ms]")).collect()
+    exact = tm.from_arrow(left).join(tm.from_arrow(millis), on="k", where=near).select("a", "b").to_pylist()
+    same(written(stream(left).join(stream(millis), on="k", ttl=1).select("a", "b")), exact)
+
+    def counts(rows: tm.DataSet) -> tm.DataSet:
+        return rows.group_by("k", tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.count())
+
+    ends = (tm.col("window_end") - tm.col("window_end_right") < SECOND / 4) & (
+        tm.col("window_end_right") - tm.col("window_end") < SECOND / 4
+    )
+    both = [counts(table) for table in tables]
+    expected = both[0].join(both[1], on="k", where=ends).select("k", "n", "n_right").to_pylist()
+    both = [counts(stream(table)) for table in (left, right)]
+    same(written(both[0].join(both[1], on="k", ttl="250ms").select("k", "n", "n_right")), expected)
+
+
+def test_windows_of_joins_for_a_time() -> None:
+    """What a window behind such a join waits for is known, as behind one whose condition bounds the time of partners."""
+    left, right = left_table(), right_table()
+    near = (tm.col("at") - tm.col("at_right") < SECOND / 10) & (tm.col("at_right") - tm.col("at") < SECOND / 10)
+
+    def counts(joined: tm.DataSet) -> tm.DataSet:
+        return joined.group_by(tm.window(tm.tumbling("50ms"), on="at_right")).agg(n=tm.count())
+
+    tables = (tm.from_arrow(table) for table in (left, right))
+    expected = counts(next(tables).join(next(tables), on="k", where=near)).to_pylist()
+    same(written(counts(stream(left).join(stream(right), on="k", ttl="100ms"))), expected)
+    assert tm.stream.late_rows() == 0
+
+
+def test_joins_for_a_time_without_a_time() -> None:
+    """A row without one finds no partner; a stream without one cannot be joined so, nor can a table."""
+    times = tm.from_dict({"k": [1, 2, 1], "s": [0, None, 5]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
+    both = [tm.stream.from_table(times, time="at") for _ in range(2)]
+    seen = written(both[0].join(both[1], on="k", how="left", ttl="10s"))
+    found = sorted(
+        (row["k"], row["at"] and row["at"].second, row["at_right"] and row["at_right"].second) for row in seen
+    )
+    assert found == [(1, 0, 0), (1, 0, 5), (1, 5, 0), (1, 5, 5), (2, None, None)]
+    untimed = tm.stream.from_table(times)
+    with pytest.raises(
+        tm.DataSetError, match=r"a join with ttl= of streams of which the right one has rows that do not"
+    ):
+        written(both[0].join(untimed, on="k", ttl="10s"))
+    for left, right, ttl in ((both[0], tm.from_arrow(times), "1s"), (both[0], both[1], 0)):
+        with pytest.raises(tm.DataSetError, match="a ttl of more than zero for rows of two streams"):
+            left.join(right, on="k", ttl=ttl)
+    with pytest.raises(tm.DataSetError, match="ttl='soon' is no length of time"):
+        both[0].join(both[1], on="k", ttl="soon")
+
+
+@pytest.mark.parametrize("how", ["inner", "full", "semi"])
+def test_joins_for_a_time_forget(how: Any, tmp_path: Path) -> None:
+    """A checkpoint has the rows of some milliseconds, not all that there have been; and a job that goes on from it finds their partners."""
+    seen: list[dict[str, Any]] = []
+
+    def side(seed: int) -> tm.DataSet:
+        # It has no end.
+        made = tm.stream.rate(20_000, keys=50, splits=1, step="1ms", seed=seed)
+        return made.select("key", "number", "time", text=tm.lit("x" * 100))
+
+    joined = side(1).join(side(2), on="key", how=how, ttl="20ms").select("key", "number")
+    for wanted in (20_000, 40_000):
+        joined.write_stream(
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tmp_path / "c",
+            every="50ms",
+            stop=lambda wanted=wanted: len(seen) > wanted,
+        )
+        # All of either side would be some megabytes.
+        kept = [file.stat().st_size for file in (tmp_path / "c" / "state").rglob("*") if file.is_file()]
+        assert sum(kept) < 1_000_000
+    if how == "semi":
+        numbers = [row["number"] for row in seen]
+        assert len(numbers) == len(set(numbers))
+
+
 @pytest.mark.parametrize("how", ["inner", "full"])
 def test_rows_out_of_order(how: Any) -> None:
     left, right = left_table(jitter=40_000), right_table(jitter=40_000)

@@ -65,8 +65,9 @@ def test_calendars_in_sql_over_tables() -> None:
     of_table = sorted(tm.sql(query, rows=tm.from_arrow(table())).to_pylist(), key=str)
     assert of_table == sorted(written(tm.sql(query, rows=stream())), key=str)
     assert [row["n"] for row in of_table] == [150, 150]
-    early = "select early(tumble(at, '1 hour'), '1 second') as w from rows limit 1"
-    assert tm.sql(early, rows=tm.from_arrow(table())).to_pylist()[0]["w"]["final"] is True
+    for call in ("early", "early_time"):
+        early = f"select {call}(tumble(at, '1 hour'), '1 second') as w from rows limit 1"
+        assert tm.sql(early, rows=tm.from_arrow(table())).to_pylist()[0]["w"]["final"] is True
 
 
 def test_early_results_in_sql() -> None:
@@ -88,6 +89,18 @@ def test_results_by_rows_in_sql() -> None:
     rows = sql("early(tumble(at, '365 days'), 40)", ", w['final'] as window_final")
     expected = [(user, n, n == 150) for user in ("ann", "bob") for n in (40, 80, 120, 150)]
     assert sorted((row["user"], row["n"], row["window_final"]) for row in rows) == expected
+
+
+def test_results_by_event_time_in_sql() -> None:
+    """They are those of the same window in Python."""
+    for call in (
+        "early_time(tumble(at, '1 hour'), '10 minutes')",
+        "early_time(late(tumble(at, '1 hour'), '1 hour'), '10 minutes')",
+    ):
+        rows = sql(call, ", w['final'] as window_final")
+        window = tm.window(tm.tumbling("1h"), on="at", early_time="10m")
+        assert rows == grouped(window) != []
+        assert {row["window_final"] for row in rows} == {True, False}
 
 
 def test_late_rows_in_sql() -> None:
@@ -124,7 +137,10 @@ def test_late_rows_in_sql() -> None:
         ("early(tumble(at, '1 hour'), '1 microsecond')", "every millisecond or less often"),
         ("late(tumble(at, '1 hour'))", "late takes a window and one length of time|a window's length is a constant"),
         ("early(tumble(at, '1 hour'), 0)", "early results come with every row, or every so many rows"),
-        ("early(early(tumble(at, '1 hour'), 5), '1 second')", "by the clock or by rows, not both"),
+        ("early(early(tumble(at, '1 hour'), 5), '1 second')", "by the clock, by event time or by rows: one"),
+        ("early_time(tumble(at, '1 hour'), 5)", "a length of time is an interval such as '10 seconds', not 5"),
+        ("early_time(tumble(at, '1 hour'), '0 seconds')", "come with every so much of it"),
+        ("early_time(session(at, '1 hour'), '1 minute')", r"sessions with early results by event time"),
         ("early(late(tumble(at, '1 hour'), '1 hour'), 5)", r"late rows \(late=\) and give results by rows"),
         ("tumble(at, n)", "a window's length is a constant"),
     ],

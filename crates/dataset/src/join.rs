@@ -11,6 +11,7 @@ use crate::dataset::{DataSet, refuse_aggregates};
 use crate::durations::with_durations;
 use crate::error::{DataSetError, Result};
 use crate::expr::column;
+use crate::stream::Within;
 
 /// Which rows a join keeps, and what columns it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +83,38 @@ impl DataSet {
         suffix: &str,
         condition: Option<Expr>,
     ) -> Result<DataSet> {
+        self.joined(right, on, how, suffix, condition, None)
+    }
+
+    /// Of two streams: as [`DataSet::join`], but rows are remembered for `ttl` microseconds of their time, so partners are less than that
+    /// apart.
+    ///
+    /// # Errors
+    /// As of [`DataSet::join`]; `Query` if these are no streams, or it is not more than zero.
+    pub fn join_for(
+        &self,
+        right: &DataSet,
+        on: &[(String, String)],
+        how: How,
+        suffix: &str,
+        condition: Option<Expr>,
+        ttl: i64,
+    ) -> Result<DataSet> {
+        if !self.is_stream() || !right.is_stream() || ttl <= 0 {
+            return Err(DataSetError::Query("join takes a ttl of more than zero for rows of two streams".into()));
+        }
+        self.joined(right, on, how, suffix, condition, Some(ttl))
+    }
+
+    fn joined(
+        &self,
+        right: &DataSet,
+        on: &[(String, String)],
+        how: How,
+        suffix: &str,
+        condition: Option<Expr>,
+        ttl: Option<i64>,
+    ) -> Result<DataSet> {
         if on.is_empty() != (how == How::Cross) {
             return Err(DataSetError::Query("every join but a cross join needs columns to join on".into()));
         }
@@ -133,6 +166,13 @@ impl DataSet {
             }
         };
         let condition = condition.map(of_pairs).transpose()?;
+        let within = ttl.map(|ttl| {
+            let right = right_schema.fields().iter().map(|field| (field, inner_name(field.name())));
+            let all = left_schema.fields().iter().map(|field| (field, field.name().clone())).chain(right);
+            let times = all.filter(|(field, _)| field.data_type().is_temporal() || field.data_type().is_nested());
+            Within::condition(ttl, times.map(|(_, name)| column(&name)))
+        });
+        let condition = condition.into_iter().chain(within).reduce(Expr::and);
         let builder = LogicalPlanBuilder::from(left_plan);
         let plan = match how {
             How::Cross => {

@@ -326,6 +326,7 @@ class DataSet:
         right_on: str | Iterable[str] | None = None,
         suffix: str = "_right",
         where: Expr | None = None,
+        ttl: Duration | None = None,
     ) -> DataSet:
         """Rows of this table with those of `other` that have the same keys; a null equals nothing.
 
@@ -344,6 +345,9 @@ class DataSet:
         where : Expr, optional
             What else must hold of two rows, by the columns' names in the result; those of `other` with `suffix` where this
             table has them too, keys as well. Of two streams it bounds the time from one to the other.
+        ttl : str, number of seconds or timedelta, optional
+            Of two streams whose rows tell time: for how long rows are remembered. Partners are less than that apart, by the times of rows,
+            so no row is kept for ever; one without a time (null) finds no partner.
 
         Returns
         -------
@@ -359,8 +363,11 @@ class DataSet:
         if len(left) != len(right):
             raise DataSetError(f"join: {len(left)} keys on the left and {len(right)} on the right")
         pairs = list(zip(left, right, strict=True))
+        from tidemill.stream._time import micros
+
         condition = None if where is None else columns((where,), {})[0]
-        return self._step(self._native.join(other._native, pairs, how, suffix, condition))
+        remembered = None if ttl is None else micros(ttl, "ttl")
+        return self._step(self._native.join(other._native, pairs, how, suffix, condition, remembered))
 
     def union(self, *others: DataSet) -> DataSet:
         """The rows of all; they have the same columns, in any order."""

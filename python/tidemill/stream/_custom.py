@@ -66,7 +66,7 @@ class CustomWindow(WindowKey):
 def aggregated(data: DataSet, keys: list[Expr], aggregates: list[Any], window: CustomWindow) -> DataSet:
     """Groups by `keys`, of which one is the window, and what is wanted of each."""
     data = assigned(data, window)
-    how = ("sliding", 1, 1, window.lateness, window.early, window.early_rows)
+    how = ("sliding", 1, 1, window.lateness, window.early, None, window.early_rows)
     native = window_of((col(_END) - _MICROSECOND)._native, *how)
     window_keys = [col(_START).alias(_STARTS)._native, native]
     others = [one for key in keys for one in (window_keys if key is window else [key._native])]

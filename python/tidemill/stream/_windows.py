@@ -30,6 +30,8 @@ class Windows:
     slide: int
     #: Of a calendar.
     zone: str = ""
+    #: Of windows of rows: how long a key is remembered, in microseconds.
+    ttl: int | None = None
     #: Of custom windows: the function, and the columns that it is given.
     assign: Assign | None = None
     columns: tuple[str, ...] = ()
@@ -72,18 +74,22 @@ def calendar(length: str, tz: str = "UTC") -> Windows:
     return Windows(found[2], int(found[1]), 0, tz)
 
 
-def counting(size: int, slide: int | None = None) -> Windows:
+def counting(size: int, slide: int | None = None, *, ttl: Duration | None = None) -> Windows:
     """Windows of so many rows of each key, in the order in which they come: one after the other, or one beginning every `slide` rows.
 
     Their ``window_start`` and ``window_end`` are numbers of rows of the key: of the first, and of the first behind the last. A
     window gives its result with its last row; what is not full when the stream ends gives none.
+
+    How many rows a key has had is remembered for ever, or, with `ttl`, until no row of it has come for so long by their times, which
+    `window` is told with `on`: a row that is at least so much later than the last of its key, or comes when the stream's time has passed that, begins with
+    it anew, and windows of the key that were not full give nothing. Rows without a time (null) are left out then, and counted.
     """
     for number in (size, slide):
         if number is not None and not _is_whole(number):
             raise TypeError(f"a window has a whole number of rows, not {number!r}")
         if number is not None and number > _ROWS_MAX:
             raise DataSetError(f"a window of {number} rows is too large; the largest has {_ROWS_MAX}")
-    return Windows("count", size, size if slide is None else slide)
+    return Windows("count", size, size if slide is None else slide, ttl=None if ttl is None else micros(ttl, "ttl"))
 
 
 def _is_whole(number: object) -> bool:
@@ -104,7 +110,8 @@ def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
     columns : str or iterable of str, optional
         What else it is given.
 
-    Each window gives its result when time has passed its end, with `late=`, `early=` and `early_rows=` as those of one length do. What is kept for
+    Each window gives its result when time has passed its end, with `late=`, `early=` and `early_rows=` as those of one length do, but
+    not `early_time=`. What is kept for
     windows is by key and start, so two windows of a key may be kept by two workers.
     """
     if not callable(assign):
@@ -118,6 +125,7 @@ def window(
     *,
     late: Duration = 0,
     early: Duration | None = None,
+    early_time: Duration | None = None,
     early_rows: int | None = None,
 ) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
@@ -127,7 +135,8 @@ def window(
     windows : Windows
         `tumbling`, `sliding`, `calendar`, `session`, `counting` or `custom`.
     on : str or Expr
-        Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come.
+        Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come, unless it has a
+        `ttl`.
     late : str, number of seconds or timedelta, default=0
         How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
         that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out, and counted.
@@ -136,6 +145,10 @@ def window(
     early : str, number of seconds or timedelta, optional
         Also give what a window has so far, so often by the machine's clock, if it has changed since. The result has a column
         ``window_final`` then: false in such early results, true when the window is over.
+    early_time : str, number of seconds or timedelta, optional
+        Instead of `early`: give what a window has of a key each time that so much more of the window's event time has passed, if the
+        key has had rows in that time: those before that time, exactly. Such results are as sure as others: a failure, or how fast rows come, changes
+        nothing. A row that comes when its time has passed is in the next result. Not of sessions.
     early_rows : int, optional
         Instead of `early`: give what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
         its end as ever. Such results are as sure as others: a failure changes nothing. Of sessions: when it has so many rows that no
@@ -154,9 +167,15 @@ def window(
     if not isinstance(windows, Windows):
         raise TypeError(f'a window is tumbling("10s"), session("1m") or the like, not {windows!r}')
     if windows.kind == "count":
-        if on is not None or late != 0 or early is not None or early_rows is not None:
-            raise DataSetError("windows of rows have no on=, late=, early= or early_rows=: they look at no time")
-        on = lit(0)
+        if late != 0 or early is not None or early_time is not None or early_rows is not None:
+            raise DataSetError(
+                "windows of rows have no late=, early=, early_time= or early_rows=: they look at no time, but for ttl="
+            )
+        if (on is None) != (windows.ttl is None):
+            raise DataSetError(
+                "windows of rows look at no time, so on= is for counting(..., ttl=): the time that keys are remembered by"
+            )
+        on = lit(0) if on is None else on
     if early_rows is not None and not _is_whole(early_rows):
         raise TypeError(f"early_rows is a whole number of rows, not {early_rows!r}")
     time = col(on) if isinstance(on, str) else on
@@ -164,10 +183,15 @@ def window(
         raise TypeError("on is the column, or an expression, with each row's event time")
     lateness = micros(late, "late")
     every = None if early is None else micros(early, "early")
+    step = None if early_time is None else micros(early_time, "early_time")
     if windows.assign is not None:
+        if step is not None:
+            raise DataSetError(
+                "windows of a function have early results by the clock (early=) or by rows (early_rows=), not by event time"
+            )
         return CustomWindow(windows.assign, windows.columns, time, lateness, every, early_rows)
-    how = (windows.kind, windows.size, windows.slide, lateness, every, early_rows, windows.zone)
-    return WindowKey(window_of(time._native, *how), early is not None or early_rows is not None)
+    how = (windows.kind, windows.size, windows.slide, lateness, every, step, early_rows, windows.zone, windows.ttl)
+    return WindowKey(window_of(time._native, *how), any(given is not None for given in (every, step, early_rows)))
 
 
 def behind(time: IntoExpr, by: Duration) -> Expr:

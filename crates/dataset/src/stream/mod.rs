@@ -71,6 +71,7 @@ use tidemill_dataflow::{Look, RunReport};
 
 pub(crate) use behind::function as behind_function;
 pub(crate) use distinct::Remembered;
+pub(crate) use join::Within;
 pub use late::{LateRows, MakeLateSink};
 pub(crate) use lower::has_stream;
 pub use memory::table_stream;

@@ -97,8 +97,14 @@ impl Calendar {
     }
 }
 
-/// Which windows there are of time.
-pub(crate) enum Spans {
+/// Which windows there are of time, and where their panes are cut.
+pub(crate) struct Spans {
+    kind: Kind,
+    /// Panes end also where this much more of a window has passed.
+    step: Option<Micros>,
+}
+
+enum Kind {
     /// `[k * slide, k * slide + size)` for every k.
     Sliding { size: Micros, slide: Micros },
     /// One after the other.
@@ -108,56 +114,96 @@ pub(crate) enum Spans {
 /// Years beyond which no calendar is asked.
 const YEARS: i64 = 200_000;
 
+fn gcd(mut a: Micros, mut b: Micros) -> Micros {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
 impl Spans {
+    pub(crate) fn sliding(size: Micros, slide: Micros) -> Self {
+        Spans { kind: Kind::Sliding { size, slide }, step: None }
+    }
+
     pub(crate) fn calendar(of: Calendar) -> Result<Self, DataSetError> {
         let zone = Tz::from_str(&of.zone).map_err(|error| DataSetError::Query(error.to_string()))?;
-        Ok(Spans::Calendar { of, zone })
+        Ok(Spans { kind: Kind::Calendar { of, zone }, step: None })
+    }
+
+    /// The same windows, whose panes are cut so that what has come of one by each so much of its time is known.
+    pub(crate) fn with_step(self, step: Option<Micros>) -> Self {
+        Spans { step, ..self }
+    }
+
+    pub(crate) fn step(&self) -> Option<Micros> {
+        self.step
     }
 
     pub(crate) fn described(&self) -> String {
-        match self {
-            Spans::Sliding { size, slide } => format!("windows of {size} us every {slide} us"),
-            Spans::Calendar { of, .. } => format!("windows of {}", of.text()),
-        }
+        let windows = match &self.kind {
+            Kind::Sliding { size, slide } => format!("windows of {size} us every {slide} us"),
+            Kind::Calendar { of, .. } => format!("windows of {}", of.text()),
+        };
+        // States of panes that were cut otherwise are of no use.
+        self.step.map_or(windows.clone(), |step| format!("{windows}, in steps of {step} us"))
     }
 
-    /// Whether no two windows overlap.
+    /// Whether each window is a pane, and in no other.
     pub(crate) fn tumble(&self) -> bool {
-        match self {
-            Spans::Sliding { size, slide } => size == slide,
-            Spans::Calendar { .. } => true,
+        let alone = match &self.kind {
+            Kind::Sliding { size, slide } => size == slide,
+            Kind::Calendar { .. } => true,
+        };
+        alone && self.step.is_none()
+    }
+
+    /// How long a pane is, if all are alike.
+    pub(crate) fn pane_length(&self) -> Option<Micros> {
+        match (&self.kind, self.step) {
+            (Kind::Sliding { size, slide }, Some(step)) if size == slide && size % step != 0 => None,
+            (Kind::Sliding { size, slide }, step) => Some(gcd(gcd(*size, *slide), step.unwrap_or(0))),
+            (Kind::Calendar { .. }, _) => None,
         }
     }
 
     /// No window is longer.
     pub(crate) fn longest(&self) -> Micros {
-        match self {
-            Spans::Sliding { size, .. } => *size,
-            Spans::Calendar { of, .. } => of.days_max().saturating_mul(DAY),
+        match &self.kind {
+            Kind::Sliding { size, .. } => *size,
+            Kind::Calendar { of, .. } => of.days_max().saturating_mul(DAY),
         }
     }
 
-    /// The pane that a time is in: no window's border cuts it.
+    /// The pane that a time is in: no window's border, and no end of a step, cuts it.
     pub(crate) fn pane(&self, time: Micros) -> (Micros, Micros) {
-        match self {
-            Spans::Sliding { size, slide } => {
-                let (mut pane, mut b) = (*size, *slide);
-                while b != 0 {
-                    (pane, b) = (b, pane % b);
-                }
-                let start = time - time.rem_euclid(pane);
-                (start, start.saturating_add(pane))
-            }
-            Spans::Calendar { of, zone } => stretch(of, zone, time),
+        if let Some(length) = self.pane_length() {
+            let start = time - time.rem_euclid(length);
+            return (start, start.saturating_add(length));
         }
+        let (start, end) = match &self.kind {
+            Kind::Sliding { size, .. } => {
+                let start = time - time.rem_euclid(*size);
+                (start, start.saturating_add(*size))
+            }
+            Kind::Calendar { of, zone } => stretch(of, zone, time),
+        };
+        let Some(step) = self.step else { return (start, end) };
+        let at = time.clamp(start, end - 1);
+        let start = at - (at - start) % step;
+        (start, end.min(start.saturating_add(step)))
+    }
+
+    /// The start of the only window that a pane of a calendar is in.
+    fn only_window(&self, of: &Calendar, zone: &Tz, pane: Micros) -> Micros {
+        if self.step.is_none() { pane } else { stretch(of, zone, pane).0 }
     }
 
     /// The starts of the windows that contain a pane, the last first.
     pub(crate) fn windows(&self, pane: Micros) -> impl Iterator<Item = Micros> + use<> {
-        let (size, slide, most) = match self {
-            Spans::Sliding { size, slide } => (*size, *slide, i64::MAX),
-            // The pane alone.
-            Spans::Calendar { .. } => (1, 1, 1),
+        let (pane, size, slide, most) = match &self.kind {
+            Kind::Sliding { size, slide } => (pane, *size, *slide, i64::MAX),
+            Kind::Calendar { of, zone } => (self.only_window(of, zone, pane), 1, 1, 1),
         };
         let last = pane - pane.rem_euclid(slide);
         (0..most).map(move |back| last - back * slide).take_while(move |start| start + size > pane)
@@ -170,13 +216,15 @@ impl Spans {
         ends: RangeInclusive<Micros>,
     ) -> impl Iterator<Item = Micros> + use<> {
         // From `last` down, each so much before the one before it, and all above `below`.
-        let (last, below, slide) = match self {
-            Spans::Sliding { size, slide } => {
+        let (last, below, slide) = match &self.kind {
+            Kind::Sliding { size, slide } => {
                 let last = pane.min(ends.end().saturating_sub(*size));
                 (last, (pane - size).max(ends.start().saturating_sub(*size).saturating_sub(1)), *slide)
             }
-            Spans::Calendar { .. } if ends.contains(&self.end(pane)) => (pane, pane - 1, 1),
-            Spans::Calendar { .. } => (pane, pane, 1),
+            Kind::Calendar { of, zone } => {
+                let window = self.only_window(of, zone, pane);
+                (window, window - i64::from(ends.contains(&self.end(window))), 1)
+            }
         };
         let most = if last > below { i64::MAX } else { 0 };
         (0..most).map(move |back| last - last.rem_euclid(slide) - back * slide).take_while(move |start| *start > below)
@@ -184,26 +232,36 @@ impl Spans {
 
     /// In how many windows a time is at most.
     pub(crate) fn windows_max(&self) -> usize {
-        match self {
-            Spans::Sliding { size, slide } => usize::try_from((size - 1) / slide + 1).unwrap_or(usize::MAX),
-            Spans::Calendar { .. } => 1,
+        match &self.kind {
+            Kind::Sliding { size, slide } => usize::try_from((size - 1) / slide + 1).unwrap_or(usize::MAX),
+            Kind::Calendar { .. } => 1,
         }
     }
 
     /// The end of the window that begins there.
     pub(crate) fn end(&self, start: Micros) -> Micros {
-        match self {
-            Spans::Sliding { size, .. } => start.saturating_add(*size),
-            Spans::Calendar { .. } => self.pane(start).1,
+        match &self.kind {
+            Kind::Sliding { size, .. } => start.saturating_add(*size),
+            Kind::Calendar { of, zone } => stretch(of, zone, start).1,
         }
     }
 
     /// The end of the last window that contains a pane.
     pub(crate) fn last_end(&self, pane: Micros) -> Micros {
-        match self {
-            Spans::Sliding { size, slide } => (pane - pane.rem_euclid(*slide)).saturating_add(*size),
-            Spans::Calendar { .. } => self.pane(pane).1,
+        match &self.kind {
+            Kind::Sliding { size, slide } => (pane - pane.rem_euclid(*slide)).saturating_add(*size),
+            Kind::Calendar { of, zone } => stretch(of, zone, pane).1,
         }
+    }
+
+    /// The ends of the steps that a pane is in, of windows that go on behind them, and each with its window's start.
+    pub(crate) fn steps(&self, pane: Micros) -> impl Iterator<Item = (Micros, Micros)> {
+        let windows = self.step.map(|step| self.windows(pane).map(move |start| (start, step)));
+        let ends = windows.into_iter().flatten().map(move |(start, step)| {
+            let passed = pane - start;
+            (start.saturating_add(passed - passed % step).saturating_add(step), start)
+        });
+        ends.filter(move |&(end, start)| end < self.end(start))
     }
 }
 
@@ -284,8 +342,10 @@ mod tests {
     /// The windows that fire are those of all that end then.
     #[test]
     fn windows_that_end_in_time() {
-        let sliding = |size, slide| Spans::Sliding { size, slide };
-        for spans in [sliding(12, 4), sliding(10, 4), sliding(7, 7), spans(1, "d", "Europe/Berlin")] {
+        let sliding = Spans::sliding;
+        let days = || spans(1, "d", "Europe/Berlin");
+        let stepped = [sliding(12, 4).with_step(Some(3)), sliding(7, 7).with_step(Some(2)), days().with_step(Some(7))];
+        for spans in [sliding(12, 4), sliding(10, 4), sliding(7, 7), days()].into_iter().chain(stepped) {
             let panes: Vec<Micros> = (-30..30).map(|time| spans.pane(time).0).collect();
             let times = (-50..50).chain([Micros::MIN, Micros::MIN + 1, 90_000_000_000, Micros::MAX]);
             for (pane, (from, to)) in panes
@@ -297,6 +357,46 @@ mod tests {
                 assert!(spans.windows_ending(pane, from..=to).eq(all), "{} {pane} {from} {to}", spans.described());
             }
         }
+    }
+
+    /// Each moment of a window is in one step of it, whose end is a pane's, and the last step ends with the window.
+    #[test]
+    fn steps_are_of_windows() {
+        let hour = 3_600_000_000;
+        let summer = micros("2026-03-29T00:00:00Z");
+        for (spans, from, unit) in [
+            (Spans::sliding(12, 4), 0, 1),
+            (Spans::sliding(12, 12), -30, 1),
+            (spans(1, "d", "Europe/Berlin"), summer, hour / 4),
+        ] {
+            for step in [1, 2, 5, 7, 12, 100] {
+                let spans = spans_with(&spans, step * unit);
+                for time in (from..from + 40 * unit).step_by(unit as usize) {
+                    let (pane, pane_end) = spans.pane(time);
+                    assert!((pane..pane_end).contains(&time));
+                    let mut expected: Vec<(Micros, Micros)> = Vec::new();
+                    for start in spans.windows(pane) {
+                        let mut end = start;
+                        while end <= time {
+                            end += step * unit;
+                        }
+                        assert!(pane_end <= end && pane_end <= spans.end(start));
+                        if end < spans.end(start) {
+                            expected.push((end, start));
+                        }
+                    }
+                    assert_eq!(spans.steps(pane).collect::<Vec<_>>(), expected, "{} {time}", spans.described());
+                }
+            }
+        }
+    }
+
+    fn spans_with(of: &Spans, step: Micros) -> Spans {
+        let kind = match &of.kind {
+            Kind::Sliding { size, slide } => Kind::Sliding { size: *size, slide: *slide },
+            Kind::Calendar { of, zone } => Kind::Calendar { of: of.clone(), zone: *zone },
+        };
+        Spans { kind, step: Some(step) }
     }
 
     /// Far beyond all calendars nothing fails.

@@ -45,6 +45,8 @@ pub enum Early {
     Never,
     /// So often, by the machine's clock, those that have changed.
     Every(Micros),
+    /// Of each key that has had rows since, with every so much of event time from the window's start on.
+    Time(Micros),
     /// Of each key, with every so many rows.
     Rows(i64),
 }
@@ -55,6 +57,7 @@ impl Early {
         match self {
             Early::Never => "never".into(),
             Early::Every(every) => format!("every:{every}"),
+            Early::Time(step) => format!("time:{step}"),
             Early::Rows(rows) => format!("rows:{rows}"),
         }
     }
@@ -63,6 +66,7 @@ impl Early {
         match text.split_once(':') {
             None => (text == "never").then_some(Early::Never),
             Some(("every", every)) => every.parse().ok().map(Early::Every),
+            Some(("time", step)) => step.parse().ok().map(Early::Time),
             Some(("rows", rows)) => rows.parse().ok().map(Early::Rows),
             Some(_) => None,
         }
@@ -87,6 +91,8 @@ pub enum WindowKind {
         size: i64,
         /// From the first row of one to the first row of the next.
         slide: i64,
+        /// How long a key is remembered after its last row, by the rows' time; for ever if `None`.
+        ttl: Option<Micros>,
     },
     /// Of each key: rows that follow each other within `gap`.
     Session {
@@ -140,7 +146,20 @@ impl Windows {
     /// `Query` when either is not positive, or rows would fall between windows.
     pub fn count(size: i64, slide: i64) -> Result<Self, DataSetError> {
         let Windows { lateness, early, .. } = Self::sliding(size, slide)?;
-        Ok(Windows { kind: WindowKind::Count { size, slide }, lateness, early })
+        Ok(Windows { kind: WindowKind::Count { size, slide, ttl: None }, lateness, early })
+    }
+
+    /// Windows of rows whose keys are forgotten: a row that is so much later than the last of its key begins with it anew.
+    ///
+    /// # Errors
+    /// `Query` when it is not positive, or the windows are not of rows.
+    pub fn remembered_for(self, ttl: Micros) -> Result<Self, DataSetError> {
+        match self.kind {
+            WindowKind::Count { size, slide, .. } if ttl > 0 => {
+                Ok(Windows { kind: WindowKind::Count { size, slide, ttl: Some(ttl) }, ..self })
+            }
+            _ => Err(DataSetError::Query("windows of rows take a ttl of more than zero, others take none".into())),
+        }
     }
 
     /// Taking rows that come so much later than a window's end.
@@ -165,6 +184,18 @@ impl Windows {
         self.with_early(Early::Every(every))
     }
 
+    /// Giving what a window has of a key that has had rows since, each time that so much more of its event time has passed. Its results
+    /// say whether they are the last.
+    ///
+    /// # Errors
+    /// `Query` when it is not positive.
+    pub fn early_time(self, step: Micros) -> Result<Self, DataSetError> {
+        if step <= 0 {
+            return Err(DataSetError::Query("early results by event time come with every so much of it".into()));
+        }
+        self.with_early(Early::Time(step))
+    }
+
     /// Giving what a window has of a key with every so many of its rows. Its results say whether they are the last.
     ///
     /// # Errors
@@ -179,7 +210,9 @@ impl Windows {
     fn with_early(self, early: Early) -> Result<Self, DataSetError> {
         match self.early {
             Early::Never => Ok(Windows { early, ..self }),
-            _ => Err(DataSetError::Query("early results of windows come by the clock or by rows, not both".into())),
+            _ => Err(DataSetError::Query(
+                "early results of windows come by the clock, by event time or by rows: one of these".into(),
+            )),
         }
     }
 
@@ -196,7 +229,10 @@ impl Windows {
         let how = match kind {
             WindowKind::Calendar(calendar) => format!("calendar {lateness} {early} {}", calendar.text()),
             WindowKind::Sliding { size, slide } => format!("sliding {lateness} {early} {size} {slide}"),
-            WindowKind::Count { size, slide } => format!("count {lateness} {early} {size} {slide}"),
+            WindowKind::Count { size, slide, ttl } => {
+                let ttl = ttl.map_or(String::new(), |ttl| format!(" {ttl}"));
+                format!("count {lateness} {early} {size} {slide}{ttl}")
+            }
             WindowKind::Session { gap } => format!("session {lateness} {early} {gap}"),
         };
         Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
@@ -213,7 +249,10 @@ impl Windows {
                 WindowKind::Calendar(Calendar::new(count.parse().ok()?, unit, zone).ok()?)
             }
             ("sliding", &[size, slide]) => WindowKind::Sliding { size: number(size)?, slide: number(slide)? },
-            ("count", &[size, slide]) => WindowKind::Count { size: number(size)?, slide: number(slide)? },
+            ("count", &[size, slide, ref ttl @ ..]) if ttl.len() < 2 => {
+                let ttl = ttl.first().map(|ttl| number(ttl).ok_or(())).transpose().ok()?;
+                WindowKind::Count { size: number(size)?, slide: number(slide)?, ttl }
+            }
             ("session", &[gap]) => WindowKind::Session { gap: number(gap)? },
             _ => return None,
         };
@@ -228,11 +267,13 @@ const EARLY_WINDOW: &str = "early_window";
 /// That of windows of so many rows: its value is the number of its first row, and of the first behind it.
 const COUNT_WINDOW: &str = "count_window";
 /// Those of SQL, named as in its tradition where it has one: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`,
-/// `calendar(time, length, zone)`, `counting(size, slide)`; and around any of time `late(window, length)` and `early(window, length)`.
-const IN_SQL: [&str; 7] = ["tumble", "hop", "session", "calendar", COUNTING, LATE, EARLY];
+/// `calendar(time, length, zone)`, `counting(size, slide)`; and around any of time `late(window, length)`, `early(window, length)` and
+/// `early_time(window, length)`.
+const IN_SQL: [&str; 8] = ["tumble", "hop", "session", "calendar", COUNTING, LATE, EARLY, EARLY_TIME];
 const COUNTING: &str = "counting";
 const LATE: &str = "late";
 const EARLY: &str = "early";
+const EARLY_TIME: &str = "early_time";
 
 /// The functions that SQL knows.
 pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
@@ -282,6 +323,7 @@ fn with(name: &str, windows: Windows, length: &ScalarValue) -> Result<Windows> {
     }
     Ok(match name {
         LATE => windows.late(interval(length)?)?,
+        EARLY_TIME => windows.early_time(interval(length)?)?,
         _ if length.data_type().is_integer() => windows.early_rows(number(length)?)?,
         _ => windows.early(interval(length)?)?,
     })
@@ -344,7 +386,9 @@ fn is_name(name: &str) -> bool {
 pub(crate) fn window_parts(key: &Expr) -> &'static [&'static str] {
     match key {
         Expr::Alias(alias) => window_parts(&alias.expr),
-        Expr::ScalarFunction(call) if matches!(call.func.name(), EARLY_WINDOW | EARLY) => &["start", "end", "final"],
+        Expr::ScalarFunction(call) if matches!(call.func.name(), EARLY_WINDOW | EARLY | EARLY_TIME) => {
+            &["start", "end", "final"]
+        }
         Expr::ScalarFunction(call) if call.func.name() == LATE => call.args.first().map_or(&[], window_parts),
         key if is_window(key) => &["start", "end"],
         _ => &[],
@@ -428,12 +472,12 @@ impl ScalarUDFImpl for WindowFunction {
         if let COUNT_WINDOW | COUNTING = self.name {
             return Ok(DataType::Struct(count_fields()));
         }
-        if let LATE | EARLY = self.name {
+        if let LATE | EARLY | EARLY_TIME = self.name {
             let early = window_fields(true);
             return match arguments.first() {
                 Some(DataType::Struct(fields)) if *fields == early => Ok(DataType::Struct(early)),
                 Some(DataType::Struct(fields)) if *fields == window_fields(false) => {
-                    Ok(DataType::Struct(window_fields(self.name == EARLY)))
+                    Ok(DataType::Struct(window_fields(self.name != LATE)))
                 }
                 _ => Err(DataFusionError::Plan(format!(
                     "{0} takes a window of time and a length of time, as in {0}(tumble(time, '1 hour'), '1 minute')",
@@ -457,11 +501,11 @@ impl ScalarUDFImpl for WindowFunction {
             ColumnarValue::Scalar(value) => Ok(value.clone()),
             ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length is a constant".into())),
         };
-        if let LATE | EARLY = self.name {
+        if let LATE | EARLY | EARLY_TIME = self.name {
             // Over a table nothing is late, and every result the last.
             let windows = args.args[0].to_array(args.number_rows)?;
             let windows = windows.as_struct();
-            return Ok(ColumnarValue::Array(match self.name == EARLY && windows.num_columns() == 2 {
+            return Ok(ColumnarValue::Array(match self.name != LATE && windows.num_columns() == 2 {
                 true => {
                     let last = Arc::new(BooleanArray::from(vec![true; args.number_rows])) as ArrayRef;
                     let columns = windows.columns().iter().cloned().chain([last]).collect();
@@ -473,7 +517,7 @@ impl ScalarUDFImpl for WindowFunction {
         let from = usize::from(self.name != COUNTING);
         let lengths = args.args[from..].iter().map(constant).collect::<Result<Vec<_>>>()?;
         let spans = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
-            WindowKind::Sliding { size, slide } if size == slide => Spans::Sliding { size, slide },
+            WindowKind::Sliding { size, slide } if size == slide => Spans::sliding(size, slide),
             WindowKind::Calendar(calendar) => Spans::calendar(calendar)?,
             _ => {
                 return Err(DataFusionError::NotImplemented(
@@ -527,7 +571,7 @@ impl WindowFunction {
         if lengths.is_empty() {
             return Err(DataFusionError::Plan("a window's length is a constant".into()));
         }
-        if let LATE | EARLY = name {
+        if let LATE | EARLY | EARLY_TIME = name {
             let Some(inner) = Self::of_call(time)? else {
                 return Err(DataFusionError::Plan(format!(
                     "{name} takes the call of a window, such as tumble(time, '1 hour')"

@@ -114,6 +114,8 @@ impl NativeDataSet {
         Self::step(py, || self.0.aggregate(keys, aggregates))
     }
 
+    #[pyo3(signature = (right, on, how, suffix, condition, ttl = None))]
+    #[expect(clippy::too_many_arguments, reason = "as Python's join has them")]
     fn join(
         &self,
         py: Python<'_>,
@@ -122,11 +124,15 @@ impl NativeDataSet {
         how: &str,
         suffix: &str,
         condition: Option<Bound<'_, NativeExpr>>,
+        ttl: Option<i64>,
     ) -> PyResult<Self> {
         let how = How::parse(how).map_err(|error| raised(py, &error))?;
         let right = &right.get().0;
         let condition = condition.map(|condition| condition.get().0.clone());
-        Self::step(py, || self.0.join(right, &on, how, suffix, condition))
+        Self::step(py, || match ttl {
+            None => self.0.join(right, &on, how, suffix, condition),
+            Some(ttl) => self.0.join_for(right, &on, how, suffix, condition, ttl),
+        })
     }
 
     fn sort(&self, py: Python<'_>, by: Vec<SortKey<'_>>) -> PyResult<Self> {

@@ -105,7 +105,9 @@ pub(super) fn refused(py: Python<'_>, error: &ConnectError) -> PyErr {
 
 /// The window of a row with this time; lengths in microseconds.
 #[pyfunction]
-#[pyo3(signature = (time, kind, size, slide, lateness, early = None, early_rows = None, zone = ""))]
+#[pyo3(signature = (
+    time, kind, size, slide, lateness, early = None, early_time = None, early_rows = None, zone = "", ttl = None,
+))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn window_of(
     py: Python<'_>,
@@ -115,8 +117,10 @@ pub fn window_of(
     slide: i64,
     lateness: i64,
     early: Option<i64>,
+    early_time: Option<i64>,
     early_rows: Option<i64>,
     zone: &str,
+    ttl: Option<i64>,
 ) -> PyResult<NativeExpr> {
     let windows = match kind {
         "session" => Windows::session(size),
@@ -124,15 +128,20 @@ pub fn window_of(
         "d" | "w" | "mo" | "y" => Calendar::new(u32::try_from(size).unwrap_or(0), kind, zone).map(Windows::calendar),
         _ => Windows::sliding(size, slide),
     };
-    let windows = windows.and_then(|windows| windows.late(lateness));
-    let windows = match early {
-        Some(every) => windows.and_then(|windows| windows.early(every)),
-        None => windows,
+    let asked = |mut windows: Windows| {
+        windows = windows.late(lateness)?;
+        if let Some(every) = early {
+            windows = windows.early(every)?;
+        }
+        if let Some(step) = early_time {
+            windows = windows.early_time(step)?;
+        }
+        if let Some(rows) = early_rows {
+            windows = windows.early_rows(rows)?;
+        }
+        ttl.map_or(Ok(windows.clone()), |ttl| windows.remembered_for(ttl))
     };
-    let windows = match early_rows {
-        Some(rows) => windows.and_then(|windows| windows.early_rows(rows)),
-        None => windows,
-    };
+    let windows = windows.and_then(asked);
     let windows = windows.map_err(|error| raised(py, &error))?;
     Ok(NativeExpr(windows.of(time.get().0.clone())))
 }

@@ -37,10 +37,9 @@ pub(super) struct Coarse {
 }
 
 impl Coarse {
-    /// `None`: windows have few panes.
+    /// `None`: windows have few panes, or those are not of one length.
     pub(super) fn new(spans: &Spans, of: &Arc<Aggregation>, disk: &Disk) -> Option<Self> {
-        let (start, end) = spans.pane(0);
-        let (pane, window) = (end - start, spans.longest());
+        let (pane, window) = (spans.pane_length()?, spans.longest());
         (!spans.tumble() && window / pane > PANES_MAX).then(|| Coarse {
             of: Arc::clone(of),
             disk: disk.clone(),
@@ -176,9 +175,9 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) as i64 % below
         };
-        let spans = Spans::Sliding { size: 300 * PANE, slide: PANE };
-        assert!(Coarse::new(&Spans::Sliding { size: 16, slide: 1 }, &of(), &Disk::default()).is_none());
-        assert!(Coarse::new(&Spans::Sliding { size: 1000, slide: 1000 }, &of(), &Disk::default()).is_none());
+        let spans = Spans::sliding(300 * PANE, PANE);
+        assert!(Coarse::new(&Spans::sliding(16, 1), &of(), &Disk::default()).is_none());
+        assert!(Coarse::new(&Spans::sliding(1000, 1000), &of(), &Disk::default()).is_none());
         for on_disk in [false, true] {
             let (of, disk) = (of(), if on_disk { Disk::with_runs_of(1 << 9) } else { Disk::default() });
             let mut coarse = Coarse::new(&spans, &of, &disk).unwrap();

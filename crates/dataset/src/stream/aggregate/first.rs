@@ -150,7 +150,7 @@ impl Operator for FirstHalf {
     }
 
     fn ticks(&self) -> Option<Duration> {
-        self.shape.early
+        self.shape.ticks()
     }
 
     fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {

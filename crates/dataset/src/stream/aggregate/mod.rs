@@ -9,6 +9,9 @@
 //! changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing. When
 //! memory runs out the tables go to disk, and windows are put together of them a few buckets of keys at a time.
 //!
+//! Windows that give early results at steps of event time have panes that no end of a step cuts: a result at a step is put together of
+//! the panes before its end, so it is the same whatever else has come by then. It is of the keys that have rows in the step.
+//!
 //! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts off:
 //! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
 
@@ -33,7 +36,7 @@ use super::groups::{Aggregation, batch};
 use super::late::{LateCount, LateOutput};
 use super::saved::Layout;
 use super::spans::Spans;
-use super::window::Micros;
+use super::window::{Early, Micros};
 
 /// Columns before the keys.
 const BEFORE: usize = 1;
@@ -46,8 +49,8 @@ pub(crate) struct WindowAggregation {
     pub behind: Micros,
     pub spans: Spans,
     pub lateness: Micros,
-    /// How often windows that have changed give what they have so far, by the machine's clock.
-    pub early: Option<Duration>,
+    /// When windows give what they have so far: by the machine's clock, or at steps of event time, which [`Spans::steps`] are then.
+    early: Early,
     /// The start of a pane, keys, states.
     pub pane_schema: SchemaRef,
     /// These, and how many rows: what goes from the first half to the second.
@@ -65,7 +68,7 @@ impl WindowAggregation {
         of: Aggregation,
         (time, behind): (Arc<dyn PhysicalExpr>, Micros),
         spans: Spans,
-        (lateness, early): (Micros, Micros),
+        (lateness, early): (Micros, Early),
         output: SchemaRef,
         window_at: usize,
         (late, late_rows): (LateCount, Option<LateOutput>),
@@ -80,7 +83,7 @@ impl WindowAggregation {
             behind,
             spans,
             lateness,
-            early: u64::try_from(early).ok().filter(|&early| early > 0).map(Duration::from_micros),
+            early,
             part_schema: with_rows(&pane_schema),
             pane_schema,
             output,
@@ -97,6 +100,19 @@ impl WindowAggregation {
 
     fn layout(&self) -> Layout {
         Layout::of_aggregation(&self.of, BEFORE)
+    }
+
+    /// Whether results say whether they are the last.
+    fn gives_early(&self) -> bool {
+        self.early != Early::Never
+    }
+
+    /// How often windows that have changed give what they have so far, by the machine's clock, if they do.
+    fn ticks(&self) -> Option<Duration> {
+        match self.early {
+            Early::Every(every) => Some(Duration::from_micros(every.max(1) as u64)),
+            Early::Never | Early::Time(_) | Early::Rows(_) => None,
+        }
     }
 
     /// When the last window that contains the pane takes no more rows.

@@ -42,8 +42,8 @@ pub(crate) struct SecondHalf {
     coarse: Option<Coarse>,
     /// States of panes that were cut off since the last snapshot, and are in none.
     unsaved: Vec<(Micros, Sorted)>,
-    /// The starts of windows that are firing, for the last time or not, and what is still to be given of the first.
-    firing: VecDeque<(Micros, bool)>,
+    /// Results that are due, and what is still to be given of the first.
+    firing: VecDeque<Due>,
     rest: Option<Rest>,
     /// Windows that end here or before have fired.
     fired: Micros,
@@ -62,10 +62,19 @@ pub(crate) struct SecondHalf {
     held: Held,
 }
 
+/// A window's result, or what it has so far.
+struct Due {
+    start: Micros,
+    /// Of the rows before this: the window's end, or that of a step within.
+    until: Micros,
+    last: bool,
+}
+
 /// What is still to be given of a window.
 struct Rest {
-    /// What it is put together of.
+    /// What it is put together of; and of the keys that are in these what came before the step that it is given for.
     pieces: Vec<Sorted>,
+    before: Vec<Sorted>,
     /// The buckets of keys that are put together at a time.
     ranges: VecDeque<Range<u32>>,
 }
@@ -226,7 +235,7 @@ impl SecondHalf {
         if shape.lateness > 0 {
             self.changed.extend(shape.spans.windows_ending(pane, Micros::MIN..=self.fired));
         }
-        if shape.early.is_some() {
+        if shape.ticks().is_some() {
             let under_way = shape.spans.windows(pane).filter(|&start| shape.spans.end(start) > self.fired);
             self.touched.extend(under_way);
         }
@@ -290,6 +299,7 @@ impl SecondHalf {
     /// Lets windows fire whose end is not after `time`: [`SecondHalf::go_on`] does it, a part at a time.
     fn fire(&mut self, time: Micros) {
         let shape = Arc::clone(&self.shape);
+        let mut due = VecDeque::from(self.steps(time));
         let mut windows = std::mem::take(&mut self.changed);
         let mut last = Micros::MIN;
         for &pane in self.panes.keys() {
@@ -302,7 +312,20 @@ impl SecondHalf {
             }
         }
         self.fired = self.fired.max(time);
-        self.firing = windows.into_iter().map(|start| (start, true)).collect();
+        due.extend(windows.into_iter().map(|start| Due { start, until: shape.spans.end(start), last: true }));
+        self.firing = due;
+    }
+
+    /// The results at steps of event time that have passed when it is `time`, in their order: of windows with rows in the step.
+    fn steps(&self, time: Micros) -> Vec<Due> {
+        let spans = &self.shape.spans;
+        let Some(step) = spans.step().filter(|_| time > self.fired) else { return Vec::new() };
+        let passed = self.fired.saturating_add(1)..=time;
+        // A step that has passed since has no pane before that.
+        let panes = self.panes.range(self.fired.saturating_sub(step)..=time);
+        let all = panes.flat_map(|(&pane, _)| spans.steps(pane)).filter(|(until, _)| passed.contains(until));
+        let all: BTreeSet<(Micros, Micros)> = all.collect();
+        all.into_iter().map(|(until, start)| Due { start, until, last: false }).collect()
     }
 
     /// The same, all at once.
@@ -316,12 +339,13 @@ impl SecondHalf {
     /// memory.
     fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         let shape = Arc::clone(&self.shape);
-        while let Some(&(start, last)) = self.firing.front() {
+        while let Some(&Due { start, until, last }) = self.firing.front() {
             // Its pane is nobody else's, and not needed any more.
             let alone = last && shape.spans.tumble() && shape.lateness == 0;
             let end = shape.spans.end(start);
             if self.rest.is_none() {
-                self.rest = Some(self.prepare(start..end, alone)?);
+                let step = shape.spans.step().filter(|_| until < end);
+                self.rest = Some(self.prepare(start..until, step.map(|step| until - step), alone)?);
             }
             let rest = self.rest.as_mut().expect("just made");
             let Some(range) = rest.ranges.pop_front() else {
@@ -334,12 +358,17 @@ impl SecondHalf {
             };
             let mut merged = if alone { self.panes.get_mut(&start).and_then(Pane::take) } else { None };
             merge_into(&rest.pieces, &mut merged, &shape.of, &range)?;
+            let Some(rows) = merged.as_ref().map(Groups::len) else { continue };
+            // Keys that are only among what came before are numbered behind the others.
+            merge_into(&rest.before, &mut merged, &shape.of, &range)?;
             let Some(mut merged) = merged else { continue };
-            let (keys, results, rows) = merged.take_results()?;
-            let mut columns = keys;
-            let windows = window_array(vec![start; rows], vec![end; rows], shape.early.map(|_| last));
+            let (mut columns, results, all) = merged.take_results()?;
+            let windows = window_array(vec![start; all], vec![end; all], shape.gives_early().then_some(last));
             columns.insert(shape.window_at, Arc::new(windows));
             columns.extend(results);
+            if rows < all {
+                columns.iter_mut().for_each(|column| *column = column.slice(0, rows));
+            }
             for batch in self.steps.apply(batch(&shape.output, columns, rows)?)? {
                 emit.send(batch);
             }
@@ -354,8 +383,13 @@ impl SecondHalf {
         Ok(Flow::Done)
     }
 
-    /// A window is about to fire.
-    fn prepare(&mut self, window: Range<Micros>, alone: bool) -> Result<Rest, TaskError> {
+    /// A window is about to fire; what it has before `step` is only wanted of keys that are behind that, too.
+    fn prepare(&mut self, window: Range<Micros>, step: Option<Micros>, alone: bool) -> Result<Rest, TaskError> {
+        let before = match step {
+            Some(step) => self.prepare(window.start..step, None, false)?.pieces,
+            None => Vec::new(),
+        };
+        let window = step.unwrap_or(window.start)..window.end;
         let (of, disk) = (Arc::clone(&self.shape.of), self.held.disk().clone());
         // Other windows want what is cut off, too, and so does the next snapshot.
         let wanted = self.saves && !alone;
@@ -381,17 +415,17 @@ impl SecondHalf {
             let closed = || self.panes.range(window.clone()).flat_map(|(_, pane)| pane.closed());
             let is_small = || closed().map(Sorted::states_bytes).sum::<usize>() <= disk.run_bytes().min(CACHED_BYTES);
             if alone && is_small() {
-                return Ok(Rest { pieces: closed().cloned().collect(), ranges: [ALL].into() });
+                return Ok(Rest { pieces: closed().cloned().collect(), before, ranges: [ALL].into() });
             }
             let on_disk = closed().any(Sorted::is_on_disk);
             self.panes.range_mut(window.clone()).try_for_each(|(&start, pane)| close(start, pane, on_disk))?;
             self.panes.range(window).flat_map(|(_, pane)| pane.closed()).cloned().collect()
         };
-        let ranges = sorted::ranges(&pieces, disk.run_bytes().min(CACHED_BYTES)).into();
+        let ranges = sorted::ranges(pieces.iter().chain(&before), disk.run_bytes().min(CACHED_BYTES)).into();
         if self.coarse.is_some() {
             self.weigh(pieces.iter().map(Sorted::rows).sum())?;
         }
-        Ok(Rest { pieces, ranges })
+        Ok(Rest { pieces, before, ranges })
     }
 }
 
@@ -448,12 +482,14 @@ impl Operator for SecondHalf {
     }
 
     fn ticks(&self) -> Option<Duration> {
-        self.shape.early
+        self.shape.ticks()
     }
 
     fn on_tick(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
-        self.firing = std::mem::take(&mut self.touched).into_iter().map(|start| (start, false)).collect();
+        let end = |start| self.shape.spans.end(start);
+        let touched = std::mem::take(&mut self.touched).into_iter();
+        self.firing = touched.map(|start| Due { start, until: end(start), last: false }).collect();
         self.go_on(emit)
     }
 

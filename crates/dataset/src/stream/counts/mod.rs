@@ -5,6 +5,10 @@
 //! brought of it, its key, and how many rows the key had had by then. The rows of a key are a chain, in the order of their panes. When
 //! it is long, those of each pane become one, and panes that are over go, but for the last: it says how many rows the key has had.
 //!
+//! Keys are kept for ever, or for a *time to live*: a row that is so much later than the last of its key begins with it *anew*, as if the key
+//! had had no rows. So does one that comes when the stream's time has passed that, for then the key may be forgotten; which rows these
+//! are does not hang on when it is. What is saved of a key before such a row is of no use, so that row says so.
+//!
 //! | module  | what is in it                                     |
 //! |---------|---------------------------------------------------|
 //! | `state` | the keys of a copy: what comes, and what it gives |
@@ -17,22 +21,37 @@ mod tests;
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::take;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use datafusion::error::Result;
+use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::StateSchema;
 
 pub(crate) use task::CountTask;
 
 use super::groups::{Aggregation, batch};
 use super::keyed::Keyed;
+use super::late::LateCount;
 use super::saved::Layout;
+use super::window::Micros;
 
 /// Columns of what is kept, before the keys: how many rows the key had had, and the pane.
 const SEEN: usize = 0;
 const PANE: usize = 1;
-const BEFORE: usize = 2;
+/// Where keys are forgotten: until when the key is remembered, and whether it began anew here.
+const UNTIL: usize = 2;
+const ANEW: usize = 3;
+
+/// How long keys are remembered.
+pub(crate) struct Ttl {
+    /// The time of a row.
+    pub time: Arc<dyn PhysicalExpr>,
+    /// How far times to come may lie behind the watermark.
+    pub behind: Micros,
+    /// After the last row.
+    pub ttl: Micros,
+}
 
 /// An aggregation of windows of rows: of a query, the same on all workers.
 pub(crate) struct CountAggregation {
@@ -41,6 +60,10 @@ pub(crate) struct CountAggregation {
     slide: i64,
     /// The rows of a pane.
     pane: i64,
+    /// For ever if `None`.
+    ttl: Option<Ttl>,
+    /// Counts rows that have no time, where they need one.
+    untimed: LateCount,
     /// What comes: rows with their keys.
     pub keyed: Arc<Keyed>,
     kept_schema: SchemaRef,
@@ -52,30 +75,40 @@ impl CountAggregation {
     pub(crate) fn new(
         of: Aggregation,
         (size, slide): (i64, i64),
+        ttl: Option<Ttl>,
         keyed: Keyed,
-        output: SchemaRef,
-        window_at: usize,
+        (output, window_at): (SchemaRef, usize),
+        untimed: LateCount,
     ) -> Self {
-        let number = |name| Arc::new(Field::new(name, DataType::Int64, false));
-        let before = [number("tidemill seen"), number("tidemill pane")];
-        let kept_schema = Arc::new(Schema::new(
-            before.into_iter().chain(of.state_schema.fields().iter().cloned()).collect::<Vec<_>>(),
-        ));
+        let number = |name| Field::new(name, DataType::Int64, false);
+        let mut before = vec![number("tidemill seen"), number("tidemill pane")];
+        if ttl.is_some() {
+            before.extend([number("tidemill until"), Field::new("tidemill anew", DataType::Boolean, false)]);
+        }
+        let fields = before.into_iter().map(Arc::new).chain(of.state_schema.fields().iter().cloned());
+        let kept_schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         let (mut pane, mut rest) = (size, slide);
         while rest != 0 {
             (pane, rest) = (rest, pane % rest);
         }
-        CountAggregation { of, size, slide, pane, keyed: Arc::new(keyed), kept_schema, output, window_at }
+        let keyed = Arc::new(keyed);
+        CountAggregation { of, size, slide, pane, ttl, untimed, keyed, kept_schema, output, window_at }
     }
 
     /// What is kept.
     pub(crate) fn state(&self) -> StateSchema {
         let CountAggregation { size, slide, .. } = self;
-        StateSchema::new(format!("windows of {size} rows every {slide} rows"), self.layout().fields().collect())
+        let keys = if self.ttl.is_some() { ", of keys for a time" } else { "" };
+        StateSchema::new(format!("windows of {size} rows every {slide} rows{keys}"), self.layout().fields().collect())
     }
 
     fn layout(&self) -> Layout {
-        Layout::of_aggregation(&self.of, BEFORE)
+        Layout::of_aggregation(&self.of, self.before())
+    }
+
+    /// Columns of what is kept before the keys.
+    fn before(&self) -> usize {
+        if self.ttl.is_some() { ANEW + 1 } else { PANE + 1 }
     }
 
     /// How many windows are complete when there are so many rows.
@@ -90,7 +123,7 @@ impl CountAggregation {
 
     /// The columns of what is kept that are keys.
     fn keys(&self) -> Vec<usize> {
-        (BEFORE..BEFORE + self.of.keys.len()).collect()
+        (self.before()..self.before() + self.of.keys.len()).collect()
     }
 
     /// What is to be kept of panes: the keys of their rows, and states.
@@ -98,6 +131,10 @@ impl CountAggregation {
         let number = |of: fn(&Pane) -> i64| Arc::new(Int64Array::from_iter_values(panes.iter().map(of))) as ArrayRef;
         let rows = UInt32Array::from_iter_values(panes.iter().map(|pane| pane.row));
         let mut columns = vec![number(|pane| pane.seen), number(|pane| pane.number)];
+        if self.ttl.is_some() {
+            columns.push(number(|pane| pane.until));
+            columns.push(Arc::new(panes.iter().map(|pane| Some(pane.anew)).collect::<BooleanArray>()));
+        }
         for key in keys {
             columns.push(take(key, &rows, None)?);
         }
@@ -112,6 +149,10 @@ struct Pane {
     number: i64,
     /// Rows that the key had had with the last of them.
     seen: i64,
+    /// Until when the key is remembered, where keys are forgotten.
+    until: Micros,
+    /// The first of them is the first of the key.
+    anew: bool,
     /// One of them.
     row: u32,
 }

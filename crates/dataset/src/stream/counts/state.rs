@@ -1,25 +1,26 @@
 //! The keys that a copy owns, in memory or on disk: what comes, what it gives, what is saved. A copy looks at the keys of what comes, and at
 //! no others.
 //!
-//! A snapshot has what came since the last one. When that would be more than all there is, all is saved anew.
+//! A snapshot has what came since the last one. When that would be more than all there is, all is saved anew. Keys that are forgotten are in
+//! it until then: they are forgotten again by a job that goes on, or have begun anew.
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch, StructArray, UInt32Array};
-use arrow::compute::take;
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StructArray, UInt32Array};
+use arrow::compute::{filter_record_batch, is_not_null, take};
 use bytes::Bytes;
 use datafusion::error::Result;
 use datafusion::logical_expr::EmitTo;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
 
-use super::{BEFORE, CountAggregation, PANE, Pane, SEEN, numbers};
-use crate::stream::chained::{Chained, Frozen, LONG};
-use crate::stream::groups::batch;
+use super::{ANEW, CountAggregation, PANE, Pane, SEEN, Ttl, UNTIL, numbers};
+use crate::stream::chained::{Chained, Frozen, LONG, renumbered};
+use crate::stream::groups::{Arguments, batch};
 use crate::stream::held::Disk;
 use crate::stream::kept::{Kept, Saved, Tables, buckets_of, tables_of};
-use crate::stream::saved::shared;
-use crate::stream::window::{Micros, count_fields};
+use crate::stream::saved::{fired_of, shared};
+use crate::stream::window::{Micros, count_fields, micros};
 
 /// Rows that are put together at a time take so much.
 const PORTION_BYTES: usize = 16 << 20;
@@ -39,19 +40,37 @@ pub(super) struct CountState {
     saved_rows: u32,
     /// Buckets of which something is saved.
     saved: Saved,
+    /// The stream's time.
+    now: Micros,
+    /// Keys that are remembered until then, or for less, have been forgotten; but for those of these rows.
+    looked: Micros,
+    overdue: Vec<u32>,
     /// Whether there are snapshots.
     saves: bool,
     disk: Disk,
+}
+
+/// What rows are to be put into windows: their number of a key each, and what is known of keys by these.
+struct Rows<'a> {
+    all: &'a Arguments,
+    of_key: &'a [usize],
+    /// Until when their keys are remembered from each on, where keys are forgotten.
+    until: &'a [Micros],
+    /// How many rows a key has had.
+    seen: &'a mut [i64],
 }
 
 impl CountState {
     pub(super) fn new(shape: &Arc<CountAggregation>, saves: bool, disk: &Disk) -> Self {
         CountState {
             shape: Arc::clone(shape),
-            kept: Chained::new(&shape.kept_schema, &shape.of.key_schema, BEFORE, disk),
+            kept: Chained::new(&shape.kept_schema, &shape.of.key_schema, shape.before(), disk),
             news: Some(Kept::new(Arc::clone(&shape.kept_schema), disk)),
             saved_rows: 0,
             saved: Saved::default(),
+            now: Micros::MIN,
+            looked: Micros::MIN,
+            overdue: Vec::new(),
             saves,
             disk: disk.clone(),
         }
@@ -62,13 +81,15 @@ impl CountState {
     /// # Errors
     /// When it cannot be read.
     pub(super) fn restore(&mut self, restored: &Restored) -> Result<Vec<Bytes>, TaskError> {
+        self.now = fired_of(restored)?;
         self.saved.restore(restored);
         tables(restored.buckets.values().flatten())
     }
 
     /// Bytes in memory, about.
     pub(super) fn bytes(&self) -> usize {
-        self.kept.bytes() + self.news.as_ref().map_or(0, Kept::bytes)
+        let overdue = self.overdue.capacity() * size_of::<u32>();
+        self.kept.bytes() + self.news.as_ref().map_or(0, Kept::bytes) + overdue
     }
 
     /// Puts on disk what can lie there.
@@ -80,22 +101,119 @@ impl CountState {
     /// Takes rows that came with their keys, and gives the results of windows that are complete by them.
     pub(super) fn take(&mut self, rows: &RecordBatch, mut give: impl FnMut(RecordBatch)) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
-        let all = shape.of.arguments(rows)?;
+        let Some(ttl) = &shape.ttl else {
+            let all = shape.of.arguments(rows)?;
+            let of_key = shape.of.number(&all.keys, rows.num_rows())?;
+            let newest = self.newest(&all.keys, &of_key)?;
+            let mut seen = self.known(SEEN, &newest)?.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>();
+            let rows = Rows { all: &all, of_key: &of_key, until: &[], seen: &mut seen };
+            return self.take_some(rows, &mut give);
+        };
+        let times = |rows: &RecordBatch| micros(&ttl.time.evaluate(rows)?.into_array(rows.num_rows())?);
+        let (mut rows, mut known) = (rows.clone(), times(rows)?);
+        if known.null_count() > 0 {
+            shape.untimed.add_untimed(known.null_count());
+            rows = filter_record_batch(&rows, &is_not_null(&known)?)?;
+            known = times(&rows)?;
+        }
+        let all = shape.of.arguments(&rows)?;
         let of_key = shape.of.number(&all.keys, rows.num_rows())?;
-        let mut seen = self.seen(&all.keys, &of_key)?;
+        let (rounds, until) = self.rounds(&all.keys, &of_key, known.values(), ttl)?;
+        for (anew, round) in rounds.into_iter().enumerate().filter(|(_, round)| !round.is_empty()) {
+            let of_key: Vec<usize> = round.iter().map(|&row| of_key[row as usize]).collect();
+            let until: Vec<Micros> = round.iter().map(|&row| until[row as usize]).collect();
+            let all = all.take(&UInt32Array::from(round))?;
+            let newest = self.newest(&all.keys, &of_key)?;
+            let mut seen = vec![0; newest.len()];
+            if anew > 0 {
+                self.forget(newest.into_iter().flatten().collect());
+            } else {
+                let known = self.known(SEEN, &newest)?.into_iter().map(Option::unwrap_or_default);
+                seen = known.collect();
+            }
+            let rows = Rows { all: &all, of_key: &of_key, until: &until, seen: &mut seen };
+            self.take_some(rows, &mut give)?;
+        }
+        Ok(())
+    }
+
+    /// Deals rows out, given their keys, the numbers of these and their times: first those that go on with what is known of their keys, then those of
+    /// keys that begin anew, and so on. And until when each lets its key be remembered.
+    fn rounds(
+        &self,
+        keys: &[ArrayRef],
+        of_key: &[usize],
+        times: &[Micros],
+        ttl: &Ttl,
+    ) -> Result<(Vec<Vec<u32>>, Vec<Micros>)> {
+        let mut until = self.known(UNTIL, &self.newest(keys, of_key)?)?;
+        let (mut round, over) = (vec![0; until.len()], self.over(ttl));
+        let (mut rounds, mut untils) = (vec![Vec::new()], Vec::new());
+        for (row, (&key, &time)) in (0..).zip(of_key.iter().zip(times)) {
+            if until[key].is_some_and(|until| time >= until || until <= over) {
+                round[key] += 1;
+                until[key] = None;
+            }
+            let now = until[key].unwrap_or(Micros::MIN).max(time.saturating_add(ttl.ttl));
+            until[key] = Some(now);
+            rounds.resize(rounds.len().max(round[key] + 1), Vec::new());
+            rounds[round[key]].push(row);
+            untils.push(now);
+        }
+        Ok((rounds, untils))
+    }
+
+    /// Keys that are remembered until then, or for less, are forgotten: a row that is not late is no earlier, so it begins with them anew.
+    fn over(&self, ttl: &Ttl) -> Micros {
+        self.now.saturating_sub(ttl.behind)
+    }
+
+    /// Time has passed: keys are forgotten.
+    pub(super) fn pass(&mut self, now: Micros) -> Result<(), TaskError> {
+        self.now = self.now.max(now);
+        let shape = Arc::clone(&self.shape);
+        let Some(over) = shape.ttl.as_ref().map(|ttl| self.over(ttl)).filter(|over| *over > self.looked) else {
+            return Ok(());
+        };
+        let rows = self.kept.over(self.looked.saturating_add(1), over.saturating_add(1));
+        self.looked = over;
+        let rows: Vec<u32> = std::mem::take(&mut self.overdue).into_iter().chain(rows).collect();
+        for some in rows.chunks(self.portion()) {
+            let left: Vec<u32> = some.iter().copied().filter(|&row| !self.kept.is_removed(row)).collect();
+            let mut newest = self.kept.newest_of(&left)?;
+            newest.sort_unstable();
+            newest.dedup();
+            let until = self.kept.gather(UNTIL, &newest)?;
+            let gone = newest.into_iter().zip(numbers(&until)).filter(|(_, until)| **until <= over);
+            self.forget(gone.map(|(newest, _)| newest).collect());
+        }
+        if self.kept.is_wasteful() { self.clear() } else { Ok(()) }
+    }
+
+    /// Forgets keys, given by their newest rows.
+    fn forget(&mut self, newest: Vec<u32>) {
+        let chains = self.kept.chains(&newest);
+        self.kept.remove(&chains, |_| true);
+    }
+
+    /// Takes rows, of keys that go on with what is kept of them.
+    fn take_some(&mut self, rows: Rows<'_>, give: &mut impl FnMut(RecordBatch)) -> Result<(), TaskError> {
+        let shape = Arc::clone(&self.shape);
+        let Rows { all, of_key, until, seen } = rows;
         let (mut panes, mut of, mut complete) = (Vec::<Pane>::new(), Vec::new(), Vec::new());
         // Of each key the pane that its last row is in.
         let mut last: Vec<Option<usize>> = vec![None; seen.len()];
-        for (row, &key) in (0..).zip(&of_key) {
+        for (row, &key) in (0..).zip(of_key) {
             let (number, had) = (seen[key] / shape.pane, seen[key] + 1);
             let at = match last[key] {
                 Some(at) if panes[at].number == number => at,
                 _ => {
-                    panes.push(Pane { key, number, seen: had, row });
+                    panes.push(Pane { key, number, seen: had, until: Micros::MAX, anew: had == 1, row });
                     panes.len() - 1
                 }
             };
             (seen[key], last[key], panes[at].seen) = (had, Some(at), had);
+            panes[at].until = until.get(row as usize).copied().unwrap_or(Micros::MAX);
             of.push(at);
             let windows = shape.complete(had);
             if windows > shape.complete(had - 1) {
@@ -103,13 +221,13 @@ impl CountState {
             }
         }
         let mut states = Vec::new();
-        for mut function in shape.of.updated(&all, &of, panes.len())? {
+        for mut function in shape.of.updated(all, &of, panes.len())? {
             states.extend(function.state(EmitTo::All)?);
         }
         let first = self.kept.count();
         let panes = shape.kept(&panes, &all.keys, states)?;
         self.note(&panes)?;
-        let mut long = self.kept.add(panes, Vec::new())?;
+        let mut long = self.add(panes)?;
         // Each by the newest row of its key.
         let newest = |key: usize| first + last[key].expect("a key that has come") as u32;
         let complete: Vec<(u32, i64)> = complete.into_iter().map(|(key, window)| (newest(key), window)).collect();
@@ -123,18 +241,36 @@ impl CountState {
         self.put_together(long)
     }
 
-    /// How many rows each key has had, by its number: `of_key` has those of rows.
-    fn seen(&self, keys: &[ArrayRef], of_key: &[usize]) -> Result<Vec<i64>> {
+    /// Adds panes to what is kept. Returns the newest rows of the chains that have become long.
+    fn add(&mut self, panes: RecordBatch) -> Result<Vec<u32>, TaskError> {
+        if self.shape.ttl.is_none() {
+            return self.kept.add(panes, Vec::new());
+        }
+        let until = numbers(panes.column(UNTIL)).to_vec();
+        let overdue = (self.kept.count()..).zip(&until).filter(|(_, until)| **until <= self.looked);
+        self.overdue.extend(overdue.map(|(number, _)| number));
+        self.kept.add(panes, until)
+    }
+
+    /// The newest row of each key, by its number, if there is any: `of_key` has those of rows.
+    fn newest(&self, keys: &[ArrayRef], of_key: &[usize]) -> Result<Vec<Option<u32>>> {
         let count = of_key.iter().max().map_or(0, |last| last + 1);
+        // Of a number that no row has it is that of any row, and nobody asks.
         let mut rows: Vec<u32> = vec![0; count];
         (0..).zip(of_key).for_each(|(row, &key)| rows[key] = row);
+        let mut has_rows = vec![false; count];
+        of_key.iter().for_each(|&key| has_rows[key] = true);
         let rows = UInt32Array::from(rows);
         let keys = keys.iter().map(|key| take(key, &rows, None)).collect::<std::result::Result<Vec<_>, _>>()?;
-        let newest = self.kept.newest(&keys, count)?;
-        let known = self.kept.gather(SEEN, &newest.iter().flatten().copied().collect::<Vec<_>>())?;
+        let newest = self.kept.newest(&keys, count)?.into_iter().zip(has_rows);
+        Ok(newest.map(|(newest, has_rows)| newest.filter(|_| has_rows)).collect())
+    }
+
+    /// What a column says of keys in their newest rows.
+    fn known(&self, column: usize, newest: &[Option<u32>]) -> Result<Vec<Option<i64>>> {
+        let known = self.kept.gather(column, &newest.iter().flatten().copied().collect::<Vec<_>>())?;
         let mut known = numbers(&known).iter();
-        let seen = newest.iter().map(|newest| newest.map_or(0, |_| *known.next().expect("one for each that is kept")));
-        Ok(seen.collect())
+        Ok(newest.iter().map(|newest| newest.map(|_| *known.next().expect("one for each that is kept"))).collect())
     }
 
     /// These are to be in the next snapshot.
@@ -178,7 +314,7 @@ impl CountState {
             rows.extend_from_slice(found);
             of.resize(rows.len(), at);
         }
-        let states = BEFORE + shape.of.keys.len()..shape.kept_schema.fields().len();
+        let states = shape.before() + shape.of.keys.len()..shape.kept_schema.fields().len();
         let states = states.map(|column| self.kept.gather(column, &rows)).collect::<Result<Vec<_>>>()?;
         let keys = shape.keys().into_iter().map(|key| self.kept.gather(key, &firsts));
         let mut columns = keys.collect::<Result<Vec<_>>>()?;
@@ -200,18 +336,24 @@ impl CountState {
         for some in newest.chunks(self.portion()) {
             self.put_some_together(some)?;
         }
-        if self.kept.is_wasteful() {
-            self.kept.clear()?;
-        }
+        if self.kept.is_wasteful() { self.clear() } else { Ok(()) }
+    }
+
+    /// Throws out what was removed.
+    fn clear(&mut self) -> Result<(), TaskError> {
+        let stayed = self.kept.clear()?;
+        self.overdue.retain(|number| stayed.binary_search(number).is_ok());
+        self.overdue.iter_mut().for_each(|number| *number = renumbered(&stayed, *number));
         Ok(())
     }
 
     fn put_some_together(&mut self, newest: &[u32]) -> Result<(), TaskError> {
         let shape = Arc::clone(&self.shape);
         let chains = self.kept.chains(newest);
-        let [seen, panes] = [SEEN, PANE].map(|column| self.kept.gather(column, &chains.numbers));
-        let (seen, panes) = (seen?, panes?);
+        let column = |column: usize| self.kept.gather(column, &chains.numbers);
+        let (seen, panes) = (column(SEEN)?, column(PANE)?);
         let (seen, panes) = (numbers(&seen), numbers(&panes));
+        let until = shape.ttl.as_ref().map(|_| column(UNTIL)).transpose()?;
         let (mut goes, mut lefts) = (Vec::new(), Vec::new());
         let (mut made, mut rows, mut of) = (Vec::<Pane>::new(), Vec::new(), Vec::new());
         let mut next = 0;
@@ -234,10 +376,14 @@ impl CountState {
                     continue;
                 }
                 if made.last().is_none_or(|pane| (pane.key, pane.number) != (key, number)) {
-                    made.push(Pane { key, number, seen: 0, row: rows.len() as u32 });
+                    let row = rows.len() as u32;
+                    // What is kept is what is known of the key now, however it began.
+                    made.push(Pane { key, number, seen: 0, until: Micros::MAX, anew: false, row });
                     left += 1;
                 }
-                made.last_mut().expect("just made").seen = seen[at];
+                let pane = made.last_mut().expect("just made");
+                pane.seen = seen[at];
+                pane.until = until.as_ref().map_or(Micros::MAX, |until| numbers(until)[at]);
                 rows.push(chains.numbers[at]);
                 of.push(made.len() - 1);
             }
@@ -246,7 +392,7 @@ impl CountState {
         let mut together = None;
         if !made.is_empty() {
             let parts = self.kept.rows(&rows)?;
-            let (keys, states) = parts.columns()[BEFORE..].split_at(shape.of.keys.len());
+            let (keys, states) = parts.columns()[shape.before()..].split_at(shape.of.keys.len());
             let mut columns = Vec::new();
             for mut function in shape.of.merged(states, &of, made.len())? {
                 columns.extend(function.state(EmitTo::All)?);
@@ -256,7 +402,7 @@ impl CountState {
         self.kept.remove(&chains, |row| goes[row]);
         newest.iter().zip(lefts).for_each(|(&newest, left)| self.kept.is_short(newest, left));
         // Long or not, they are as short as they can be.
-        together.map_or(Ok(()), |panes| self.kept.add(panes, Vec::new()).map(|_| ()))
+        together.map_or(Ok(()), |panes| self.add(panes).map(|_| ()))
     }
 
     /// Keeps what was saved, or another copy has let go of.
@@ -264,8 +410,37 @@ impl CountState {
         if panes.num_rows() == 0 {
             return Ok(());
         }
-        let long = self.kept.add(panes, Vec::new())?;
+        let long = self.add(panes.clone())?;
+        if self.shape.ttl.is_some() {
+            self.begin_anew(&panes)?;
+        }
         self.put_together(long)
+    }
+
+    /// Of keys that have begun anew in rows that were kept just now, nothing before is of use.
+    fn begin_anew(&mut self, panes: &RecordBatch) -> Result<(), TaskError> {
+        let anew = panes.column(ANEW).as_boolean();
+        if !anew.has_true() {
+            return Ok(());
+        }
+        let some = filter_record_batch(panes, anew)?;
+        let keys = &some.columns()[self.shape.before()..][..self.shape.of.keys.len()];
+        let mut newest: Vec<u32> = self.kept.newest(keys, some.num_rows())?.into_iter().flatten().collect();
+        newest.sort_unstable();
+        newest.dedup();
+        let chains = self.kept.chains(&newest);
+        let anew = self.kept.gather(ANEW, &chains.numbers)?;
+        let anew = anew.as_boolean();
+        let mut goes = vec![false; chains.numbers.len()];
+        let mut end = goes.len();
+        for chain in chains.of.chunk_by(|a, b| a == b).rev() {
+            let places = end - chain.len()..end;
+            end = places.start;
+            let first = places.clone().rev().find(|&at| anew.value(at)).unwrap_or(places.start);
+            goes[places.start..first].fill(true);
+        }
+        self.kept.remove(&chains, |row| goes[row]);
+        Ok(())
     }
 
     /// What is kept now has been restored, as so many rows.
@@ -284,7 +459,7 @@ impl CountState {
             let gone = numbers.into_iter().zip(stays).filter(|(_, stays)| !stays);
             gone.for_each(|(number, _)| self.kept.remove_row(number));
         }
-        self.kept.clear()?;
+        self.clear()?;
         tables.finish()
     }
 
@@ -301,7 +476,7 @@ impl CountState {
 
     /// What goes into a snapshot.
     pub(super) fn snapshot(&mut self, whole: bool) -> Snapshot {
-        let mut snapshot = shared(Micros::MIN);
+        let mut snapshot = shared(self.now);
         let news = self.news.replace(Kept::new(Arc::clone(&self.shape.kept_schema), &self.disk));
         let whole = whole || news.is_none();
         let frozen = match news {
@@ -324,6 +499,12 @@ impl CountState {
             tables.parts(whole, &saved)
         })));
         snapshot
+    }
+
+    /// How many rows there are that have not been removed.
+    #[cfg(test)]
+    pub(super) fn left(&self) -> u32 {
+        self.kept.len()
     }
 
     /// How many rows there are of what has come since the last snapshot, and of all that is kept.

@@ -6,6 +6,7 @@ use arrow::array::RecordBatch;
 use bytes::Bytes;
 use tidemill_dataflow::checkpoint::Snapshot;
 use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::CountAggregation;
@@ -56,6 +57,11 @@ impl Operator for CountTask {
     fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.state.take(&rows, |results| emit.send(results))?;
         self.weigh(rows.num_rows())?;
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, _emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.state.pass(time.0)?;
         Ok(Flow::Done)
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StructArray};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use bytes::Bytes;
 use datafusion::functions_aggregate::{array_agg::array_agg_udaf, sum::sum_udaf};
 use datafusion::physical_expr::aggregate::AggregateExprBuilder;
 use datafusion::physical_expr::expressions::col;
@@ -13,23 +14,31 @@ use tidemill_dataflow::checkpoint::rows::decode;
 use tidemill_dataflow::checkpoint::{Later, Restored};
 use tidemill_dataflow::route_map::BUCKETS;
 
-use super::CountAggregation;
 use super::state::CountState;
+use super::{CountAggregation, Ttl};
 use crate::stream::groups::Aggregation;
 use crate::stream::held::Disk;
 use crate::stream::kept::buckets_of;
 use crate::stream::keyed::Keyed;
+use crate::stream::late::LateCount;
 use crate::stream::saved::{SavedParts, apply};
-use crate::stream::window::count_fields;
+use crate::stream::window::{Micros, count_fields};
 
-/// A row: its key, and a value.
-type Row = (i64, i64);
+/// A row: its key, a value, and its time.
+type Row = (i64, i64, Micros);
 /// A result: its key, the first row and the one behind the last, the sum of its values, and these in their order.
 type Given = (i64, i64, i64, i64, Vec<i64>);
 
 fn shape(size: i64, slide: i64) -> Arc<CountAggregation> {
+    shape_for(size, slide, None)
+}
+
+/// How far times of rows may lie behind the watermark.
+const BEHIND: Micros = 5;
+
+fn shape_for(size: i64, slide: i64, ttl: Option<Micros>) -> Arc<CountAggregation> {
     let schema: SchemaRef =
-        Arc::new(Schema::new(["key", "value"].map(|name| Field::new(name, DataType::Int64, true)).to_vec()));
+        Arc::new(Schema::new(["key", "value", "at"].map(|name| Field::new(name, DataType::Int64, true)).to_vec()));
     let function = |of, name: &str| {
         let built = AggregateExprBuilder::new(of, vec![col("value", &schema).unwrap()]);
         Arc::new(built.schema(Arc::clone(&schema)).alias(name).build().unwrap())
@@ -43,13 +52,15 @@ fn shape(size: i64, slide: i64) -> Arc<CountAggregation> {
     ];
     output.extend(functions.iter().map(|function| function.field()));
     let of = Aggregation::new(vec![(key, "key".to_owned())], functions, vec![None, None], &schema).unwrap();
-    Arc::new(CountAggregation::new(of, (size, slide), keyed, Arc::new(Schema::new(output)), 1))
+    let ttl = ttl.map(|ttl| Ttl { time: col("at", &schema).unwrap(), behind: BEHIND, ttl });
+    let output = (Arc::new(Schema::new(output)) as SchemaRef, 1);
+    Arc::new(CountAggregation::new(of, (size, slide), ttl, keyed, output, LateCount::default()))
 }
 
 fn batch(rows: &[Row]) -> RecordBatch {
     let column = |of: fn(&Row) -> i64| Arc::new(Int64Array::from_iter_values(rows.iter().map(of))) as ArrayRef;
-    RecordBatch::try_from_iter_with_nullable([("key", column(|row| row.0), true), ("value", column(|row| row.1), true)])
-        .unwrap()
+    let columns = [("key", column(|row| row.0)), ("value", column(|row| row.1)), ("at", column(|row| row.2))];
+    RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap()
 }
 
 fn results(of: &RecordBatch) -> Vec<Given> {
@@ -64,18 +75,30 @@ fn results(of: &RecordBatch) -> Vec<Given> {
     (0..of.num_rows()).map(of_row).collect()
 }
 
-/// All rows of each key.
+/// All rows of each key, and until when it is remembered.
+#[derive(Default)]
 struct Model {
     size: i64,
     slide: i64,
+    ttl: Option<Micros>,
+    now: Micros,
     rows: BTreeMap<i64, Vec<i64>>,
+    until: BTreeMap<i64, Micros>,
 }
 
 impl Model {
     fn rows(&mut self, rows: &[Row]) -> Vec<Given> {
         let mut given = Vec::new();
-        for &(key, value) in rows {
+        for &(key, value, at) in rows {
             let values = self.rows.entry(key).or_default();
+            if let Some(ttl) = self.ttl {
+                let until = self.until.entry(key).or_insert(at + ttl);
+                if at >= *until || *until <= self.now - BEHIND {
+                    values.clear();
+                    *until = at + ttl;
+                }
+                *until = (at + ttl).max(*until);
+            }
             values.push(value);
             let (end, size) = (values.len() as i64, self.size);
             if end >= size && (end - size) % self.slide == 0 {
@@ -98,13 +121,19 @@ struct Copies {
     states: Vec<CountState>,
     owners: Vec<usize>,
     saved: Vec<SavedParts>,
+    now: Micros,
 }
 
 impl Copies {
     fn new(shape: Arc<CountAggregation>, spills: Option<usize>, disk: Disk) -> Self {
         let states = (0..2).map(|_| CountState::new(&shape, true, &disk)).collect();
         let owners = (0..BUCKETS as usize).map(|bucket| bucket % 2).collect();
-        Copies { shape, disk, spills, came: 0, states, owners, saved: vec![SavedParts::new(); 2] }
+        Copies { shape, disk, spills, came: 0, states, owners, saved: vec![SavedParts::new(); 2], now: Micros::MIN }
+    }
+
+    fn pass(&mut self, now: Micros) {
+        self.now = now;
+        self.states.iter_mut().for_each(|state| state.pass(now).unwrap());
     }
 
     fn rows(&mut self, rows: &[Row]) -> Vec<Given> {
@@ -161,6 +190,7 @@ impl Copies {
         self.saved = Vec::new();
         for (number, state) in self.states.iter_mut().enumerate() {
             let mut restored = Restored::default();
+            restored.shared.insert("fired".into(), vec![Bytes::copy_from_slice(&self.now.to_le_bytes())]);
             let mine = all.iter().filter(|(bucket, _)| self.owners[**bucket as usize] == number);
             restored.buckets.extend(mine.map(|(&bucket, parts)| (bucket, parts.clone())));
             *state = CountState::new(&self.shape, true, &self.disk);
@@ -193,7 +223,7 @@ impl Dice {
     }
 
     fn rows(&mut self, most: u64, keys: u64) -> Vec<Row> {
-        (0..self.below(most)).map(|_| (self.below(keys) as i64, self.below(1000) as i64)).collect()
+        (0..self.below(most)).map(|_| (self.below(keys) as i64, self.below(1000) as i64, 0)).collect()
     }
 
     fn step(&mut self, copies: &mut Copies) {
@@ -222,7 +252,7 @@ fn windows_are_those_of_the_model() {
         for (seed, (size, slide)) in (1..).zip([(1, 1), (7, 7), (100, 100), (10, 4), (12, 3), (5, 1), (60, 1)]) {
             let disk = spills.map_or_else(Disk::default, |_| Disk::with_runs_of(1 << 9));
             let mut copies = Copies::new(shape(size, slide), spills, disk);
-            let (mut model, mut dice) = (Model { size, slide, rows: BTreeMap::new() }, Dice(seed));
+            let (mut model, mut dice) = (Model { size, slide, ..Model::default() }, Dice(seed));
             let mut given = 0;
             for step in 0..400 {
                 let most = if dice.below(10) == 0 { 300 } else { 30 };
@@ -237,13 +267,72 @@ fn windows_are_those_of_the_model() {
     }
 }
 
+/// A key that has had no row for so long begins anew, and no other: whether it was forgotten by then or not, whatever moves, and whenever the
+/// job goes on from a snapshot, which has rows of the key from before.
+#[test]
+fn keys_are_remembered_for_a_time() {
+    for spills in [None, Some(1)] {
+        for (seed, (size, slide, ttl)) in (1..).zip([(1, 1, 20), (7, 7, 40), (5, 1, 30), (10, 4, 60), (3, 3, 1)]) {
+            let disk = spills.map_or_else(Disk::default, |_| Disk::with_runs_of(1 << 9));
+            let mut copies = Copies::new(shape_for(size, slide, Some(ttl)), spills, disk);
+            let mut dice = Dice(seed);
+            let mut model = Model { size, slide, ttl: Some(ttl), now: -1000, ..Model::default() };
+            let (mut given, mut now) = (0, 0);
+            for step in 0..600 {
+                now += dice.below(12) as Micros;
+                let most_rows = if dice.below(10) == 0 { 200 } else { 12 };
+                // Of some keys rows are rare, and others have hundreds; some are late.
+                let mut rows = dice.rows(most_rows, 9);
+                rows.retain(|row| row.0 < 5 || dice.below(3) == 0);
+                for row in &mut rows {
+                    let late = if dice.below(5) == 0 { dice.below(80) } else { 0 };
+                    row.2 = now + dice.below(15) as Micros - late as Micros;
+                }
+                let expected = model.rows(&rows);
+                assert_eq!(copies.rows(&rows), expected, "{size} {slide} {ttl}, step {step}");
+                given += expected.len();
+                if dice.below(3) > 0 {
+                    model.now = now - 5;
+                    copies.pass(now - 5);
+                }
+                dice.step(&mut copies);
+            }
+            assert!(given > 50, "{given}");
+            copies.save(false);
+            copies.pass(now + 1000);
+            copies.restart(dice.owners());
+            copies.pass(now + 1001);
+            assert!(copies.states.iter().all(|state| state.left() == 0));
+        }
+    }
+}
+
+/// What is kept, and what is saved, must not grow with keys that come once and never again.
+#[test]
+fn keys_that_are_forgotten_are_gone() {
+    let mut copies = Copies::new(shape_for(10, 10, Some(100)), None, Disk::default());
+    for step in 0..3000 {
+        let rows: Vec<Row> = (0..40).map(|row| (step * 40 + row, 1, step)).collect();
+        copies.rows(&rows);
+        copies.pass(step);
+        if step % 20 == 19 {
+            copies.save(false);
+        }
+    }
+    let kept: u32 = copies.states.iter().map(|state| state.rows().1).sum();
+    assert!(kept < 40_000, "{kept} rows");
+    copies.restart(copies.owners.clone());
+    let kept: u32 = copies.states.iter().map(|state| state.rows().1).sum();
+    assert!(kept < 40_000, "{kept} rows were saved");
+}
+
 /// Windows of many keys, far more than may be in memory, must be those that there would be in memory.
 #[test]
 fn windows_larger_than_memory_are_the_same() {
     for (size, slide) in [(9, 9), (12, 4)] {
         let mut memory = Copies::new(shape(size, slide), None, Disk::default());
         let mut disk = Copies::new(shape(size, slide), Some(50), Disk::with_runs_of(1 << 14));
-        let (mut model, mut dice) = (Model { size, slide, rows: BTreeMap::new() }, Dice(7));
+        let (mut model, mut dice) = (Model { size, slide, ..Model::default() }, Dice(7));
         let (mut given, mut most, mut held) = (0, 0, 0);
         for step in 0..2500 {
             let rows = dice.rows(160, 12_000);
@@ -289,7 +378,7 @@ fn rows_of_one_key_are_few() {
             let mut state = CountState::new(&shape(size, slide), saves, &Disk::default());
             let mut most = 0;
             for number in 0..20_000 {
-                state.take(&batch(&[(0, number)]), |_| {}).unwrap();
+                state.take(&batch(&[(0, number, 0)]), |_| {}).unwrap();
                 most = most.max(state.bytes());
             }
             let (news, kept) = state.rows();

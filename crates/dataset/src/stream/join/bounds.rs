@@ -86,19 +86,19 @@ fn fields_of(
     schemas: &[SchemaRef; 2],
 ) -> Vec<Bound> {
     let Ok(DataType::Struct(fields)) = lesser.data_type(&schemas[side]) else { return Vec::new() };
-    let field = |of: &Arc<dyn PhysicalExpr>, name: &str, schema: &SchemaRef| -> Result<Arc<dyn PhysicalExpr>> {
-        let name = lit(name);
-        let call = datafusion::functions::core::get_field();
-        let options = Arc::new(ConfigOptions::default());
-        let call = ScalarFunctionExpr::try_new(call, vec![Arc::clone(of), name], schema.as_ref(), options)?;
-        Ok(Arc::new(call))
-    };
     let bound = |name: &String| {
-        let lesser = field(lesser, name, &schemas[side]).ok()?;
-        let greater = field(greater, name, &schemas[1 - side]).ok()?;
+        let lesser = field_of(lesser, name, &schemas[side]).ok()?;
+        let greater = field_of(greater, name, &schemas[1 - side]).ok()?;
         Some(Bound { side, lesser, greater, more: 0 })
     };
     fields.iter().filter_map(|field| bound(field.name())).collect()
+}
+
+/// A field of a struct.
+pub(super) fn field_of(of: &Arc<dyn PhysicalExpr>, name: &str, schema: &SchemaRef) -> Result<Arc<dyn PhysicalExpr>> {
+    let call = datafusion::functions::core::get_field();
+    let options = Arc::new(ConfigOptions::default());
+    Ok(Arc::new(ScalarFunctionExpr::try_new(call, vec![Arc::clone(of), lit(name)], schema.as_ref(), options)?))
 }
 
 /// The side that an expression of a condition is of, and what it is there.

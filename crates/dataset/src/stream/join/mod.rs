@@ -1,12 +1,14 @@
 //! Joins of two streams on equal keys. Each side's rows are kept, and meet those of the other as they come (a *symmetric hash
 //! join*). A condition that bounds the time between partners, such as `b.at <= a.at + '1 hour'`, says how long a row can
-//! still find any: then it is thrown out, and if it has found none and the join wants it all the same, it is given then.
+//! still find any: then it is thrown out, and if it has found none and the join wants it all the same, it is given then. A [time to
+//! live](ttl) is such a condition, too.
 //!
 //! Source: Wilschut and Apers, "Dataflow query execution in a parallel main-memory environment" (1991); of bounds from
 //! conditions: Golab and Özsu, "Processing sliding window multi-joins in continuous queries over data streams" (2003).
 
 mod bounds;
 mod task;
+mod ttl;
 
 use std::sync::Arc;
 
@@ -19,6 +21,7 @@ use datafusion::physical_plan::joins::HashJoinExec;
 use tidemill_dataflow::checkpoint::StateSchema;
 
 pub(crate) use task::JoinTask;
+pub(crate) use ttl::Within;
 
 use self::bounds::{bounds, told};
 use super::keyed::Keyed;
@@ -82,12 +85,14 @@ impl StreamJoin {
             }
         };
         let schemas = [join.left().schema(), join.right().schema()];
-        let condition = join.filter().map(|filter| Condition {
+        let mut condition = join.filter().map(|filter| Condition {
             expr: Arc::clone(filter.expression()),
             columns: filter.column_indices().iter().map(|of| (side(of.side), of.index)).collect(),
             schema: Arc::clone(filter.schema()),
         });
-        let bounds = bounds(join, condition.as_ref());
+        let of_ttl = condition.as_mut().map_or(Ok(Vec::new()), |condition| ttl::bind(condition, &schemas, times))?;
+        let mut bounds = bounds(join, condition.as_ref());
+        bounds.extend(of_ttl);
         let mut until = [Until::default(), Until::default()];
         for bound in &bounds {
             let (here, there) = (bound.side, 1 - bound.side);
@@ -99,8 +104,8 @@ impl StreamJoin {
         if let Some(side) = (0..2).find(|&side| gives.waits(side) && unbounded(side)) {
             return Err(DataSetError::Unsupported(format!(
                 "on streams, which do not end: a {} join gives rows of the {} side that find no partner, but nothing says when that is \
-                 known; bound the time of partners, as where=col(\"right_time\") <= col(\"left_time\") + timedelta(hours=1) does, of columns \
-                 that tell the streams' time",
+                 known; say for how long with ttl=, or bound the time of partners, as where=col(\"right_time\") <= col(\"left_time\") + \
+                 timedelta(hours=1) does, of columns that tell the streams' time",
                 join.join_type(),
                 ["left", "right"][side],
             )));

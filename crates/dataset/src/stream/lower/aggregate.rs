@@ -18,7 +18,7 @@ use super::{Branch, Flowing, Lower, ROWS, passes, until_the_end};
 use crate::error::{DataSetError, Result};
 use crate::group::GroupExec;
 use crate::stream::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
-use crate::stream::counts::{CountAggregation, CountTask};
+use crate::stream::counts::{CountAggregation, CountTask, Ttl};
 use crate::stream::distinct::{Distinct, DistinctTask, Remembered};
 use crate::stream::groups::Aggregation;
 use crate::stream::keyed::Keyed;
@@ -88,8 +88,8 @@ impl Lower<'_> {
                 found.get_or_insert((at, call));
             }
         }
-        let input = match found.as_ref().is_some_and(|(_, call)| !matches!(call.windows.kind, WindowKind::Count { .. }))
-        {
+        let goes_by_time = |call: &WindowCall| !matches!(call.windows.kind, WindowKind::Count { ttl: None, .. });
+        let input = match found.as_ref().is_some_and(|(_, call)| goes_by_time(call)) {
             true => self.timed(aggregate.input())?,
             false => self.node(aggregate.input())?,
         };
@@ -106,8 +106,8 @@ impl Lower<'_> {
             }
             return self.complete(plan, aggregate.input(), input, keys, times);
         };
-        if let WindowKind::Count { size, slide } = windows.kind {
-            return self.counted(plan, aggregate, input, window_at, (size, slide));
+        if let WindowKind::Count { size, slide, ttl: None } = windows.kind {
+            return self.counted(plan, aggregate, input, window_at, (size, slide, None));
         }
         let Some(behind) = input.times.behind(&time, &input.schema) else {
             let of = fmt_sql(time.as_ref());
@@ -122,9 +122,21 @@ impl Lower<'_> {
                  it, or say how far it may be behind: tm.stream.behind(..., \"1h\") in Python, behind({of}, '1 hour') in SQL"
             )));
         };
+        if let WindowKind::Count { size, slide, ttl: Some(ttl) } = windows.kind {
+            let ttl = Some(Ttl { time, behind, ttl });
+            return self.counted(plan, aggregate, input, window_at, (size, slide, ttl));
+        }
+        let step = if let Early::Time(step) = windows.early { Some(step) } else { None };
         let spans = match windows.kind.clone() {
-            WindowKind::Sliding { size, slide } => Some(Spans::Sliding { size, slide }),
-            WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?),
+            WindowKind::Sliding { size, slide } => Some(Spans::sliding(size, slide).with_step(step)),
+            WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?.with_step(step)),
+            WindowKind::Session { .. } if step.is_some() => {
+                return Err(DataSetError::Unsupported(
+                    "sessions with early results by event time (early_time=): they have them by the clock (early=) or by rows \
+                     (early_rows=)"
+                        .into(),
+                ));
+            }
             WindowKind::Count { .. } | WindowKind::Session { .. } => None,
         };
         let longest = spans.as_ref().map(Spans::longest);
@@ -176,8 +188,7 @@ impl Lower<'_> {
         let late = (self.late.of(&name), late_rows);
         let halves = match (windows.kind, spans) {
             (_, Some(spans)) => {
-                let early = if let Early::Every(every) = windows.early { every } else { 0 };
-                let given = (windows.lateness, early);
+                let given = (windows.lateness, windows.early);
                 let time = (time, behind);
                 let shape = WindowAggregation::new(of, time, spans, given, plan.schema(), window_at, late);
                 let shape = Arc::new(shape);
@@ -284,7 +295,7 @@ impl Lower<'_> {
         aggregate: &AggregateExec,
         input: Flowing,
         window_at: usize,
-        lengths: (i64, i64),
+        (size, slide, ttl): (i64, i64, Option<Ttl>),
     ) -> Result<Flowing> {
         let groups = aggregate.group_expr().expr().iter().enumerate().filter(|(at, _)| *at != window_at);
         let keys: Vec<_> = groups.map(|(_, key)| key.clone()).collect();
@@ -293,8 +304,11 @@ impl Lower<'_> {
         let functions = aggregate.aggr_expr().to_vec();
         let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
         let copies = if of.keys.is_empty() { 1 } else { self.copies };
-        let shape = Arc::new(CountAggregation::new(of, lengths, keyed, plan.schema(), window_at));
-        let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
+        let name = self.name("window");
+        let untimed = self.late.of(&name);
+        let lengths = (size, slide);
+        let shape = Arc::new(CountAggregation::new(of, lengths, ttl, keyed, (plan.schema(), window_at), untimed));
+        let detail = displayable(plan.as_ref()).one_line().to_string();
         let (keyed, state) = (Arc::clone(&shape.keyed), shape.state());
         let task = TaskSpec::operator(name.clone(), move |copy| CountTask::new(&shape, copy)).streaming().state(state);
         let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(copies);

@@ -153,7 +153,7 @@ impl Operator for SecondHalf {
     fn ticks(&self) -> Option<Duration> {
         match self.shape.times.early {
             Early::Every(every) => Some(Duration::from_micros(every.max(1) as u64)),
-            Early::Never | Early::Rows(_) => None,
+            Early::Never | Early::Time(_) | Early::Rows(_) => None,
         }
     }
 
