@@ -785,8 +785,7 @@ def write_stream(
     status: tuple[str, str] | None = None,
     guarantee: str | None = None,
     watch: Callable[[NativeRunning], object] | None = None,
-    late: object | None = None,
-    late_name: str = "",
+    late: Sequence[tuple[str | None, object, str]] | None = None,
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int]]]: ...
 def explain_stream(
     engine: QueryEngine, comm: Comm, outputs: Sequence[tuple[NativeDataSet, object | None, str]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -135,6 +137,65 @@ def test_windows_of_joins_for_a_time() -> None:
     expected = counts(next(tables).join(next(tables), on="k", where=near)).to_pylist()
     same(written(counts(stream(left).join(stream(right), on="k", ttl="100ms"))), expected)
     assert tm.stream.late_rows() == 0
+
+
+@pytest.mark.parametrize("sides", [{"left"}, {"right"}, {"left", "right"}])
+def test_late_rows_of_joins(sides: set[str], tmp_path: Path) -> None:
+    """They go to the sink of their side, with all that they had, as the same rows do whoever else wants them; those of no sink are counted."""
+    schema = {"k": "str", "at": "timestamp[s]", "of": "str"}
+
+    def add(side: str, *seconds: int) -> None:
+        with (tmp_path / f"{side}.json").open("a") as more:
+            for second in seconds:
+                more.write(json.dumps({"k": "a", "at": str(START + second * SECOND), "of": side}) + "\n")
+
+    for side in ("left", "right"):
+        add(side, 0, 100)
+    left, right = (tm.stream.from_files(tmp_path / f"{side}.json", schema, time="at") for side in ("left", "right"))
+    joined = left.join(right, on="k", how="full", ttl="10s").select("k", "at")
+    name = re.search(r"join \d+", joined.explain())
+    assert name
+    late: dict[str, list[Any]] = {side: [] for side in sides}
+    sinks = {f"{name[0]} {side}": lambda rows, side=side: late[side].extend(rows.to_pylist()) for side in sides}
+    seconds: list[int] = []
+
+    def take(table: tm.Table) -> None:
+        for row in table.to_pylist():
+            seconds.append((row["at"] - START).seconds)
+            if seconds[-1] == 100:
+                # Behind what both have read. The last one says that the late ones have been looked at.
+                add("left", 5, 200)
+                add("right", 7, 200)
+
+    options: Any = {"checkpoint": tmp_path / "c", "every": "100ms", "stop": lambda: 200 in seconds}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        joined.write_stream(take, late_to=sinks, **options)
+    second = {"left": 5, "right": 7}
+    rows = {side: [{"k": "a", "at": START + second[side] * SECOND, "of": side}] for side in sides}
+    assert (sorted(seconds), late) == ([0, 100, 200], rows)
+    assert tm.stream.late_rows() == 2 - len(sides)
+    assert [str(one.message) for one in warned if issubclass(one.category, tm.stream.LateRowsWarning)] == [
+        f"1 row came too late and was left out ({name[0]} {side}: 1); wait longer with out_of_order=, or take them with late= or late_to="
+        for side in {"left", "right"} - sides
+    ]
+
+
+def test_sinks_of_late_rows_that_cannot_be() -> None:
+    left, right = stream(left_table()), stream(right_table())
+    bounded, unbounded = left.join(right, on="k", ttl="1s"), left.join(right, on="k")
+    with pytest.raises(
+        tm.DataSetError, match=r'a sink for "join 9 left", for .*; they can for: join \d+ left, join \d+ right'
+    ):
+        bounded.write_stream(print, late_to={"join 9 left": print})
+    with pytest.raises(tm.DataSetError, match=r"no rows come too late; they can for: none"):
+        unbounded.write_stream(print, late_to={"join 1 left": print})
+    with pytest.raises(
+        tm.DataSetError, match=r"the query has none; those of a join have sinks by the name of the step"
+    ):
+        bounded.write_stream(print, late_to=print)
+    with pytest.raises(TypeError, match="late_to has sinks by the names of steps, such as 'join 1 left', not by 1"):
+        bounded.write_stream(print, late_to={1: print})  # type: ignore[dict-item]
 
 
 def test_joins_for_a_time_without_a_time() -> None:

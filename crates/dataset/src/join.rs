@@ -1,6 +1,8 @@
 //! Joins of two DataSets on columns that are equal.
 
-use arrow::datatypes::DataType;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Schema, SchemaRef};
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{Column, JoinType};
 use datafusion::dataframe::DataFrame;
@@ -129,8 +131,6 @@ impl DataSet {
             };
             check_kinds(left_key, &find(&left_schema, left_key)?, right_key, &find(&right_schema, right_key)?)?;
         }
-        // No name of the right can clash with one of the left, or with one that the result will have.
-        let inner_name = |name: &str| format!("right {name}\u{1f}");
         let renamed: Vec<Expr> =
             right_schema.fields().iter().map(|field| column(field.name()).alias(inner_name(field.name()))).collect();
         let (_, right_plan) = right.frame().clone().select(renamed)?.into_parts();
@@ -155,7 +155,7 @@ impl DataSet {
             let wrong = renamed
                 .column_refs()
                 .into_iter()
-                .find(|of| left_schema.field_with_name(&of.name).is_err() && !of.name.ends_with('\u{1f}'));
+                .find(|of| left_schema.field_with_name(&of.name).is_err() && !of.name.ends_with(END));
             match wrong {
                 Some(of) => {
                     let own = left_schema.fields().iter().map(|field| field.name().clone());
@@ -205,6 +205,24 @@ impl DataSet {
         }
         DataSet::new(joined.select(outputs)?)
     }
+}
+
+/// What a column of the right is called within: it can clash with none of the left, and none that the result will have.
+fn inner_name(name: &str) -> String {
+    format!("{RIGHT}{name}{END}")
+}
+
+const RIGHT: &str = "right ";
+const END: char = '\u{1f}';
+
+/// The columns of a side by the names that they had before they were joined.
+pub(crate) fn with_given_names(side: &SchemaRef) -> SchemaRef {
+    let given = |name: &str| name.strip_prefix(RIGHT).and_then(|name| name.strip_suffix(END)).map(str::to_owned);
+    let fields = side.fields().iter().map(|field| match given(field.name()) {
+        Some(name) => Arc::new(field.as_ref().clone().with_name(name)),
+        None => Arc::clone(field),
+    });
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
 /// Refuses keys that could only be compared as text: a number and a string are never meant to be equal.

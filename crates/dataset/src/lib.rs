@@ -97,8 +97,8 @@ pub use reading::Reading;
 pub use records::read_records;
 pub use stores::{ObjectPlace, StorageOptions};
 pub use stream::{
-    Calendar, Early, KeyedBatch, KeyedFunction, LateRows, MakeKeyedFunction, MakeLateSink, MakeSink, MakeSource,
-    StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
+    Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, MakeKeyedFunction, MakeLateSink, MakeSink,
+    MakeSource, StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
 pub use unite::unite;
 pub use write::Output;

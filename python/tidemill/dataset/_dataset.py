@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from tidemill._inside import within
 from tidemill._tidemill import NativeDataSet, NativeTable
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tidemill.dataset._lookup import Source
     from tidemill.dataset._read import StorageOptions
     from tidemill.stream import Connector, Duration, Running, Sink
+
+    AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
+    #: One sink, or several by the names of steps.
+    LateTo: TypeAlias = AnySink | Mapping[str, AnySink]
 
 __all__ = ["DataSet"]
 
@@ -760,7 +764,7 @@ class DataSet:
         self,
         sink: Sink | Connector | Callable[[Table], None],
         *,
-        late_to: Sink | Connector | Callable[[Table], None] | None = None,
+        late_to: LateTo | None = None,
         name: str = "stream",
         checkpoint: str | Path | None = None,
         storage_options: StorageOptions | None = None,
@@ -780,9 +784,11 @@ class DataSet:
             A function that is called with each table of rows; a sink of the engine's own, such as `tidemill.stream.to_files`; or
             an object with ``write``, ``prepare`` and ``commit``, which
             makes rows appear once, whatever fails in between: see `tidemill.stream.Sink`.
-        late_to : callable, Connector or Sink, optional
+        late_to : callable, Connector or Sink, or mapping of str to them, optional
             Where rows go that come too late for a window, as they come to its `group_by`; without, they are counted and left
-            out. Rows then go over to the owners of their keys as they are, not as what was made of them where they were read.
+            out. Rows then go over to the owners of their keys as they are, not as what was made of them where they were read. Or sinks by
+            the names of steps, as warnings and `explain` have them: ``{"window 2": sink}``, and ``{"join 1 left": sink}`` for rows of the
+            left side of a join that bounds the time of partners.
         name : str, default="stream"
             The job's name: checkpoints belong to it.
         checkpoint : str or Path, optional

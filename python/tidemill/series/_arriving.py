@@ -165,8 +165,7 @@ class StreamTail:
                 _status.place("series", job._self),
                 None,
                 None,
-                _tables(self._come_late),
-                "late rows of series",
+                [(None, _tables(self._come_late), "late rows of series")],
             )
         except _Closed:
             pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from tidemill.stream._running import Running
 from tidemill.stream._time import Duration, seconds
 
 if TYPE_CHECKING:
+    from tidemill.dataset._dataset import LateTo
     from tidemill.dataset._read import StorageOptions
     from tidemill.stream import Sink
 
@@ -31,7 +32,7 @@ __all__ = ["explain", "run", "write"]
 def write(
     queries: Iterable[tuple[DataSet, Sink | Connector | Callable[[Table], None]]],
     *,
-    late_to: Sink | Connector | Callable[[Table], None] | None = None,
+    late_to: LateTo | None = None,
     name: str = "stream",
     checkpoint: str | Path | None = None,
     storage_options: StorageOptions | None = None,
@@ -55,7 +56,7 @@ def write(
     queries : iterable of (DataSet, sink)
         Sinks are those of `DataSet.write_stream`.
     late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch
-        As for `DataSet.write_stream`. `late_to` is for the windows of all queries, and `guarantee` what every sink must give.
+        As for `DataSet.write_stream`. `late_to` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
 
     Returns
     -------
@@ -123,7 +124,8 @@ def run(
         raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
     if watch is not None and checkpoint is None:
         raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
-    _check_apart([*(sink for _, sink in queries), late_to])
+    late_sinks = _late_sinks(late_to)
+    _check_apart([*(sink for _, sink in queries), *(sink for _, sink in late_sinks)])
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
     if checkpoint is not None:
@@ -159,12 +161,23 @@ def run(
         status,
         guarantee,
         watching,
-        None if late_to is None else _tables(late_to),
-        _sink_name(late_to),
+        [(step, _tables(sink), _sink_name(sink)) for step, sink in late_sinks] or None,
     )
     _workers.report_bad_records(count, first)
     _late.report(late)
     return report
+
+
+def _late_sinks(late_to: Any) -> list[tuple[str | None, Any]]:
+    """Where late rows go: by step, or one sink for all windows."""
+    if late_to is None:
+        return []
+    if not isinstance(late_to, Mapping):
+        return [(None, late_to)]
+    for step in late_to:
+        if not isinstance(step, str):
+            raise TypeError(f"late_to has sinks by the names of steps, such as 'join 1 left', not by {step!r}")
+    return list(late_to.items())
 
 
 def _pairs(queries: Iterable[tuple[DataSet, Any]]) -> list[tuple[DataSet, Any]]:

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch};
 use arrow::buffer::{BooleanBuffer, NullBuffer};
-use arrow::compute::filter_record_batch;
+use arrow::compute::{filter_record_batch, not};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
@@ -15,7 +15,7 @@ use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskError};
 
 use super::groups::batch;
-use super::late::LateCount;
+use super::late::{LATE_PORT, LateCount};
 use super::saved::Layout;
 use super::steps::Steps;
 use super::times::TimeOf;
@@ -66,29 +66,29 @@ impl Keyed {
         Partition::by_key(self.keys().into_iter().map(|key| key.to_string()))
     }
 
-    /// The rows of a batch that are wanted, with their keys, and how many came too late.
-    fn of(&self, rows: RecordBatch, now: Micros) -> Result<(RecordBatch, usize)> {
-        let before = rows.num_rows();
-        let rows = match &self.time {
-            Some(of) if now > Micros::MIN => {
-                let times = of.place.values(&rows)?;
-                let late = |time: Option<Micros>| time.is_some_and(|time| time.saturating_add(of.behind) < now);
-                match times.iter().any(late) {
-                    true => filter_record_batch(&rows, &times.iter().map(|time| Some(!late(time))).collect())?,
-                    false => rows,
-                }
-            }
-            _ => rows,
-        };
+    /// Whether rows can come too late.
+    pub(crate) fn has_late(&self) -> bool {
+        self.time.is_some()
+    }
+
+    /// Which rows come too late; `None`: none does.
+    fn late(&self, rows: &RecordBatch, now: Micros) -> Result<Option<BooleanArray>> {
+        let Some(of) = self.time.as_ref().filter(|_| now > Micros::MIN) else { return Ok(None) };
+        let times = of.place.values(rows)?;
+        let late = |time: Option<Micros>| time.is_some_and(|time| time.saturating_add(of.behind) < now);
+        Ok(times.iter().any(late).then(|| times.iter().map(|time| Some(late(time))).collect()))
+    }
+
+    /// The rows of a batch that are wanted, with their keys.
+    fn of(&self, rows: RecordBatch) -> Result<RecordBatch> {
         let count = rows.num_rows();
-        let late = before - count;
         let keys = self.keys.iter().map(|key| key.evaluate(&rows)?.into_array(count)).collect::<Result<Vec<_>>>()?;
         let known = known(&keys).filter(|_| self.drop_nulls);
         let columns = rows.columns().iter().cloned().chain(keys).collect();
         let rows = batch(&self.schema, columns, count)?;
         match known {
-            Some(known) => Ok((filter_record_batch(&rows, &BooleanArray::new(known, None))?, late)),
-            None => Ok((rows, late)),
+            Some(known) => Ok(filter_record_batch(&rows, &BooleanArray::new(known, None))?),
+            None => Ok(rows),
         }
     }
 }
@@ -105,13 +105,28 @@ pub(crate) struct KeyedTask {
     pub steps: Steps,
     pub now: Micros,
     pub late: LateCount,
+    /// What rows that come too late are, if they go on: their columns by their own names.
+    pub late_rows: Option<SchemaRef>,
 }
 
 impl Operator for KeyedTask {
-    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
-        for rows in self.steps.apply(batch)? {
-            let (rows, late) = self.shape.of(rows, self.now)?;
-            self.late.add(late);
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        for rows in self.steps.apply(rows)? {
+            let late = self.shape.late(&rows, self.now)?;
+            let rows = match &late {
+                Some(late) => {
+                    match &self.late_rows {
+                        Some(schema) => {
+                            let rows = filter_record_batch(&rows, late)?;
+                            emit.send_to(LATE_PORT, batch(schema, rows.columns().to_vec(), rows.num_rows())?);
+                        }
+                        None => self.late.add(late.true_count()),
+                    }
+                    filter_record_batch(&rows, &not(late)?)?
+                }
+                None => rows,
+            };
+            let rows = self.shape.of(rows)?;
             if rows.num_rows() > 0 {
                 emit.send(rows);
             }

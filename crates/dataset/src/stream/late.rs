@@ -1,30 +1,73 @@
-//! Rows that come too late, and rows without a time. The step that leaves them out counts them; late ones of windows go to a sink of
-//! their own, if the job has one. A query does not say which columns rows have beside those that it uses, so then a rule adds all of them to the window's
-//! call, which the planner leaves alone.
+//! Rows that come too late, and rows without a time. The step that leaves them out counts them; late ones of windows and joins go to sinks of
+//! their own, if the job has some. A query does not say which columns rows have beside those that it uses, so then a rule adds all of them to the window's
+//! call, or to the join's condition, which the planner leaves alone.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::{Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::common::ScalarValue;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::datasource::source_as_provider;
 use datafusion::error::Result;
-use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan};
+use datafusion::logical_expr::{
+    Aggregate, ColumnarValue, Expr, Join, LogicalPlan, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+    Volatility,
+};
 use datafusion::optimizer::AnalyzerRule;
-use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 
 use super::groups::batch;
 use super::keyed::Keyed;
 use super::shared::PartTable;
-use super::table::StreamSink;
+use super::table::{StreamSink, of_stream};
 use super::window::is_time_window;
 use crate::error::DataSetError;
 
 /// Makes the sink for rows that come too late, given what they are.
 pub type MakeLateSink = Arc<dyn Fn(&SchemaRef) -> std::result::Result<StreamSink, DataSetError> + Send + Sync>;
+
+/// Where rows go that come too late, and are not left out.
+#[derive(Clone, Default)]
+pub enum LateTo {
+    /// They are left out, and counted.
+    #[default]
+    Nowhere,
+    /// Those of all windows of rows that come from outside, which are of one kind.
+    Windows(MakeLateSink),
+    /// Those of steps by their names: windows, and sides of joins.
+    Steps(BTreeMap<String, MakeLateSink>),
+}
+
+/// What the names of joins begin with.
+pub(crate) const JOIN: &str = "join";
+
+impl LateTo {
+    /// Whether it takes rows of a step.
+    pub(crate) fn takes(&self, step: &str) -> bool {
+        match self {
+            LateTo::Nowhere => false,
+            LateTo::Windows(_) => !step.starts_with(JOIN),
+            LateTo::Steps(steps) => steps.contains_key(step),
+        }
+    }
+
+    /// What steps are to know all columns of their rows.
+    pub(crate) fn rule(&self) -> Option<KeepLateRows> {
+        match self {
+            LateTo::Nowhere => None,
+            LateTo::Windows(_) => Some(KeepLateRows { windows: true, joins: false }),
+            LateTo::Steps(steps) => {
+                let joins = steps.keys().any(|step| step.starts_with(JOIN));
+                Some(KeepLateRows { windows: steps.keys().any(|step| !step.starts_with(JOIN)), joins })
+            }
+        }
+    }
+}
 
 /// How many rows each step of a job has left out in this process because they came too late, or had no time; may be read while it
 /// runs.
@@ -102,7 +145,10 @@ impl LateOutput {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct KeepLateRows;
+pub(crate) struct KeepLateRows {
+    windows: bool,
+    joins: bool,
+}
 
 impl AnalyzerRule for KeepLateRows {
     fn name(&self) -> &'static str {
@@ -110,20 +156,82 @@ impl AnalyzerRule for KeepLateRows {
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
-        Ok(plan
-            .transform_up_with_subqueries(|node| {
-                let LogicalPlan::Aggregate(aggregate) = node else { return Ok(Transformed::no(node)) };
-                // Windows of results of windows are not for rows that came from outside.
-                if !aggregate.group_expr.iter().any(is_time_window) || has_window(&aggregate.input) {
-                    return Ok(Transformed::no(LogicalPlan::Aggregate(aggregate)));
-                }
+        let rewritten = plan.transform_up_with_subqueries(|node| match node {
+            // Windows of results of windows are not for rows that came from outside.
+            LogicalPlan::Aggregate(aggregate)
+                if self.windows && aggregate.group_expr.iter().any(is_time_window) && !has_window(&aggregate.input) =>
+            {
                 let columns: Vec<Expr> = aggregate.input.schema().columns().into_iter().map(Expr::Column).collect();
                 let keys =
                     aggregate.group_expr.into_iter().map(|key| with_columns(key, &columns)).collect::<Result<_>>()?;
                 let aggregate = Aggregate::try_new(aggregate.input, keys, aggregate.aggr_expr)?;
                 Ok(Transformed::yes(LogicalPlan::Aggregate(aggregate)))
-            })?
-            .data)
+            }
+            LogicalPlan::Join(join)
+                if self.joins
+                    && !join.on.is_empty()
+                    && [&join.left, &join.right].into_iter().all(|side| is_stream(side)) =>
+            {
+                let sides = [&join.left, &join.right].into_iter();
+                let all = LateColumns::of(sides.flat_map(|side| side.schema().columns()).map(Expr::Column).collect());
+                let filter = join.filter.map_or(all.clone(), |filter| filter.and(all));
+                Ok(Transformed::yes(LogicalPlan::Join(Join { filter: Some(filter), ..join })))
+            }
+            node => Ok(Transformed::no(node)),
+        });
+        Ok(rewritten?.data)
+    }
+}
+
+/// Whether rows come from a stream, or from what several queries have in common, which is one.
+fn is_stream(plan: &LogicalPlan) -> bool {
+    let part = |node: &LogicalPlan| {
+        let LogicalPlan::TableScan(scan) = node else { return Ok(false) };
+        Ok(source_as_provider(&scan.source).is_ok_and(|table| {
+            let any: &dyn Any = table.as_ref();
+            any.is::<PartTable>()
+        }))
+    };
+    of_stream(plan) || plan.exists(part).unwrap_or(false)
+}
+
+/// In a join's condition, that all columns of its sides are wanted. It is true.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LateColumns {
+    signature: Signature,
+}
+
+const LATE_COLUMNS: &str = "tidemill_late_columns";
+
+impl LateColumns {
+    fn of(columns: Vec<Expr>) -> Expr {
+        // Volatile, lest a rule takes it for what it is.
+        let signature = Signature::variadic_any(Volatility::Volatile);
+        ScalarUDF::from(LateColumns { signature }).call(columns)
+    }
+
+    /// Whether a part of a condition is one.
+    pub(crate) fn is(expr: &Arc<dyn PhysicalExpr>) -> bool {
+        let any: &dyn Any = expr.as_ref();
+        any.downcast_ref::<ScalarFunctionExpr>().is_some_and(|call| call.fun().name() == LATE_COLUMNS)
+    }
+}
+
+impl ScalarUDFImpl for LateColumns {
+    fn name(&self) -> &str {
+        LATE_COLUMNS
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Boolean)
+    }
+
+    fn invoke_with_args(&self, _: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        Ok(ColumnarValue::Scalar(ScalarValue::Boolean(Some(true))))
     }
 }
 

@@ -72,7 +72,7 @@ use tidemill_dataflow::{Look, RunReport};
 pub(crate) use behind::function as behind_function;
 pub(crate) use distinct::Remembered;
 pub(crate) use join::Within;
-pub use late::{LateRows, MakeLateSink};
+pub use late::{LateRows, LateTo, MakeLateSink};
 pub(crate) use lower::has_stream;
 pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
@@ -95,8 +95,8 @@ pub struct StreamJob {
     pub checkpoints: Option<CheckpointSettings>,
     /// The least that it must give, else it does not begin.
     pub guarantee: Option<Guarantee>,
-    /// Where rows go that come too late for a window; `None`: they are left out.
-    pub late: Option<MakeLateSink>,
+    /// Where rows go that come too late; those that go nowhere are left out.
+    pub late: LateTo,
     /// Counts those that are left out.
     pub left_out: Arc<LateRows>,
 }
@@ -151,8 +151,8 @@ impl Workers {
         let (outputs, name) = (outputs.to_vec(), job.name.clone());
         let (late, left_out) = (job.late.clone(), Arc::clone(&job.left_out));
         let lowered = engine.run(async move {
-            let plans = lower::plan(&outputs, late.is_some()).await?;
-            let sinks = Sinks { rows: &outputs, late: late.as_ref(), left_out: &left_out };
+            let plans = lower::plan(&outputs, &late).await?;
+            let sinks = Sinks { rows: &outputs, late: &late, left_out: &left_out };
             Lower::graph(&name, &plans, &sinks, copies)
         });
         let lowered = lowered.and_then(|lowered| job.check(&lowered.sources, &lowered.sinks).map(|()| lowered.graph));
@@ -176,8 +176,8 @@ impl Workers {
         let outputs: Vec<StreamOutput> =
             outputs.iter().map(|(set, sink)| (set.clone(), sink.clone().unwrap_or_else(StreamSink::unknown))).collect();
         let lowered = engine.run(async move {
-            let plans = lower::plan(&outputs, false).await?;
-            let sinks = Sinks { rows: &outputs, late: None, left_out: &LateRows::default() };
+            let plans = lower::plan(&outputs, &LateTo::Nowhere).await?;
+            let sinks = Sinks { rows: &outputs, late: &LateTo::Nowhere, left_out: &LateRows::default() };
             Lower::graph("stream", &plans, &sinks, copies)
         });
         let lowered = self.agree(lowered)?;

@@ -231,7 +231,7 @@ mod tests {
     use datafusion::logical_expr::{col, lit};
     use tidemill_dataflow::stream::source::EventTimes;
 
-    use super::super::late::LateRows;
+    use super::super::late::{LateRows, LateTo};
     use super::super::lower::{Lower, Lowered, Sinks, plan};
     use super::super::table::{StreamOutput, StreamSink};
     use super::super::{Windows, table_stream};
@@ -270,8 +270,8 @@ mod tests {
     fn lowered(engine: &Engine, queries: &[&DataSet]) -> Lowered {
         let outputs: Vec<StreamOutput> = queries.iter().map(|&query| (query.clone(), StreamSink::unknown())).collect();
         let made = engine.run(async move {
-            let plans = plan(&outputs, false).await?;
-            let sinks = Sinks { rows: &outputs, late: None, left_out: &LateRows::default() };
+            let plans = plan(&outputs, &LateTo::Nowhere).await?;
+            let sinks = Sinks { rows: &outputs, late: &LateTo::Nowhere, left_out: &LateRows::default() };
             Lower::graph("job", &plans, &sinks, 2)
         });
         made.unwrap()

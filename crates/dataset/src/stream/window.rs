@@ -250,7 +250,7 @@ impl Windows {
             }
             ("sliding", &[size, slide]) => WindowKind::Sliding { size: number(size)?, slide: number(slide)? },
             ("count", &[size, slide, ref ttl @ ..]) if ttl.len() < 2 => {
-                let ttl = ttl.first().map(|ttl| number(ttl).ok_or(())).transpose().ok()?;
+                let ttl = ttl.first().map(|&ttl| number(ttl).ok_or(())).transpose().ok()?;
                 WindowKind::Count { size: number(size)?, slide: number(slide)?, ttl }
             }
             ("session", &[gap]) => WindowKind::Session { gap: number(gap)? },

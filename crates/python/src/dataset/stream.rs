@@ -19,7 +19,7 @@ use tidemill_dataflow::{Progress, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    Calendar, DataSet, DataSetError, LateRows, MakeLateSink, MakeSink, StorageOptions, StreamJob, StreamSink,
+    Calendar, DataSet, DataSetError, LateRows, LateTo, MakeLateSink, MakeSink, StorageOptions, StreamJob, StreamSink,
     StreamSource, Windows, table_stream,
 };
 
@@ -244,9 +244,12 @@ type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64
 /// A query, its sink, and what that is called.
 type Written = (Py<NativeDataSet>, Py<PyAny>, String);
 
+/// The step that rows come too late for, a sink for them, and what that is called; `None`: all windows.
+type Late = (Option<String>, Py<PyAny>, String);
+
 /// Writes streams, each to its sink, until they end; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, late_name = String::new()))]
+#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -259,15 +262,14 @@ pub fn write_stream<'py>(
     status: Option<(PathBuf, String)>,
     guarantee: Option<&str>,
     watch: Option<Py<PyAny>>,
-    late: Option<Py<PyAny>>,
-    late_name: String,
+    late: Option<Vec<Late>>,
 ) -> PyResult<Told<'py>> {
     let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
         let set = set.get();
         Ok((set.0.clone(), any_sink(py, engine, sink, sink_name, &set.schema(py)?)?))
     });
     let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
-    let late = late.map(|late| late_sink(py, engine, late, late_name)).transpose()?;
+    let late = late.map_or(Ok(LateTo::Nowhere), |late| late_to(py, engine, late))?;
     let guarantee = guarantee.map(|words| match words {
         "exactly once" => Ok(Guarantee::ExactlyOnce),
         "at least once" => Ok(Guarantee::AtLeastOnce),
@@ -436,7 +438,18 @@ fn any_sink(
     }
 }
 
-/// Where late rows go: what they are is known when the query is planned.
+/// Where late rows go, by step or those of all windows to one sink.
+fn late_to(py: Python<'_>, engine: &QueryEngine, late: Vec<Late>) -> PyResult<LateTo> {
+    let mut steps = BTreeMap::new();
+    for (step, sink, name) in late {
+        let sink = late_sink(py, engine, sink, name)?;
+        let Some(step) = step else { return Ok(LateTo::Windows(sink)) };
+        steps.insert(step, sink);
+    }
+    Ok(LateTo::Steps(steps))
+}
+
+/// What rows are is known when the query is planned.
 fn late_sink(py: Python<'_>, engine: &QueryEngine, sink: Py<PyAny>, name: String) -> PyResult<MakeLateSink> {
     if let Ok(spec) = sink.extract::<String>(py) {
         let (spec, open) = (described_by(&spec)?, opens(engine));

@@ -299,7 +299,7 @@ impl SecondHalf {
     /// Lets windows fire whose end is not after `time`: [`SecondHalf::go_on`] does it, a part at a time.
     fn fire(&mut self, time: Micros) {
         let shape = Arc::clone(&self.shape);
-        let mut due = VecDeque::from(self.steps(time));
+        let mut due = VecDeque::from(self.steps_due(time));
         let mut windows = std::mem::take(&mut self.changed);
         let mut last = Micros::MIN;
         for &pane in self.panes.keys() {
@@ -317,7 +317,7 @@ impl SecondHalf {
     }
 
     /// The results at steps of event time that have passed when it is `time`, in their order: of windows with rows in the step.
-    fn steps(&self, time: Micros) -> Vec<Due> {
+    fn steps_due(&self, time: Micros) -> Vec<Due> {
         let spans = &self.shape.spans;
         let Some(step) = spans.step().filter(|_| time > self.fired) else { return Vec::new() };
         let passed = self.fired.saturating_add(1)..=time;

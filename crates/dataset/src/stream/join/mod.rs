@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::{JoinSide, JoinType, NullEquality};
-use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::{PhysicalExpr, conjunction_opt, split_conjunction};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::HashJoinExec;
 
@@ -25,6 +25,7 @@ pub(crate) use ttl::Within;
 
 use self::bounds::{bounds, told};
 use super::keyed::Keyed;
+use super::late::LateColumns;
 use super::saved::Layout;
 use super::times::{TimeOf, Times, Until};
 use crate::error::DataSetError;
@@ -90,6 +91,13 @@ impl StreamJoin {
             columns: filter.column_indices().iter().map(|of| (side(of.side), of.index)).collect(),
             schema: Arc::clone(filter.schema()),
         });
+        if let Some(some) =
+            condition.take_if(|condition| split_conjunction(&condition.expr).iter().any(|part| LateColumns::is(part)))
+        {
+            // It has done its work: the columns are there.
+            let left = split_conjunction(&some.expr).into_iter().filter(|part| !LateColumns::is(part)).cloned();
+            condition = conjunction_opt(left.collect::<Vec<_>>()).map(|expr| Condition { expr, ..some });
+        }
         let of_ttl = condition.as_mut().map_or(Ok(Vec::new()), |condition| ttl::bind(condition, &schemas, times))?;
         let mut bounds = bounds(join, condition.as_ref());
         bounds.extend(of_ttl);

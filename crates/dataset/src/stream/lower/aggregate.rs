@@ -14,7 +14,7 @@ use tidemill_dataflow::TaskSpec;
 use tidemill_dataflow::checkpoint::StateSchema;
 use tidemill_dataflow::exchange::{Direct, Gather, Partition};
 
-use super::{Branch, Flowing, Lower, ROWS, passes, until_the_end};
+use super::{Branch, Flowing, LateFrom, Lower, ROWS, passes, until_the_end};
 use crate::error::{DataSetError, Result};
 use crate::group::GroupExec;
 use crate::stream::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
@@ -153,9 +153,13 @@ impl Lower<'_> {
             groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
         let functions = aggregate.aggr_expr().to_vec();
         let keyed = || Keyed::new(&input.schema, keys.iter().map(|(key, _)| Arc::clone(key)).collect(), false, None);
-        let late_rows = match late.is_empty() {
-            true => None,
-            false => Some(LateOutput::new(keyed()?, late, &input.schema)?),
+        let name = self.name("window");
+        if !late.is_empty() {
+            self.late_steps.push(name.clone());
+        }
+        let late_rows = match !late.is_empty() && self.late_to.takes(&name) {
+            true => Some(LateOutput::new(keyed()?, late, &input.schema)?),
+            false => None,
         };
         // Where it matters which rows they are, they come as they are to whoever owns their key.
         let keyed = match (&late_rows, windows.early) {
@@ -173,8 +177,7 @@ impl Lower<'_> {
                 let keyed = Arc::clone(keyed);
                 keys.insert(0, TriggeredAggregation::window_key());
                 let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
-                let (name, output) = (self.name("window"), plan.schema());
-                let late = self.late.of(&name);
+                let (output, late) = (plan.schema(), self.late.of(&name));
                 let shape =
                     TriggeredAggregation { of, time, behind, spans, every, keyed, output, window_at, late, late_rows };
                 return Ok(self.triggered(plan, input, shape, &name, times));
@@ -184,7 +187,7 @@ impl Lower<'_> {
         let late_schema = late_rows.as_ref().map(|of| Arc::clone(&of.schema));
         let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
         let keys = of.key_names();
-        let (name, detail) = (self.name("window"), displayable(plan.as_ref()).one_line().to_string());
+        let detail = displayable(plan.as_ref()).one_line().to_string();
         let late = (self.late.of(&name), late_rows);
         let halves = match (windows.kind, spans) {
             (_, Some(spans)) => {
@@ -238,7 +241,7 @@ impl Lower<'_> {
         let rows = Flowing::of(second, copies, plan.schema(), times, input.sources.clone());
         if let Some(keyed) = keyed {
             self.keyed(input, &keyed, second.into(), &name);
-            self.late_from_window(&rows, late_schema);
+            self.late_from_window(&name, &rows, late_schema);
         } else {
             for (number, branch) in input.from.into_iter().enumerate() {
                 let Branch { task: from, steps, copies: beside } = branch;
@@ -256,10 +259,14 @@ impl Lower<'_> {
     }
 
     /// Late rows of a window leave it, if they are wanted, where its results do.
-    fn late_from_window(&mut self, window: &Flowing, schema: Option<SchemaRef>) {
+    fn late_from_window(&mut self, step: &str, window: &Flowing, schema: Option<SchemaRef>) {
         let Some(schema) = schema else { return };
-        self.late_sources.extend(&window.sources);
-        self.late_from.extend(window.from.iter().map(|branch| (branch.clone(), Arc::clone(&schema))));
+        self.late_from.extend(window.from.iter().map(|branch| LateFrom {
+            step: step.to_owned(),
+            from: branch.clone(),
+            schema: Arc::clone(&schema),
+            sources: window.sources.clone(),
+        }));
     }
 
     /// An aggregation of windows that gives results by rows.
@@ -284,7 +291,7 @@ impl Lower<'_> {
         let task = self.graph.add(task);
         let rows = Flowing::of(task, copies, plan.schema(), times, input.sources.clone());
         self.keyed(input, &keyed, task.into(), name);
-        self.late_from_window(&rows, late);
+        self.late_from_window(name, &rows, late);
         rows
     }
 

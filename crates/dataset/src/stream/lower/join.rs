@@ -15,7 +15,9 @@ use super::plan::has_stream;
 use super::source::in_memory;
 use super::{Flowing, Lower, ROWS, columns_of, until_the_end};
 use crate::error::Result;
+use crate::join::with_given_names;
 use crate::stream::join::{JoinTask, StreamJoin};
+use crate::stream::late::JOIN;
 
 /// A stream's rows whose key is not in a table, as SQL's NOT IN has it, by joins that take the table first. A null in the table may be
 /// any key, so none is known not to be in it; a null in the stream may be any, so it is in every table but an empty one.
@@ -78,14 +80,19 @@ impl Lower<'_> {
         let sources = left.sources.union(&right.sources).copied().collect();
         let (join, times) = StreamJoin::new(join, [&left.times, &right.times])?;
         let join = Arc::new(join);
-        let name = self.name("join");
+        let name = self.name(JOIN);
         let of = Arc::clone(&join);
         let task = TaskSpec::operator(name.clone(), move |copy| JoinTask::new(&of, copy)).streaming();
         let task =
             task.state(join.state()).detail(join.detail()).input("left").input("right").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));
         for (side, (port, rows)) in [("left", left), ("right", right)].into_iter().enumerate() {
-            self.keyed(rows, &join.sides[side], task.port(port), &format!("{name} {port}"));
+            let (keyed, step) = (&join.sides[side], format!("{name} {port}"));
+            if keyed.has_late() {
+                self.late_steps.push(step.clone());
+            }
+            let late = (keyed.has_late() && self.late_to.takes(&step)).then(|| with_given_names(&rows.schema));
+            self.keyed_with_late(rows, keyed, task.port(port), &step, late);
         }
         Ok(Flowing::of(task, self.copies, plan.schema(), times, sources))
     }

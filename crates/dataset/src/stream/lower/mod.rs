@@ -46,7 +46,7 @@ use self::plan::Plans;
 use self::ranked::partitions;
 use crate::error::{DataSetError, Result};
 use crate::stream::keyed::{Keyed, KeyedTask};
-use crate::stream::late::{LATE, LateRows, MakeLateSink};
+use crate::stream::late::{LATE, LateRows, LateTo, MakeLateSink};
 use crate::stream::process::{ProcessExec, ProcessTask};
 use crate::stream::shared::PartExec;
 use crate::stream::steps::{Steps, StepsTask};
@@ -100,10 +100,19 @@ pub(crate) struct Lowered {
 /// The queries of a job, and where rows go.
 pub(crate) struct Sinks<'a> {
     pub rows: &'a [StreamOutput],
-    /// Rows that come too late for a window.
-    pub late: Option<&'a MakeLateSink>,
+    /// Rows that come too late.
+    pub late: &'a LateTo,
     /// Counts those that go nowhere.
     pub left_out: &'a LateRows,
+}
+
+/// Late rows that are wanted.
+struct LateFrom {
+    /// What they are late for.
+    step: String,
+    from: Branch,
+    schema: SchemaRef,
+    sources: BTreeSet<usize>,
 }
 
 /// Makes the graph of a job.
@@ -115,9 +124,11 @@ pub(crate) struct Lower<'a> {
     tasks: u32,
     sources: Vec<SourceTask>,
     late: &'a LateRows,
-    /// Windows whose late rows are wanted, and where these come from.
-    late_from: Vec<(Branch, SchemaRef)>,
-    late_sources: BTreeSet<usize>,
+    late_to: &'a LateTo,
+    /// Where late rows come from that are wanted.
+    late_from: Vec<LateFrom>,
+    /// Steps that rows can come too late for.
+    late_steps: Vec<String>,
     /// What queries have in common.
     parts: &'a [Arc<dyn ExecutionPlan>],
     /// What has become of each part: once, and again for a query that has it several times.
@@ -135,7 +146,7 @@ impl<'a> Lower<'a> {
     /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no window
     /// that they could come to, or they are of several kinds.
     pub(crate) fn graph(job: &str, plans: &'a Plans, sinks: &Sinks<'a>, copies: u32) -> Result<Lowered> {
-        let (sources, late_from, late_sources, shared) = Default::default();
+        let (sources, late_from, late_steps, shared) = Default::default();
         let mut lower = Lower {
             graph: Graph::new(job),
             context: Arc::clone(&plans.context),
@@ -143,8 +154,9 @@ impl<'a> Lower<'a> {
             tasks: 0,
             sources,
             late: sinks.left_out,
+            late_to: sinks.late,
             late_from,
-            late_sources,
+            late_steps,
             parts: &plans.parts,
             flowing: vec![Vec::new(); plans.parts.len()],
             had: Vec::new(),
@@ -158,8 +170,14 @@ impl<'a> Lower<'a> {
             lower.sink("sink", &output.1, &rows.from, &rows.schema, ROWS);
             all.push(SinkTask { sink: output.1.clone(), sources: rows.sources });
         }
-        if let Some(late) = sinks.late {
-            all.push(lower.late_sink(late)?);
+        match sinks.late {
+            LateTo::Nowhere => {}
+            LateTo::Windows(make) => all.push(lower.late_sink(make)?),
+            LateTo::Steps(steps) => {
+                for (step, make) in steps {
+                    all.push(lower.late_sink_of(step, make)?);
+                }
+            }
         }
         for SourceTask { task, task_name, source, .. } in lower.sources.iter().filter(|source| source.is_missed()) {
             let make = Arc::clone(&source.make);
@@ -171,28 +189,49 @@ impl<'a> Lower<'a> {
         Ok(Lowered { graph: lower.graph, sources: lower.sources, sinks: all, shared })
     }
 
-    /// The sink of rows that come too late.
+    /// The sink of rows that come too late for windows.
     fn late_sink(&mut self, make: &MakeLateSink) -> Result<SinkTask> {
-        let (from, schemas): (Vec<_>, Vec<_>) = std::mem::take(&mut self.late_from).into_iter().unzip();
-        let Some(schema) = schemas.first() else {
+        let all = std::mem::take(&mut self.late_from);
+        let Some(LateFrom { schema, .. }) = all.first() else {
             return Err(DataSetError::Query(
-                "late_to= takes rows that come too late for a window, and the query has none".into(),
+                "late_to= takes rows that come too late for a window, and the query has none; those of a join have sinks by the name of \
+                 the step, as in late_to={\"join 1 left\": sink}"
+                    .into(),
             ));
         };
-        if let Some(other) = schemas.iter().find(|other| other.fields() != schema.fields()) {
+        if let Some(LateFrom { schema: other, .. }) = all.iter().find(|one| one.schema.fields() != schema.fields()) {
             let names = |schema: &SchemaRef| {
                 schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
             };
             return Err(DataSetError::Query(format!(
                 "late_to= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them the same \
-                 columns before they are grouped, or write two streams",
+                 columns before they are grouped, or each a sink by the name of its step, as in late_to={{\"window 1\": sink}}",
                 names(schema),
                 names(other),
             )));
         }
         let sink = make(schema)?;
+        let from: Vec<Branch> = all.iter().map(|one| one.from.clone()).collect();
         self.sink("late rows, sink", &sink, &from, schema, LATE);
-        Ok(SinkTask { sink, sources: std::mem::take(&mut self.late_sources) })
+        Ok(SinkTask { sink, sources: all.iter().flat_map(|one| one.sources.iter().copied()).collect() })
+    }
+
+    /// The sink of rows that come too late for a step.
+    fn late_sink_of(&mut self, step: &str, make: &MakeLateSink) -> Result<SinkTask> {
+        let (all, others) =
+            std::mem::take(&mut self.late_from).into_iter().partition(|one: &LateFrom| one.step == step);
+        self.late_from = others;
+        let all: Vec<LateFrom> = all;
+        let Some(LateFrom { schema, sources, .. }) = all.first() else {
+            let known = if self.late_steps.is_empty() { "none".into() } else { self.late_steps.join(", ") };
+            return Err(DataSetError::Query(format!(
+                "late_to= has a sink for {step:?}, for which no rows come too late; they can for: {known}"
+            )));
+        };
+        let sink = make(schema)?;
+        let from: Vec<Branch> = all.iter().map(|one| one.from.clone()).collect();
+        self.sink(&format!("rows late for {step}, sink"), &sink, &from, schema, LATE);
+        Ok(SinkTask { sink, sources: sources.clone() })
     }
 
     /// Adds a sink for what leaves tasks by a port.
@@ -311,20 +350,41 @@ impl<'a> Lower<'a> {
 
     /// Sends rows, with their keys, to the task that owns them.
     fn keyed(&mut self, rows: Flowing, keyed: &Arc<Keyed>, target: PortRef, name: &str) {
+        self.keyed_with_late(rows, keyed, target, name, None);
+    }
+
+    /// The same, and late rows to where they are wanted, as what they are.
+    fn keyed_with_late(
+        &mut self,
+        rows: Flowing,
+        keyed: &Arc<Keyed>,
+        target: PortRef,
+        name: &str,
+        late_rows: Option<SchemaRef>,
+    ) {
         let late = self.late.of(name);
+        let sources = rows.sources.clone();
         for (number, branch) in rows.from.into_iter().enumerate() {
             let Branch { task: from, steps, copies } = branch;
-            let (shape, late) = (Arc::clone(keyed), late.clone());
+            let (shape, late, wanted) = (Arc::clone(keyed), late.clone(), late_rows.clone());
             let by = TaskSpec::operator(format!("{name}, keys {number}"), move |_| {
                 let (shape, steps, late) = (Arc::clone(&shape), steps.clone(), late.clone());
-                Ok(KeyedTask { shape, steps, now: Micros::MIN, late })
+                Ok(KeyedTask { shape, steps, now: Micros::MIN, late, late_rows: wanted.clone() })
             });
-            let by = by.streaming().input("rows").output(ROWS, Arc::clone(&keyed.schema)).copies(copies);
+            let mut by = by.streaming().input("rows").output(ROWS, Arc::clone(&keyed.schema)).copies(copies);
+            if let Some(schema) = &late_rows {
+                by = by.output(LATE, Arc::clone(schema));
+            }
             let by = self.graph.add(by);
+            if let Some(schema) = &late_rows {
+                let from = Branch { task: by, steps: Steps::default(), copies };
+                let (schema, sources) = (Arc::clone(schema), sources.clone());
+                self.late_from.push(LateFrom { step: name.to_owned(), from, schema, sources });
+            }
             self.graph.connect(from.port(ROWS), by, Direct);
             match keyed.keys().is_empty() {
-                true => self.graph.connect(by, target.clone(), Gather::to(0)),
-                false => self.graph.connect(by, target.clone(), keyed.partition()),
+                true => self.graph.connect(by.port(ROWS), target.clone(), Gather::to(0)),
+                false => self.graph.connect(by.port(ROWS), target.clone(), keyed.partition()),
             };
         }
     }

@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use super::{of_query, until_the_end};
 use crate::distribute::only_value;
 use crate::error::{DataSetError, Result};
-use crate::stream::late::KeepLateRows;
+use crate::stream::late::LateTo;
 use crate::stream::now::NowOfBatch;
 use crate::stream::shared::{PartExec, share};
 use crate::stream::table::{StreamExec, StreamOutput};
@@ -28,14 +28,14 @@ pub(crate) struct Plans {
     pub context: Arc<TaskContext>,
 }
 
-/// Plans the queries of a job for one partition, without rules that would take a windowed aggregation apart. With `late_rows`
-/// windows know all columns of their rows. The queries are of one engine, so the session of any of them does for all.
-pub(crate) async fn plan(outputs: &[StreamOutput], late_rows: bool) -> Result<Plans> {
+/// Plans the queries of a job for one partition, without rules that would take a windowed aggregation apart. Steps whose late rows are
+/// wanted know all columns of their rows. The queries are of one engine, so the session of any of them does for all.
+pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plans> {
     let Some((first, _)) = outputs.first() else {
         return Err(DataSetError::Query("a job writes one query at least, and got none".into()));
     };
     let (state, _) = first.frame().clone().into_parts();
-    let state = session(state, late_rows);
+    let state = session(state, late);
     let context = state.task_ctx();
     let shared = share(outputs.iter().map(|(set, _)| set.frame().logical_plan().clone()).collect())?;
     let (mut queries, mut parts) = (Vec::new(), Vec::new());
@@ -96,7 +96,7 @@ pub(crate) fn has_stream(plan: &Arc<dyn ExecutionPlan>) -> bool {
     any.is::<StreamExec>() || any.is::<PartExec>() || plan.children().into_iter().any(has_stream)
 }
 
-fn session(state: SessionState, late_rows: bool) -> SessionState {
+fn session(state: SessionState, late: &LateTo) -> SessionState {
     let config = state
         .config()
         .clone()
@@ -107,8 +107,8 @@ fn session(state: SessionState, late_rows: bool) -> SessionState {
     rules.retain(|rule| rule.name() != "single_distinct_aggregation_to_group_by");
     let builder = SessionStateBuilder::new_from_existing(state).with_config(config).with_optimizer_rules(rules);
     let mut builder = builder.with_analyzer_rule(Arc::new(NowOfBatch));
-    if late_rows {
-        builder = builder.with_analyzer_rule(Arc::new(KeepLateRows));
+    if let Some(rule) = late.rule() {
+        builder = builder.with_analyzer_rule(Arc::new(rule));
     }
     builder.build()
 }
