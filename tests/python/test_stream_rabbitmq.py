@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,51 @@ def test_routing_keys_and_bad_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> No
     (file,) = (tmp_path / "bad").iterdir()
     bad = json.loads(file.read_text())
     assert (bad["queue"], bad["message_id"], bad["text"]) == ("mixed", "nonsense", "nonsense")
+
+
+def test_bytes_and_what_is_known_of_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Messages as they are, and columns of what they are sent by; of bad ones it is written down, and shifts nobody else's."""
+    headers = {"trace": "ä", "tries": 3, "deep": {"a": [1, True]}, "raw": b"\xff"}
+    with rabbitmq.connect() as connection:
+        channel = connection.channel()
+        channel.exchange_declare("known", "topic", durable=True)
+        channel.queue_declare("known", durable=True)
+        channel.queue_bind("known", "known", "#")
+        sent = pika.BasicProperties(timestamp=1767225600, message_id="m", headers=headers)
+        channel.basic_publish("known", "a.b", b'{"x": 1}', sent)
+        channel.basic_publish("known", "c", b"\xff\x00", pika.BasicProperties(headers=headers))
+        channel.basic_publish("", "known", b'{"x": 2}')
+    launched.wait_until(lambda: waiting(rabbitmq, "known") == 3, "three messages")
+    everything = ("exchange", "routing_key", "timestamp", "message_id", "correlation_id", "redelivered", "headers")
+    metadata: Any = {f"of {name}": name for name in everything}
+
+    def read(*schema: Any, **options: Any) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        stream = tm.stream.from_rabbitmq(rabbitmq.url, "known", *schema, metadata=metadata, stop_at_end=True, **options)
+        stream.write_stream(lambda table: rows.extend(table.to_pylist()))
+        launched.wait_until(lambda: is_settled(rabbitmq, "known"), "an empty queue")
+        return rows
+
+    with pytest.warns(tm.BadRowsWarning, match="^1 record "):
+        first, last = read({"x": "int64"}, on_error="quarantine", quarantine=tmp_path / "bad")
+    assert list(first.values())[:-1] == [1, "known", "a.b", datetime(2026, 1, 1), "m", None, False]
+    told = {"trace": "ä", "tries": "3", "deep": '{"a":[1,true]}', "raw": '{"hex":"ff"}'}
+    assert {header["name"]: header["value"] for header in first["of headers"]} == told
+    assert list(last.values()) == [2, "", "known", None, None, None, False, []]
+    (file,) = (tmp_path / "bad").iterdir()
+    bad = json.loads(file.read_text())
+    assert (bad["exchange"], bad["routing_key"], bad["hex"]) == ("known", "c", "ff00")
+    assert bad["headers"] == headers | {"raw": {"hex": "ff"}}
+
+    with rabbitmq.connect() as connection:
+        connection.channel().basic_publish("", "known", b"\xff\x00")
+        connection.channel().basic_publish("", "known", b"")
+    launched.wait_until(lambda: waiting(rabbitmq, "known") == 2, "two messages")
+    assert sorted(row["value"] for row in read(format="raw")) == [b"", b"\xff\x00"]
+    with pytest.raises(tm.DataSetError, match='`metadata` adds a column "value", which there is already'):
+        tm.stream.from_rabbitmq(rabbitmq.url, "known", format="raw", metadata={"value": "message_id"})
+    with pytest.raises(tm.DataSetError, match="text and raw have one column"):
+        tm.stream.from_rabbitmq(rabbitmq.url, "known", {"x": "int64"}, format="raw")
 
 
 def test_bad_messages_without_an_id(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use tidemill_dataflow::TaskError;
 
@@ -20,7 +21,16 @@ pub(crate) enum OnError {
     Skip,
     /// It is left out, counted, and written into a local folder. A job that goes on after a failure may write it again; where
     /// it came from is written with it.
-    Quarantine(PathBuf),
+    Quarantine(#[serde(deserialize_with = "local")] PathBuf),
+}
+
+/// A folder; a URL would name one as well, whose first part is called `s3:`.
+fn local<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let folder = String::deserialize(deserializer)?;
+    if folder.is_empty() || folder.contains("://") {
+        return Err(D::Error::custom(format!("quarantine={folder:?}: it has to be a local folder")));
+    }
+    Ok(folder.into())
 }
 
 /// How many records were left out, and the first of them.
@@ -37,6 +47,13 @@ impl BadRecords {
     /// How many since the last call, and what was wrong with the first.
     pub fn take(&self) -> (u64, Option<String>) {
         std::mem::take(&mut *self.0.lock().expect("nothing panics with it locked"))
+    }
+}
+
+impl OnError {
+    /// Whether what is known of a record besides its bytes is wanted when it is bad.
+    pub(crate) fn keeps(&self) -> bool {
+        matches!(self, OnError::Quarantine(_))
     }
 }
 
@@ -64,6 +81,20 @@ impl Handler {
     /// # Errors
     /// That it is bad, if it must not be; or that it cannot be written down.
     pub(crate) fn bad(&mut self, place: &[(&str, Value)], reason: &str, bytes: &[u8]) -> Result<(), TaskError> {
+        self.bad_with(place, reason, bytes, Vec::new)
+    }
+
+    /// The same of one that has more than its bytes; `more` is written down with them, so that it can be sent again as it was.
+    ///
+    /// # Errors
+    /// As `bad`.
+    pub(crate) fn bad_with(
+        &mut self,
+        place: &[(&str, Value)],
+        reason: &str,
+        bytes: &[u8],
+        more: impl FnOnce() -> Vec<(&'static str, Value)>,
+    ) -> Result<(), TaskError> {
         let words: Vec<String> = place.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
         let text = format!("{}: {reason}", words.join(", "));
         if self.on_error == OnError::Raise {
@@ -73,12 +104,12 @@ impl Handler {
             let mut line: Map<String, Value> =
                 place.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
             line.insert("reason".into(), reason.into());
-            match std::str::from_utf8(bytes) {
-                Ok(text) => line.insert("text".into(), text.into()),
-                Err(_) => {
-                    line.insert("hex".into(), json!(bytes.iter().map(|b| format!("{b:02x}")).collect::<String>()))
-                }
+            let (name, value) = match std::str::from_utf8(bytes) {
+                Ok(text) => ("text", text.into()),
+                Err(_) => ("hex", hex(bytes)),
             };
+            line.insert(name.into(), value);
+            line.extend(more().into_iter().map(|(name, value)| (name.to_owned(), value)));
             writeln!(self.lines, "{}", Value::Object(line))?;
         }
         self.counted.note(text);
@@ -103,6 +134,15 @@ impl Handler {
         self.lines.clear();
         Ok(())
     }
+}
+
+/// Bytes as they are written down where others than `text` and `hex` are needed: a text or, of what is no UTF-8, an object with `hex`.
+pub(crate) fn told(bytes: &[u8]) -> Value {
+    std::str::from_utf8(bytes).map_or_else(|_| json!({"hex": hex(bytes)}), Value::from)
+}
+
+fn hex(bytes: &[u8]) -> Value {
+    json!(bytes.iter().map(|b| format!("{b:02x}")).collect::<String>())
 }
 
 fn plain(value: &Value) -> String {

@@ -1,11 +1,11 @@
-//! Bytes to rows: JSON, CSV, text and Avro, where some records may not be what they should.
+//! Bytes to rows: JSON, CSV, text, Avro and bytes as they are, where some records may not be what they should.
 //!
 //! Records are decoded many at a time. Where that fails, the bad record is found by its number, or by halving; the others cost
 //! what they always do. One record makes one row, always: what is two objects, or half of one, is bad.
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, BinaryArray, RecordBatch, StringArray};
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
@@ -27,6 +27,8 @@ pub(crate) enum Layout {
     },
     /// UTF-8, as it stands.
     Text,
+    /// Bytes, as they stand.
+    Raw,
 }
 
 /// Decodes records.
@@ -48,6 +50,11 @@ enum Kind {
 /// What a text is read into.
 pub(crate) fn text_schema(column: &str) -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new(column, DataType::Utf8, false)]))
+}
+
+/// What bytes are given on in.
+pub(crate) fn raw_schema(column: &str) -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new(column, DataType::Binary, false)]))
 }
 
 /// Why records could not be decoded, and which one, if that is known.
@@ -139,6 +146,7 @@ impl Decoder {
             Kind::Layout(Layout::Json) => self.some_json(records),
             Kind::Layout(Layout::Csv { delimiter }) => self.some_csv(records, *delimiter),
             Kind::Layout(Layout::Text) => self.some_text(records),
+            Kind::Layout(Layout::Raw) => self.some_raw(records),
             Kind::Avro(avro) => avro.decode(records),
         }
     }
@@ -204,6 +212,11 @@ impl Decoder {
         cast(&column, self.schema.field(0).data_type())
             .and_then(|column| RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]))
             .map_err(|error| failure(&error, None))
+    }
+
+    fn some_raw(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+        let column: ArrayRef = Arc::new(BinaryArray::from_iter_values(records));
+        RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]).map_err(|error| failure(&error, None))
     }
 }
 

@@ -1,8 +1,9 @@
 //! What people write to describe a connector: an object of its kind and its options, read strictly.
 
 use std::fmt;
+use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -94,6 +95,24 @@ pub(crate) fn needed(connector: &str, schema: Option<SchemaRef>) -> Result<Schem
         Some(schema) if !schema.fields().is_empty() => Ok(schema),
         _ => Err(ConnectError::option(connector, "a schema is needed: what its columns are called and of which types")),
     }
+}
+
+/// The schema of values with columns of metadata behind them, by their names.
+///
+/// # Errors
+/// In words, when there is a column of that name.
+pub(crate) fn with_metadata<'a>(
+    values: &SchemaRef,
+    metadata: impl IntoIterator<Item = (&'a str, DataType)>,
+) -> Result<SchemaRef, String> {
+    let mut fields: Vec<Arc<Field>> = values.fields().iter().cloned().collect();
+    for (name, kind) in metadata {
+        if fields.iter().any(|field| field.name() == name) {
+            return Err(format!("`metadata` adds a column \"{name}\", which there is already: give it another name"));
+        }
+        fields.push(Arc::new(Field::new(name, kind, true)));
+    }
+    Ok(Arc::new(Schema::new(fields)))
 }
 
 /// A password, or an address that may have one in it: no message shows it.

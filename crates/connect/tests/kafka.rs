@@ -244,6 +244,8 @@ fn poison_records() {
     offsets.sort_unstable();
     assert_eq!(offsets, [1, 3, 4, 6]);
     assert!(lines.iter().any(|line| line["hex"] == "ff") && lines.iter().all(|line| line["partition"] == 1));
+    let text = |offset: i64| &lines.iter().find(|line| line["offset"] == offset).unwrap()["text"];
+    assert_eq!((text(3), text(6)), (&Value::Null, &json!("")), "no value is another than an empty one");
 
     // Nothing that cannot be is waited for.
     let missing = json!({"kind": "kafka", "servers": kafka.servers(), "topic": "nowhere", "patience_s": 2});

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Literal
 
 from tidemill._tidemill import stream_of
@@ -11,10 +12,13 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import Connector, bad, described
-from tidemill.stream._time import Duration, Time, times
+from tidemill.stream._time import Duration, Time, seconds, times
 from tidemill.stream._tls import Tls, files
 
 __all__ = ["from_rabbitmq", "to_rabbitmq"]
+
+#: What is known of a message besides its bytes.
+Metadata = Literal["exchange", "routing_key", "timestamp", "message_id", "correlation_id", "redelivered", "headers"]
 
 
 def from_rabbitmq(
@@ -22,15 +26,17 @@ def from_rabbitmq(
     queue: str,
     schema: Schema | None = None,
     *,
-    format: Literal["json", "text"] = "json",
+    format: Literal["json", "text", "raw"] = "json",
     id: Literal["message_id", "correlation_id"] | None = None,
     time: Time | None = None,
     out_of_order: Duration = 0,
     idle_after: Duration = 1,
     prefetch: int = 50_000,
+    metadata: Mapping[str, Metadata] | None = None,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Read a queue of RabbitMQ: messages are acknowledged when the checkpoint that they belong to is durable.
@@ -47,8 +53,9 @@ def from_rabbitmq(
     queue : str
         It has to be there.
     schema : mapping of str to str, or Arrow schema
-        Types by column of JSON objects; ``"text"`` has one column ``value`` and needs none.
-    format : {"json", "text"}, default="json"
+        Types by column of JSON objects; ``"text"`` and ``"raw"`` have one column ``value`` and need none.
+    format : {"json", "text", "raw"}, default="json"
+        What a message is; ``"raw"`` is its bytes as they are.
     id : {"message_id", "correlation_id"}, optional
         The property that tells messages apart.
     time, out_of_order, idle_after
@@ -56,10 +63,17 @@ def from_rabbitmq(
     prefetch : int, default=50000
         How many messages a thread may have that are not acknowledged: no more than these are read from one checkpoint to the
         next.
+    metadata : mapping of str to str, optional
+        More columns, behind those of messages: what each is called, and which of these it has: ``"exchange"``, ``"routing_key"`` (str),
+        ``"timestamp"`` (timestamp[s], when it was sent, if its sender says so; `time` may name it), ``"message_id"``, ``"correlation_id"`` (str),
+        ``"redelivered"`` (bool), ``"headers"`` (list of structs of ``name`` and ``value``, str; what is no text is JSON).
     stop_at_end : bool, default=False
         End when the queue has nothing more to give.
     on_error, quarantine
-        As for `from_files`; a bad message is named by queue and id.
+        As for `from_files`; a bad message is named by queue and id, and written down with its ``routing_key``, where that is not the queue's
+        name, and its ``headers``, if it has any.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the server may keep silent before the job fails.
     tls : Tls, optional
         Certificates, for ``amqps:``.
 
@@ -75,8 +89,10 @@ def from_rabbitmq(
         format=format,
         id=id,
         prefetch=prefetch,
+        metadata=list(metadata.items()) if metadata else None,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
+        patience_s=seconds(patience, "patience"),
         tls=files(tls),
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
@@ -90,6 +106,9 @@ def to_rabbitmq(
     routing_key: str | None = None,
     key: str | None = None,
     value: str | None = None,
+    record_bytes_max: int = 16 << 20,
+    epoch_bytes_max: int = 256 << 20,
+    patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: persistent messages for a queue or an exchange, each at least once.
@@ -110,10 +129,17 @@ def to_rabbitmq(
         The column that has each row's routing key instead.
     value : str, optional
         The column whose bytes or text are a message; by default all columns as a JSON object.
+    record_bytes_max : int, default=16777216
+        A row that makes more is an error; servers take no more than their ``max_message_size``.
+    epoch_bytes_max : int, default=268435456
+        What a thread may keep of rows from one checkpoint to the next: at half of it one is made sooner.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the server may keep silent before the job fails.
     tls : Tls, optional
         Certificates, for ``amqps:``.
     """
     if (queue is None) == (exchange is None) or (queue is not None and (routing_key or key) is not None):
         raise DataSetError("to_rabbitmq takes a queue, or an exchange with routing_key= or key=")
     options = {"exchange": exchange, "routing_key": queue or routing_key, "key": key, "value": value, "tls": files(tls)}
-    return Connector(described("rabbitmq", url=url, **options))
+    limits = {"record_bytes_max": record_bytes_max, "epoch_bytes_max": epoch_bytes_max}
+    return Connector(described("rabbitmq", url=url, **options, **limits, patience_s=seconds(patience, "patience")))

@@ -6,7 +6,7 @@ use arrow::array::{
     ArrayRef, BinaryBuilder, Int32Array, Int64Array, ListBuilder, StringArray, StringBuilder, StructBuilder,
     TimestampMillisecondArray,
 };
-use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, Fields, TimeUnit};
 use serde::Deserialize;
 
 use super::source::Record;
@@ -30,7 +30,7 @@ fn header_fields() -> Fields {
 }
 
 impl Metadata {
-    fn data_type(self) -> DataType {
+    pub(crate) fn data_type(self) -> DataType {
         match self {
             Metadata::Topic => DataType::Utf8,
             Metadata::Partition => DataType::Int32,
@@ -40,21 +40,6 @@ impl Metadata {
             Metadata::Headers => DataType::new_list(DataType::Struct(header_fields()), true),
         }
     }
-}
-
-/// The schema of values with these columns behind them.
-///
-/// # Errors
-/// In words, when there is a column of that name.
-pub(crate) fn with_metadata(values: &SchemaRef, metadata: &[(String, Metadata)]) -> Result<SchemaRef, String> {
-    let mut fields: Vec<Arc<Field>> = values.fields().iter().cloned().collect();
-    for (name, what) in metadata {
-        if fields.iter().any(|field| field.name() == name) {
-            return Err(format!("`metadata` adds a column \"{name}\", which there is already: give it another name"));
-        }
-        fields.push(Arc::new(Field::new(name, what.data_type(), true)));
-    }
-    Ok(Arc::new(Schema::new(fields)))
 }
 
 /// Records of a partition, with their keys.

@@ -28,11 +28,11 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{Connection, Context, Mechanism, failed, partitions, plain};
-use super::metadata::{Known, Metadata, with_metadata};
+use super::metadata::{Known, Metadata};
 use super::place::{Mark, Place};
 use super::registry::{Registry, Schemas};
 use crate::avro::Avro;
-use crate::bad::{BadRecords, Handler, OnError};
+use crate::bad::{BadRecords, Handler, OnError, told};
 use crate::decode::{Decoder, Layout, text_schema};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
@@ -178,7 +178,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         (_, None) => None,
     };
     let values = decoder.as_ref().map_or(&schema, Decoder::schema);
-    let schema = with_metadata(values, &options.metadata).map_err(wrong)?;
+    let metadata = options.metadata.iter().map(|(name, what)| (name.as_str(), what.data_type()));
+    let schema = options::with_metadata(values, metadata).map_err(wrong)?;
     let Options { servers, user, password, sasl, tls, config, .. } = options.clone();
     let connection = Connection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
@@ -382,6 +383,22 @@ pub(super) struct Record {
     value: Option<usize>,
     /// Where they are wanted: names and values.
     pub(super) headers: Vec<(String, Option<Vec<u8>>)>,
+}
+
+impl Record {
+    /// What it has besides its value, for who writes it down: names that it has not are left out.
+    fn besides(&self, key: Option<&[u8]>) -> Vec<(&'static str, Value)> {
+        let mut besides: Vec<_> = self.timestamp_ms.map(|at| ("timestamp", json!(at))).into_iter().collect();
+        besides.extend(key.map(|key| ("key", told(key))));
+        // An empty value is another than none.
+        besides.extend(self.value.is_none().then_some(("text", Value::Null)));
+        if !self.headers.is_empty() {
+            let header =
+                |(name, value): &(String, Option<Vec<u8>>)| json!({"name": name, "value": value.as_deref().map(told)});
+            besides.push(("headers", self.headers.iter().map(header).collect()));
+        }
+        besides
+    }
 }
 
 /// Reads on a thread of its own.
@@ -669,7 +686,9 @@ impl Reader {
             buffer.bytes.extend_from_slice(bytes?);
             Some(buffer.bytes.len())
         };
-        let wants = |what: Metadata| self.options.metadata.iter().any(|(_, of)| *of == what);
+        // A bad record is written down with all that it takes to send it again.
+        let wants =
+            |what: Metadata| self.options.on_error.keeps() || self.options.metadata.iter().any(|(_, of)| *of == what);
         let key = put(if self.decoder.is_none() || wants(Metadata::Key) { message.key() } else { None });
         let value = put(message.payload());
         let headers = message.headers().filter(|_| wants(Metadata::Headers));
@@ -767,20 +786,22 @@ impl Reader {
                     values.push(body);
                     records.push((record, key));
                 }
-                Err(reason) => wrong.push((record.offset, reason, value.unwrap_or_default())),
+                Err(reason) => wrong.push((record, key, reason, value.unwrap_or_default())),
             }
         }
         let mut is_row = vec![true; values.len()];
         let Ok(rows) = decoder.decode(&values, |at, reason| {
-            wrong.push((records[at].0.offset, reason.to_owned(), values[at]));
+            let (record, key) = records[at];
+            wrong.push((record, key, reason.to_owned(), values[at]));
             is_row[at] = false;
             Ok::<(), Infallible>(())
         });
         // The first one is told first.
-        wrong.sort_unstable_by_key(|(offset, ..)| *offset);
-        for (offset, reason, bytes) in wrong {
-            let place = [("topic", json!(options.topic)), ("partition", json!(partition)), ("offset", json!(offset))];
-            bad.bad(&place, &reason, bytes)?;
+        wrong.sort_unstable_by_key(|(record, ..)| record.offset);
+        for (record, key, reason, bytes) in wrong {
+            let offset = json!(record.offset);
+            let place = [("topic", json!(options.topic)), ("partition", json!(partition)), ("offset", offset)];
+            bad.bad_with(&place, &reason, bytes, || record.besides(key))?;
         }
         bad.flush()?;
         if options.metadata.is_empty() {

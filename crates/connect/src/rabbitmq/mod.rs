@@ -5,12 +5,14 @@
 //! | `client` | connections, and which errors go away on their own             |
 //! | `queue`  | a task that takes messages from a queue, and acknowledges them |
 //! | `known`  | messages that were given and may come again                    |
+//! | `metadata` | what is known of a message besides its bytes            |
 //! | `source` | messages as rows, acknowledged when a checkpoint is durable    |
 //! | `sink`   | rows as messages, published when a checkpoint is durable       |
 //! | `tls`    | connections that are encrypted                                 |
 
 mod client;
 mod known;
+mod metadata;
 mod queue;
 mod sink;
 mod source;

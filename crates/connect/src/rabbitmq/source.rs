@@ -15,6 +15,7 @@
 //! Without checkpoints, messages are acknowledged as they are given on: what is on its way then is lost with the job.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -32,9 +33,10 @@ use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::Server;
 use super::known::Known;
+use super::metadata::{Metadata, object};
 use super::queue::{Event, Message, Queue, Reading, Tag};
 use crate::bad::{BadRecords, Handler, OnError};
-use crate::decode::{Decoder, Layout, text_schema};
+use crate::decode::{Decoder, Layout, raw_schema, text_schema};
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::tls::Tls;
@@ -53,6 +55,8 @@ enum Format {
     #[default]
     Json,
     Text,
+    /// Bytes as they are.
+    Raw,
 }
 
 /// The property that tells messages apart.
@@ -92,6 +96,9 @@ struct Options {
     #[serde(default)]
     format: Format,
     id: Option<Id>,
+    /// Columns behind those of the bytes: what each is called, and what of a message it has.
+    #[serde(default)]
+    metadata: Vec<(String, Metadata)>,
     /// How many messages a copy may have that are not acknowledged: no more are read from one checkpoint to the next.
     #[serde(default = "many")]
     prefetch: u16,
@@ -115,7 +122,10 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let (schema, layout) = match (options.format, schema) {
         (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
         (Format::Text, None) => (text_schema("value"), Layout::Text),
-        (Format::Text, Some(_)) => return Err(wrong("text has one column, `value`: give it no schema".into())),
+        (Format::Raw, None) => (raw_schema("value"), Layout::Raw),
+        (Format::Text | Format::Raw, Some(_)) => {
+            return Err(wrong("text and raw have one column, `value`: give them no schema".into()));
+        }
     };
     if options.prefetch == 0 {
         return Err(wrong("`prefetch` has to be from 1 to 65535".into()));
@@ -126,12 +136,14 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         prefetch: options.prefetch,
         patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
     };
-    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let metadata = options.metadata.iter().map(|(name, what)| (name.as_str(), what.data_type()));
+    let made = options::with_metadata(&schema, metadata).map_err(wrong)?;
+    let decoder = Decoder::new(layout, schema).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     Ok(SourceSpec {
         name: format!("rabbitmq {}", options.queue),
-        schema,
+        schema: SchemaRef::clone(&made),
         // Another copy would not know what comes again after this one has lost its connection.
         copies_max: if options.id.is_some() { 1 } else { 0 },
         guarantee: if options.id.is_some() { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce },
@@ -145,6 +157,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             Ok(Box::new(RabbitMq {
                 known: known(context)?,
                 decoder: decoder.clone(),
+                schema: SchemaRef::clone(&made),
                 bad: Handler::new(options.on_error.clone(), &counted, copy),
                 reading: reading.clone(),
                 options,
@@ -187,6 +200,8 @@ impl Owed {
 struct RabbitMq {
     options: Options,
     decoder: Decoder,
+    /// With columns of metadata.
+    schema: SchemaRef,
     bad: Handler,
     reading: Reading,
     queue: Option<Queue>,
@@ -298,7 +313,7 @@ impl RabbitMq {
             if let Some(property) = self.options.id {
                 let Some(id) = property.of(&message) else {
                     let reason = format!("a message has no {}", property.name());
-                    self.bad.bad(&place(&self.options.queue, &message), &reason, &message.delivery.data)?;
+                    self.put_aside(&message, &reason)?;
                     continue;
                 };
                 self.current.ids.push(id.to_owned());
@@ -309,11 +324,30 @@ impl RabbitMq {
             new.push(message);
         }
         let records: Vec<&[u8]> = new.iter().map(|message| message.delivery.data.as_slice()).collect();
-        let bad = &mut self.bad;
-        let queue = &self.options.queue;
-        let rows = self.decoder.decode(&records, |at, reason| bad.bad(&place(queue, &new[at]), reason, records[at]))?;
-        bad.flush()?;
-        Ok(rows)
+        let mut wrong = BTreeMap::new();
+        let Ok(rows) = self.decoder.decode(&records, |at, reason| {
+            wrong.insert(at, reason.to_owned());
+            Ok::<(), Infallible>(())
+        });
+        for (at, reason) in &wrong {
+            self.put_aside(&new[*at], reason)?;
+        }
+        self.bad.flush()?;
+        if self.options.metadata.is_empty() {
+            return Ok(rows);
+        }
+        let good: Vec<&Message> =
+            new.iter().enumerate().filter(|(at, _)| !wrong.contains_key(at)).map(|(_, message)| message).collect();
+        let more = self.options.metadata.iter().map(|(_, what)| what.column(&good));
+        let columns = rows.columns().iter().cloned().chain(more).collect();
+        Ok(RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)
+    }
+
+    /// Of a message that is no row.
+    fn put_aside(&mut self, message: &Message, reason: &str) -> Result<(), TaskError> {
+        let Delivery { properties, data, .. } = &message.delivery;
+        let headers = || properties.headers().iter().map(|headers| ("headers", object(headers))).collect();
+        self.bad.bad_with(&place(&self.options.queue, message), reason, data, headers)
     }
 }
 

@@ -1,0 +1,114 @@
+//! What is known of a message besides its bytes, as columns behind those of these.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BooleanArray, ListBuilder, StringArray, StringBuilder, StructBuilder, TimestampSecondArray,
+};
+use arrow::datatypes::{DataType, Field, Fields, TimeUnit};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::queue::Message;
+use crate::bad::told;
+
+/// One thing that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Metadata {
+    Exchange,
+    RoutingKey,
+    /// When it was sent, if its sender has said so.
+    Timestamp,
+    MessageId,
+    CorrelationId,
+    /// Whether it was given before, to somebody who has not acknowledged it.
+    Redelivered,
+    /// Names and values, in the order of the names.
+    Headers,
+}
+
+/// Unlike Kafka's, values have types: a text is what it is, and what is none is JSON.
+fn header_fields() -> Fields {
+    Fields::from(vec![Field::new("name", DataType::Utf8, false), Field::new("value", DataType::Utf8, true)])
+}
+
+impl Metadata {
+    pub(crate) fn data_type(self) -> DataType {
+        match self {
+            Metadata::Exchange | Metadata::RoutingKey | Metadata::MessageId | Metadata::CorrelationId => DataType::Utf8,
+            Metadata::Timestamp => DataType::Timestamp(TimeUnit::Second, None),
+            Metadata::Redelivered => DataType::Boolean,
+            Metadata::Headers => DataType::new_list(DataType::Struct(header_fields()), true),
+        }
+    }
+
+    /// Of messages, one a row.
+    pub(crate) fn column(self, messages: &[&Message]) -> ArrayRef {
+        let given = || messages.iter().map(|message| &message.delivery);
+        let sent = || given().map(|delivery| &delivery.properties);
+        let texts = |texts: Vec<Option<&str>>| -> ArrayRef { Arc::new(StringArray::from(texts)) };
+        let ids = |id: &Option<ShortString>| id.as_ref().map(|id| id.as_str().to_owned());
+        match self {
+            Metadata::Exchange => texts(given().map(|delivery| Some(delivery.exchange.as_str())).collect()),
+            Metadata::RoutingKey => texts(given().map(|delivery| Some(delivery.routing_key.as_str())).collect()),
+            Metadata::MessageId => Arc::new(sent().map(|of| ids(of.message_id())).collect::<StringArray>()),
+            Metadata::CorrelationId => Arc::new(sent().map(|of| ids(of.correlation_id())).collect::<StringArray>()),
+            Metadata::Timestamp => {
+                let seconds = |at: u64| i64::try_from(at).ok();
+                Arc::new(sent().map(|of| of.timestamp().and_then(seconds)).collect::<TimestampSecondArray>())
+            }
+            Metadata::Redelivered => {
+                Arc::new(given().map(|delivery| Some(delivery.redelivered)).collect::<BooleanArray>())
+            }
+            Metadata::Headers => {
+                let mut lists = ListBuilder::new(StructBuilder::from_fields(header_fields(), 0));
+                for of in sent() {
+                    let headers = lists.values();
+                    for (name, value) in of.headers().iter().flat_map(|table| table.inner()) {
+                        let value = match value_of(value) {
+                            Value::Null => None,
+                            Value::String(text) => Some(text),
+                            other => Some(other.to_string()),
+                        };
+                        headers.field_builder::<StringBuilder>(0).expect("names").append_value(name.as_str());
+                        headers.field_builder::<StringBuilder>(1).expect("values").append_option(value);
+                        headers.append(true);
+                    }
+                    lists.append(true);
+                }
+                Arc::new(lists.finish())
+            }
+        }
+    }
+}
+
+/// Headers as an object.
+pub(crate) fn object(headers: &FieldTable) -> Value {
+    headers.inner().iter().map(|(name, value)| (name.as_str().to_owned(), value_of(value))).collect()
+}
+
+/// A header's value in JSON; a time is its seconds since 1970.
+fn value_of(value: &AMQPValue) -> Value {
+    match value {
+        AMQPValue::Boolean(value) => json!(value),
+        AMQPValue::ShortShortInt(value) => json!(value),
+        AMQPValue::ShortShortUInt(value) => json!(value),
+        AMQPValue::ShortInt(value) => json!(value),
+        AMQPValue::ShortUInt(value) => json!(value),
+        AMQPValue::LongInt(value) => json!(value),
+        AMQPValue::LongUInt(value) => json!(value),
+        AMQPValue::LongLongInt(value) => json!(value),
+        AMQPValue::Float(value) => json!(value),
+        AMQPValue::Double(value) => json!(value),
+        AMQPValue::DecimalValue(value) => json!(f64::from(value.value) / 10f64.powi(i32::from(value.scale))),
+        AMQPValue::ShortString(text) => json!(text.as_str()),
+        AMQPValue::LongString(text) => told(text.as_bytes()),
+        AMQPValue::FieldArray(values) => values.as_slice().iter().map(value_of).collect(),
+        AMQPValue::Timestamp(at_s) => json!(at_s),
+        AMQPValue::FieldTable(table) => object(table),
+        AMQPValue::ByteArray(bytes) => told(bytes.as_slice()),
+        AMQPValue::Void => Value::Null,
+    }
+}
