@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import hmac
 import http.client
 import json
 import socket
@@ -97,7 +98,8 @@ def frame(data: bytes, code: int = 1) -> bytes:
     return bytes([0x80 | code]) + length + data
 
 
-def shake_hands(connection: socket.socket) -> None:
+def shake_hands(connection: socket.socket) -> bytes:
+    """Answer who wants to speak; what he has said."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += connection.recv(1)
@@ -107,6 +109,7 @@ def shake_hands(connection: socket.socket) -> None:
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
     )
+    return head
 
 
 def test_messages_of_a_websocket() -> None:
@@ -132,6 +135,76 @@ def test_messages_of_a_websocket() -> None:
         with pytest.warns(tm.BadRowsWarning, match="^1 record .* message 3: ") as warned:
             assert seen(stream) == [1, 2]
     assert heard == [b"all"] and "swordfish" not in str(warned[0].message)
+
+
+def test_bytes_of_a_websocket() -> None:
+    """Messages of which none is a text: each is a row as it is, also one that is empty."""
+
+    def talk(connection: socket.socket) -> None:
+        shake_hands(connection)
+        connection.sendall(frame(b"\xff\x00", 2) + frame(b"text") + frame(b"", 2) + frame(b"", 8))
+        while connection.recv(100):
+            pass
+
+    with serving(talk) as port:
+        raw = tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", format="raw", stop_at_end=True)
+        assert seen(raw) == [b"\xff\x00", b"text", b""]
+    with pytest.raises(tm.DataSetError, match="text and raw have one column"):
+        tm.stream.from_websocket("ws://127.0.0.1:1/", SCHEMA, format="raw")
+
+
+def test_headers_of_a_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that wants to know who asks: what it is told is what the program or the environment says, and nobody else hears it."""
+    asked: list[dict[str, str]] = []
+
+    def talk(connection: socket.socket) -> None:
+        head = shake_hands(connection).decode().splitlines()[1:]
+        asked.append({name.lower(): value for name, _, value in (line.partition(": ") for line in head if line)})
+        connection.sendall(frame(b'{"x": 1}') + frame(b"", 8))
+        while connection.recv(100):
+            pass
+
+    def refuse(connection: socket.socket) -> None:
+        while not connection.recv(4096).endswith(b"\r\n\r\n"):
+            pass
+        connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+
+    given = ({"X-Api-Key": "swordfish", "Host": "feed.example"}, None, {"authorization": "Basic c3dvcmRmaXNo"})
+    for headers, token in zip(given, (None, "perch", "perch"), strict=True):
+        if token:
+            monkeypatch.setenv("TIDEMILL_WEBSOCKET_TOKEN", token)
+        with serving(talk) as port:
+            url = f"ws://127.0.0.1:{port}/"
+            assert seen(tm.stream.from_websocket(url, SCHEMA, headers=headers, stop_at_end=True)) == [1]
+    assert (asked[0]["x-api-key"], asked[0]["host"]) == ("swordfish", "feed.example")
+    assert [head.get("authorization") for head in asked] == [None, "Bearer perch", "Basic c3dvcmRmaXNo"]
+    with serving(refuse) as port, pytest.raises(tm.DataSetError, match="401") as error:
+        seen(tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", SCHEMA, headers=given[0]))
+    assert "swordfish" not in str(error.value) and "perch" not in str(error.value)
+    for name, value in (("two words", "swordfish"), ("x", "sword\nfish"), ("Sec-WebSocket-Key", "swordfish")):
+        with pytest.raises(tm.DataSetError, match="`headers`: ") as error:
+            tm.stream.from_websocket("ws://127.0.0.1:1/", SCHEMA, headers={name: value})
+        assert "swordfish" not in str(error.value) and name in str(error.value)
+
+
+def test_messages_that_are_too_long() -> None:
+    """How long a message or a line may be is the program's to say."""
+    long = b'{"x": 1, "more": "' + b"y" * (2 << 20) + b'"}'
+
+    def talk(connection: socket.socket) -> None:
+        shake_hands(connection)
+        connection.sendall(bytes([0x82, 127]) + struct.pack("!Q", len(long)) + long + frame(b"", 8))
+        while connection.recv(100):
+            pass
+
+    with serving(talk) as port:
+        stream = tm.stream.from_websocket(
+            f"ws://127.0.0.1:{port}/", SCHEMA, message_bytes_max=4 << 20, stop_at_end=True
+        )
+        assert seen(stream) == [1]
+    with serving(lambda connection: connection.sendall(long + b"\n")) as port:
+        stream = tm.stream.from_socket("127.0.0.1", port, SCHEMA, line_bytes_max=4 << 20, stop_at_end=True)
+        assert seen(stream) == [1]
 
 
 def test_a_websocket_server_that_restarts(capfd: pytest.CaptureFixture[str]) -> None:
@@ -224,6 +297,58 @@ def test_posts(tmp_path: Path) -> None:
         pytest.raises(tm.DataSetError, match=f"webhook 127.0.0.1:{port}: .*in use"),
     ):
         tm.stream.from_webhook(port, SCHEMA).write_stream(print)
+
+
+@pytest.mark.parametrize("auth", ["token", "signature"])
+def test_posts_of_who_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auth: str) -> None:
+    """Anybody who could reach the port could post."""
+    variable = {"token": "TIDEMILL_WEBHOOK_TOKEN", "signature": "TIDEMILL_WEBHOOK_SECRET"}[auth]
+    (port,) = free_ports(1)
+    with pytest.raises(tm.DataSetError, match=f'`auth` is "{auth}", and {variable} is not set'):
+        tm.stream.from_webhook(port, SCHEMA, auth=auth)  # type: ignore[arg-type]
+    monkeypatch.setenv(variable, "swordfish")
+    body = b'{"x": 1}'
+
+    def signed(secret: bytes, body: bytes = body) -> str:
+        return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
+
+    right, *wrong = {
+        "token": (
+            {"Authorization": "Bearer swordfish"},
+            {},
+            {"Authorization": "Bearer swordfis"},
+            {"Authorization": "swordfish"},
+        ),
+        "signature": (
+            {"X-Hub-Signature-256": signed(b"swordfish")},
+            {},
+            {"X-Hub-Signature-256": signed(b"perch")},
+            {"X-Hub-Signature-256": signed(b"swordfish", b'{"x": 2}')},
+            {"Authorization": "Bearer swordfish"},
+        ),
+    }[auth]
+    rows: list[int] = []
+    answers: list[Any] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        launched.wait_until(lambda: listens(port), "the server")
+        answers.extend(post(port, body, **headers) for headers in [*wrong, right])
+        done.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    # The variable alone is enough.
+    tm.stream.from_webhook(port, SCHEMA, path="/rows").write_stream(
+        lambda table: rows.extend(row["x"] for row in table.to_pylist()),
+        checkpoint=tmp_path / "checkpoints",
+        stop=done.is_set,
+    )
+    assert [status for status, *_ in answers] == [401] * len(wrong) + [200]
+    assert rows == [1] and "swordfish" not in str(answers)
+    other = {"token": "TIDEMILL_WEBHOOK_SECRET", "signature": "TIDEMILL_WEBHOOK_TOKEN"}[auth]
+    monkeypatch.setenv(other, "perch")
+    with pytest.raises(tm.DataSetError, match="let `auth` say which"):
+        tm.stream.from_webhook(port, SCHEMA)
 
 
 def test_posts_to_a_busy_job(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from tidemill._tidemill import stream_of
@@ -11,7 +11,7 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import bad, described
-from tidemill.stream._time import Duration, Time, times
+from tidemill.stream._time import Duration, Time, seconds, times
 from tidemill.stream._tls import Tls, files
 
 __all__ = ["from_socket", "from_webhook", "from_websocket"]
@@ -30,12 +30,14 @@ def from_socket(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    line_bytes_max: int = 1 << 20,
+    patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Connect to a TCP server, and read the lines that it sends: one thread of one worker does.
 
     At most once: what was read since the last checkpoint is lost with the job, and so is what the server sends while there is
-    no connection. It is made again for a minute, and a line tells when it was lost.
+    no connection. It is made again for as long as `patience`, and a line tells when it was lost.
 
     Parameters
     ----------
@@ -52,7 +54,11 @@ def from_socket(
     stop_at_end : bool, default=False
         End when the server closes the connection.
     on_error, quarantine
-        As for `from_files`; a bad line is named by address and number. A line of more than a megabyte is bad.
+        As for `from_files`; a bad line is named by address and number.
+    line_bytes_max : int, default=1048576
+        A line that is longer is bad.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the server may be away before the job fails.
     tls : Tls, optional
         The server speaks TLS, and its certificate is for `host`.
 
@@ -62,7 +68,8 @@ def from_socket(
         If an option makes no sense. What is wrong with a line or the connection is an error of the job, and names it.
     """
     csv = {"delimiter": delimiter} if format == "csv" else {}
-    more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **csv}
+    limits = {"line_bytes_max": line_bytes_max, "patience_s": seconds(patience, "patience")}
+    more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
     spec = described("socket", host=host, port=port, format=format, stop_at_end=stop_at_end, **more)
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
 
@@ -71,7 +78,8 @@ def from_websocket(
     url: str,
     schema: Schema | None = None,
     *,
-    format: Literal["json", "text"] = "json",
+    format: Literal["json", "text", "raw"] = "json",
+    headers: Mapping[str, str] | None = None,
     send: str | Iterable[str] = (),
     time: Time | None = None,
     out_of_order: Duration = 0,
@@ -79,6 +87,8 @@ def from_websocket(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    message_bytes_max: int = 1 << 20,
+    patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Read the messages of a WebSocket, each a row; at most once, as `from_socket`.
@@ -88,8 +98,12 @@ def from_websocket(
     url : str
         ``ws://HOST:PORT/PATH``, or ``wss:`` for TLS.
     schema : mapping of str to str, or Arrow schema
-        Types by column; ``"text"`` has one column ``value`` and needs none.
-    format : {"json", "text"}, default="json"
+        Types by column; ``"text"`` and ``"raw"`` have one column ``value`` and need none.
+    format : {"json", "text", "raw"}, default="json"
+        What a message is, whether it comes as text or as bytes; ``"raw"`` is its bytes as they are.
+    headers : mapping of str to str, optional
+        What the request for the connection has, such as ``{"X-Api-Key": key}``; no message shows values. Without an ``Authorization`` among them
+        it is ``Bearer`` and the token of ``TIDEMILL_WEBSOCKET_TOKEN``, if that is set: let `url` be ``wss:`` then.
     send : str or iterable of str, optional
         Messages that are sent after connecting, such as what to subscribe to.
     time, out_of_order, idle_after
@@ -97,7 +111,11 @@ def from_websocket(
     stop_at_end : bool, default=False
         End when the server closes the connection.
     on_error, quarantine
-        As for `from_files`; a bad message is named by address and number. One of more than a megabyte loses the connection.
+        As for `from_files`; a bad message is named by address and number.
+    message_bytes_max : int, default=1048576
+        A message that is longer loses the connection.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the server may be away before the job fails.
     tls : Tls, optional
         Certificates, for ``wss:``.
 
@@ -109,10 +127,13 @@ def from_websocket(
     spec = described(
         "websocket",
         url=url,
+        headers=dict(headers) if headers else None,
         send=[send] if isinstance(send, str) else list(send),
         format=format,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
+        message_bytes_max=message_bytes_max,
+        patience_s=seconds(patience, "patience"),
         tls=files(tls),
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
@@ -125,7 +146,10 @@ def from_webhook(
     path: str = "/",
     host: str = "127.0.0.1",
     answer: Literal["taken", "durable"] = "taken",
+    auth: Literal["token", "signature"] | None = None,
+    signature_header: str = "X-Hub-Signature-256",
     body_bytes_max: int = 1 << 20,
+    patience: Duration = "30s",
     tls: Tls | None = None,
     time: Time | None = None,
     out_of_order: Duration = 0,
@@ -134,8 +158,9 @@ def from_webhook(
     """Be a web server that others post rows to, on one worker: JSON objects, one behind the other or in an array.
 
     It answers 200 when all rows of a post were taken; 400 with the reason, if one is no row of the schema, and takes none of
-    them; 413 if the body is too long; 415 if it is compressed; 503 and ``Retry-After`` when the job takes no more just now. It knows no passwords, and
-    listens on loopback unless `host` says otherwise: with ``tls=Tls(ca=...)`` only who has a certificate can post.
+    them; 401 if it lacks what `auth` wants; 408 if the body does not come; 413 if it is too long; 415 if it is compressed; 503 and ``Retry-After`` when
+    the job takes no more just now. It listens on loopback unless `host` says otherwise. With ``tls=Tls(ca=...)`` only who has a certificate can
+    post.
 
     Parameters
     ----------
@@ -150,7 +175,16 @@ def from_webhook(
         When 200 is said. ``"taken"``: at once; what came since the last checkpoint is lost with the job, so rows come at
         most once. ``"durable"``: when a checkpoint has the rows; who has no answer posts again, so they come at least once.
         The answer takes as long as from one checkpoint to the next.
+    auth : {"token", "signature"}, optional
+        What a post has to carry. ``"token"``: ``Authorization: Bearer`` and the token of ``TIDEMILL_WEBHOOK_TOKEN``. ``"signature"``: the HMAC-SHA256
+        of its body with the secret of ``TIDEMILL_WEBHOOK_SECRET``, in hexadecimal digits with or without ``sha256=`` before them, as
+        GitHub signs. By default the one whose variable is set; nothing, if none is.
+    signature_header : str, default="X-Hub-Signature-256"
+        The header that has the signature.
     body_bytes_max : int, default=1048576
+        A post that is longer is refused.
+    patience : str, number of seconds or timedelta, default="30s"
+        How long a body may take to come.
     tls : Tls, optional
         Speak TLS only, with `certificate` and `key`; if `ca` is given, clients need a certificate by one of these authorities.
     time, out_of_order, idle_after
@@ -159,8 +193,18 @@ def from_webhook(
     Raises
     ------
     DataSetError
-        If an option makes no sense.
+        If an option makes no sense, or the secret that `auth` needs is not in the environment.
     """
-    more = {"answer": answer, "body_bytes_max": body_bytes_max, "tls": files(tls)}
-    spec = described("webhook", host=host, port=port, path=path, **more)
+    spec = described(
+        "webhook",
+        host=host,
+        port=port,
+        path=path,
+        answer=answer,
+        auth=auth,
+        signature_header=signature_header,
+        body_bytes_max=body_bytes_max,
+        patience_s=seconds(patience, "patience"),
+        tls=files(tls),
+    )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))

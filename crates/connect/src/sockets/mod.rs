@@ -7,8 +7,9 @@
 //! | `websocket` | `websocket` | a message                           | the same                                                 |
 //! | `webhook`   | `webhook`   | a JSON object, several in one post  | the same; or at least once, with `answer` `durable`      |
 //!
-//! Beneath them: `tap` (a task that takes what comes, and the source that gives it on).
+//! Beneath them: `tap` (a task that takes what comes, and the source that gives it on), `carried` (what posts have to carry).
 
+mod carried;
 mod tap;
 mod tcp;
 mod webhook;

@@ -4,6 +4,7 @@
 //! |-----------------------|---------------------------------------------------------------------------------------|
 //! | 200                   | the rows were taken by the job or, with `answer` `durable`, are in a durable checkpoint |
 //! | 400, with the reason  | something in the body is no row: none of it is taken                                  |
+//! | 401                   | it lacks the token or the signature that it has to carry, see `carried`              |
 //! | 404, 405              | it is another path, or no POST                                                        |
 //! | 408                   | the body does not come within `patience_s`                                            |
 //! | 413                   | the body is too long                                                                  |
@@ -20,7 +21,9 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{
+    ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -36,10 +39,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
+use super::carried::{Auth, Carried};
 use super::tap::{Sender, Tap};
 use crate::bad::BadRecords;
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
+use crate::options::Secret;
 use crate::tls::Tls;
 use crate::{Guarantee, SourceSpec, options};
 
@@ -71,6 +76,11 @@ struct Options {
     path: String,
     #[serde(default)]
     answer: AnswerWhen,
+    /// What a post has to carry; without it, what the environment has a secret for.
+    auth: Option<Auth>,
+    /// The header that has a signature.
+    #[serde(default = "github")]
+    signature_header: String,
     #[serde(default = "options::a_megabyte")]
     body_bytes_max: usize,
     /// For a body, behind its head.
@@ -80,6 +90,10 @@ struct Options {
 
 fn half_a_minute() -> f64 {
     30.0
+}
+
+fn github() -> String {
+    "X-Hub-Signature-256".into()
 }
 
 fn loopback() -> String {
@@ -100,6 +114,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
     let acceptor =
         options.tls.as_ref().map(|tls| Tls::server(tls).map(TlsAcceptor::from)).transpose().map_err(wrong)?;
+    let secrets = ["TIDEMILL_WEBHOOK_TOKEN", "TIDEMILL_WEBHOOK_SECRET"];
+    let secrets = secrets.map(|variable| Secret::or_environment(None, variable));
+    let carried = Carried::new(options.auth, &options.signature_header, secrets).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     Ok(SourceSpec {
         name: format!("webhook {}:{}{}", options.host, options.port, options.path),
@@ -121,7 +138,10 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 return Err(text.into());
             }
             let (options, decoder, acceptor) = (Arc::clone(&options), decoder.clone(), acceptor.clone());
-            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), waits, |sender| serve(options, decoder, acceptor, sender))))
+            let carried = carried.clone();
+            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), waits, |sender| {
+                serve(Server { options, decoder, carried, sender, waiting: Semaphore::new(WAITING_MAX) }, acceptor)
+            })))
         }),
     })
 }
@@ -130,23 +150,18 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
 struct Server {
     options: Arc<Options>,
     decoder: Decoder,
+    carried: Carried,
     sender: Sender,
     waiting: Semaphore,
 }
 
-async fn serve(
-    options: Arc<Options>,
-    decoder: Decoder,
-    acceptor: Option<TlsAcceptor>,
-    sender: Sender,
-) -> Result<(), TaskError> {
-    let address = (options.host.as_str(), options.port);
+async fn serve(server: Server, acceptor: Option<TlsAcceptor>) -> Result<(), TaskError> {
+    let server = Arc::new(server);
+    let address = (server.options.host.as_str(), server.options.port);
     let failed =
         |error: std::io::Error| -> TaskError { format!("webhook {}:{}: {error}", address.0, address.1).into() };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let closed = sender.clone();
-    let server =
-        Arc::new(Server { options: Arc::clone(&options), decoder, sender, waiting: Semaphore::new(WAITING_MAX) });
+    let closed = server.sender.clone();
     let (end, ends) = watch::channel(());
     let mut connections = JoinSet::new();
     loop {
@@ -224,7 +239,12 @@ impl Server {
         if request.method() != Method::POST {
             return with(StatusCode::METHOD_NOT_ALLOWED, "rows come by POST\n", ALLOW, "POST");
         }
-        if let Some(coding) = request.headers().get(CONTENT_ENCODING).filter(|coding| *coding != "identity") {
+        let unknown = || with(StatusCode::UNAUTHORIZED, "who posts is not known\n", WWW_AUTHENTICATE, "Bearer");
+        let (head, body) = request.into_parts();
+        if !self.carried.head(&head.headers) {
+            return unknown();
+        }
+        if let Some(coding) = head.headers.get(CONTENT_ENCODING).filter(|coding| *coding != "identity") {
             let text = format!("the body is compressed ({}): rows come as they are\n", coding.to_str().unwrap_or("?"));
             return with(StatusCode::UNSUPPORTED_MEDIA_TYPE, text, ACCEPT_ENCODING, "identity");
         }
@@ -234,7 +254,7 @@ impl Server {
             return full();
         }
         let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
-        let body = Limited::new(request.into_body(), self.options.body_bytes_max).collect();
+        let body = Limited::new(body, self.options.body_bytes_max).collect();
         let Ok(body) = timeout(patience, body).await else {
             return response(StatusCode::REQUEST_TIMEOUT, format!("the body has not come within {patience:?}\n"));
         };
@@ -247,6 +267,9 @@ impl Server {
             }
             Err(error) => return response(StatusCode::BAD_REQUEST, format!("{error}\n")),
         };
+        if !self.carried.body(&head.headers, &body) {
+            return unknown();
+        }
         let rows = match self.rows(&body) {
             Ok(rows) => rows,
             Err(reason) => return response(StatusCode::BAD_REQUEST, format!("{reason}\n")),
@@ -325,7 +348,8 @@ mod tests {
         let options = Arc::new(options::read(NAME, &serde_json::json!({"port": 1, "patience_s": 0.05})).unwrap());
         let decoder = Decoder::new(Layout::Json, schema).unwrap();
         let (sender, mut taken) = mpsc::channel(4);
-        let server = Arc::new(Server { options, decoder, sender, waiting: Semaphore::new(1) });
+        let server =
+            Arc::new(Server { options, decoder, carried: Carried::Nothing, sender, waiting: Semaphore::new(1) });
         let (_end, ends) = watch::channel(());
         let post = async |body: &str| {
             let (mut near, far) = duplex(1000);

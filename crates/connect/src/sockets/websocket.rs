@@ -1,6 +1,7 @@
 //! Messages of a WebSocket, each a row. When the connection is lost it is made again; what the server has sent meanwhile is
 //! lost, which is printed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_dataflow::TaskError;
 use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::error::ProtocolError;
+use tokio_tungstenite::tungstenite::http::header::{
+    AUTHORIZATION, CONNECTION, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
@@ -19,7 +24,7 @@ use super::keep_alive;
 use super::tap::{Sender, Tap};
 use super::tcp::PAUSE;
 use crate::bad::{BadRecords, Handler, OnError};
-use crate::decode::{Decoder, Layout, text_schema};
+use crate::decode::{Decoder, Layout, raw_schema, text_schema};
 use crate::error::ConnectError;
 use crate::options::Secret;
 use crate::tls::{self, Tls};
@@ -36,6 +41,8 @@ enum Format {
     #[default]
     Json,
     Text,
+    /// Bytes as they are.
+    Raw,
 }
 
 #[derive(Clone, Deserialize)]
@@ -45,6 +52,9 @@ struct Options {
     url: Secret,
     /// Files of certificates.
     tls: Option<Tls>,
+    /// What the request has beside what WebSockets need; without an `Authorization`, the token of `TIDEMILL_WEBSOCKET_TOKEN` is one.
+    #[serde(default)]
+    headers: BTreeMap<String, Secret>,
     /// What is sent after connecting, such as what to subscribe to.
     #[serde(default)]
     send: Vec<String>,
@@ -68,7 +78,10 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let (schema, layout) = match (options.format, schema) {
         (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
         (Format::Text, None) => (text_schema("value"), Layout::Text),
-        (Format::Text, Some(_)) => return Err(wrong("text has one column, `value`: give it no schema".into())),
+        (Format::Raw, None) => (raw_schema("value"), Layout::Raw),
+        (Format::Text | Format::Raw, Some(_)) => {
+            return Err(wrong("text and raw have one column, `value`: give them no schema".into()));
+        }
     };
     let url = options.url.reveal();
     let connector = match (url.starts_with("wss://"), &options.tls) {
@@ -80,6 +93,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let name = rest.and_then(|rest| rest.split(['/', '?']).next());
     let name = name.and_then(|authority| authority.rsplit('@').next()).filter(|host| !host.is_empty());
     let name = name.ok_or_else(|| wrong("`url` has to be ws://HOST:PORT/PATH, or wss:// for TLS".into()))?.to_owned();
+    let headers = headers(&options.headers).map_err(wrong)?;
     let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
@@ -92,6 +106,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         make: Arc::new(move |context| {
             let reader = Reader {
                 options: options.clone(),
+                headers: headers.clone(),
                 connector: connector.clone().map(Connector::Rustls),
                 name: name.clone(),
                 decoder: decoder.clone(),
@@ -101,6 +116,34 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             Ok(Box::new(Tap::new(SchemaRef::clone(&schema), false, |sender| reader.run(sender))))
         }),
     })
+}
+
+/// What is sent with the request, which no message shows.
+///
+/// # Errors
+/// In words that do not show a value, for what is no header, or is one that WebSockets need for themselves.
+fn headers(given: &BTreeMap<String, Secret>) -> Result<HeaderMap, String> {
+    let own = [CONNECTION, UPGRADE, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION];
+    let mut headers = HeaderMap::new();
+    let mut add = |name: &str, value: &str| {
+        let header = HeaderName::try_from(name).ok().filter(|name| !own.contains(name));
+        let header = header.ok_or_else(|| format!("`headers`: {name:?} is no name of a header that can be given"))?;
+        let value = HeaderValue::try_from(value);
+        let mut value =
+            value.map_err(|_| format!("`headers`: the value of {name:?} is none that a header can have"))?;
+        value.set_sensitive(true);
+        headers.insert(header, value);
+        Ok::<_, String>(())
+    };
+    for (name, value) in given {
+        add(name, value.reveal())?;
+    }
+    if !given.keys().any(|name| name.eq_ignore_ascii_case(AUTHORIZATION.as_str()))
+        && let Some(token) = Secret::or_environment(None, "TIDEMILL_WEBSOCKET_TOKEN")
+    {
+        add(AUTHORIZATION.as_str(), &format!("Bearer {}", token.reveal()))?;
+    }
+    Ok(headers)
 }
 
 /// Whether it is of use to connect again. A server that restarts closes connections in the middle of a handshake, and a proxy before it
@@ -121,6 +164,7 @@ type Connection = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 struct Reader {
     options: Options,
+    headers: HeaderMap,
     /// With TLS.
     connector: Option<Connector>,
     /// Host and port.
@@ -168,9 +212,11 @@ impl Reader {
     async fn connect(&self) -> Result<Connection, Error> {
         let bytes_max = Some(self.options.message_bytes_max);
         let config = WebSocketConfig::default().max_message_size(bytes_max).max_frame_size(bytes_max);
-        let url = self.options.url.reveal();
+        let mut request = self.options.url.reveal().into_client_request()?;
+        // In the place of what a request has of its own, such as its host.
+        request.headers_mut().extend(self.headers.clone());
         let (mut connection, _) =
-            connect_async_tls_with_config(url, Some(config), false, self.connector.clone()).await?;
+            connect_async_tls_with_config(request, Some(config), false, self.connector.clone()).await?;
         match connection.get_ref() {
             MaybeTlsStream::Plain(stream) => keep_alive(stream)?,
             MaybeTlsStream::Rustls(stream) => keep_alive(stream.get_ref().0)?,
