@@ -74,7 +74,10 @@ impl Encoder {
             // Numbers and times as people write them.
             let column = rows.column(column);
             let texts = match column.data_type() {
-                DataType::Binary | DataType::LargeBinary => cast(column, &DataType::LargeBinary)?,
+                // As text, what is no UTF-8 would be null.
+                DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+                    cast(column, &DataType::LargeBinary)?
+                }
                 _ => cast(&cast(column, &DataType::LargeUtf8)?, &DataType::LargeBinary)?,
             };
             Ok(texts.as_binary::<i64>().clone())
