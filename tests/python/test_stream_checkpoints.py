@@ -44,6 +44,27 @@ def is_hurried(epoch: Path) -> bool:
     return False
 
 
+def test_stores_that_only_the_program_knows(server: object_server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What storage_options= tells write_stream, the command could not be told: it listed and copied nothing."""
+    told = {f"aws_{name.removeprefix('AWS_').lower()}": value for name, value in server.env.items()}
+    for name in server.env:
+        monkeypatch.delenv(name, raising=False)
+    url = "s3://jobs/told"
+    rows = tm.stream.rate(rows=100)
+    rows.write_stream(lambda _: None, checkpoint=url, storage_options=told, name="told")
+    given = [f"--storage-option={name}={value}" for name, value in told.items()]
+    listed = launched.run("checkpoints", url, *given)
+    assert listed.returncode == 0 and b'job "told"  finished' in listed.stdout, listed.stderr
+    copied = launched.run("checkpoints", url, "--copy", "s3://jobs/saved", *given)
+    assert copied.returncode == 0 and b"to s3://jobs/saved" in copied.stdout, copied.stderr
+    assert launched.run("checkpoints", "s3://jobs/saved", *given).stdout.count(b"finished") == 1
+    local = server.root / "local"
+    assert launched.run("checkpoints", url, "--copy", local, *given).returncode == 0
+    assert launched.epochs(local)
+    wrong = launched.run("checkpoints", url, "--storage-option", "swordfish")
+    assert wrong.returncode == 2 and b"it is KEY=VALUE" in wrong.stderr and b"swordfish" not in wrong.stderr
+
+
 def test_checkpoints_in_an_object_store(folder: Path, server: object_server.Server) -> None:
     """Workers die, and the job goes on from what lies in the store; nobody needs a folder."""
     dice = random.Random(os.getpid())

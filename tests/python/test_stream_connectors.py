@@ -21,6 +21,8 @@ import redis
 import tidemill as tm
 from confluent_kafka import TopicPartition
 from servers import Kafka, Redis
+from servers.server import free_ports
+from tidemill.stream._connect import check_fed
 
 SCHEMA = {"key": "str", "ts": "timestamp[ms]", "x": "int64"}
 
@@ -470,6 +472,7 @@ def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
         assert read(on_error="quarantine", quarantine=tmp_path / "bad") == [1, 2, 3]
     found = [json.loads(line) for file in (tmp_path / "bad").glob("*.jsonl") for line in file.read_text().splitlines()]
     assert all(record.pop("topic") == "poison" and record.pop("reason") for record in found)
+    assert all(record.pop("timestamp") > 1.7e12 for record in found)
     assert sorted(found, key=lambda record: (record["partition"], record["offset"])) == [
         {"partition": 0, "offset": 1, "text": "nonsense"},
         {"partition": 0, "offset": 3, "hex": "ff00"},
@@ -477,6 +480,241 @@ def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
     ]
     with pytest.raises(tm.DataSetError, match="need each other"):
         read(on_error="quarantine")
+
+
+def test_poison_can_be_produced_again(kafka: Kafka, tmp_path: Path) -> None:
+    """Of a record that was put aside its value alone was kept: whom it is about, and what its headers said, was gone."""
+    kafka.create_topic("sick")
+    kafka.create_topic("again")
+    headers = [("trace", b"7"), ("raw", b"\xff"), ("none", None), ("trace", b"8")]
+    producer = kafka.producer()
+    for key, value in ((b"ann", b"nonsense"), (b"\xfe", b"\xff\x00"), (b"ben", None), (None, b"")):
+        producer.produce("sick", value, key, headers=headers if key else None, timestamp=1_767_225_600_123)
+    producer.produce("sick", b'{"x": 1}', b"good")
+    producer.flush()
+    options: Any = {"stop_at_end": True, "on_error": "quarantine", "quarantine": tmp_path / "bad"}
+    rows: list[Any] = []
+    stream = tm.stream.from_kafka(kafka.bootstrap, "sick", {"x": "int64"}, metadata={"key": "key"}, **options)
+    with pytest.warns(tm.BadRowsWarning, match="^4 records .* offset 0: (?!.*ann)"):
+        stream.write_stream(lambda table: rows.extend(table.to_pylist()))
+    assert rows == [{"x": 1, "key": b"good"}]
+
+    def as_it_was(told: Any) -> bytes | None:
+        return bytes.fromhex(told["hex"]) if isinstance(told, dict) else None if told is None else told.encode()
+
+    (file,) = (tmp_path / "bad").iterdir()
+    for line in file.read_text().splitlines():
+        bad = json.loads(line)
+        value = bytes.fromhex(bad["hex"]) if "hex" in bad else as_it_was(bad["text"])
+        found = [(header["name"], as_it_was(header["value"])) for header in bad.get("headers", [])]
+        producer.produce("again", value, as_it_was(bad.get("key")), headers=found, timestamp=bad["timestamp"])
+    producer.flush()
+
+    def records(topic: str) -> list[Any]:
+        found = kafka.read(topic)[:4]
+        return [(record.key(), record.value(), record.headers(), record.timestamp()) for record in found]
+
+    assert records("again") == records("sick")
+    assert records("again")[0] == (b"ann", b"nonsense", headers, (1, 1_767_225_600_123))
+
+
+def test_a_dead_letter_topic(kafka: Kafka) -> None:
+    """Two queries over one source that gives bytes: what is a row goes on, what is none to a topic of its own, with its key."""
+    kafka.create_topic("letters")
+    kafka.create_topic("dead")
+    kafka.produce("letters", [b'{"x": 1}', b"nonsense", b'{"x": 2}', b"\xff"], key=b"ann")
+
+    def parsed(batch: pa.RecordBatch) -> pa.Table:
+        def number(value: bytes) -> int | None:
+            try:
+                return int(json.loads(value)["x"])
+            except (ValueError, KeyError, TypeError):
+                return None
+
+        return pa.table({**batch.to_pydict(), "x": pa.array(map(number, batch["value"].to_pylist()), pa.int64())})
+
+    records = tm.stream.from_kafka(kafka.bootstrap, "letters", format="raw", stop_at_end=True).select("key", "value")
+    letters = records.map_batches(parsed, {"key": "binary", "value": "binary", "x": "int64"})
+    rows: list[int] = []
+    dead = tm.stream.to_kafka(kafka.bootstrap, "dead", key="key", value="value")
+    tm.stream.write(
+        [
+            (letters.filter(tm.col("x").is_not_null()), lambda table: rows.extend(table.to_dict()["x"])),
+            (letters.filter(tm.col("x").is_null()).select("key", "value"), dead),
+        ]
+    )
+    assert rows == [1, 2]
+    assert [(record.key(), record.value()) for record in kafka.read("dead")] == [
+        (b"ann", b"nonsense"),
+        (b"ann", b"\xff"),
+    ]
+
+
+def test_values_of_kafka_in_other_layouts(kafka: Kafka) -> None:
+    """Texts, JSON behind a header that no registry is asked for, and records of a transaction that is open."""
+    kafka.create_topic("layouts")
+    kafka.produce("layouts", [b"\0\0\0\0\7" + b'{"x": 1}'])
+
+    def read(*schema: Any, **options: Any) -> list[Any]:
+        seen: list[Any] = []
+        options |= {"stop_at_end": True, "discover_every": 0, "patience": "20s"}
+        stream = tm.stream.from_kafka(kafka.bootstrap, "layouts", *schema, **options)
+        stream.write_stream(lambda table: seen.extend(next(iter(row.values())) for row in table.to_pylist()))
+        return seen
+
+    assert read({"x": "int64"}, confluent_header=True) == [1]
+    assert read(format="text") == ['\0\0\0\0\7{"x": 1}']
+    producer = kafka.producer(transactional_id="layouts")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("layouts", b"open")
+    producer.flush()
+    assert len(read(format="text")) == 1
+    assert read(format="text", isolation="read_uncommitted")[1:] == ["open"]
+    producer.abort_transaction()
+
+
+def test_quarantines_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL was a folder called s3:, and bad lines beside the good ones were read again and again."""
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "in", 3)
+    options: Any = {"on_error": "quarantine", "stop_at_end": True}
+    url = "s3://bucket/bad"
+    for make in (
+        lambda: tm.stream.from_files("in", SCHEMA, quarantine=url, **options),
+        lambda: tm.stream.from_kafka("127.0.0.1:1", "t", SCHEMA, quarantine=url, **options),
+        lambda: tm.stream.from_redis("redis://127.0.0.1:1", "s", SCHEMA, quarantine=url, **options),
+        lambda: tm.stream.from_rabbitmq("amqp://127.0.0.1:1", "q", SCHEMA, quarantine=url, **options),
+        lambda: tm.stream.from_socket("127.0.0.1", 1, SCHEMA, quarantine=url, **options),
+        lambda: tm.stream.from_websocket("ws://127.0.0.1:1", SCHEMA, quarantine=url, **options),
+    ):
+        with pytest.raises(tm.DataSetError, match=r"quarantine='s3://bucket/bad': it has to be a local folder"):
+            make()
+    assert not (tmp_path / "s3:").exists()
+    for path, within in (
+        ("in", "in"),
+        ("in", tmp_path / "in/bad"),
+        (tmp_path / "in", "in/deep/bad"),
+        (f"file://{tmp_path}/in", "in/bad"),
+        ("in/*", "in"),
+        ("in/*.jsonl", "in"),
+        ("in/**/*.jsonl", "in/deep/bad"),
+    ):
+        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; give bad rows a folder"):
+            tm.stream.from_files(path, SCHEMA, quarantine=within, **options)
+    for path, beside in (
+        ("in", "in/_bad"),
+        ("in", "bad"),
+        ("in/*.json", "in"),
+        ("in/*", "in/bad"),
+        ("in/0.json", "in"),
+    ):
+        tm.stream.from_files(path, SCHEMA, quarantine=beside, **options)
+
+
+@pytest.mark.filterwarnings("ignore:from_files")
+def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row was read, written, read again, and so on until the disk was full."""
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "in", 3)
+    files, to_files = tm.stream.from_files, tm.stream.to_files
+
+    def refused(stream: tm.DataSet, sink: Any, **more: Any) -> None:
+        with pytest.raises(tm.DataSetError, match=r"the job would read what it writes: .*in.* is within .*in"):
+            stream.write_stream(sink, **more)
+
+    options: Any = {"time": "ts", "stop_at_end": True}
+    stream = files("in", SCHEMA, **options)
+    for folder in ("in", "in/", tmp_path / "in/out", "in/deep/out", "else/../in/out"):
+        refused(stream, to_files(folder))
+    for path, folder in (("in/**/*.jsonl", "in/a/b"), (tmp_path / "in/*.csv", "in"), ("i?/*/part-*", "in/out")):
+        refused(files(path, SCHEMA, **options), to_files(folder, format="csv" if "csv" in str(path) else "json"))
+    # However the rows come to the sink, and whichever sink it is.
+    refused(stream.filter(tm.col("x") > 0).map_batches(lambda batch: batch, SCHEMA), to_files("in/out"))
+    rate = tm.stream.rate(rows=3).select(key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number"))
+    refused(rate.union(stream), to_files("in/out"))
+    counts = stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+    refused(counts, to_files("out"), late_to=to_files("in/late"))
+    with pytest.raises(tm.DataSetError, match="would read what it writes"):
+        tm.stream.write([(rate, to_files("in/out")), (stream, to_files("out"))])
+    refused(files("s3://b/in", SCHEMA), to_files("s3://b/in/out"))
+    refused(files("s3://b/in", SCHEMA), to_files("s3://b/in/"))
+    # Where it is not read.
+    for path, folder in (("in", "in/_out"), ("in/*.json", "in"), ("in/*", "in/out"), ("in", "out"), ("in", "input")):
+        files(path, SCHEMA, **options).write_stream(to_files(folder))
+    objects = files("s3://b/in", SCHEMA)._native.stream_specs()
+    endpoint = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": "true"}
+    for url, storage in (("s3://b/inner", None), ("s3://b/in/_out", None), ("s3://b/in/out", endpoint)):
+        check_fed(objects, [to_files(url, storage_options=storage)])
+
+
+def test_a_loop_is_refused_on_every_worker(tmp_path: Path) -> None:
+    lines(tmp_path / "in", 3)
+    app = tmp_path / "app.py"
+    app.write_text(
+        f"""
+import tidemill as tm
+stream = tm.stream.from_files({str(tmp_path / "in")!r}, {SCHEMA!r}, stop_at_end=True)
+try:
+    stream.write_stream(tm.stream.to_files({str(tmp_path / "in/out")!r}))
+except tm.DataSetError as error:
+    print(error)
+"""
+    )
+    done = launched.run("run", "-n", "2", app)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(b"would read what it writes") == 2
+
+
+def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
+    """How often a job looks for files is said in words of time; what is no pause is refused."""
+    lines(tmp_path / "in", 3)
+    for pause in (0, "1us"):
+        with pytest.raises(tm.DataSetError, match=r"every=.* is too short a pause"):
+            tm.stream.from_files(tmp_path / "in", SCHEMA, discover_every=pause)
+        with pytest.raises(tm.DataSetError, match=r"every=.* is too short a pause"):
+            tm.stream.from_files(tmp_path / "in", SCHEMA, poll_every=pause)
+    came: list[float] = []
+    seen: list[Any] = []
+
+    def take(table: tm.Table) -> None:
+        seen.extend(table.to_pylist())
+        came.append(time.monotonic())
+        if len(seen) == 3:
+            # All threads have looked once.
+            time.sleep(0.5)
+            (tmp_path / "in/late.json").write_text('{"x": 9}\n')
+
+    stream = tm.stream.from_files(tmp_path / "in", SCHEMA, discover_every="4s", poll_every="5ms")
+    stream.write_stream(take, checkpoint=tmp_path / "c", stop=lambda: len(seen) == 4)
+    assert came[-1] - came[0] > 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda port, **patience: tm.stream.from_kafka(f"127.0.0.1:{port}", "t", SCHEMA, **patience),
+        lambda port, **patience: tm.stream.from_redis(f"redis://127.0.0.1:{port}", "s", SCHEMA, **patience),
+        lambda port, **patience: tm.stream.from_rabbitmq(f"amqp://127.0.0.1:{port}", "q", SCHEMA, **patience),
+        lambda port, **patience: tm.stream.from_socket("127.0.0.1", port, SCHEMA, **patience),
+        lambda port, **patience: tm.stream.from_websocket(f"ws://127.0.0.1:{port}", SCHEMA, **patience),
+        lambda port, **patience: tm.stream.to_kafka(f"127.0.0.1:{port}", "t", **patience),
+        lambda port, **patience: tm.stream.to_redis(f"redis://127.0.0.1:{port}", key="number", **patience),
+        lambda port, **patience: tm.stream.to_rabbitmq(f"amqp://127.0.0.1:{port}", "q", **patience),
+    ],
+    ids=lambda make: make.__code__.co_names[2],
+)
+def test_servers_that_are_not_there(make: Callable[..., Any]) -> None:
+    """How long one is waited for was a minute, whatever the program can bear."""
+    (port,) = free_ports(1)
+    begun = time.monotonic()
+    made = make(port, patience="300ms")
+    with pytest.raises(tm.DataSetError, match=r"127\.0\.0\.1|rabbitmq"):
+        if isinstance(made, tm.DataSet):
+            made.write_stream(lambda _: None)
+        else:
+            tm.stream.rate(rows=3).write_stream(made)
+    assert time.monotonic() - begun < 20
 
 
 def test_lines_that_are_no_rows(tmp_path: Path) -> None:

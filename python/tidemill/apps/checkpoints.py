@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -34,19 +35,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="TO",
         help="copy the newest to this folder or URL, where it stays and a job can go on from it",
     )
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        type=_option,
+        default=[],
+        metavar="KEY=VALUE",
+        help="what the store of a URL has to be told, as storage_options= of write_stream, again for each; with --copy both stores are told. "
+        "Secrets are better left to the environment: who lists processes sees a command line",
+    )
     parser.add_argument("--epoch", type=int, metavar="N", help="with --copy: not the newest, but that of this epoch")
     options = parser.parse_args(argv)
     if options.epoch is not None and (options.copy is None or options.epoch < 0):
         parser.error("--epoch goes with --copy, and is not negative")
+    storage = dict(options.storage_option)
     # One is enough: the others have nothing to do, and are not waited for.
     if init().rank != 0:
         return 0
     try:
         if options.copy is not None:
-            epoch, size = copy_checkpoint(engine(), options.place, options.copy, options.epoch)
+            epoch, size = copy_checkpoint(engine(), options.place, options.copy, storage, options.epoch)
             print(f"copied epoch {epoch}, {size / 2**20:,.2f} MiB, to {options.copy}")
             return 0
-        found = list_checkpoints(engine(), options.place, {}, not options.quick)
+        found = list_checkpoints(engine(), options.place, storage, not options.quick)
     except DataSetError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -68,6 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 version, fields = kept
                 print(f"          {_plain(task)}, version {version}: {_plain(fields)}")
     return 1 if any(damage for *_, damage in found) else 0
+
+
+def _option(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError("it is KEY=VALUE, such as aws_region=eu-central-1")
+    return key, value
 
 
 def _plain(text: str) -> str:

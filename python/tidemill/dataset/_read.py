@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ __all__ = [
     "from_arrow",
     "from_dict",
     "from_local",
+    "is_read",
     "read_csv",
     "read_ipc",
     "read_json",
@@ -80,29 +82,68 @@ def _read(
     return DataSet(read(paths, given))
 
 
-def _quarantine(folder: str | os.PathLike[str] | None, paths: Sequence[str], each_host: bool) -> str | None:
-    """The folder for bad rows, which must not be among the files that are read: the next read would take them for data."""
+def _quarantine(
+    folder: str | os.PathLike[str] | None,
+    paths: Sequence[str],
+    each_host: bool,
+    file: str = "bad-00000000-00000.json",
+    *,
+    folders: bool = True,
+) -> str | None:
+    """The folder for bad rows, which must not be among the files that are read: the next read would take them for data.
+
+    `file` is what one of its files is called, and `folders` as for `is_read`.
+    """
     if folder is None:
         return None
     where = os.fspath(folder)
+    if _is_url(where):
+        raise DataSetError(f"quarantine={where!r}: it has to be a local folder")
     if each_host:
         raise DataSetError(
             f"quarantine={where!r} cannot be with each_host=True: files of two hosts may have one name; use on_error='skip'"
         )
-    file = Path(where).resolve() / "bad-00000000-00000.json"
     for path in paths:
-        if _is_url(path):
-            continue
-        read = Path(path).resolve()
-        for part in (file, *file.parents):
-            if part == read or part.match(str(read)):
-                raise DataSetError(
-                    f"quarantine={where!r} is within {path!r}, which is read; give bad rows a folder of their own"
-                )
-            # What is hidden in a folder is not read.
-            if part.name.startswith((".", "_")):
-                break
+        if is_read(f"{where}/{file}", path, folders=folders):
+            raise DataSetError(
+                f"quarantine={where!r} is within {path!r}, which is read; give bad rows a folder of their own"
+            )
     return where
+
+
+def is_read(file: str, path: str, *, folders: bool = True) -> bool:
+    """Whether who reads `path` (a file, a folder, a glob, or a URL that keys of objects begin with) would read `file`, once it is there.
+
+    `folders` says whether a glob stands for all that is in a folder that it matches, too.
+    """
+    if _is_url(file) and _is_url(path):
+        read, parts = path.rstrip("/").split("/"), file.split("/")
+        return parts[: len(read)] == read and not any(map(_is_hidden, parts[len(read) :]))
+    path = re.sub("^file://(?=/)", "", path)
+    if _is_url(file) or _is_url(path):
+        return False
+    read_path, whole = Path(path).resolve(), Path(file).resolve()
+    is_glob = any(mark in path for mark in "*?[") and not Path(path).exists()
+    for part in (whole, *whole.parents):
+        if part == read_path or (is_glob and _matches(part.parts, read_path.parts)):
+            return True
+        # What is hidden in a folder is not read.
+        if _is_hidden(part.name) or (is_glob and not folders):
+            break
+    return False
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path are those of a glob, of which ``**`` is any number of them."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches(parts[at:], pattern[1:]) for at in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _schema(given: Schema | None) -> Any:

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from numbers import Real
@@ -18,13 +18,14 @@ from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._time import Duration, Time, micros, times
+from tidemill.dataset._read import OnError, Schema, _quarantine, _schema, is_read
+from tidemill.stream._time import Duration, Time, micros, seconds, times
 from tidemill.stream._tls import Tls, files
 
 __all__ = [
     "Connector",
     "bad",
+    "check_fed",
     "described",
     "folder_of",
     "from_files",
@@ -55,11 +56,14 @@ def described(kind: str, **options: Any) -> str:
     return json.dumps({"kind": kind, **{name: value for name, value in options.items() if value is not None}})
 
 
-def bad(on_error: OnError, quarantine: str | os.PathLike[str] | None) -> str | dict[str, str]:
-    """What becomes of records that are no rows, as the engine takes it."""
+def bad(on_error: OnError, quarantine: str | os.PathLike[str] | None, path: str | None = None) -> str | dict[str, str]:
+    """What becomes of records that are no rows, as the engine takes it; of files, `path` says which are read."""
     if (on_error == "quarantine") != (quarantine is not None):
         raise DataSetError('on_error="quarantine" and quarantine=FOLDER, where bad records go, need each other')
-    return on_error if quarantine is None else {"quarantine": os.fspath(quarantine)}
+    # One of the names that the engine gives.
+    file = "source_files-0.jsonl"
+    folder = _quarantine(quarantine, [] if path is None else [path], False, file, folders=False)
+    return on_error if folder is None else {"quarantine": folder}
 
 
 def speed(rows_per_s: float) -> float:
@@ -76,6 +80,32 @@ def folder_of(sink: object) -> str | None:
         return None
     path: str = spec["path"]
     return path.rstrip("/") if "://" in path else os.path.realpath(path)
+
+
+def check_fed(sources: Iterable[str], sinks: Iterable[object]) -> None:
+    """Raise where a job would read the files that it writes, as rows may go round for ever. `sources` are what describes them."""
+    read = [spec for spec in map(json.loads, dict.fromkeys(sources)) if spec["kind"] == "files"]
+    for sink in sinks:
+        folder = folder_of(sink)
+        if folder is None or not isinstance(sink, Connector):
+            continue
+        written = json.loads(sink.spec)
+        name = f"{written['prefix']}-1-0-1.{'jsonl' if written['format'] == 'json' else written['format']}"
+        for source in read:
+            # Stores of the same name may be two.
+            if _endpoints(source) != _endpoints(written):
+                continue
+            if is_read(f"{folder}/{name}", source["path"], folders=False):
+                raise DataSetError(
+                    f"the job would read what it writes: {written['path']} is within {source['path']}; write into a folder that is not "
+                    "within what is read, or one whose name begins with an underscore"
+                )
+
+
+def _endpoints(spec: Mapping[str, Any]) -> dict[str, str]:
+    """What a connector of files has been told of where its store is."""
+    options: Mapping[str, str] = spec.get("storage_options", {})
+    return {name.lower(): value for name, value in options.items() if "endpoint" in name.lower()}
 
 
 def rate(
@@ -127,12 +157,14 @@ def from_files(
     delimiter: str = ",",
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    discover_every: Duration | None = None,
+    poll_every: Duration = "100ms",
     storage_options: Mapping[str, str] | None = None,
 ) -> DataSet:
     """Read files that grow, and those that come: every line is a row, as soon as its end is written.
 
     Where there is none yet, a warning says so: the path may be a wrong one.
-    Objects of a store are read, too, each once and as a whole, as they come: a store is listed every five seconds.
+    Objects of a store are read, too, each once and as a whole, as they come.
 
     Parameters
     ----------
@@ -156,18 +188,23 @@ def from_files(
         seconds and a `BadRowsWarning` at the end tell how many were, and so does `skipped_rows`. ``"quarantine"``: the same,
         and it is written into a file in `quarantine`.
     quarantine : str or path-like, optional
-        A local folder of this source alone, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
+        A local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
         what is no UTF-8, ``hex``. A job that goes on after a failure may write one again.
+    discover_every : str, number of seconds or timedelta, optional
+        Between looks for new files; by default a second, and five for the objects of a store.
+    poll_every : str, number of seconds or timedelta, default="100ms"
+        Between looks for what was appended to those that are known.
     storage_options : mapping of str to str, optional
         Of a URL: what the store has to be told, as for `tidemill.read_csv`.
 
     Raises
     ------
     DataSetError
-        If an option makes no sense. What is wrong with a line or a file is an error of the job, and names it.
+        If an option makes no sense, or `quarantine` lies within what is read. What is wrong with a line or a file is an error of the job, and
+        names it.
     """
     csv = {"has_header": header, "delimiter": delimiter} if format == "csv" else {}
-    skipping = bad(on_error, quarantine)
+    skipping = bad(on_error, quarantine, os.fspath(path))
     storage = dict(storage_options) if storage_options else None
     spec = described(
         "files",
@@ -175,6 +212,8 @@ def from_files(
         format=format,
         stop_at_end=stop_at_end,
         on_error=skipping,
+        list_interval_ms=None if discover_every is None else _whole_millis(discover_every, "discover_every"),
+        poll_interval_ms=_whole_millis(poll_every, "poll_every"),
         storage_options=storage,
         **csv,
     )
@@ -182,6 +221,13 @@ def from_files(
     if init().rank == 0 and not _is_there(os.fspath(path)):
         warnings.warn(f"from_files: there is no file {os.fspath(path)} yet, and no row before one comes", stacklevel=2)
     return made
+
+
+def _whole_millis(length: Duration, name: str) -> int:
+    """Milliseconds of a pause, which is one at least."""
+    if micros(length, name) < 1000:
+        raise DataSetError(f"{name}={length!r} is too short a pause: it is a millisecond at least")
+    return micros(length, name) // 1000
 
 
 def _is_there(path: str) -> bool:
@@ -205,7 +251,7 @@ def to_files(
     Parameters
     ----------
     path : str or path-like
-        A folder for this sink alone, that all workers share; or a URL (``s3://``, ``gs://``, ``az://``). In a store rows are uploaded in parts as
+        A folder for this sink alone, that all workers share and the job does not read; or a URL (``s3://``, ``gs://``, ``az://``). In a store rows are uploaded in parts as
         they come, which nobody sees before the upload is completed; what a run that fails has begun stays so, until the store's
         own rules remove uploads that do not end.
     format : {"json", "csv"}, default="json"
@@ -223,7 +269,8 @@ def from_kafka(
     topic: str,
     schema: Schema | None = None,
     *,
-    format: Literal["json", "avro", "raw"] = "json",
+    format: Literal["json", "avro", "text", "raw"] = "json",
+    confluent_header: bool = False,
     avro_schema: str | Mapping[str, Any] | None = None,
     avro_writers: Mapping[int, str | Mapping[str, Any]] | None = None,
     registry: str | None = None,
@@ -235,6 +282,9 @@ def from_kafka(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+    discover_every: Duration = "30s",
+    patience: Duration = "30s",
     tls: Tls | None = None,
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
@@ -249,10 +299,12 @@ def from_kafka(
         ``host:port``, several with commas between.
     topic : str
     schema : mapping of str to str, or Arrow schema
-        Types by column of JSON objects; ``"avro"`` has those of `avro_schema`; ``"raw"`` has ``key``, ``value``, ``partition``,
-        ``offset`` and ``timestamp``.
-    format : {"json", "avro", "raw"}, default="json"
+        Types by column of JSON objects; ``"avro"`` has those of `avro_schema`, ``"text"`` one column ``value``; ``"raw"`` has ``key``,
+        ``value``, ``partition``, ``offset`` and ``timestamp``.
+    format : {"json", "avro", "text", "raw"}, default="json"
         What a record's value is; ``"raw"`` is its bytes as they are.
+    confluent_header : bool, default=False
+        Of JSON without `registry`: values begin with Confluent's header, five bytes that are passed over.
     avro_schema : str or mapping, optional
         Of Avro: the schema that values are read as, in JSON. Without `avro_writers` and `registry` they were written with the same;
         with `registry`, it is by default the newest of the subject ``TOPIC-value`` when the job begins.
@@ -275,7 +327,14 @@ def from_kafka(
     stop_at_end : bool, default=False
         End when every partition has been read as far as there is anything.
     on_error, quarantine
-        As for `from_files`; a bad record is named by topic, partition and offset.
+        As for `from_files`; a bad record is named by topic, partition and offset, and written down with its ``timestamp`` (milliseconds since
+        1970), its ``key`` and ``headers``, if it has them, so that it can be produced again.
+    isolation : {"read_committed", "read_uncommitted"}, default="read_committed"
+        Whether records of transactions are read when these are committed, or at once, also those that are given up later.
+    discover_every : str, number of seconds or timedelta, default="30s"
+        Between looks for new partitions; 0 is never.
+    patience : str, number of seconds or timedelta, default="30s"
+        How long brokers and registry may keep silent when the job begins; brokers that go away later are waited for.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional
@@ -300,7 +359,11 @@ def from_kafka(
         start={"timestamp_ms": _millis(start)} if isinstance(start, datetime) else start,
         metadata=list(metadata.items()) if metadata else None,
         stop_at_end=stop_at_end,
+        confluent_header=confluent_header,
         on_error=bad(on_error, quarantine),
+        isolation=isolation,
+        discover_interval_s=seconds(discover_every, "discover_every"),
+        patience_s=seconds(patience, "patience"),
         tls=files(tls),
         sasl=sasl,
         config=dict(config) if config else None,
@@ -325,14 +388,17 @@ def to_kafka(
     registry: str | None = None,
     avro_schema: str | Mapping[str, Any] | None = None,
     transaction_timeout: Duration = "1m",
+    record_bytes_max: int = 1_000_000,
+    epoch_bytes_max: int = 256 << 20,
+    patience: Duration = "1m",
     tls: Tls | None = None,
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: records of a topic, each once for who reads what is committed.
 
-    Rows are part of the checkpoint; when it is durable, one transaction writes them and notes that it has. At half of 256 MiB of them,
-    of one thread, a checkpoint is made sooner. Brokers keep the note for as long as offsets of groups without members
+    Rows are part of the checkpoint; when it is durable, one transaction writes them and notes that it has. At half of `epoch_bytes_max` of
+    them, of one thread, a checkpoint is made sooner. Brokers keep the note for as long as offsets of groups without members
     (``offsets.retention.minutes``, a week by default): a job that goes on after longer may write its last checkpoint's rows again.
 
     Parameters
@@ -355,6 +421,12 @@ def to_kafka(
     transaction_timeout : str, number of seconds or timedelta, default="1m"
         How long brokers let the transaction of one checkpoint take; no longer than their ``transaction.max.timeout.ms``. It is opened when
         all of its rows are there, so it need not be as long as a checkpoint takes.
+    record_bytes_max : int, default=1000000
+        A row that makes more is an error; brokers take no more than ``max.message.bytes`` of the topic.
+    epoch_bytes_max : int, default=268435456
+        With `id`: what a thread may keep of rows from one checkpoint to the next.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the brokers may keep silent before the job fails.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional
@@ -375,7 +447,10 @@ def to_kafka(
         format=format,
         registry=registry,
         avro_schema=avro_schema,
-        transaction_timeout_s=micros(transaction_timeout, "transaction_timeout") / 1e6,
+        transaction_timeout_s=seconds(transaction_timeout, "transaction_timeout"),
+        record_bytes_max=record_bytes_max,
+        epoch_bytes_max=epoch_bytes_max,
+        patience_s=seconds(patience, "patience"),
         tls=files(tls),
         sasl=sasl,
         config=dict(config) if config else None,

@@ -12,7 +12,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import Connector, bad, described
-from tidemill.stream._time import Duration, Time, micros, times
+from tidemill.stream._time import Duration, Time, micros, seconds, times
 from tidemill.stream._tls import Tls, files
 
 __all__ = ["from_redis", "redis_hashes", "to_redis"]
@@ -35,11 +35,12 @@ def from_redis(
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
+    patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Read streams of Redis: each is a split, and the id of its last entry is part of checkpoints; no consumer group is used.
 
-    A server that is away is waited for, a minute long. Entries that the server drops before they are read are an error (of Redis 7
+    A server that is away is waited for, as long as `patience`. Entries that the server drops before they are read are an error (of Redis 7
     and later, which counts them): let it keep them for longer than a job may be away. Who reads needs ``XREAD`` and ``XINFO``.
 
     Parameters
@@ -63,6 +64,8 @@ def from_redis(
         End when every stream has been read as far as there is anything.
     on_error, quarantine
         As for `from_files`; a bad entry is named by stream and id.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the server may keep silent before the job fails.
     tls : Tls, optional
         Certificates, for ``rediss:``.
 
@@ -80,6 +83,7 @@ def from_redis(
         start=start,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
+        patience_s=seconds(patience, "patience"),
         tls=files(tls),
     )
     return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
@@ -95,13 +99,15 @@ def to_redis(
     increment: str | Iterable[str] = (),
     expire: Duration | None = None,
     entries_max: int | None = None,
+    epoch_bytes_max: int = 64 << 20,
+    patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> Connector:
     r"""A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
 
     With `id`, each row is written once: rows are part of the checkpoint; when it is durable, one transaction of the server
-    writes them and notes that it has, in a key ``tidemill:ID:...``. At half of 64 MiB of them, of one thread, a checkpoint is made
-    sooner. One server, no cluster, that keeps what it has: ``appendonly yes``, and no eviction; where it does not, that is printed.
+    writes them and notes that it has, in a key ``tidemill:ID:...``. At half of `epoch_bytes_max` of them, of one thread, a
+    checkpoint is made sooner. One server, no cluster, that keeps what it has: ``appendonly yes``, and no eviction; where it does not, that is printed.
     Without `id`, rows are written as they come, and again after a failure: a hash that is set again is as it was, entries of a
     stream come again.
 
@@ -125,6 +131,10 @@ def to_redis(
         Of hashes: how long one stays after it was written last; whole seconds.
     entries_max : int, optional
         Of a stream: about so many entries are kept.
+    epoch_bytes_max : int, default=67108864
+        With `id`: what a thread may keep of rows from one checkpoint to the next.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the server may keep silent before the job fails.
     tls : Tls, optional
         Certificates, for ``rediss:``.
     """
@@ -136,6 +146,8 @@ def to_redis(
         "increment": _listed(increment) or None,
         "expire_s": None if expire is None else _whole_seconds(expire, "expire"),
         "entries_max": entries_max,
+        "epoch_bytes_max": epoch_bytes_max,
+        "patience_s": seconds(patience, "patience"),
         "tls": files(tls),
     }
     guarantee = "exactly_once" if id is not None else "at_least_once"
@@ -143,11 +155,11 @@ def to_redis(
 
 
 def redis_hashes(
-    url: str, fields: str | Iterable[str], *, prefix: str = "", tls: Tls | None = None
+    url: str, fields: str | Iterable[str], *, prefix: str = "", patience: Duration = "1m", tls: Tls | None = None
 ) -> Callable[[Any], list[Found]]:
     """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
 
-    A server that is away is waited for, a minute long. The function may also be called by hand, with a list of keys (values, or tuples of
+    A server that is away is waited for, as long as `patience`. The function may also be called by hand, with a list of keys (values, or tuples of
     them), or with an Arrow table whose rows are keys; that one tells of what type a null is.
 
     Parameters
@@ -159,6 +171,8 @@ def redis_hashes(
     prefix : str, default=""
         What the hashes' keys begin with; behind it the values of the row's key, with colons between, as `to_redis` writes columns of
         the same types.
+    patience : str, number of seconds or timedelta, default="1m"
+        How long the server may keep silent before the function fails.
     tls : Tls, optional
         Certificates, for ``rediss:``.
 
@@ -168,7 +182,8 @@ def redis_hashes(
         If an option makes no sense; of the function, if it is called with keys that do not tell their types.
     """
     names = _listed(fields)
-    return RedisHashes(described("redis", url=url, fields=names, prefix=prefix or None, tls=files(tls)), names)
+    more = {"prefix": prefix or None, "patience_s": seconds(patience, "patience"), "tls": files(tls)}
+    return RedisHashes(described("redis", url=url, fields=names, **more), names)
 
 
 class RedisHashes:
@@ -207,7 +222,7 @@ def _listed(names: str | Iterable[str]) -> list[str]:
 
 
 def _whole_seconds(duration: Duration, name: str) -> int:
-    seconds, rest = divmod(micros(duration, name), 1_000_000)
-    if rest or seconds < 1:
+    whole, rest = divmod(micros(duration, name), 1_000_000)
+    if rest or whole < 1:
         raise DataSetError(f"{name}={duration!r} has to be whole seconds, at least one")
-    return seconds
+    return whole

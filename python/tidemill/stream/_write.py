@@ -17,7 +17,7 @@ from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _told
 from tidemill.dataset._table import Table
 from tidemill.stream import _late, _status
-from tidemill.stream._connect import Connector, folder_of
+from tidemill.stream._connect import Connector, check_fed, folder_of
 from tidemill.stream._running import Running
 from tidemill.stream._time import Duration, seconds
 
@@ -125,7 +125,9 @@ def run(
     if watch is not None and checkpoint is None:
         raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
     late_sinks = _late_sinks(late_to)
-    _check_apart([*(sink for _, sink in queries), *(sink for _, sink in late_sinks)])
+    sinks = [*(sink for _, sink in queries), *(sink for _, sink in late_sinks)]
+    _check_apart(sinks)
+    check_fed((spec for data, _ in queries for spec in data._native.stream_specs()), sinks)
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
     if checkpoint is not None:

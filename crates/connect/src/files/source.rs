@@ -107,6 +107,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
     if !options.delimiter.is_ascii() {
         return Err(wrong("`delimiter` has to be one ASCII character".into()));
     }
+    if options.poll_interval_ms == 0 {
+        return Err(wrong("`poll_interval_ms` has to be at least 1".into()));
+    }
     let layout = match options.format {
         Format::Json => Layout::Json,
         Format::Csv => Layout::Csv { delimiter: options.delimiter as u8 },

@@ -45,6 +45,7 @@ pub fn table_stream(
         times,
         copies_max: SPLITS as u32,
         guarantee: Guarantee::ExactlyOnce,
+        spec: None,
         make: Arc::new(make),
     }
 }

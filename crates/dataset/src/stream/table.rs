@@ -46,6 +46,8 @@ pub struct StreamSource {
     pub copies_max: u32,
     /// What becomes of its rows when a job with checkpoints fails and goes on.
     pub guarantee: Guarantee,
+    /// What describes it, for who made it of that; it may have a password.
+    pub spec: Option<Arc<str>>,
     /// Makes one.
     pub make: MakeSource,
 }
@@ -97,6 +99,13 @@ impl DataSet {
     pub fn is_stream(&self) -> bool {
         of_stream(self.frame().logical_plan())
     }
+
+    /// What describes the streams that its rows come of, of those that are made of a description.
+    pub fn stream_specs(&self) -> Vec<Arc<str>> {
+        let mut specs = Vec::new();
+        each_source(self.frame().logical_plan(), &mut |source| specs.extend(source.spec.clone()));
+        specs
+    }
 }
 
 /// The plan that a table of a query hides: a function of the program is one over it.
@@ -108,16 +117,26 @@ pub(crate) fn hidden_in<'a>(table: &'a (dyn TableProvider + 'static)) -> Option<
 
 pub(crate) fn of_stream(plan: &LogicalPlan) -> bool {
     let mut found = false;
+    each_source(plan, &mut |_| found = true);
+    found
+}
+
+/// Calls `see` with each stream that a plan reads, also below what its tables hide.
+fn each_source(plan: &LogicalPlan, see: &mut dyn FnMut(&StreamSource)) {
     let seen = plan.apply_with_subqueries(|node| {
         if let LogicalPlan::TableScan(scan) = node
             && let Ok(table) = source_as_provider(&scan.source)
         {
             let any: &dyn Any = table.as_ref();
-            found |= any.is::<StreamTable>() || hidden_in(table.as_ref()).is_some_and(of_stream);
+            if let Some(stream) = any.downcast_ref::<StreamTable>() {
+                see(&stream.source);
+            } else if let Some(hidden) = hidden_in(table.as_ref()) {
+                each_source(hidden, see);
+            }
         }
-        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+        Ok(TreeNodeRecursion::Continue)
     });
-    seen.is_ok() && found
+    seen.expect("what is called for a node does not fail");
 }
 
 /// See the module.

@@ -209,6 +209,11 @@ impl NativeDataSet {
         self.0.is_stream()
     }
 
+    /// What describes the connectors that its rows come of.
+    fn stream_specs(&self) -> Vec<String> {
+        self.0.stream_specs().iter().map(|spec| spec.to_string()).collect()
+    }
+
     /// The query by this worker alone. `watch` is called every so often, with the rows that have been read and how many there
     /// are, if that is known.
     #[pyo3(signature = (engine, watch = None))]

@@ -78,7 +78,7 @@ pub fn stream_of(
     time: Option<Times>,
 ) -> PyResult<NativeDataSet> {
     let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
-    let spec = described_by(spec)?;
+    let (described, spec) = (Arc::from(spec), described_by(spec)?);
     // Without the interpreter's lock: it may ask a registry for its schema.
     let found =
         py.detach(|| tidemill_connect::source(&spec, schema, &*opens(engine))).map_err(|error| refused(py, &error))?;
@@ -89,6 +89,7 @@ pub fn stream_of(
         times: times(time)?,
         copies_max: found.copies_max,
         guarantee: found.guarantee,
+        spec: Some(described),
         make: found.make,
     };
     let made = DataSet::from_stream(&engine.engine, source);
@@ -590,16 +591,18 @@ pub fn list_checkpoints(
     finish(py, engine.engine.start(work))
 }
 
-/// Copies the checkpoint of an epoch, or the newest, to another folder or URL. Returns its epoch and bytes.
+/// Copies the checkpoint of an epoch, or the newest, to another folder or URL, of stores that are told the same. Returns its epoch and
+/// bytes.
 #[pyfunction]
 pub fn copy_checkpoint(
     py: Python<'_>,
     engine: &QueryEngine,
     place: &str,
     to: &str,
+    storage_options: StorageOptions,
     epoch: Option<u64>,
 ) -> PyResult<(u64, u64)> {
-    let store = |place, writes| engine.engine.checkpoint_store(place, &StorageOptions::default(), writes);
+    let store = |place, writes| engine.engine.checkpoint_store(place, &storage_options, writes);
     let opened = store(place, false).and_then(|from| Ok((from, store(to, true)?)));
     let (from, to) = opened.map_err(|error| raised(py, &error))?;
     let work = async move {
