@@ -541,7 +541,11 @@ def npz(array: Any) -> bytes:
         ),
         ({"a.npy": npy(np.zeros(2))[:90]}, lambda p: tm.read_npy(p), r"a\.npy .*: it ends within its header"),
         ({"a.npy": b""}, lambda p: tm.read_npy(p), r"a\.npy cannot be read as \.npy: it is no array"),
-        ({"a.npy.gz": gzip.compress(npy(np.zeros(2)))}, lambda p: tm.read_npy(p), r"a\.npy\.gz: by its name it is compressed"),
+        (
+            {"a.npy.gz": gzip.compress(npy(np.zeros(2)))},
+            lambda p: tm.read_npy(p),
+            r"a\.npy\.gz: by its name it is compressed",
+        ),
         ({"a.npz": npz(np.zeros(2))}, lambda p: tm.read_npy(p), r"a\.npz cannot be read as \.npy: .*archive.*np\.save"),
         ({"a.npy": npy(np.zeros((2, 0)))}, lambda p: tm.read_npy(p), r"a\.npy has no columns"),
         (
