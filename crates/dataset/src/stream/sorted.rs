@@ -76,11 +76,6 @@ impl Sorted {
         self.on_disk
     }
 
-    /// All of them.
-    pub(crate) fn states(&self) -> &RecordBatch {
-        &self.states
-    }
-
     fn places(&self, buckets: &Range<u32>) -> Range<usize> {
         let place = |bucket| self.of.partition_point(|&of| u32::from(of) < bucket);
         place(buckets.start)..place(buckets.end)
@@ -351,7 +346,7 @@ impl Levels {
         let runtime = tokio::runtime::Handle::try_current().ok();
         let (Some(runtime), Some(from)) = (runtime, self.alike(disk)) else { return self.compact(of, disk) };
         let last = self.levels[from..].iter().flatten();
-        if last.clone().any(Sorted::is_on_disk) || last.map(Sorted::bytes).sum::<usize>() < LATER_BYTES {
+        if last.clone().any(Sorted::is_on_disk) || last.clone().map(Sorted::bytes).sum::<usize>() < LATER_BYTES {
             return self.compact(of, disk);
         }
         let pieces: Vec<Sorted> = last.cloned().collect();
