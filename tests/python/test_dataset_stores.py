@@ -296,6 +296,9 @@ def killed_while_it_appears(bucket: Path, server: object_server.Server, point: P
         job.communicate()
     names = objects(bucket)
     assert len(names) == 2 and "point/_unfinished" in names, names
+    # A store's own rules remove these some day.
+    for left in server.root.glob(".upload*"):
+        left.unlink()
     for file in point.glob("called.*"):
         file.unlink()
 
@@ -310,14 +313,13 @@ def test_a_checkpoint_whose_writer_was_killed_is_made_anew(
     """It failed at every start from then on; and half of it must never be taken for the whole."""
     killed_while_it_appears(bucket, server, point)
     for again in (False, True):
-        began = time.monotonic()
         result = launched.run(
             "run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point, env=server.env
         )
         assert result.stdout == b"done\n" * 2, result.stderr.decode()
         assert "point/_SUCCESS" in objects(bucket) and "point/_unfinished" not in objects(bucket)
         if not again:
-            assert time.monotonic() - began < 14, "of a process of this machine it is known that it is gone"
+            assert b"output is appearing" not in result.stderr, "of a process of this machine it is known that it is gone"
             made = calls(point)
             assert made > 0
     assert calls(point) == made

@@ -74,41 +74,12 @@ impl DataSet {
     /// The result has the left's columns, then the right's without its keys; a right column whose name the left has too gets
     /// `suffix`. Where a row has no left partner its keys are the right's. `Semi` and `Anti` have the left's columns only.
     /// Rows are partners only where `condition` holds too, in which columns have the names that they have in the result.
+    /// Rows of two streams are remembered for `ttl` microseconds of their time, so partners are less than that apart; without, for ever.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` for keys of different kinds, or a name that is there twice even with `suffix`.
+    /// `UnknownColumn`; `Query` for keys of different kinds, a name that is there twice even with `suffix`, or a `ttl` that is not more than
+    /// zero, or of what are no streams.
     pub fn join(
-        &self,
-        right: &DataSet,
-        on: &[(String, String)],
-        how: How,
-        suffix: &str,
-        condition: Option<Expr>,
-    ) -> Result<DataSet> {
-        self.joined(right, on, how, suffix, condition, None)
-    }
-
-    /// Of two streams: as [`DataSet::join`], but rows are remembered for `ttl` microseconds of their time, so partners are less than that
-    /// apart.
-    ///
-    /// # Errors
-    /// As of [`DataSet::join`]; `Query` if these are no streams, or it is not more than zero.
-    pub fn join_for(
-        &self,
-        right: &DataSet,
-        on: &[(String, String)],
-        how: How,
-        suffix: &str,
-        condition: Option<Expr>,
-        ttl: i64,
-    ) -> Result<DataSet> {
-        if !self.is_stream() || !right.is_stream() || ttl <= 0 {
-            return Err(DataSetError::Query("join takes a ttl of more than zero for rows of two streams".into()));
-        }
-        self.joined(right, on, how, suffix, condition, Some(ttl))
-    }
-
-    fn joined(
         &self,
         right: &DataSet,
         on: &[(String, String)],
@@ -117,6 +88,9 @@ impl DataSet {
         condition: Option<Expr>,
         ttl: Option<i64>,
     ) -> Result<DataSet> {
+        if ttl.is_some_and(|ttl| ttl <= 0 || !self.is_stream() || !right.is_stream()) {
+            return Err(DataSetError::Query("join takes a ttl of more than zero for rows of two streams".into()));
+        }
         if on.is_empty() != (how == How::Cross) {
             return Err(DataSetError::Query("every join but a cross join needs columns to join on".into()));
         }

@@ -79,7 +79,7 @@ fn sides(engine: &Engine, heavy: i64) -> [DataSet; 2] {
 fn joined(sides: &[DataSet; 2], swapped: bool, how: How, condition: Option<Expr>) -> DataSet {
     let on = [("k".to_owned(), "k".to_owned())];
     let (left, right) = if swapped { (&sides[1], &sides[0]) } else { (&sides[0], &sides[1]) };
-    left.join(right, &on, how, "_right", condition).unwrap()
+    left.join(right, &on, how, "_right", condition, None).unwrap()
 }
 
 /// Whatever the kind of the join, whichever side is built, with keys that are null or far too many to be parted: rows are those of

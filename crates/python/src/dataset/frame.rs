@@ -129,10 +129,7 @@ impl NativeDataSet {
         let how = How::parse(how).map_err(|error| raised(py, &error))?;
         let right = &right.get().0;
         let condition = condition.map(|condition| condition.get().0.clone());
-        Self::step(py, || match ttl {
-            None => self.0.join(right, &on, how, suffix, condition),
-            Some(ttl) => self.0.join_for(right, &on, how, suffix, condition, ttl),
-        })
+        Self::step(py, || self.0.join(right, &on, how, suffix, condition, ttl))
     }
 
     fn sort(&self, py: Python<'_>, by: Vec<SortKey<'_>>) -> PyResult<Self> {
