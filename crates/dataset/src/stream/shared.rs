@@ -264,7 +264,7 @@ mod tests {
 
     fn joined_with_itself(rows: &DataSet) -> DataSet {
         let on = ["n", "at"].map(|name| (name.to_owned(), name.to_owned()));
-        rows.join(rows, &on, How::Inner, "_right", None).unwrap()
+        rows.join(rows, &on, How::Inner, "_right", None, None).unwrap()
     }
 
     fn lowered(engine: &Engine, queries: &[&DataSet]) -> Lowered {
