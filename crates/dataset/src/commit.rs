@@ -27,10 +27,10 @@ use url::Url;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::{UNFINISHED, is_there, resolved};
+use crate::files::{is_there, resolved};
 use crate::held::{HeldStore, Upload, abort, complete};
 use crate::local_files::LocalFolder;
-use crate::mark::Mark;
+use crate::mark::{Mark, key_at};
 use crate::stores::{Location, StorageOptions, is_bucket, local_path, within};
 use crate::write::Output;
 
@@ -423,7 +423,7 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
 async fn existing(at: &Location, count_max: usize) -> Result<Vec<Key>> {
     let Location { store, path, .. } = at;
     let mut found = Vec::new();
-    let mark = path.clone().join(UNFINISHED);
+    let mark = key_at(at);
     let mut listed = store.objects.list(Some(path));
     while found.len() < count_max {
         match listed.try_next().await {
@@ -458,6 +458,7 @@ async fn remove(at: &Location, keys: Vec<Key>) -> Result<()> {
 mod tests {
     use super::*;
     use crate::engine::EngineConfig;
+    use crate::files::UNFINISHED;
     use tidemill_dataflow::checkpoint::Process;
 
     fn engine() -> Arc<Engine> {

@@ -34,6 +34,7 @@ pub(crate) struct Mark {
     /// Whether there was one when it was put: what it stands beside was not whole.
     pub(crate) was_there: bool,
     id: String,
+    process: Process,
     lies: Mutex<Lies>,
 }
 
@@ -75,7 +76,8 @@ impl Found {
     }
 }
 
-fn key_at(at: &Location) -> Key {
+/// Where the mark of output lies.
+pub(crate) fn key_at(at: &Location) -> Key {
     at.path.clone().join(UNFINISHED)
 }
 
@@ -103,7 +105,14 @@ impl Mark {
 
     fn new(at: &Location, id: &str, version: UpdateVersion) -> Self {
         let lies = Lies { version, renewal: 0, since: Instant::now(), is_last: false };
-        Mark { at: at.clone(), key: key_at(at), was_there: false, id: id.to_owned(), lies: Mutex::new(lies) }
+        Mark {
+            at: at.clone(),
+            key: key_at(at),
+            was_there: false,
+            id: id.to_owned(),
+            process: Process::this(),
+            lies: Mutex::new(lies),
+        }
     }
 
     /// Takes the mark of a dead writer for write `id`; `None` if there is none. Waits while its writer may be alive.
@@ -208,7 +217,7 @@ impl Mark {
     }
 
     fn text(&self, renewal: u64) -> String {
-        format!("{} {renewal}\n{}\n", self.id, Process::this())
+        format!("{} {renewal}\n{}\n", self.id, self.process)
     }
 
     async fn write(&self, renewal: u64, mode: PutMode) -> Result<PutResult, Error> {

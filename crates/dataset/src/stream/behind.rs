@@ -1,15 +1,14 @@
 //! `behind(time, length)`: the time as it is, of which the program says that it is never further behind the stream's time than that. For
 //! columns of which nothing else tells.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use arrow::datatypes::DataType;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility};
-use datafusion::physical_expr::expressions::Literal;
-use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+use datafusion::physical_expr::PhysicalExpr;
 
+use super::calls::{call_of, said_by};
 use super::window::{Micros, interval};
 
 const BEHIND: &str = "behind";
@@ -21,10 +20,7 @@ pub(crate) fn function() -> ScalarUDF {
 
 /// How far the program says that an expression is behind, if it does.
 pub(crate) fn said(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
-    let any: &dyn Any = expr.as_ref();
-    let call = any.downcast_ref::<ScalarFunctionExpr>().filter(|call| call.fun().name() == BEHIND)?;
-    let any: &dyn Any = call.args().get(1)?.as_ref();
-    interval(any.downcast_ref::<Literal>()?.value()).ok()
+    interval(said_by(call_of(expr, BEHIND)?, 1)?).ok()
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]

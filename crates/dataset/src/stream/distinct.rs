@@ -9,19 +9,18 @@ use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Arra
 use arrow::compute::{filter_record_batch, is_not_null, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use bytes::Bytes;
-use datafusion::common::ScalarValue;
 use datafusion::error::Result;
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
 };
-use datafusion::physical_expr::expressions::Literal;
-use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::memory::Cells;
 use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
+use super::calls::number_of;
 use super::groups::batch;
 use super::held::{Held, Holds};
 use super::kept::{Kept, KeptState};
@@ -90,13 +89,7 @@ impl Remembered {
 
     /// How long, if a key says so.
     pub(crate) fn of(key: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
-        let any: &dyn std::any::Any = key.as_ref();
-        let call = any.downcast_ref::<ScalarFunctionExpr>().filter(|call| call.fun().name() == REMEMBERED)?;
-        let any: &dyn std::any::Any = call.args().first()?.as_ref();
-        match any.downcast_ref::<Literal>()?.value() {
-            ScalarValue::Int64(ttl) => *ttl,
-            _ => None,
-        }
+        number_of(key, REMEMBERED)
     }
 }
 

@@ -19,8 +19,9 @@ use datafusion::logical_expr::{
     Volatility,
 };
 use datafusion::optimizer::AnalyzerRule;
-use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+use datafusion::physical_expr::PhysicalExpr;
 
+use super::calls::call_of;
 use super::groups::batch;
 use super::keyed::Keyed;
 use super::shared::PartTable;
@@ -212,8 +213,7 @@ impl LateColumns {
 
     /// Whether a part of a condition is one.
     pub(crate) fn is(expr: &Arc<dyn PhysicalExpr>) -> bool {
-        let any: &dyn Any = expr.as_ref();
-        any.downcast_ref::<ScalarFunctionExpr>().is_some_and(|call| call.fun().name() == LATE_COLUMNS)
+        call_of(expr, LATE_COLUMNS).is_some()
     }
 }
 

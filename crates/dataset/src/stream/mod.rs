@@ -28,12 +28,14 @@
 //! | `chained`   | the same, those of each key in a chain                                 |
 //! | `times`     | which columns tell time                                                |
 //! | `behind`    | what a program says of columns of time                                 |
+//! | `calls`     | functions of ours that say something in a plan                         |
 //! | `now`       | the time of day                                                        |
 //! | `steps`     | what is done with one batch at a time                                  |
 //! | `lower`     | a query's plan becomes a graph of tasks                                |
 
 mod aggregate;
 mod behind;
+mod calls;
 mod chained;
 mod complete;
 mod counts;

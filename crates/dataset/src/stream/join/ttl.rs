@@ -3,7 +3,6 @@
 //! A query does not know which columns that are. So in a plan it is a part of the join's condition, a call with all columns of either side
 //! that may be, which are there then also if nothing else wants them; the two that are it take their place when the query becomes tasks.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, TimestampMicrosecondArray};
@@ -14,13 +13,14 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
 };
-use datafusion::physical_expr::expressions::{Column, Literal, lit as literal};
+use datafusion::physical_expr::expressions::{Column, lit as literal};
 use datafusion::physical_expr::utils::split_conjunction;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr, conjunction};
 
 use super::bounds::{Bound, field_of};
 use super::{Condition, Side};
 use crate::error::DataSetError;
+use crate::stream::calls::number_of;
 use crate::stream::times::{Place, Times};
 use crate::stream::window::{Micros, micros};
 
@@ -45,13 +45,7 @@ impl Within {
 
     /// The length of a call.
     fn length(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
-        let any: &dyn Any = expr.as_ref();
-        let call = any.downcast_ref::<ScalarFunctionExpr>().filter(|call| call.fun().name() == WITHIN)?;
-        let any: &dyn Any = call.args().first()?.as_ref();
-        match any.downcast_ref::<Literal>()?.value() {
-            ScalarValue::Int64(ttl) => *ttl,
-            _ => None,
-        }
+        number_of(expr, WITHIN)
     }
 }
 
