@@ -319,7 +319,9 @@ def test_a_checkpoint_whose_writer_was_killed_is_made_anew(
         assert result.stdout == b"done\n" * 2, result.stderr.decode()
         assert "point/_SUCCESS" in objects(bucket) and "point/_unfinished" not in objects(bucket)
         if not again:
-            assert b"output is appearing" not in result.stderr, "of a process of this machine it is known that it is gone"
+            assert b"output is appearing" not in result.stderr, (
+                "of a process of this machine it is known that it is gone"
+            )
             made = calls(point)
             assert made > 0
     assert calls(point) == made
