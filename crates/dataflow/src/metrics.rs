@@ -39,7 +39,7 @@ impl BucketCounts {
         loaded(&self.rows)
     }
 
-    /// Bytes by bucket, a batch's bytes shared out by rows.
+    /// Bytes by bucket, those of some batches shared out by rows.
     pub fn bytes(&self) -> Vec<u64> {
         loaded(&self.bytes)
     }

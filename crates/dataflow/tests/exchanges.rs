@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::array::*;
-use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
+use arrow::datatypes::{ArrowPrimitiveType, DataType, Float64Type, Int64Type, SchemaRef};
 use common::{Data, run_graph, schema, sink, source, tight};
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::*;
@@ -454,4 +454,41 @@ fn a_key_leaves_a_worker_once() {
         let sent: u64 = edges().filter(|edge| edge.edge.contains("-> reduce after")).map(|edge| edge.rows_sent).sum();
         assert_eq!(sent, leaving, "{:?}", edges().map(|edge| (&edge.edge, edge.rows_sent)).collect::<Vec<_>>());
     }
+}
+
+/// Numbers that are sent without a batch are reduced as if they were in one, whatever their type, and batches between them are not forgotten.
+#[test]
+fn numbers_without_a_batch_are_reduced() {
+    fn reduced<T: ArrowPrimitiveType>(of: fn(i64) -> T::Native) -> (T::Native, u64) {
+        let numbers = schema(&[("n", T::DATA_TYPE)]);
+        let from = numbers.clone();
+        let source = TaskSpec::new("source", move |_, outputs, _| {
+            let (from, mut output) = (from.clone(), outputs.into_only());
+            async move {
+                for n in 0..20_000 {
+                    output.send_values::<T>(&[of(n), of(1)]).await?;
+                    if n % 1000 == 0 {
+                        let column = PrimitiveArray::<T>::from_iter([Some(of(3)), None]);
+                        output.send(RecordBatch::try_new(from.clone(), vec![Arc::new(column)])?).await?;
+                    }
+                }
+                Ok(())
+            }
+        });
+        let source = source.output("out", numbers).copies(3);
+        let (kept, reports) = run_graph(2, &Settings::default(), |graph, kept| {
+            let (from, to) = (graph.add(source.clone()), graph.add(sink("sink", 1, kept)));
+            graph.connect(from, to, Reduce::new(Reduction::new().sum("n")));
+        })
+        .unwrap();
+        let found: Vec<_> = kept.values().flatten().collect();
+        assert_eq!(found.iter().map(|batch| batch.num_rows()).sum::<usize>(), 1);
+        let edges = reports.iter().flat_map(|report| &report.edges);
+        let sent = edges.filter(|edge| edge.edge.starts_with("source")).map(|edge| edge.rows_sent).sum();
+        (found[0].column(0).as_primitive::<T>().value(0), sent)
+    }
+    // What leaves a copy is one row.
+    let sum = 3 * (199_990_000 + 20_000 + 60);
+    assert_eq!(reduced::<Int64Type>(|n| n), (sum, 3));
+    assert_eq!(reduced::<Float64Type>(|n| n as f64), (sum as f64, 3));
 }

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arrow::array::{Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef};
 use common::{Data, Kept, run_graph, schema, sink, source, tight};
 use futures_core::Stream;
 use tidemill_collective::run_ranks;
-use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Union};
+use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Reduce, Reduction, Union};
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{DataflowError, Graph, Item, Overlay, Progress, Runner, Settings, TaskError, TaskSpec};
 
@@ -407,4 +407,34 @@ fn copies_have_a_communicator() {
     })
     .unwrap();
     assert_eq!(sums.concat(), [100_000, 100_000]);
+}
+
+/// What a copy sends to a reduction is reduced where it is, and never waits. A copy that went on for ever would keep its thread from all others, and
+/// nothing could end it.
+#[test]
+fn a_reduction_does_not_keep_the_thread() {
+    for as_values in [true, false] {
+        let numbers = numbers();
+        let from = numbers.clone();
+        let source = TaskSpec::new("source", move |_, outputs, context| {
+            let (from, mut output) = (from.clone(), outputs.into_only());
+            async move {
+                while context.copy() > 0 {
+                    match as_values {
+                        true => output.send_values::<Int64Type>(&[1; 16]).await?,
+                        false => output.send(batch(&from, 0, 16)).await?,
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                Err("it was enough".into())
+            }
+        });
+        let source = source.output("out", numbers);
+        let error = run_graph(2, &Settings { threads: 1, ..Settings::default() }, |graph, kept| {
+            let from = graph.add(source.clone().copies(4));
+            let to = graph.add(sink("sink", 1, kept));
+            graph.connect(from, to, Reduce::new(Reduction::new().sum("n")));
+        });
+        assert!(error.unwrap_err().to_string().contains("it was enough"));
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 
-use super::tree::{OUT, UP, connect_root, up_a_tree};
+use super::tree::{Leaves, OUT, UP, connect_root, up_a_tree};
 use super::{Ends, Exchange};
 use crate::flow::{Item, Lowering, Mover};
 use crate::graph::{Executor, TaskFactory};
@@ -55,7 +55,14 @@ impl Exchange for Gather {
         };
         let root = lowering.workers_of(target)[self.root as usize];
         let schema = SchemaRef::clone(&lowering.source_schemas()[0]);
-        let out = up_a_tree(lowering, "gather", (source, &schema), (overlay, root), Executor::Pool, hand_on(root));
+        let out = up_a_tree(
+            lowering,
+            "gather",
+            (Leaves::AsItIs(source), &schema),
+            (overlay, root),
+            Executor::Pool,
+            hand_on(root),
+        );
         connect_root(lowering, out, root, self.root);
     }
 }

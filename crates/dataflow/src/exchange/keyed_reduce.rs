@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 
 use super::partition::describe_buckets;
-use super::{Ends, Exchange, Partition, columns};
+use super::{Ends, Exchange, Partition};
 use crate::error::TaskError;
 use crate::flow::{Input, Item, Lowering, Mover, Port, Stage};
 use crate::graph::{Executor, TaskFactory};
@@ -105,7 +105,7 @@ pub(super) fn stage_on(
         Box::pin(async move {
             let mut reducer = new_reducer(&schema, keys, &reduce, &context)?;
             for mut input in inputs.into_ports() {
-                drain(&mut input, &schema, &mut reducer).await?;
+                drain(&mut input, &mut reducer).await?;
             }
             let mut reduced = reducer.finish()?;
             let mut output = outputs.into_only();
@@ -131,19 +131,9 @@ pub(super) fn new_reducer(
 }
 
 /// Reduces all of an input.
-pub(super) async fn drain(input: &mut Input, schema: &SchemaRef, reducer: &mut Reducer) -> Result<(), TaskError> {
-    // The columns of `schema`, in its order; all batches have the same, as a rule.
-    let mut last: Option<(SchemaRef, Vec<usize>)> = None;
+pub(super) async fn drain(input: &mut Input, reducer: &mut Reducer) -> Result<(), TaskError> {
     while let Some(Item::Batch(batch)) = input.recv().await? {
-        let (_, at) = match &mut last {
-            Some(last) if Arc::ptr_eq(&last.0, batch.schema_ref()) => last,
-            last => {
-                let names: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
-                last.insert((batch.schema(), columns(&batch.schema(), &names)?))
-            }
-        };
-        let all = at.iter().copied().eq(0..batch.num_columns());
-        reducer.push(if all { batch } else { batch.project(at)? })?;
+        reducer.push(batch)?;
     }
     Ok(())
 }

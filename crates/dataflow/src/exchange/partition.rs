@@ -133,10 +133,16 @@ struct AssignByKey {
     hasher: KeyHasher,
     route: Arc<RouteMap>,
     hashes: Vec<u64>,
-    /// Rows of the batch by bucket.
+    /// Rows by bucket that others are not told of yet, and how many these are, of so many bytes.
     counts: Vec<u32>,
+    rows: usize,
+    bytes: u64,
     metrics: Arc<BucketCounts>,
 }
+
+/// Others are told of counts when there have been so many rows of each bucket, on average: to tell of a bucket takes longer than to deal
+/// some rows.
+const COUNTED_ROWS: usize = 16;
 
 impl Partitioner for ByKey {
     fn start(&self, seat: &Seat) -> Box<dyn Assign> {
@@ -147,6 +153,8 @@ impl Partitioner for ByKey {
             route: Arc::clone(seat.route.as_ref().unwrap_or(&self.route)),
             hashes: Vec::new(),
             counts: vec![0; buckets as usize],
+            rows: 0,
+            bytes: 0,
             metrics: Arc::clone(metrics),
         })
     }
@@ -171,12 +179,20 @@ impl Assign for AssignByKey {
             counts[bucket as usize] += 1;
             self.route.copy(bucket)
         }));
-        let bytes_per_row = batch_bytes(batch) / batch.num_rows().max(1) as u64;
-        for (bucket, count) in counts.iter_mut().enumerate().filter(|(_, count)| **count > 0) {
+        self.rows += batch.num_rows();
+        self.bytes += batch_bytes(batch);
+        if self.rows >= COUNTED_ROWS * counts.len() {
+            self.tell();
+        }
+        Ok(Assignment::ByRow)
+    }
+
+    fn tell(&mut self) {
+        let bytes_per_row = std::mem::take(&mut self.bytes) / std::mem::take(&mut self.rows).max(1) as u64;
+        for (bucket, count) in self.counts.iter_mut().enumerate().filter(|(_, count)| **count > 0) {
             let rows = u64::from(std::mem::take(count));
             self.metrics.add(bucket, rows, rows * bytes_per_row);
         }
-        Ok(Assignment::ByRow)
     }
 
     fn reroute(&mut self, route: &Arc<RouteMap>) {

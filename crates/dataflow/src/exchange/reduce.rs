@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::datatypes::SchemaRef;
 
 use super::keyed_reduce::{drain, new_reducer, stage};
-use super::tree::{OUT, UP, connect_root, up_a_tree};
+use super::tree::{Leaves, OUT, UP, connect_root, up_a_tree};
 use super::{Ends, Exchange};
 use crate::flow::{Lowering, Mover, Port};
 use crate::graph::{Executor, TaskFactory};
@@ -100,21 +100,26 @@ impl Exchange for AllReduce {
     }
 }
 
-/// Adds the tree: a stage beside each source copy, and one on every worker that combines its own copies' part with those of
-/// the workers below. Returns the output that has the result, at the copy on `root`, and nothing at the others.
+/// Adds the tree: a stage on every worker that combines its own copies' part, which these have reduced, with those of the workers
+/// below. Returns the output that has the result, at the copy on `root`, and nothing at the others.
 fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overlay, root: u32) -> Port {
     let source = lowering.sources()[0];
-    let before = stage(lowering, "reduce before", source, &[], reduction);
-    lowering.connect_direct(source, before.input(0));
-
     let schema = SchemaRef::clone(lowering.target_schema());
+    // A person's function may block, or wait for who calls it: it has a stage of its own beside each copy.
+    let from = if reduction.is_function() {
+        let before = stage(lowering, "reduce before", source, &[], reduction);
+        lowering.connect_direct(source, before.input(0));
+        Leaves::AsItIs(before.output(0))
+    } else {
+        Leaves::Reduced(source, reduction)
+    };
     let (reduce, of_stage) = (reduction.clone(), SchemaRef::clone(&schema));
     let factory: TaskFactory = Arc::new(move |inputs, outputs, context| {
         let (schema, reduce) = (SchemaRef::clone(&of_stage), reduce.clone());
         Box::pin(async move {
             let mut reducer = new_reducer(&schema, 0, &reduce, &context)?;
             for mut input in inputs.into_ports() {
-                drain(&mut input, &schema, &mut reducer).await?;
+                drain(&mut input, &mut reducer).await?;
             }
             let mut reduced = reducer.finish()?;
             let mut outputs = outputs.into_ports();
@@ -126,5 +131,5 @@ fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overl
         })
     });
     let executor = if reduction.is_function() { Executor::Thread } else { Executor::Pool };
-    up_a_tree(lowering, "combine", (before.output(0), &schema), (overlay, root), executor, factory)
+    up_a_tree(lowering, "combine", (from, &schema), (overlay, root), executor, factory)
 }

@@ -5,30 +5,43 @@ use arrow::datatypes::SchemaRef;
 
 use crate::flow::{Lowering, Mover, Port};
 use crate::graph::{Executor, TaskFactory};
+use crate::local::reduce::Reduce as Reduction;
 use crate::overlay::Overlay;
 
 /// The outputs of a stage of the tree.
 pub(super) const UP: usize = 0;
 pub(super) const OUT: usize = 1;
 
-/// Adds a stage `label` on every worker that gets what the copies of `source` on its worker send, on its first input, and what the
+/// What goes into a tree.
+pub(super) enum Leaves<'a> {
+    /// All that leaves a port.
+    AsItIs(Port),
+    /// What each of its copies makes of that.
+    Reduced(Port, &'a Reduction),
+}
+
+/// Adds a stage `label` on every worker that gets what copies on its worker send, on its first input, and what the
 /// workers below it send, on its second. It is to send [`UP`], or, on worker `root`, [`OUT`], which is returned: the other copies have
 /// nothing for it.
 pub(super) fn up_a_tree(
     lowering: &mut Lowering<'_>,
     label: &str,
-    (source, schema): (Port, &SchemaRef),
+    (leaves, schema): (Leaves<'_>, &SchemaRef),
     (overlay, root): (Overlay, u32),
     executor: Executor,
     factory: TaskFactory,
 ) -> Port {
+    let (Leaves::AsItIs(source) | Leaves::Reduced(source, _)) = leaves;
     let members = lowering.workers_of(source).to_vec();
     let tree = lowering.tree(overlay, root, &members);
     let everywhere: Vec<u32> = (0..lowering.workers()).collect();
     let schemas = vec![SchemaRef::clone(schema), SchemaRef::clone(schema)];
     let stage = lowering.stage(label, everywhere, 2, schemas, executor, factory);
     let own = members.iter().map(|&worker| Some(worker)).collect();
-    lowering.connect(source, stage.input(0), Mover::Map(own));
+    match leaves {
+        Leaves::AsItIs(_) => lowering.connect(source, stage.input(0), Mover::Map(own)),
+        Leaves::Reduced(_, reduction) => lowering.connect_reduced(source, stage.input(0), own, reduction),
+    }
     // An edge from the stage to itself, but never from a copy to itself or back: a tree.
     lowering.connect(stage.output(UP), stage.input(1), Mover::Map(tree.parent));
     stage.output(OUT)

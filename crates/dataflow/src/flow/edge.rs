@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::inlet::{Inlet, Packet};
 use super::{FlowEdge, Mover};
 use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
+use crate::local::reduce::Reduce as Reduction;
 use crate::memory::Governor;
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::Tree;
@@ -36,6 +37,7 @@ pub(crate) struct Edge {
     pub batch_bytes: u64,
     pub governor: Governor,
     pub mover: Mover,
+    pub reduction: Option<Reduction>,
     /// The map that a partition by key begins with, if not with its own.
     pub route: Option<Arc<RouteMap>>,
     /// The names of the tasks that it comes from and leads to.
@@ -98,6 +100,7 @@ impl Edge {
             batch_bytes: limits.batch_bytes,
             governor: limits.governor,
             mover: edge.mover.clone(),
+            reduction: edge.reduction.clone(),
             route: edge.route.clone(),
             source_task: source_task.to_owned(),
             target_task: target_task.to_owned(),
@@ -417,6 +420,7 @@ mod tests {
             target: port(1),
             schema,
             mover,
+            reduction: None,
             route: None,
             handover: false,
         };

@@ -30,7 +30,7 @@ const BLOCK_BYTES_MAX: u64 = 4 << 20;
 const BATCH_COST_BYTES: u64 = 64;
 /// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read leaves the
 /// processor's cache.
-const CACHED_BYTES: u64 = 512 << 10;
+pub(super) const CACHED_BYTES: u64 = 512 << 10;
 /// What is taken for a pack before it is known what it costs. It goes when it is full, so nothing in it is more.
 const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
@@ -354,6 +354,7 @@ impl Lane {
         let taken = std::mem::take(&mut state.taken);
         let Some(pack) = state.pack.as_mut().filter(|pack| !pack.is_empty()) else { return Ok(()) };
         let batch = pack.take()?;
+        metrics::add(&self.way.edge.metrics.rows_sent, batch.num_rows() as u64);
         state.ends.iter_mut().try_for_each(|end| end.send_packed(&self.way, &batch, taken))
     }
 
@@ -363,6 +364,7 @@ impl Lane {
         if self.is_stopped() {
             return Ok(());
         }
+        metrics::add(&way.edge.metrics.rows_sent, batch.num_rows() as u64);
         let mut waited = 0;
         // By number: nothing is locked while it waits for credit. Nobody else sends meanwhile, and the pack is empty.
         let mut accounts = &self.accounts[..];
@@ -434,6 +436,7 @@ impl Lane {
         if self.is_stopped() {
             return Ok(());
         }
+        metrics::add(&self.way.edge.metrics.rows_sent, part.len() as u64);
         let rows = Rows::Part(gather, part, &widths);
         let waited = self.send_block(0, rows, self.accounts.iter().zip(&[worker])).await?;
         metrics::add(&self.way.edge.metrics.blocked_ns, waited);

@@ -7,6 +7,7 @@ use arrow::datatypes::SchemaRef;
 use super::{Flow, FlowEdge, FlowTask, Mover};
 use crate::graph::check::CheckedEdge;
 use crate::graph::{Executor, Graph, TaskFactory};
+use crate::local::reduce::Reduce as Reduction;
 use crate::overlay::{Overlay, Tree};
 use crate::placement::Plan;
 use crate::rebalance::Keeps;
@@ -123,13 +124,23 @@ impl Lowering<'_> {
     /// Adds an edge.
     pub fn connect(&mut self, source: Port, target: Port, mover: Mover) {
         let schema = SchemaRef::clone(&self.flow.tasks[source.task].outputs[source.port]);
+        self.add_edge(source, target, schema, mover, None);
+    }
+
+    /// Adds an edge on which nothing goes but what each copy's rows come to, without keys; as a [`Mover::Map`] does.
+    pub fn connect_reduced(&mut self, source: Port, target: Port, map: Vec<Option<u32>>, reduction: &Reduction) {
+        let schema = SchemaRef::clone(self.target_schema());
+        self.add_edge(source, target, schema, Mover::Map(map), Some(reduction.clone()));
+    }
+
+    fn add_edge(&mut self, source: Port, target: Port, schema: SchemaRef, mover: Mover, reduction: Option<Reduction>) {
         // Between two ports of the graph the edge is the graph's; else it is a part, named after what it is between.
         let name = if self.sources.contains(&source) && target == self.target() {
             self.edge.name.clone()
         } else {
             format!("{} -> {}", self.flow.tasks[source.task].name, self.flow.tasks[target.task].name)
         };
-        self.flow.edges.push(FlowEdge { name, source, target, schema, mover, route: None, handover: false });
+        self.flow.edges.push(FlowEdge { name, source, target, schema, mover, reduction, route: None, handover: false });
     }
 
     /// Lets `lower` make the edge of each source in turn, as if it were the only one.

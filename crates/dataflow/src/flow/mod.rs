@@ -5,6 +5,7 @@
 //! fails and is counted. Edges between copies of one process hand batches over as they are.
 
 mod edge;
+mod folding;
 mod inlet;
 mod input;
 mod inputs;
@@ -36,6 +37,7 @@ pub(crate) use turn::Turn;
 
 use crate::checkpoint::StateSchema;
 use crate::graph::{Executor, TaskFactory};
+use crate::local::reduce::Reduce as Reduction;
 use crate::memory::Governor;
 use crate::overlay::Overlay;
 use crate::rebalance::{Handover, Keeps, Named};
@@ -78,6 +80,8 @@ pub(crate) struct FlowEdge {
     pub target: Port,
     pub schema: SchemaRef,
     pub mover: Mover,
+    /// What a source copy makes of all that it sends, which alone goes.
+    pub reduction: Option<Reduction>,
     /// The map that a partition by key begins with, if not with its own.
     pub route: Option<Arc<RouteMap>>,
     /// A task hands over on it what moves between its copies; it is none of the ports that the task knows.
@@ -146,6 +150,7 @@ impl Flow {
                 target: Port { task, port: *inputs },
                 schema: Handover::schema(),
                 mover: Mover::Partition(Arc::new(Named)),
+                reduction: None,
                 route: None,
                 handover: true,
             });

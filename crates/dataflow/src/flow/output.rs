@@ -1,5 +1,6 @@
 //! A copy's output ports: batches go in, and every edge's mover sends them on.
 
+use std::any::TypeId;
 use std::sync::Arc;
 
 use arrow::array::{ArrowPrimitiveType, PrimitiveArray, RecordBatch};
@@ -8,12 +9,12 @@ use parking_lot::Mutex;
 
 use super::Mover;
 use super::edge::Edge;
+use super::folding::Folding;
 use super::lane::{Lane, Way};
 use super::scatter::{Assign, Assignment, Drained, Scatter, Seat};
 use crate::error::TaskError;
 use crate::graph::check::fits;
 use crate::link::Links;
-use crate::metrics;
 use crate::run::{CancelToken, block_on};
 use crate::stream::{Hurry, Mark};
 
@@ -22,6 +23,7 @@ enum Route {
     /// To one copy, or to all of them.
     One(Arc<Lane>),
     Partition(Box<Partition>),
+    Reduce(Box<Folding>),
 }
 
 /// A stream for every target copy.
@@ -31,6 +33,8 @@ struct Partition {
     targets: Vec<u32>,
     scatter: Scatter,
     lanes: Vec<Arc<Lane>>,
+    /// Where the next batch goes as a whole, if that is known.
+    next: Option<u32>,
 }
 
 /// One copy's end of one edge.
@@ -45,7 +49,11 @@ impl Outlet {
         let way = Arc::new(Way { edge: Arc::clone(edge), source, links: Arc::clone(links), hurry });
         let lane = |target: u32| Lane::to_copy(&way, target);
         let route = match &edge.mover {
-            Mover::Map(map) => map[source as usize].map_or(Route::Nowhere, |target| Route::One(lane(target))),
+            Mover::Map(map) => match (map[source as usize], &edge.reduction) {
+                (None, _) => Route::Nowhere,
+                (Some(target), None) => Route::One(lane(target)),
+                (Some(target), Some(to)) => Route::Reduce(Box::new(Folding::new(&way, to, lane(target)))),
+            },
             Mover::Broadcast(_) => Route::One(Lane::to_all(&way)),
             Mover::Partition(partitioner) => Route::Partition(Box::new(Partition {
                 assign: partitioner.start(&Seat {
@@ -57,6 +65,7 @@ impl Outlet {
                 targets: Vec::new(),
                 scatter: Scatter::new(&edge.schema, edge.targets(), edge.batch_bytes),
                 lanes: (0..edge.targets()).map(lane).collect(),
+                next: None,
             })),
         };
         Outlet { way, route, ended: false }
@@ -72,47 +81,37 @@ impl Outlet {
             Route::Nowhere => &[],
             Route::One(lane) => std::slice::from_ref(lane),
             Route::Partition(partition) => &partition.lanes,
+            Route::Reduce(folding) => std::slice::from_ref(&folding.lane),
         }
     }
 
-    /// Whether any copy that it leads to still takes something. Of an edge that leads nowhere nobody asks.
+    /// Whether any copy that it leads to still takes something. Of an edge that leads nowhere nobody asks; a reduction takes all.
     fn is_wanted(&self) -> bool {
-        self.lanes().is_empty() || !self.lanes().iter().all(|lane| lane.is_stopped())
+        matches!(self.route, Route::Nowhere | Route::Reduce(_)) || !self.lanes().iter().all(|lane| lane.is_stopped())
     }
 
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
-        metrics::add(&self.way.edge.metrics.rows_sent, batch.num_rows() as u64);
         match &mut self.route {
             Route::Nowhere => Ok(()),
             Route::One(lane) => lane.send(batch).await,
             Route::Partition(partition) => partition.send(batch).await,
+            Route::Reduce(folding) => folding.send(batch).await,
         }
     }
 
-    /// Sends rows of the only column, given as bytes and, where it has to be one, as a batch.
-    async fn send_values(
-        &mut self,
-        values: &[u8],
-        rows: usize,
-        batch: impl Fn() -> Result<RecordBatch, TaskError>,
-    ) -> Result<(), TaskError> {
-        let lane = match &mut self.route {
-            Route::Nowhere => None,
-            Route::One(lane) => Some(&*lane),
-            Route::Partition(partition) => match partition.assign.assign_unseen() {
-                Some(target) => Some(&partition.lanes[target as usize]),
-                None => return self.send(batch()?).await,
-            },
-        };
-        metrics::add(&self.way.edge.metrics.rows_sent, rows as u64);
-        match lane {
-            Some(lane) if !lane.pack_values(values, rows)? => lane.send(batch()?).await,
-            _ => Ok(()),
+    /// Takes rows of the only column, given as bytes, where nobody has to wait for that. `false`: they have to be sent as a batch.
+    fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
+        match &mut self.route {
+            Route::Nowhere => Ok(true),
+            Route::One(lane) => lane.pack_values(values, rows),
+            Route::Partition(partition) => partition.pack_values(values, rows),
+            Route::Reduce(folding) => Ok(folding.push_values(values)),
         }
     }
 
     async fn flush(&mut self) -> Result<(), TaskError> {
         if let Route::Partition(partition) = &mut self.route {
+            partition.assign.tell();
             partition.flush().await?;
         }
         self.lanes().iter().try_for_each(|lane| lane.flush())
@@ -147,6 +146,9 @@ impl Outlet {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
+        if let Route::Reduce(folding) = &mut self.route {
+            folding.finish().await?;
+        }
         self.flush().await?;
         self.lanes().iter().for_each(|lane| lane.end());
         Ok(())
@@ -154,9 +156,22 @@ impl Outlet {
 }
 
 impl Partition {
+    /// As [`Outlet::pack_values`].
+    fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
+        self.next = self.next.or_else(|| self.assign.assign_unseen());
+        let Some(target) = self.next else { return Ok(false) };
+        let packed = self.lanes[target as usize].pack_values(values, rows)?;
+        self.next = self.next.filter(|_| !packed);
+        Ok(packed)
+    }
+
     async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         self.targets.clear();
-        match self.assign.assign(&batch, &mut self.targets)? {
+        let assignment = match self.next.take() {
+            Some(target) => Assignment::Whole(target),
+            None => self.assign.assign(&batch, &mut self.targets)?,
+        };
+        match assignment {
             Assignment::Whole(target) => {
                 let lane = self.lanes.get(target as usize);
                 let lane = lane.ok_or_else(|| format!("the partitioner named copy {target}, which there is not"))?;
@@ -184,6 +199,8 @@ impl Partition {
 pub struct Output {
     outlets: Vec<Outlet>,
     schema: SchemaRef,
+    /// Of which type numbers are that have been sent without a batch.
+    numbers: Option<TypeId>,
     cancel: CancelToken,
     /// Where the outlets go when the task lets go of the port, to be ended if the task succeeds.
     returned: Arc<Mutex<Vec<Outlet>>>,
@@ -196,7 +213,7 @@ impl Output {
         cancel: CancelToken,
         returned: &Arc<Mutex<Vec<Outlet>>>,
     ) -> Self {
-        Output { outlets, schema, cancel, returned: Arc::clone(returned) }
+        Output { outlets, schema, numbers: None, cancel, returned: Arc::clone(returned) }
     }
 
     /// The declared schema.
@@ -238,27 +255,29 @@ impl Output {
     /// # Errors
     /// When the port has other columns, or one of another type; `Cancelled`.
     pub async fn send_values<T: ArrowPrimitiveType>(&mut self, values: &[T::Native]) -> Result<(), TaskError> {
-        let fits = match self.schema.fields().as_ref() {
-            [field] => PrimitiveArray::<T>::is_compatible(field.data_type()),
-            _ => false,
-        };
-        if !fits {
-            let types: Vec<_> = self.schema.fields().iter().map(|field| field.data_type().to_string()).collect();
-            return Err(format!("output port: its columns are {}, not one {}", types.join(", "), T::DATA_TYPE).into());
+        if self.numbers != Some(TypeId::of::<T>()) {
+            let types = || self.schema.fields().iter().map(|field| field.data_type());
+            if !types().map(PrimitiveArray::<T>::is_compatible).eq([true]) {
+                let types: Vec<_> = types().map(ToString::to_string).collect();
+                return Err(
+                    format!("output port: its columns are {}, not one {}", types.join(", "), T::DATA_TYPE).into()
+                );
+            }
+            self.numbers = Some(TypeId::of::<T>());
         }
-        if values.is_empty() || !self.takes().await? {
+        let (bytes, rows) = (values.to_byte_slice(), values.len());
+        if rows == 0 {
             return Ok(());
         }
-        let schema = &self.schema;
-        let batch = || {
-            let column = PrimitiveArray::<T>::from_iter_values(values.iter().copied());
-            let column = column.with_data_type(schema.field(0).data_type().clone());
-            Ok(RecordBatch::try_new(SchemaRef::clone(schema), vec![Arc::new(column)])?)
-        };
-        for outlet in &mut self.outlets {
-            outlet.send_values(values.to_byte_slice(), values.len(), batch).await?;
+        if let [outlet] = self.outlets.as_mut_slice()
+            && !outlet.is_ended()
+            && outlet.pack_values(bytes, rows)?
+        {
+            return Ok(());
         }
-        Ok(())
+        let column = PrimitiveArray::<T>::from_iter_values(values.iter().copied());
+        let column = column.with_data_type(self.schema.field(0).data_type().clone());
+        self.send(RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![Arc::new(column)])?).await
     }
 
     /// Whether anybody takes what is sent now.
@@ -320,9 +339,7 @@ impl Output {
     /// # Errors
     /// As [`Output::send`].
     pub(crate) async fn send_to(&mut self, target: u32, batch: RecordBatch) -> Result<(), TaskError> {
-        let outlet = &self.outlets[0];
-        metrics::add(&outlet.way.edge.metrics.rows_sent, batch.num_rows() as u64);
-        outlet.lane(target).send(batch).await
+        self.outlets[0].lane(target).send(batch).await
     }
 
     /// Sends a mark to one copy, as [`Output::send_to`] does.

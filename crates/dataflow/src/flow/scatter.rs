@@ -64,6 +64,9 @@ pub trait Assign: Send {
         None
     }
 
+    /// What it has counted is to be known to others now.
+    fn tell(&mut self) {}
+
     /// Buckets have moved: rows go by `route` from now on. Asked only where there was a [`Partitioner::route`].
     fn reroute(&mut self, route: &Arc<RouteMap>) {
         let _ = route;
@@ -122,7 +125,7 @@ impl Scatter {
             let (found, rows) = (targets.len(), batch.num_rows());
             return Err(format!("the partitioner named {found} targets for {rows} rows").into());
         }
-        if let Some(target) = targets.iter().find(|&&target| target >= self.targets) {
+        if let Some(target) = targets.iter().max().filter(|&&target| target >= self.targets) {
             return Err(format!("the partitioner named copy {target} of {}", self.targets).into());
         }
         self.bytes += batch_bytes(&batch);

@@ -288,6 +288,8 @@ pub(crate) struct Reducer {
     pending_bytes: u64,
     reservation: Reservation,
     spilled: Option<Partitions>,
+    /// The schema that batches had last, and where in it the columns are that are wanted.
+    last: Option<(SchemaRef, Vec<usize>)>,
 }
 
 /// What does not change from part to part.
@@ -334,10 +336,34 @@ impl Reducer {
             pending_bytes: 0,
             reservation,
             spilled: None,
+            last: None,
         })
     }
 
-    pub(crate) fn push(&mut self, mut batch: RecordBatch) -> Result<(), TaskError> {
+    /// Only the columns that are wanted, in their order. All batches have the same, as a rule.
+    fn project(&mut self, batch: RecordBatch) -> Result<RecordBatch, TaskError> {
+        if Arc::ptr_eq(batch.schema_ref(), &self.plan.schema) {
+            return Ok(batch);
+        }
+        let (_, at) = match &mut self.last {
+            Some(last) if Arc::ptr_eq(&last.0, batch.schema_ref()) => last,
+            last => {
+                let names: Vec<String> = self.plan.schema.fields().iter().map(|field| field.name().clone()).collect();
+                last.insert((batch.schema(), crate::exchange::columns(batch.schema_ref(), &names)?))
+            }
+        };
+        let all = at.iter().copied().eq(0..batch.num_columns());
+        Ok(if all { batch } else { batch.project(at)? })
+    }
+
+    /// Adds numbers, given as bytes, of the only column; `false`: they have to come as a batch.
+    pub(crate) fn push_values(&mut self, values: &[u8]) -> bool {
+        self.sums.as_mut().is_some_and(|sums| sums.add_values(values))
+    }
+
+    /// Adds rows, which may have other columns, too.
+    pub(crate) fn push(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
+        let mut batch = self.project(batch)?;
         if let Some(sums) = &mut self.sums
             && sums.add(&batch)
         {

@@ -33,9 +33,17 @@ impl Sums {
             return false;
         }
         for (total, column) in self.totals.iter_mut().zip(batch.columns()) {
-            *total += exactly(column.as_primitive::<Int64Type>().values());
+            *total += exactly(words(column.as_primitive::<Int64Type>().values()));
         }
         self.empty = false;
+        true
+    }
+
+    /// Adds values, given as bytes, of the only column. Returns whether there is no other.
+    pub(crate) fn add_values(&mut self, values: &[u8]) -> bool {
+        let [total] = self.totals.as_mut_slice() else { return false };
+        *total += exactly(values.as_chunks().0);
+        self.empty &= values.is_empty();
         true
     }
 
@@ -80,7 +88,7 @@ where
     }
     let values: &dyn Any = column.values();
     let total: Box<dyn Any> = if let Some(values) = values.downcast_ref::<ScalarBuffer<i64>>() {
-        Box::new(i64::try_from(exactly(values)).ok())
+        Box::new(i64::try_from(exactly(words(values))).ok())
     } else if let Some(values) = values.downcast_ref::<ScalarBuffer<i32>>() {
         Box::new(i32::try_from(values.iter().copied().map(i64::from).sum::<i64>()).ok())
     } else {
@@ -95,37 +103,38 @@ fn beyond(data_type: &DataType) -> ArrowError {
 }
 
 /// The sum. Only it has to fit: sums on the way may be beyond the range.
-fn exactly(values: &[i64]) -> i128 {
-    lanes(values).unwrap_or_else(|| values.iter().copied().map(i128::from).sum())
+fn exactly(values: &[[u8; 8]]) -> i128 {
+    match values.split_at_checked(VALUES_MAX) {
+        None => some_exactly(values),
+        Some((some, others)) => some_exactly(some) + exactly(others),
+    }
 }
 
-/// The sum, unless one of the lanes was beyond its range on the way.
-fn lanes(values: &[i64]) -> Option<i128> {
-    /// `LANES` sums are under way at the same time: four registers.
+/// So many values at a time: see [`some_exactly`].
+const VALUES_MAX: usize = 1 << 31;
+
+/// The sum of at most [`VALUES_MAX`] values. Two sums tell it, which a processor adds up for many values at once: that of their upper halves is
+/// the sum but for less than `VALUES_MAX << 32`, and that of the values, modulo 2^64, says by how much less.
+fn some_exactly(values: &[[u8; 8]]) -> i128 {
     #[inline(always)]
-    fn each<const LANES: usize>(values: &[i64]) -> Option<i128> {
-        let (mut sums, mut beyond) = ([0_i64; LANES], [0_i64; LANES]);
-        let (chunks, rest) = values.as_chunks::<LANES>();
-        for chunk in chunks {
-            for lane in 0..LANES {
-                let next = sums[lane].wrapping_add(chunk[lane]);
-                // Beyond the range if the sign of both, which is the same then, is not that of their sum.
-                beyond[lane] |= (sums[lane] ^ next) & (chunk[lane] ^ next);
-                sums[lane] = next;
-            }
+    fn both(values: &[[u8; 8]]) -> i128 {
+        let (mut whole, mut upper) = (0_i64, 0_i64);
+        for value in values.iter().copied().map(i64::from_ne_bytes) {
+            whole = whole.wrapping_add(value);
+            upper = upper.wrapping_add(value >> 32);
         }
-        let whole = beyond.iter().all(|&beyond| beyond >= 0);
-        whole.then(|| sums.iter().chain(rest).copied().map(i128::from).sum())
+        let least = i128::from(upper) << 32;
+        least + i128::from(whole.wrapping_sub(least as i64) as u64)
     }
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f")]
-        fn avx512(values: &[i64]) -> Option<i128> {
-            each::<32>(values)
+        fn avx512(values: &[[u8; 8]]) -> i128 {
+            both(values)
         }
         #[target_feature(enable = "avx2")]
-        fn avx2(values: &[i64]) -> Option<i128> {
-            each::<16>(values)
+        fn avx2(values: &[[u8; 8]]) -> i128 {
+            both(values)
         }
         if std::arch::is_x86_feature_detected!("avx512f") {
             // SAFETY: the feature the function is compiled for was just detected.
@@ -136,13 +145,17 @@ fn lanes(values: &[i64]) -> Option<i128> {
             return unsafe { avx2(values) };
         }
     }
-    each::<16>(values)
+    both(values)
+}
+
+fn words(values: &ScalarBuffer<i64>) -> &[[u8; 8]] {
+    values.inner().as_slice().as_chunks().0
 }
 
 #[cfg(test)]
 mod tests {
     use arrow::array::{DurationMillisecondArray, Float64Array, Int32Array, StringArray};
-    use arrow::datatypes::{Float64Type, Int32Type, TimeUnit};
+    use arrow::datatypes::{Float64Type, Int32Type, TimeUnit, ToByteSlice};
     use proptest::prelude::*;
 
     use super::*;
@@ -165,6 +178,14 @@ mod tests {
             let half = batch.num_rows() / 2;
             prop_assert_eq!(sums.add(&batch.slice(0, half)), half > 0);
             prop_assert!(sums.add(&batch.slice(half, batch.num_rows() - half)));
+            let row = sums.row(batch.schema_ref()).unwrap();
+            prop_assert_eq!(row.ok().map(|row| row.column(0).as_primitive::<Int64Type>().value(0)), expected);
+
+            // And without a batch.
+            let mut sums = Sums::new(batch.schema_ref()).unwrap();
+            for part in batch.column(0).as_primitive::<Int64Type>().values().chunks(7) {
+                prop_assert!(sums.add_values(part.to_byte_slice()));
+            }
             let row = sums.row(batch.schema_ref()).unwrap();
             prop_assert_eq!(row.ok().map(|row| row.column(0).as_primitive::<Int64Type>().value(0)), expected);
         }
