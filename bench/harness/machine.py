@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import re
@@ -102,3 +103,15 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def touch_memory(gib: int) -> None:
+    """Has so much memory given to this machine. A virtual one gives back to its host what nobody has used for seconds, and waits 2 ms for
+    each 2 MiB to have it again: which program waits for that is chance, unless it is done before each."""
+    if gib == 0:
+        return
+    with mmap.mmap(-1, gib << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        some = bytes(1 << 20)
+        for _ in range(gib << 10):
+            memory.write(some)

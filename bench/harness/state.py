@@ -29,6 +29,7 @@ from typing import Any
 
 from .comm import SystemFailed
 from .exchange import FLINK_CLASSES, flink_java
+from .machine import touch_memory
 from .memory import descendants
 from .once import in_turn, run_once
 from .systems import BENCH, Launch, present
@@ -50,12 +51,13 @@ class Setting:
     rows: int  # after each key has come
     fewer_keys: int  # which come back after a failure, and move
     rounds: int
+    memory_gib: int  # that a system may want
 
 
 SETTINGS = {
-    "full": Setting(20_000_000, 100_000_000, 2_000_000, 3),
-    "quick": Setting(5_000_000, 30_000_000, 2_000_000, 1),
-    "tiny": Setting(20_000, 400_000, 20_000, 1),
+    "full": Setting(20_000_000, 100_000_000, 2_000_000, 3, 9),
+    "quick": Setting(5_000_000, 30_000_000, 2_000_000, 1, 3),
+    "tiny": Setting(20_000, 400_000, 20_000, 1, 0),
 }
 
 
@@ -78,7 +80,7 @@ SYSTEMS = {
     "tidemill-2x1": tidemill(2, 1),
     "tidemill-1x2": tidemill(1, 2),
     "flink-hashmap": flink("hashmap", 0.2),
-    "flink-rocksdb": flink("rocksdb", 0.05),
+    "flink-rocksdb": flink("rocksdb", 0.1),
 }
 
 
@@ -99,6 +101,7 @@ def folder() -> Any:
 # --- modes -----------------------------------------------------------------------------------------------------------
 def cost(system: str, setting: Setting, hot: int, every_s: float) -> dict[str, Any]:
     rows = setting.keys + int(setting.rows * SYSTEMS[system].share)
+    touch_memory(setting.memory_gib)
     with folder() as at:
         given = ["cost", str(every_s), str(setting.keys), str(hot), str(rows), str(at / "checkpoints")]
         found = run_once(SYSTEMS[system].launch(given), "per_s", TIMEOUT_S)
