@@ -397,7 +397,8 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
     };
     let success = at.path.clone().join(SUCCESS);
     let is_whole = async {
-        match at.store.objects.head(&success).await {
+        // Unlike `head`, this tells whether it is the bucket that is not there.
+        match at.store.objects.get(&success).await {
             Ok(_) => Ok(true),
             Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => Ok(false),
             Err(error) => Err(at.store.failed(&success, &error)),

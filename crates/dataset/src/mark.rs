@@ -1,31 +1,24 @@
 //! The mark of output that is about to appear in a store: who has put it, and whether its writer lives.
 //!
-//! Output appears there object by object, with the mark beside it. The mark names the process that writes, which puts it again every few
-//! seconds, each time on the condition that the version lies there that it knows. So who finds a mark is certain that its writer is dead,
-//! if it was a process of this machine and is gone, or else if the mark has not changed for [`LASTS`]; and a writer whose mark was taken,
-//! as it had only stood still, finds out and stops. Clocks are not compared. (The lease on checkpoints of streams works the same way; it
-//! is held while a job runs, the mark for the moments at the end of a write.)
+//! Output appears there object by object, with the mark beside it, which is held as the lease on checkpoints is
+//! ([`tidemill_dataflow::checkpoint::lease`]): whoever takes it is certain that its writer is dead, and a writer whose mark was taken, as
+//! it had only stood still, finds out and stops. Unlike a lease, it is for readers, too: it is there also in stores that know no
+//! conditions, and is removed at the end; and who writes over what is there takes it from whoever has it.
 
 use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::{Either, select};
 use object_store::path::Path as Key;
-use object_store::{Error, ObjectStoreExt, PutMode, PutOptions, PutResult, UpdateVersion};
-use tidemill_dataflow::checkpoint::Process;
+use object_store::{Error, ObjectStoreExt};
+use tidemill_dataflow::checkpoint::lease::{Answer, Asker, Told, is_gone};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::error::{DataSetError, Result};
 use crate::files::UNFINISHED;
-use crate::stores::{Location, is_bucket};
-
-/// How often it is put again.
-const RENEWED: Duration = Duration::from_secs(3);
-/// One that has not changed for so long is nobody's. A renewal may fail, or wait for a slow store, some times before.
-const LASTS: Duration = Duration::from_secs(15);
-/// How often another's is looked at.
-const LOOKED_AT: Duration = Duration::from_millis(500);
+use crate::stores::Location;
 
 /// A mark that this process has put.
 pub(crate) struct Mark {
@@ -33,52 +26,25 @@ pub(crate) struct Mark {
     key: Key,
     /// Whether there was one when it was put: what it stands beside was not whole.
     pub(crate) was_there: bool,
-    id: String,
-    process: Process,
-    lies: Mutex<Lies>,
-}
-
-/// What lies in the store.
-struct Lies {
-    version: UpdateVersion,
-    /// Counts up, so that no two versions are the same.
-    renewal: u64,
-    since: Instant,
-    /// It is about to be removed, and not put again.
-    is_last: bool,
-}
-
-/// A mark that somebody has put.
-struct Found {
-    text: String,
-    version: UpdateVersion,
-}
-
-impl Found {
-    async fn at(at: &Location, key: &Key) -> Result<Option<Self>> {
-        let found = async {
-            let found = at.store.objects.get(key).await?;
-            let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
-            let text = String::from_utf8_lossy(&found.bytes().await?).into_owned();
-            Ok::<_, Error>(Found { text, version })
-        };
-        match found.await {
-            Ok(found) => Ok(Some(found)),
-            Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => Ok(None),
-            Err(error) => Err(at.store.failed(key, &error)),
-        }
-    }
-
-    /// Whether its writer is certainly dead; of other machines, and where older versions have written, nothing is certain.
-    fn is_of_the_dead(&self) -> bool {
-        let process = self.text.lines().nth(1).and_then(|line| line.parse::<Process>().ok());
-        process.is_some_and(|process| process.is_gone(&Process::this()))
-    }
+    /// None when it is about to be removed, and not put again.
+    asker: Mutex<Option<Asker>>,
 }
 
 /// Where the mark of output lies.
 pub(crate) fn key_at(at: &Location) -> Key {
     at.path.clone().join(UNFINISHED)
+}
+
+/// Who asks for the mark of write `id`.
+fn asker(at: &Location, id: &str) -> Asker {
+    let (store, key) = (Arc::clone(&at.store), key_at(at));
+    let says = move |error: &Error| store.failed(&key, error).to_string();
+    Asker::new(Arc::clone(&at.store.objects), key_at(at), (id, "output"), says).anyhow()
+}
+
+/// Whether another has taken what was held, or has taken and removed it.
+fn is_taken(told: &Told) -> bool {
+    matches!(told, Told::Lost(_) | Told::Answer(Answer::Nothing))
 }
 
 impl Mark {
@@ -87,32 +53,26 @@ impl Mark {
     /// # Errors
     /// `Io`, where there is one and it is not to be written over, or the store says no.
     pub(crate) async fn put(at: &Location, id: &str, overwrite: bool) -> Result<Self> {
-        let mut mark = Mark::new(at, id, UpdateVersion { e_tag: None, version: None });
-        mark.was_there = overwrite && Found::at(at, &mark.key).await?.is_some();
-        let mode = if overwrite { PutMode::Overwrite } else { PutMode::Create };
-        match mark.write(0, mode).await {
-            Ok(put) => mark.lies.get_mut().version = put.into(),
-            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
-                return Err(DataSetError::Io(format!(
-                    "{at}: another write is about to end there, or its writer died; overwrite=True goes over it, or remove {}",
-                    at.store.shown(&mark.key)
-                )));
+        let (mut asker, mut was_there) = (asker(at, id), false);
+        loop {
+            match asker.step(|_| overwrite).await {
+                Told::Answer(Answer::Written(_)) => return Ok(Mark::of(at, was_there, asker)),
+                Told::Answer(Answer::Found(found, _)) => was_there |= found.is_none_or(|found| found.owner != id),
+                Told::Answer(_) => {}
+                Told::Wait(pause) if asker.waits_for().is_none() => sleep(pause).await,
+                Told::Wait(_) | Told::Lost(_) => {
+                    return Err(DataSetError::Io(format!(
+                        "{at}: another write is about to end there, or its writer died; overwrite=True goes over it, or remove {}",
+                        at.store.shown(&key_at(at))
+                    )));
+                }
+                Told::Failed(reason) => return Err(DataSetError::Io(reason)),
             }
-            Err(error) => return Err(at.store.failed(&mark.key, &error)),
         }
-        Ok(mark)
     }
 
-    fn new(at: &Location, id: &str, version: UpdateVersion) -> Self {
-        let lies = Lies { version, renewal: 0, since: Instant::now(), is_last: false };
-        Mark {
-            at: at.clone(),
-            key: key_at(at),
-            was_there: false,
-            id: id.to_owned(),
-            process: Process::this(),
-            lies: Mutex::new(lies),
-        }
+    fn of(at: &Location, was_there: bool, asker: Asker) -> Self {
+        Mark { at: at.clone(), key: key_at(at), was_there, asker: Mutex::new(Some(asker)) }
     }
 
     /// Takes the mark of a dead writer for write `id`; `None` if there is none. Waits while its writer may be alive.
@@ -120,36 +80,43 @@ impl Mark {
     /// # Errors
     /// `Io`, if the store does not let us.
     pub(crate) async fn take(at: &Location, id: &str) -> Result<Option<Self>> {
-        let key = key_at(at);
-        let mut seen: Option<(String, Instant)> = None;
-        while let Some(found) = Found::at(at, &key).await? {
-            let since = match &seen {
-                Some((before, since)) if *before == found.text => *since,
-                _ => Instant::now(),
-            };
-            if since.elapsed() >= LASTS || found.is_of_the_dead() {
-                let mark = Mark::new(at, id, found.version);
-                if mark.renew().await? {
-                    return Ok(Some(mark));
+        let (mut asker, mut told) = (self::asker(at, id), false);
+        loop {
+            match asker.step(is_gone).await {
+                Told::Answer(Answer::Nothing) => return Ok(None),
+                Told::Answer(Answer::Written(_)) => return Ok(Some(Mark::of(at, true, asker))),
+                Told::Answer(_) => {}
+                Told::Wait(pause) => {
+                    if let Some((_, lasts)) = asker.waits_for()
+                        && !std::mem::replace(&mut told, true)
+                    {
+                        eprintln!(
+                            "tidemill: output is appearing in {at}, or was when its writer died; if nothing changes there within {lasts:?} it is removed"
+                        );
+                    }
+                    sleep(pause).await;
                 }
-            } else if seen.is_none() {
-                eprintln!(
-                    "tidemill: output is appearing in {at}, or was when its writer died; if nothing changes there within {LASTS:?} it is removed"
-                );
+                // Its writer lives, and has put it again.
+                Told::Lost(_) => asker = self::asker(at, id),
+                Told::Failed(reason) => return Err(DataSetError::Io(reason)),
             }
-            seen = Some((found.text, since));
-            sleep(LOOKED_AT).await;
         }
-        Ok(None)
     }
 
     /// What `work` comes to; `None`, when it was given up as the mark is another's by now.
     pub(crate) async fn during<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let taken = async {
-            sleep(RENEWED).await;
-            // What else a store says `work` hears, too; and here it may not say so the next time.
-            while !matches!(self.renew().await, Ok(false)) {
-                sleep(RENEWED).await;
+            loop {
+                let told = match self.asker.lock().await.as_mut() {
+                    Some(asker) => asker.step(is_gone).await,
+                    None => Told::Wait(Duration::MAX),
+                };
+                match told {
+                    told if is_taken(&told) => return,
+                    Told::Wait(pause) => sleep(pause).await,
+                    // What else a store says `work` hears, too; and here it may not say so the next time.
+                    _ => {}
+                }
             }
         };
         match select(pin!(work), pin!(taken)).await {
@@ -158,13 +125,24 @@ impl Mark {
         }
     }
 
-    /// Whether it is still there, before what cannot be undone: this process may have stood still.
+    /// Whether it is still there, before what cannot be undone: this process may have stood still, or another write gone over it.
     ///
     /// # Errors
     /// `Io`, if the store does not say.
     pub(crate) async fn is_ours(&self) -> Result<bool> {
-        let is_fresh = self.lies.lock().await.since.elapsed() < 2 * RENEWED;
-        if is_fresh { Ok(true) } else { self.renew().await }
+        let mut asker = self.asker.lock().await;
+        let asker = asker.as_mut().expect("it is not asked for when it was removed");
+        asker.renew_now();
+        loop {
+            match asker.step(is_gone).await {
+                Told::Answer(Answer::Written(_)) => return Ok(true),
+                Told::Answer(Answer::Failed(reason)) | Told::Failed(reason) => return Err(DataSetError::Io(reason)),
+                told if is_taken(&told) => return Ok(false),
+                Told::Wait(pause) => sleep(pause).await,
+                // It may be that it was put before, and the answer was lost.
+                _ => {}
+            }
+        }
     }
 
     /// Removes it, at the end.
@@ -173,7 +151,7 @@ impl Mark {
     /// `Io`, if the store does not let us.
     pub(crate) async fn remove(&self) -> Result<()> {
         // Not while it is being put again, which would find that it is not there, and take it for another's.
-        self.lies.lock().await.is_last = true;
+        drop(self.asker.lock().await.take());
         match self.at.store.objects.delete(&self.key).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.at.store.failed(&self.key, &error)),
@@ -186,49 +164,5 @@ impl Mark {
             "{}: another write has gone over this one, or taken it for dead, as it did not go on for a while; what is there is the other's",
             self.at
         ))
-    }
-
-    /// Puts it again. Returns whether it is still there.
-    async fn renew(&self) -> Result<bool> {
-        let mut lies = self.lies.lock().await;
-        if lies.is_last {
-            return Ok(true);
-        }
-        let renewal = lies.renewal + 1;
-        let began = Instant::now();
-        let mode = match &lies.version {
-            // A store that does not tell versions.
-            UpdateVersion { e_tag: None, version: None } => PutMode::Overwrite,
-            version => PutMode::Update(version.clone()),
-        };
-        let version = match self.write(renewal, mode).await {
-            Ok(put) => put.into(),
-            Err(Error::Precondition { .. } | Error::AlreadyExists { .. } | Error::NotFound { .. }) => {
-                // A request that was sent twice may have been heard the first time.
-                match Found::at(&self.at, &self.key).await? {
-                    Some(found) if found.text == self.text(renewal) => found.version,
-                    _ => return Ok(false),
-                }
-            }
-            Err(error) => return Err(self.at.store.failed(&self.key, &error)),
-        };
-        *lies = Lies { version, renewal, since: began, is_last: false };
-        Ok(true)
-    }
-
-    fn text(&self, renewal: u64) -> String {
-        format!("{} {renewal}\n{}\n", self.id, self.process)
-    }
-
-    async fn write(&self, renewal: u64, mode: PutMode) -> Result<PutResult, Error> {
-        let text = self.text(renewal);
-        let put = |mode| {
-            let options = PutOptions { mode, ..PutOptions::default() };
-            self.at.store.objects.put_opts(&self.key, text.clone().into(), options)
-        };
-        match put(mode).await {
-            Err(Error::NotImplemented { .. }) => put(PutMode::Overwrite).await,
-            done => done,
-        }
     }
 }

@@ -8,7 +8,7 @@
 //! | [`schema`]    | what a task's state consists of                                                |
 //! | `in_flight`   | rows that a barrier has overtaken, as bytes and back                           |
 //! | [`store`]     | where it lies: a folder, or any object store                                   |
-//! | `lease`       | one job at a time in a place of an object store                                |
+//! | [`lease`]     | one job at a time in a place of an object store                                |
 //! | [`hub`]       | a worker's part: barriers for sources, snapshots of copies, news for sinks     |
 //! | `news`        | what a worker has heard from the coordinator                                   |
 //! | `simulation`  | all of it from one seed, with failures anywhere; for tests                     |
@@ -26,7 +26,7 @@
 pub mod coordinator;
 pub mod hub;
 pub(crate) mod in_flight;
-pub(crate) mod lease;
+pub mod lease;
 pub mod manifest;
 mod news;
 mod packed;

@@ -3,14 +3,17 @@
 //! | module       | what is in it                                                                   |
 //! |--------------|---------------------------------------------------------------------------------|
 //! | `protocol`   | who holds the place: decisions without a clock or a store, and why they are right |
+//! | `asker`      | who asks the store and tells the time                                           |
 //! | `process`    | which process holds it, and when it is certain that it is gone                  |
 //! | `simulation` | several that want it, with clocks, delays and failures from one seed; for tests |
 //!
-//! Here is what asks the store and tells the time: a thread of its own, with a client of its own, so that nothing that the job
+//! Output that appears in a store has a mark beside it that is held in the same way, by an [`Asker`] of its own. Here is the lease on
+//! checkpoints: a thread of its own, with a client of its own, so that nothing that the job
 //! does, or that holds up its threads, keeps it from renewing. Who cannot renew in time, because the store is away or the process
-//! was stopped, commits nothing ([`Lease::check`]) until it has renewed, and ends if another has taken the place meanwhile. That is what
+//! was stopped, commits nothing until it has renewed, and ends if another has taken the place meanwhile. That is what
 //! keeps others out; what keeps a checkpoint right if it fails, the claims, is in `store`.
 
+mod asker;
 mod process;
 mod protocol;
 #[cfg(test)]
@@ -20,15 +23,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
+use object_store::{ObjectStore, ObjectStoreExt, UpdateVersion};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use asker::{ANSWER_MAX, read};
+pub use asker::{Asker, Told, is_gone};
 pub use process::Process;
-use protocol::{Answer, Ask, Claimant, Record, Step, Terms};
+use protocol::Terms;
+pub use protocol::{Answer, Record};
 
-/// What is asked of the store for so long has failed. It may be done all the same, later.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// For so long a lease is tried to be given back. Otherwise it goes by itself.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(3);
 
@@ -86,25 +90,15 @@ impl Lease {
     /// # Errors
     /// In words, when there can be no thread.
     pub(crate) fn want(place: Place, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Self, String> {
-        let record = Record {
-            owner: owner.into(),
-            job: job.into(),
-            process: Process::this(),
-            lasts_ms: 0,
-            renewal: 0,
-            at_ms: 0,
-            free: false,
-        };
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let shared: Arc<Shared> = Arc::default();
-        let (this, stale, told) = (record.process.clone(), None, false);
-        let mut keeper = Keeper { place, shared: Arc::clone(&shared), this, stale, told };
-        let claimant = Claimant::new(record, Terms::USUAL);
+        let asker = Asker::new(Arc::clone(&place.objects), place.path.clone(), (owner, job), ToString::to_string);
+        let mut keeper = Keeper { place, asker, shared: Arc::clone(&shared), stale: None, told: false };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| error.to_string())?;
         let work = move || {
-            runtime.block_on(keeper.keep(claimant, stopped, &wake));
+            runtime.block_on(keeper.keep(stopped, &wake));
             // What waits for an answer is nobody's any more; its connections must not hold up the end.
             runtime.shutdown_background();
             let _ = end.send(());
@@ -195,58 +189,44 @@ fn holder(record: Option<&Record>) -> String {
 /// The thread's part.
 struct Keeper {
     place: Place,
+    asker: Asker,
     shared: Arc<Shared>,
-    this: Process,
     /// What was written first: to see whether the store refuses to replace it once more.
     stale: Option<UpdateVersion>,
     /// It has said that it waits.
     told: bool,
 }
 
-fn at_ms() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
-}
-
 impl Keeper {
-    async fn keep(&mut self, mut claimant: Claimant, mut stopped: oneshot::Receiver<()>, wake: &(dyn Fn() + Send)) {
-        let began = Instant::now();
+    async fn keep(&mut self, mut stopped: oneshot::Receiver<()>, wake: &(dyn Fn() + Send)) {
         let outcome = |shared: &Shared, outcome| {
             shared.outcome.lock().get_or_insert(outcome);
             wake();
         };
         loop {
-            match claimant.step(began.elapsed(), at_ms()) {
-                Step::Ask(ask) => {
-                    let asked = (Instant::now(), SystemTime::now());
-                    let answer = tokio::select! {
-                        answer = self.ask(ask) => answer,
-                        _ = &mut stopped => break,
-                    };
-                    let (mut written, mut unconditional) = (None, None);
-                    match &answer {
-                        Answer::Written(version) => written = Some(version.clone()),
-                        Answer::Unconditional(reason) => unconditional = Some(reason.clone()),
-                        _ => {}
-                    }
-                    if self.shared.outcome.lock().is_none()
-                        && let Some(reason) = unconditional
-                    {
-                        self.do_without(reason).await;
-                        return outcome(&self.shared, Ok(()));
-                    }
-                    claimant.heard(began.elapsed(), answer, |record| record.process.is_gone(&self.this));
-                    *self.shared.trouble.lock() = claimant.trouble().map(str::to_owned);
-                    let Some(version) = written else { continue };
+            let asked = (Instant::now(), SystemTime::now());
+            let told = tokio::select! {
+                told = self.asker.step(is_gone) => told,
+                _ = &mut stopped => break,
+            };
+            match told {
+                Told::Answer(Answer::Unconditional(reason)) if self.shared.outcome.lock().is_none() => {
+                    self.do_without(reason).await;
+                    return outcome(&self.shared, Ok(()));
+                }
+                Told::Answer(answer) => {
+                    *self.shared.trouble.lock() = self.asker.claimant.trouble().map(str::to_owned);
+                    let Answer::Written(version) = answer else { continue };
                     *self.shared.held.lock() = Some(asked);
                     if self.shared.outcome.lock().is_some() {
                         continue;
                     }
                     let Some(stale) = self.stale.replace(version) else {
-                        claimant.renew_now();
+                        self.asker.renew_now();
                         continue;
                     };
                     let heeds = tokio::select! {
-                        heeds = self.heeds_conditions(claimant.record(at_ms()), stale) => heeds,
+                        heeds = self.asker.heeds_conditions(stale) => heeds,
                         _ = &mut stopped => break,
                     };
                     match heeds {
@@ -258,26 +238,26 @@ impl Keeper {
                         Err(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
                     }
                 }
-                Step::Wait(until) => {
-                    self.tell(&claimant);
+                Told::Wait(pause) => {
+                    self.tell();
                     tokio::select! {
-                        () = tokio::time::sleep(until.saturating_sub(began.elapsed())) => {}
+                        () = tokio::time::sleep(pause) => {}
                         _ = &mut stopped => break,
                     }
                 }
-                Step::Lost(record) => {
+                Told::Lost(record) => {
                     let by = holder(record.as_deref());
-                    if claimant.held().is_some() {
+                    if self.asker.claimant.held().is_some() {
                         *self.shared.lost.lock() = Some(by.clone());
                     }
                     return outcome(&self.shared, Err(Denied::Held(by)));
                 }
-                Step::Failed(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
+                Told::Failed(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
             }
         }
         *self.shared.held.lock() = None;
         // Whoever comes next waits if it cannot be told.
-        let _ = tokio::time::timeout(GIVE_BACK_MAX, self.give_back(claimant)).await;
+        let _ = tokio::time::timeout(GIVE_BACK_MAX, self.asker.give_back()).await;
     }
 
     /// There can be no lease: what it has written keeps nobody out, and is not to be waited for.
@@ -288,25 +268,11 @@ impl Keeper {
         *self.shared.unconditional.lock() = Some(reason);
     }
 
-    async fn give_back(&self, mut claimant: Claimant) {
-        let Some(ask) = claimant.give_back(at_ms()) else { return };
-        let Ask::Replace(free, _) = &ask else { return };
-        let free = free.clone();
-        // A renewal that was under way may have been written, or not.
-        if matches!(self.ask(ask).await, Answer::Refused)
-            && let Answer::Found(Some(record), version) = self.ask(Ask::Read).await
-            && record.owner == free.owner
-        {
-            self.ask(Ask::Replace(free, version)).await;
-        }
-    }
-
     /// Says, once, whom it waits for.
-    fn tell(&mut self, claimant: &Claimant) {
-        if let Some(record) = claimant.waits_for()
+    fn tell(&mut self) {
+        if let Some((record, lasts)) = self.asker.waits_for()
             && !std::mem::replace(&mut self.told, true)
         {
-            let lasts = record.map_or(Terms::USUAL.lasts, Record::lasts);
             eprintln!(
                 "tidemill: checkpoints in {}: they are of {}; if it does not renew that within {lasts:?}, this job begins",
                 self.place.name,
@@ -314,68 +280,6 @@ impl Keeper {
             );
         }
     }
-
-    /// Whether the store refuses what it should, as a record is there and another than `stale`: some write whatever they are asked
-    /// to. If not, why.
-    ///
-    /// # Errors
-    /// In words, when it does not answer.
-    async fn heeds_conditions(&self, record: Box<Record>, stale: UpdateVersion) -> Result<Option<String>, String> {
-        for (ask, wrong) in [
-            (Ask::Create(record.clone()), "it creates what is there already"),
-            (Ask::Replace(record, stale), "it replaces a version that is not there any more"),
-        ] {
-            match self.ask(ask).await {
-                Answer::Refused => {}
-                Answer::Written(_) => return Ok(Some(wrong.into())),
-                Answer::Unconditional(reason) => return Ok(Some(reason)),
-                Answer::Failed(reason) => return Err(reason),
-                Answer::Nothing | Answer::Found(..) => unreachable!("nothing was read"),
-            }
-        }
-        Ok(None)
-    }
-
-    async fn ask(&self, ask: Ask) -> Answer {
-        match tokio::time::timeout(ANSWER_MAX, ask_store(&*self.place.objects, &self.place.path, ask)).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error @ Error::NotImplemented { .. })) => Answer::Unconditional(error.to_string()),
-            // Servers that do not know the header.
-            Ok(Err(error)) if error.to_string().contains("NotImplemented") => Answer::Unconditional(error.to_string()),
-            Ok(Err(error)) => Answer::Failed(error.to_string()),
-            Err(_) => Answer::Failed(format!("the store has not answered for {ANSWER_MAX:?}")),
-        }
-    }
-}
-
-/// Asks a store.
-async fn ask_store(objects: &dyn ObjectStore, path: &Path, ask: Ask) -> Result<Answer, Error> {
-    let (record, mode) = match ask {
-        Ask::Read => return read(objects, path).await,
-        Ask::Create(record) => (record, PutMode::Create),
-        Ask::Replace(record, version) => (record, PutMode::Update(version)),
-    };
-    let bytes = serde_json::to_vec(&record).expect("a record is made of numbers and texts");
-    let options = PutOptions { mode, ..PutOptions::default() };
-    match objects.put_opts(path, bytes.into(), options).await {
-        Ok(put) if put.e_tag.is_none() && put.version.is_none() => {
-            Ok(Answer::Unconditional("it gives what it writes no version".into()))
-        }
-        Ok(put) => Ok(Answer::Written(put.into())),
-        Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Answer::Refused),
-        Err(error) => Err(error),
-    }
-}
-
-async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<Answer, Error> {
-    let found = match objects.get(path).await {
-        Ok(found) => found,
-        Err(Error::NotFound { .. }) => return Ok(Answer::Nothing),
-        Err(error) => return Err(error),
-    };
-    let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
-    let bytes = found.bytes().await?;
-    Ok(Answer::Found(serde_json::from_slice(&bytes).ok(), version))
 }
 
 #[cfg(test)]
@@ -387,8 +291,8 @@ mod tests {
     use object_store::local::LocalFileSystem;
     use object_store::memory::InMemory;
     use object_store::{
-        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutPayload,
-        PutResult, Result,
+        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutOptions,
+        PutPayload, PutResult, Result,
     };
 
     use super::*;
@@ -503,5 +407,26 @@ mod tests {
                 give_back(lease);
             }
         }
+    }
+
+    /// There a record may be for others to read, whoever else writes it; but not if it has to keep them out.
+    #[tokio::test]
+    async fn stores_without_conditions_have_records_anyhow() {
+        let folder = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
+        let asker = |owner| Asker::new(Arc::clone(&objects), Path::from("mark"), (owner, ""), ToString::to_string);
+        let mut first = asker("first").anyhow();
+        let mut written = 0;
+        while written < 3 {
+            if let Told::Answer(Answer::Written(_)) = first.step(|_| false).await {
+                written += 1;
+                first.renew_now();
+            }
+        }
+        let Ok(Answer::Found(Some(record), _)) = read(&*objects, &Path::from("mark")).await else { panic!("none") };
+        assert_eq!((record.owner.as_str(), record.renewal), ("first", 2));
+        let mut second = asker("second");
+        assert!(matches!(second.step(|_| true).await, Told::Answer(Answer::Found(..))));
+        assert!(matches!(second.step(|_| true).await, Told::Answer(Answer::Unconditional(_))));
     }
 }

@@ -31,14 +31,14 @@ pub(crate) struct Terms {
     pub lasts: Duration,
     /// For so long a holder takes what it has written for its own: less, by more than clocks differ in so short a time.
     pub held: Duration,
-    /// From one renewal to the next, and from one look at another's record to the next.
+    /// From one renewal to the next.
     pub renew: Duration,
-    /// After something that has failed, or was refused.
+    /// From one look at another's record to the next; and after something that has failed, or was refused.
     pub again: Duration,
 }
 
 impl Terms {
-    /// A claimant that finds a living holder knows it after three seconds, and one that waits for a dead one to be certain, after
+    /// A claimant that finds a living holder knows it within three seconds or so, and one that waits for a dead one to be certain, after
     /// fifteen. Clocks may differ in their rate by a tenth.
     pub(crate) const USUAL: Terms = Terms {
         lasts: Duration::from_secs(15),
@@ -50,12 +50,12 @@ impl Terms {
 
 /// What lies in the store, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
-    /// A run of a job: no two have the same.
+pub struct Record {
+    /// A run of a job, or a write: no two have the same.
     pub owner: String,
     /// The job's name, for people.
     pub job: String,
-    /// Its worker 0.
+    /// The one that writes this: the job's worker 0.
     pub process: Process,
     /// Milliseconds.
     pub lasts_ms: u64,
@@ -68,6 +68,24 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// What `process` writes for `owner`.
+    pub(crate) fn of(owner: &str, job: &str, process: Process) -> Self {
+        let (lasts_ms, renewal, at_ms, free) = Default::default();
+        Record { owner: owner.into(), job: job.into(), process, lasts_ms, renewal, at_ms, free }
+    }
+
+    /// From the bytes of an object; `None`, if they are of no version that this one reads.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Box<Self>> {
+        let older = || {
+            // Marks beside output were two lines once: who writes and how often it was put, and the process.
+            let (first, process) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
+            let owner = first.split_once(' ')?.0;
+            let lasts_ms = Terms::USUAL.lasts.as_millis() as u64;
+            Some(Box::new(Record { lasts_ms, ..Record::of(owner, "", process.trim_end().parse().ok()?) }))
+        };
+        serde_json::from_slice(bytes).ok().or_else(older)
+    }
+
     /// See [`Terms::lasts`].
     pub(crate) fn lasts(&self) -> Duration {
         Duration::from_millis(self.lasts_ms).min(LASTS_MAX)
@@ -86,11 +104,12 @@ pub(crate) enum Ask {
 
 /// What the store says.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// There is no record.
     Nothing,
     /// This one; `None`, if it is none that this version of Tidemill can read.
     Found(Option<Box<Record>>, UpdateVersion),
+    /// What was to be written is there.
     Written(UpdateVersion),
     /// Something else lies there.
     Refused,
@@ -201,8 +220,8 @@ impl Claimant {
         Step::Ask(ask)
     }
 
-    /// The answer to what [`Claimant::step`] asked last. `is_gone` says of whom it is certain that they hold nothing any more.
-    pub(crate) fn heard(&mut self, now: Now, answer: Answer, is_gone: impl Fn(&Record) -> bool) {
+    /// The answer to what [`Claimant::step`] asked last. `is_gone` says whose record, if it can be read, is nobody's.
+    pub(crate) fn heard(&mut self, now: Now, answer: Answer, is_gone: impl Fn(Option<&Record>) -> bool) {
         self.failures =
             if matches!(answer, Answer::Failed(_) | Answer::Unconditional(_)) { self.failures + 1 } else { 0 };
         match answer {
@@ -240,10 +259,11 @@ impl Claimant {
         now: Now,
         record: Option<Box<Record>>,
         version: UpdateVersion,
-        is_gone: impl Fn(&Record) -> bool,
+        is_gone: impl Fn(Option<&Record>) -> bool,
     ) {
         let mine = record.as_ref().is_some_and(|record| record.owner == self.me.owner);
-        if mine || (self.held.is_none() && record.as_ref().is_some_and(|record| record.free || is_gone(record))) {
+        let is_nobodys = || record.as_ref().is_some_and(|record| record.free) || is_gone(record.as_deref());
+        if mine || (self.held.is_none() && is_nobodys()) {
             self.state = State::Takes(version);
             return;
         }
@@ -258,7 +278,7 @@ impl Claimant {
         if self.asked >= until {
             self.state = State::Takes(seen.version.clone());
         } else {
-            seen.look = until.min(now + self.terms.renew);
+            seen.look = until.min(now + self.terms.again);
             self.state = State::Waits;
         }
     }
@@ -282,5 +302,23 @@ impl Claimant {
     /// What it would write now.
     pub(crate) fn record(&self, at_ms: u64) -> Box<Record> {
         Box::new(Record { at_ms, ..self.me.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A mark that an older version left could not be taken before it had lain there for long, though its writer is here and gone.
+    #[test]
+    fn marks_of_older_versions_are_read() {
+        let process = Process::this();
+        let record = Record::read(format!("7f-1 3\n{process}\n").as_bytes()).unwrap();
+        assert_eq!((record.owner.as_str(), &record.process), ("7f-1", &process));
+        assert_eq!(record.lasts(), Terms::USUAL.lasts);
+        assert_eq!(Record::read(&serde_json::to_vec(&record).unwrap()), Some(record));
+        for other in ["", "id", "id 0\n", "id 0\nprocess\n", "{}"] {
+            assert_eq!(Record::read(other.as_bytes()), None, "{other}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 
 use super::super::simulation::Random;
-use super::ask_store;
+use super::asker::ask_store;
 use super::process::Process;
 use super::protocol::{Answer, Ask, Claimant, Now, Record, Step, Terms};
 
@@ -63,17 +63,8 @@ impl Run {
 }
 
 fn begin(number: usize, tick: u64, terms: Terms, random: &mut Random) -> Run {
-    let me = Record {
-        owner: number.to_string(),
-        job: "job".into(),
-        process: Process::default(),
-        lasts_ms: 0,
-        renewal: 0,
-        at_ms: 0,
-        free: false,
-    };
     Run {
-        claimant: Claimant::new(me, terms),
+        claimant: Claimant::new(Record::of(&number.to_string(), "job", Process::default()), terms),
         rate: 950 + random.below(101) as u64,
         began: tick,
         is_here: random.once_in(2),
@@ -119,7 +110,8 @@ fn story(seed: u64, terms: Terms) -> Told {
         asked.sort_by_key(|asked| asked.done_at);
         while asked.first().is_some_and(|asked| asked.done_at <= tick) {
             let Asked { of, number, ask, answer_at, .. } = asked.remove(0);
-            let answer = ask_store(&store, &path, ask).now_or_never().expect("at once").expect("it is in memory");
+            let answer =
+                ask_store(&store, &path, ask, false).now_or_never().expect("at once").expect("it is in memory");
             if let Some(at) = answer_at {
                 answers.insert((of, number), (at, answer));
             }
@@ -149,7 +141,9 @@ fn story(seed: u64, terms: Terms) -> Told {
                     continue;
                 };
                 run.asked = None;
-                run.claimant.heard(now, answer, |record| gone.get(&record.owner) == Some(&true));
+                let is_gone =
+                    |record: Option<&Record>| record.is_some_and(|record| gone.get(&record.owner) == Some(&true));
+                run.claimant.heard(now, answer, is_gone);
                 continue;
             }
             // It need not look at once.
