@@ -451,3 +451,41 @@ def test_a_forked_child_is_refused_and_harmless(tmp_path: Path) -> None:
     """
     with workers.Job(tmp_path, 2, program) as job:
         assert job.succeed() == ["fine\n"] * 2
+
+
+TOGETHER = """
+import tidemill as tm
+from tidemill._failing import failing_together
+
+job = tm.init()
+
+
+def attempt(*fails):
+    def work():
+        if job.rank in fails:
+            raise KeyError("of all" if len(fails) == job.size else f"of {job.rank}")
+        return job.rank
+
+    try:
+        told = failing_together(job.comm, work, lambda said, rank: ValueError(said, rank), catches=KeyError)
+    except ValueError as error:
+        told = (*error.args, type(error.__cause__).__name__)
+    return told
+
+
+print(attempt(), attempt(2), attempt(1, 2), attempt(0, 1, 2))
+"""
+
+
+def test_work_that_fails_on_one_worker_fails_on_all(tmp_path: Path) -> None:
+    """Who does not hear of it waits for ever in what comes next; who hears another thing looks in the wrong place."""
+    with workers.Job(tmp_path, 3, TOGETHER) as job:
+        results = job.finish()
+    for rank, (code, out, err) in enumerate(results):
+        cases: list[tuple[str, int | None, set[int]]] = [
+            ("of 2", 2, {2}),
+            ("of 1", 1, {1, 2}),
+            ("of all", None, {0, 1, 2}),
+        ]
+        told = [(repr(said), first, "KeyError" if rank in fails else "NoneType") for said, first, fails in cases]
+        assert (code, out) == (0, " ".join(map(str, [rank, *told])) + "\n"), err

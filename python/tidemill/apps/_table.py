@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.ml._job import Comm, allreduce, together
+from tidemill import _failing
+from tidemill.ml._job import Comm, allreduce
 
 __all__ = ["Bad", "Column", "Features", "Share", "TableError", "encode", "locate_bad", "select", "standardize"]
 
@@ -171,13 +172,6 @@ def standardize(
 
 def failing_together(comm: Comm, work: Any) -> Any:
     """Give this rank's result of `work`; if it fails on one rank, all raise `TableError`."""
-    result: list[Any] = []
-
-    def attempt() -> None:
-        try:
-            result.append(work())
-        except (OSError, EOFError) as error:
-            raise TableError(str(error)) from error
-
-    together(comm, attempt)
-    return result[0]
+    return _failing.failing_together(
+        comm, work, lambda said, _: TableError(said), catches=(OSError, EOFError, ValueError)
+    )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tidemill as tm
+from tidemill._failing import failing_together
 from tidemill.apps import _tera
 from tidemill.apps._arguments import Parser
 
@@ -53,18 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if job.rank == 0:
             unfinished.rename(options.folder)
 
-    for step in (prepare, write, appear):
-        wrong = None
-        try:
-            step()
-        except OSError as error:
-            wrong = f"{error.filename or part}: {error.strerror or error}"
-            if error.errno in _FULL:
-                wrong += f"; {options.folder} cannot be written there: free space, or write to another folder"
-        if said := next(filter(None, job.comm.allgather(wrong)), None):
-            if job.rank == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            parser.error(said)
+    def says(error: OSError) -> str:
+        full = f"; {options.folder} cannot be written there: free space, or write to another folder"
+        return f"{error.filename or part}: {error.strerror or error}{full if error.errno in _FULL else ''}"
+
+    try:
+        for step in (prepare, write, appear):
+            failing_together(job.comm, step, lambda said, _: OSError(said), catches=OSError, says=says)
+    except OSError as error:
+        if job.rank == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        parser.error(str(error))
     if job.rank == 0:
         seconds = time.perf_counter() - started
         print(f"{options.records:,} records in {job.size} files in {options.folder}, {seconds:.2f} s")

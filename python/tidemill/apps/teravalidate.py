@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 import tidemill as tm
+from tidemill._failing import failing_together
 from tidemill.apps import _tera
 from tidemill.apps._arguments import Parser
 
@@ -64,16 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = job.comm.bcast(_tera.files_of(options.folder) if job.rank == 0 else None)
     if not files:
         parser.error(f"{options.folder} has no files")
-    mine: dict[int, Found] = {}
-    wrong = None
+
+    def mine() -> dict[int, Found]:
+        return {place: look(path) for place, path in enumerate(files) if place % job.size == job.rank}
+
     try:
-        mine = {place: look(path) for place, path in enumerate(files) if place % job.size == job.rank}
-    except (OSError, ValueError) as error:
-        wrong = str(error)
-    parts = job.comm.allgather((mine, wrong))
-    if said := next((text for _, text in parts if text), None):
-        parser.error(said)
-    found = {place: one for part, _ in parts for place, one in part.items()}
+        part = failing_together(job.comm, mine, lambda said, _: OSError(said), catches=(OSError, ValueError))
+    except OSError as error:
+        parser.error(str(error))
+    found = {place: one for part in job.comm.allgather(part) for place, one in part.items()}
     problem, last = None, None
     for place, path in enumerate(files):
         one = found[place]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from tidemill._failing import failing_together
 from tidemill._inside import check_outside
 from tidemill._job import Job, init
 from tidemill._tidemill import NativeDataSet, NativeTable, QueryEngine
@@ -92,17 +93,11 @@ def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None
 
 def _told(job: Job, make: Callable[[], T]) -> list[T]:
     """What every worker makes; where one cannot, all say why, and on which host."""
-    made: list[T] = []
-    error: Exception | None = None
-    try:
-        made.append(make())
-    except Exception as caught:
-        error = caught
-    told = job.comm.allgather((made, None if error is None else str(error)))
-    for worker, (_, wrong) in zip(job.workers, told, strict=True):
-        if wrong is not None:
-            raise DataSetError(f"{wrong} (on host {worker['host']})") from error
-    return [one for (one,), _ in told]
+
+    def error(said: str, rank: int | None) -> DataSetError:
+        return DataSetError(said if rank is None else f"{said} (on host {job.workers[rank]['host']})")
+
+    return job.comm.allgather(failing_together(job.comm, make, error))
 
 
 def _shares(found: Sequence[Sequence[_File]], hosts: Sequence[int]) -> list[list[str]]:

@@ -383,30 +383,26 @@ def _mapped(data: DataSet, name: str, function: OnTable, schema: Schema | None) 
 
 def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
     """What the function makes of some rows, for its schema. An action; worker 0 finds out for all."""
-    from tidemill._job import init
-
     if data._native.is_stream():
         raise DataSetError(
             f"{name}: a stream has no first rows to find out from; give schema={{...}}, as types by column"
         )
-    job = init()
     # Any rows would do on one worker and not on two, or now and not the next time.
     sample = _workers.collect_first(data._native, _SAMPLED_ROWS)
-    told: tuple[Table | None, str | None] = (None, None)
-    if job.rank == 0:
-        try:
-            tables = on_table(sample._native, None)
-            # A table without rows tells its types, too, if it has any.
-            some = (table for table in tables if table.fields and (table.num_rows or not table.untyped))
-            # Of a group there may be only null.
-            first = min(some, key=lambda table: (bool(table.untyped), not table.num_rows), default=None)
-            told = (None if first is None else Table(first.slice(0, 0)), None)
-        except Exception as error:
-            cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
-            told = (None, f"{name}: {type(error).__name__}: {_said(error)}{cause}")
-    found, wrong = job.comm.bcast(told)
-    if wrong is not None:
-        raise DataSetError(wrong)
+
+    def made() -> Table | None:
+        tables = on_table(sample._native, None)
+        # A table without rows tells its types, too, if it has any.
+        some = (table for table in tables if table.fields and (table.num_rows or not table.untyped))
+        # Of a group there may be only null.
+        first = min(some, key=lambda table: (bool(table.untyped), not table.num_rows), default=None)
+        return None if first is None else Table(first.slice(0, 0))
+
+    def says(error: Exception) -> str:
+        cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
+        return f"{name}: {type(error).__name__}: {_said(error)}{cause}"
+
+    found = _workers.from_first(made, says)
     if found is None:
         raise DataSetError(f"{name} made no rows of the first {_SAMPLED_ROWS}; give schema={{...}}, as types by column")
     native: NativeTable = found._native

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from tidemill import _progress
+from tidemill._failing import failing_together
 from tidemill._inside import check_outside
 from tidemill._job import init
 from tidemill._tidemill import Comm, NativeDataSet, NativeTable
@@ -55,20 +56,15 @@ def check_alike(call: str, **arguments: str) -> None:
                 )
 
 
-def from_first(make: Callable[[], T]) -> T:
-    """What worker 0 makes, on every worker; if it cannot, all raise why. Collective."""
+def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) -> T:
+    """What worker 0 makes, on every worker; if it cannot, all raise why, as `says` has it. Collective."""
     job = init()
-    made: list[T] = []
-    error: Exception | None = None
-    if job.rank == 0:
-        try:
-            made.append(make())
-        except Exception as caught:
-            error = caught
-    made, wrong = job.comm.bcast((made, None if error is None else str(error)))
-    if wrong is not None:
-        raise DataSetError(wrong) from error
-    return made[0]
+
+    def made() -> T | None:
+        return make() if job.rank == 0 else None
+
+    found: T = job.comm.bcast(failing_together(job.comm, made, lambda said, _: DataSetError(said), says=says))
+    return found
 
 
 def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tidemill._failing import failing_together
 from tidemill._inside import check_outside, is_task
 from tidemill._job import Job, init
 from tidemill._tidemill import GraphRunner, NativeGraph
@@ -466,19 +467,13 @@ class Graph:
 
     def _agree(self, job: Job, make: Callable[[], Any]) -> Any:
         """What every worker makes for itself; where one cannot, all say why."""
-        made, wrong = None, None
-        try:
-            made = make()
-        except GraphError as error:
-            wrong = str(error)
-        except Exception as error:
-            wrong = f"graph {self.name!r}: the placement failed\n{''.join(traceback.format_exception(error))}".rstrip()
-        texts = job.comm.allgather(wrong)
-        first = next((text for text in texts if text is not None), None)
-        if first is not None:
-            where = "" if all(text == first for text in texts) else f" (on worker {texts.index(first)})"
-            raise GraphError(f"{first}{where}")
-        return made
+
+        def says(error: Exception) -> str:
+            if isinstance(error, GraphError):
+                return str(error)
+            return f"graph {self.name!r}: the placement failed\n{''.join(traceback.format_exception(error))}".rstrip()
+
+        return failing_together(job.comm, make, _failed, says=says)
 
 
 def _listed(sources: Any) -> list[Any]:
@@ -601,22 +596,20 @@ def _check_function(task: str, function: Callable[..., Any], ports: list[str]) -
         pass  # one of C's, which does not say what it takes
 
 
+def _failed(said: str, rank: int | None) -> GraphError:
+    return GraphError(said if rank is None else f"{said} (on worker {rank})")
+
+
 def _shared(job: Job, values: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
     """What the copies of all workers have returned."""
-    try:
-        mine: tuple[bytes, str | None] = (pickle.dumps(values, protocol=5), None)
-    except Exception as error:
+
+    def says(error: Exception) -> str:
         tasks = ", ".join(values)
-        mine = (
-            b"",
-            f"what a copy of {tasks} returned cannot be pickled: {error}; return something else, or run(share=False)",
-        )
-    everybody = job.comm.allgather(mine)
-    wrong = next((f"{text} (on worker {rank})" for rank, (_, text) in enumerate(everybody) if text is not None), None)
-    if wrong is not None:
-        raise GraphError(wrong)
+        return f"what a copy of {tasks} returned cannot be pickled: {error}; return something else, or run(share=False)"
+
+    mine = failing_together(job.comm, lambda: pickle.dumps(values, protocol=5), _failed, says=says)
     merged: dict[str, dict[int, Any]] = {}
-    for rank, (data, _) in enumerate(everybody):
+    for rank, data in enumerate(job.comm.allgather(mine)):
         for task, copies in (values if rank == job.rank else pickle.loads(data)).items():
             merged.setdefault(task, {}).update(copies)
     return merged

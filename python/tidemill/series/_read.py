@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill._failing import failing_together
 from tidemill._tidemill import NativeTable
 from tidemill.dataset import (
     BadRowsWarning,
@@ -411,18 +412,7 @@ def together(comm: Any, work: Callable[[], T]) -> T:
     SeriesError
         On every worker, if `work` raised `ValueError` or `OSError` on one: the message of the first.
     """
-    result: Any = None
-    message = None
-    try:
-        result = work()
-    except (ValueError, OSError) as error:
-        message = str(error)
-    messages = [message] if comm.size == 1 else comm.allgather(message)
-    for told in messages:
-        if told is not None:
-            raise SeriesError(told)
-    made: T = result
-    return made
+    return failing_together(comm, work, lambda said, _: SeriesError(said), catches=(ValueError, OSError))
 
 
 def open_texts(source: Source) -> DataSet:
