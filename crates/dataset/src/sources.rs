@@ -14,9 +14,9 @@ use datafusion::logical_expr::LogicalPlan;
 use crate::error::DataSetError;
 use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::lenient::UNREAD;
-use crate::map::MapTable;
 use crate::own_files::OwnTable;
 use crate::stores::shown;
+use crate::stream::hidden_in;
 
 /// What a cast says, of a reader or of the query.
 const CAST: &str = "Cannot cast string";
@@ -125,15 +125,19 @@ fn is_computed(error: &DataFusionError) -> bool {
     }
 }
 
+/// The table that a node of a plan reads, if it reads one.
+pub(crate) fn table_at(node: &LogicalPlan) -> Option<Arc<dyn TableProvider>> {
+    let LogicalPlan::TableScan(scan) = node else { return None };
+    source_as_provider(&scan.source).ok()
+}
+
 /// Calls `visit` with every table that a plan reads, in its order, those below functions too.
 pub(crate) fn each_table(plan: &LogicalPlan, visit: &mut dyn FnMut(&dyn TableProvider)) {
     let walked = plan.apply_with_subqueries(|node| {
-        if let LogicalPlan::TableScan(scan) = node
-            && let Ok(provider) = source_as_provider(&scan.source)
-        {
-            visit(provider.as_ref());
-            if let Some(table) = provider.downcast_ref::<MapTable>() {
-                each_table(&table.input, visit);
+        if let Some(table) = table_at(node) {
+            visit(table.as_ref());
+            if let Some(hidden) = hidden_in(table.as_ref()) {
+                each_table(hidden, visit);
             }
         }
         Ok(TreeNodeRecursion::Continue)

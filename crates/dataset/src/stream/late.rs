@@ -2,7 +2,6 @@
 //! their own, if the job has some. A query does not say which columns rows have beside those that it uses, so then a rule adds all of them to the window's
 //! call, or to the join's condition, which the planner leaves alone.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +11,6 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::ScalarValue;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::datasource::source_as_provider;
 use datafusion::error::Result;
 use datafusion::logical_expr::{
     Aggregate, ColumnarValue, Expr, Join, LogicalPlan, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
@@ -186,14 +184,7 @@ impl AnalyzerRule for KeepLateRows {
 
 /// Whether rows come from a stream, or from what several queries have in common, which is one.
 fn is_stream(plan: &LogicalPlan) -> bool {
-    let part = |node: &LogicalPlan| {
-        let LogicalPlan::TableScan(scan) = node else { return Ok(false) };
-        Ok(source_as_provider(&scan.source).is_ok_and(|table| {
-            let any: &dyn Any = table.as_ref();
-            any.is::<PartTable>()
-        }))
-    };
-    of_stream(plan) || plan.exists(part).unwrap_or(false)
+    of_stream(plan) || plan.exists(|node| Ok(PartTable::cut_at(node).is_some())).unwrap_or(false)
 }
 
 /// In a join's condition, that all columns of its sides are wanted. It is true.
@@ -240,11 +231,7 @@ fn has_window(plan: &LogicalPlan) -> bool {
         Ok(match node {
             LogicalPlan::Aggregate(of) => of.group_expr.iter().any(is_time_window),
             // What the query has in common with others was cut out of it.
-            LogicalPlan::TableScan(scan) => source_as_provider(&scan.source).is_ok_and(|table| {
-                let any: &dyn Any = table.as_ref();
-                any.downcast_ref::<PartTable>().is_some_and(|part| has_window(&part.plan))
-            }),
-            _ => false,
+            node => PartTable::cut_at(node).is_some_and(|part| has_window(&part)),
         })
     });
     found.unwrap_or(false)

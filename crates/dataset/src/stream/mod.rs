@@ -79,6 +79,7 @@ pub(crate) use lower::has_stream;
 pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use spans::Calendar;
+pub(crate) use table::hidden_in;
 pub use table::{MakeSink, MakeSource, StreamOutput, StreamSink, StreamSource};
 pub use window::{Early, WindowKind, Windows};
 pub(crate) use window::{sql_functions, window_parts};

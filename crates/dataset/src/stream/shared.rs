@@ -4,7 +4,6 @@
 //! query then reads the part as a table, and is planned without it, so that nothing which only one of them wants changes
 //! what the others get. A query alone stays as it is, also where it has something twice.
 
-use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -26,6 +25,7 @@ use datafusion::physical_plan::{
 use super::process::ProcessTable;
 use super::table::{hidden_in, of_stream};
 use crate::map::MapTable;
+use crate::sources::table_at;
 use crate::step::no_input;
 
 /// The queries, which read what they have in common as tables, and these parts. A part reads only parts before it.
@@ -108,10 +108,9 @@ impl Finder {
         let plan = plan.map_subqueries(|input| self.cut(input).map(Transformed::yes))?.data;
         let LogicalPlan::TableScan(scan) = plan else { return Ok(plan) };
         let table = source_as_provider(&scan.source)?;
-        let any: &dyn Any = table.as_ref();
-        let over: Arc<dyn TableProvider> = if let Some(map) = any.downcast_ref::<MapTable>() {
+        let over: Arc<dyn TableProvider> = if let Some(map) = table.downcast_ref::<MapTable>() {
             Arc::new(map.over(self.cut(map.input.clone())?))
-        } else if let Some(process) = any.downcast_ref::<ProcessTable>() {
+        } else if let Some(process) = table.downcast_ref::<ProcessTable>() {
             Arc::new(process.over(self.cut(process.input.clone())?))
         } else {
             return Ok(LogicalPlan::TableScan(scan));
@@ -129,8 +128,7 @@ fn may_be_part(plan: &LogicalPlan) -> bool {
 
 /// The plan below a function of the program, which stands in the plan as a table.
 fn below_function(plan: &LogicalPlan) -> Option<LogicalPlan> {
-    let LogicalPlan::TableScan(scan) = plan else { return None };
-    hidden_in(source_as_provider(&scan.source).ok()?.as_ref()).cloned()
+    hidden_in(table_at(plan)?.as_ref()).cloned()
 }
 
 /// Whether two plans do the same. Tables that are called alike need not be the same one, and plans do not look.
@@ -156,8 +154,15 @@ fn tables(plan: &LogicalPlan) -> Vec<Arc<dyn TableSource>> {
 pub(crate) struct PartTable {
     part: usize,
     /// What it was in the query.
-    pub plan: LogicalPlan,
+    plan: LogicalPlan,
     schema: SchemaRef,
+}
+
+impl PartTable {
+    /// What was cut out of a query where this node of its plan is, if something was.
+    pub(crate) fn cut_at(node: &LogicalPlan) -> Option<LogicalPlan> {
+        table_at(node)?.downcast_ref::<PartTable>().map(|part| part.plan.clone())
+    }
 }
 
 #[async_trait]

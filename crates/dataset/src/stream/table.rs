@@ -1,14 +1,12 @@
 //! Streams as tables: what a plan knows of a source that does not end.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
-use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::datasource::{TableType, source_as_provider};
+use datafusion::datasource::TableType;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan};
@@ -26,6 +24,7 @@ use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
 use crate::map::MapTable;
+use crate::sources::each_table;
 use crate::step::no_input;
 
 /// Makes the source of one copy.
@@ -109,10 +108,9 @@ impl DataSet {
 }
 
 /// The plan that a table of a query hides: a function of the program is one over it.
-pub(crate) fn hidden_in<'a>(table: &'a (dyn TableProvider + 'static)) -> Option<&'a LogicalPlan> {
-    let any: &dyn Any = table;
-    let map = any.downcast_ref::<MapTable>().map(|map| &map.input);
-    map.or_else(|| any.downcast_ref::<ProcessTable>().map(|process| &process.input))
+pub(crate) fn hidden_in(table: &dyn TableProvider) -> Option<&LogicalPlan> {
+    let map = table.downcast_ref::<MapTable>().map(|map| &map.input);
+    map.or_else(|| table.downcast_ref::<ProcessTable>().map(|process| &process.input))
 }
 
 pub(crate) fn of_stream(plan: &LogicalPlan) -> bool {
@@ -123,20 +121,11 @@ pub(crate) fn of_stream(plan: &LogicalPlan) -> bool {
 
 /// Calls `see` with each stream that a plan reads, also below what its tables hide.
 fn each_source(plan: &LogicalPlan, see: &mut dyn FnMut(&StreamSource)) {
-    let seen = plan.apply_with_subqueries(|node| {
-        if let LogicalPlan::TableScan(scan) = node
-            && let Ok(table) = source_as_provider(&scan.source)
-        {
-            let any: &dyn Any = table.as_ref();
-            if let Some(stream) = any.downcast_ref::<StreamTable>() {
-                see(&stream.source);
-            } else if let Some(hidden) = hidden_in(table.as_ref()) {
-                each_source(hidden, see);
-            }
+    each_table(plan, &mut |table| {
+        if let Some(stream) = table.downcast_ref::<StreamTable>() {
+            see(&stream.source);
         }
-        Ok(TreeNodeRecursion::Continue)
     });
-    seen.expect("what is called for a node does not fail");
 }
 
 /// See the module.
