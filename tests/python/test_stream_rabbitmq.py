@@ -215,7 +215,7 @@ def test_bytes_and_what_is_known_of_messages(rabbitmq: RabbitMQ, tmp_path: Path)
     assert sorted(row["value"] for row in read(format="raw")) == [b"", b"\xff\x00"]
     with pytest.raises(tm.DataSetError, match='`metadata` adds a column "value", which there is already'):
         tm.stream.from_rabbitmq(rabbitmq.url, "known", format="raw", metadata={"value": "message_id"})
-    with pytest.raises(tm.DataSetError, match="text and raw have one column"):
+    with pytest.raises(tm.DataSetError, match="raw has one column, of bytes: give it no schema, or such a one"):
         tm.stream.from_rabbitmq(rabbitmq.url, "known", {"x": "int64"}, format="raw")
 
 

@@ -149,7 +149,12 @@ def test_bytes_of_a_websocket() -> None:
     with serving(talk) as port:
         raw = tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", format="raw", stop_at_end=True)
         assert seen(raw) == [b"\xff\x00", b"text", b""]
-    with pytest.raises(tm.DataSetError, match="text and raw have one column"):
+    with serving(talk) as port:
+        named = {"message": "binary"}
+        raw = tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", named, format="raw", stop_at_end=True)
+        assert raw.columns == ["message"]
+        assert seen(raw) == [b"\xff\x00", b"text", b""]
+    with pytest.raises(tm.DataSetError, match="raw has one column, of bytes: give it no schema, or such a one"):
         tm.stream.from_websocket("ws://127.0.0.1:1/", SCHEMA, format="raw")
 
 

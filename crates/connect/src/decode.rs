@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BinaryArray, RecordBatch, StringArray};
 use arrow::compute::{cast, concat_batches};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow_avro::schema::AvroSchema;
 
@@ -45,16 +45,6 @@ pub(crate) struct Decoder {
 enum Kind {
     Layout(Layout),
     Avro(Avro),
-}
-
-/// What a text is read into.
-pub(crate) fn text_schema(column: &str) -> SchemaRef {
-    Arc::new(Schema::new(vec![Field::new(column, DataType::Utf8, false)]))
-}
-
-/// What bytes are given on in.
-pub(crate) fn raw_schema(column: &str) -> SchemaRef {
-    Arc::new(Schema::new(vec![Field::new(column, DataType::Binary, false)]))
 }
 
 /// Why records could not be decoded, and which one, if that is known.
@@ -208,15 +198,17 @@ impl Decoder {
             text.map_err(|_| Failure { reason: "it is not UTF-8".into(), at: Some(at) })
         };
         let texts: Vec<String> = records.iter().enumerate().map(text).collect::<Result<_, _>>()?;
-        let column: ArrayRef = Arc::new(StringArray::from(texts));
-        cast(&column, self.schema.field(0).data_type())
-            .and_then(|column| RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]))
-            .map_err(|error| failure(&error, None))
+        self.only_column(Arc::new(StringArray::from(texts)))
     }
 
     fn some_raw(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
-        let column: ArrayRef = Arc::new(BinaryArray::from_iter_values(records));
-        RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]).map_err(|error| failure(&error, None))
+        self.only_column(Arc::new(BinaryArray::from_iter_values(records)))
+    }
+
+    fn only_column(&self, column: ArrayRef) -> Result<RecordBatch, Failure> {
+        cast(&column, self.schema.field(0).data_type())
+            .and_then(|column| RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]))
+            .map_err(|error| failure(&error, None))
     }
 }
 
@@ -248,7 +240,7 @@ fn plain(error: &ArrowError) -> String {
 #[cfg(test)]
 mod tests {
     use arrow::array::AsArray;
-    use arrow::datatypes::Int64Type;
+    use arrow::datatypes::{DataType, Field, Int64Type, Schema};
     use proptest::prelude::*;
 
     use super::*;

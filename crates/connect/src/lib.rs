@@ -9,7 +9,7 @@
 //! | `rabbitmq` | `rabbitmq` | yes    | what is not acknowledged | yes  | at least once         |
 //! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
 //!
-//! Beneath them: `options` (what people write), `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
+//! Beneath them: `options` (what people write), `format`, `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
 //! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead),
 //! `quiet` (splits that have nothing), `objects` (object stores), `tls`.
 //!
@@ -35,6 +35,7 @@ mod encode;
 mod error;
 mod feed;
 mod files;
+mod format;
 mod hash;
 mod kafka;
 mod objects;

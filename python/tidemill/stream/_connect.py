@@ -172,7 +172,7 @@ def from_files(
         A local file, a folder (everything below it) or a glob, that all workers share; or the URL of an object (``s3://``, ``gs://``,
         ``az://``), or of all whose keys begin with it and a slash.
     schema : mapping of str to str, or Arrow schema
-        Types by column; ``"text"`` has one column ``line`` and needs none.
+        Types by column; ``"text"`` has one column, ``line`` unless a schema of one names it.
     format : {"json", "csv", "text"}, default="json"
         JSON objects, CSV or anything, a line each, and not compressed. In JSON a time is a text, or a number in the unit of its column.
     time, out_of_order, idle_after
@@ -299,8 +299,8 @@ def from_kafka(
         ``host:port``, several with commas between.
     topic : str
     schema : mapping of str to str, or Arrow schema
-        Types by column of JSON objects; ``"avro"`` has those of `avro_schema`, ``"text"`` one column ``value``; ``"raw"`` has ``key``,
-        ``value``, ``partition``, ``offset`` and ``timestamp``.
+        Types by column of JSON objects; ``"avro"`` has those of `avro_schema`, ``"text"`` one column, ``value`` unless a schema of one names
+        it; ``"raw"`` has ``key``, ``value``, ``partition``, ``offset`` and ``timestamp``.
     format : {"json", "avro", "text", "raw"}, default="json"
         What a record's value is; ``"raw"`` is its bytes as they are.
     confluent_header : bool, default=False

@@ -53,7 +53,7 @@ def from_rabbitmq(
     queue : str
         It has to be there.
     schema : mapping of str to str, or Arrow schema
-        Types by column of JSON objects; ``"text"`` and ``"raw"`` have one column ``value`` and need none.
+        Types by column of JSON objects; ``"text"`` and ``"raw"`` have one column, ``value`` unless a schema of one names it.
     format : {"json", "text", "raw"}, default="json"
         What a message is; ``"raw"`` is its bytes as they are.
     id : {"message_id", "correlation_id"}, optional

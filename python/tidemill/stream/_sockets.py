@@ -44,7 +44,7 @@ def from_socket(
     host : str
     port : int
     schema : mapping of str to str, or Arrow schema
-        Types by column; ``"text"`` has one column ``line`` and needs none.
+        Types by column; ``"text"`` has one column, ``line`` unless a schema of one names it.
     format : {"json", "csv", "text"}, default="json"
         JSON objects, CSV without a header or anything, a line each.
     delimiter : str, default=","
@@ -98,7 +98,7 @@ def from_websocket(
     url : str
         ``ws://HOST:PORT/PATH``, or ``wss:`` for TLS.
     schema : mapping of str to str, or Arrow schema
-        Types by column; ``"text"`` and ``"raw"`` have one column ``value`` and need none.
+        Types by column; ``"text"`` and ``"raw"`` have one column, ``value`` unless a schema of one names it.
     format : {"json", "text", "raw"}, default="json"
         What a message is, whether it comes as text or as bytes; ``"raw"`` is its bytes as they are.
     headers : mapping of str to str, optional

@@ -28,9 +28,10 @@ use tokio::runtime::Handle;
 use super::list::Place;
 use super::tail::{Piece, Position, Tail};
 use crate::bad::{BadRecords, Handler, OnError};
-use crate::decode::{Decoder, Layout, compressed, text_schema};
+use crate::decode::{Decoder, Layout, compressed};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
+use crate::format::{self, LineFormat};
 use crate::objects::OpenObjects;
 use crate::quiet::Quiet;
 use crate::{Guarantee, SourceSpec, hash, options};
@@ -47,15 +48,6 @@ const QUEUE: usize = 4;
 const OPEN_MAX: usize = 256;
 const OPEN_MIN: usize = 8;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Format {
-    #[default]
-    Json,
-    Csv,
-    Text,
-}
-
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
@@ -65,7 +57,7 @@ struct Options {
     #[serde(default)]
     storage_options: BTreeMap<String, String>,
     #[serde(default)]
-    format: Format,
+    format: LineFormat,
     /// Ends when all that is there at some moment has been read.
     #[serde(default)]
     stop_at_end: bool,
@@ -96,25 +88,11 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let place = Place::of(&options.path, |url| open(url, &options.storage_options)).map_err(wrong)?;
-    let schema = match (options.format, schema) {
-        (Format::Text, None) => text_schema("line"),
-        (Format::Text, Some(schema)) => match schema.fields().as_ref() {
-            [field] if matches!(field.data_type(), DataType::Utf8 | DataType::Utf8View | DataType::LargeUtf8) => schema,
-            _ => return Err(wrong("text has one column, of strings: give it no schema, or such a one".into())),
-        },
-        (_, schema) => options::needed(NAME, schema)?,
-    };
-    if !options.delimiter.is_ascii() {
-        return Err(wrong("`delimiter` has to be one ASCII character".into()));
-    }
+    let layout = options.format.layout(options.delimiter).map_err(wrong)?;
+    let schema = format::schema(NAME, layout, "line", schema)?;
     if options.poll_interval_ms == 0 {
         return Err(wrong("`poll_interval_ms` has to be at least 1".into()));
     }
-    let layout = match options.format {
-        Format::Json => Layout::Json,
-        Format::Csv => Layout::Csv { delimiter: options.delimiter as u8 },
-        Format::Text => Layout::Text,
-    };
     let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
@@ -576,7 +554,7 @@ mod tests {
             place: Place::Objects(objects),
             pool: runtime.handle().clone(),
             layout: Layout::Text,
-            decoder: Decoder::new(Layout::Text, text_schema("line")).unwrap(),
+            decoder: Decoder::new(Layout::Text, format::schema(NAME, Layout::Text, "line", None).unwrap()).unwrap(),
             bad: Handler::new(OnError::Raise, &Arc::default(), "bad".into()),
             shelves: (0..SHELVES).collect(),
             files: Vec::new(),

@@ -33,9 +33,10 @@ use super::place::{Mark, Place};
 use super::registry::{Registry, Schemas};
 use crate::avro::Avro;
 use crate::bad::{BadRecords, Handler, OnError, told};
-use crate::decode::{Decoder, Layout, text_schema};
+use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
+use crate::format;
 use crate::options::Secret;
 use crate::quiet::Quiet;
 use crate::tls::Tls;
@@ -155,14 +156,18 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     {
         return Err(wrong("`registry` is for `format` json and avro, and without `avro_writers`".into()));
     }
-    let raw = raw_schema();
-    let (schema, layout) = match (options.format, schema) {
-        (Format::Json, schema) => (options::needed(NAME, schema)?, Some(Layout::Json)),
-        (Format::Text, None) => (text_schema("value"), Some(Layout::Text)),
-        (Format::Raw | Format::Avro, None) => (raw, None),
-        (Format::Raw, Some(schema)) if schema == raw => (raw, None),
-        (Format::Text, Some(schema)) if schema == text_schema("value") => (schema, Some(Layout::Text)),
-        (format, _) => return Err(wrong(format!("{format:?} has columns of its own: give it no schema"))),
+    let layout = match options.format {
+        Format::Json => Some(Layout::Json),
+        Format::Text => Some(Layout::Text),
+        Format::Avro | Format::Raw => None,
+    };
+    let schema = match (layout, schema) {
+        (Some(layout), schema) => format::schema(NAME, layout, "value", schema)?,
+        (None, None) => raw_schema(),
+        (None, Some(schema)) if options.format == Format::Raw && schema == raw_schema() => schema,
+        (None, Some(_)) => {
+            return Err(wrong(format!("{:?} has columns of its own: give it no schema", options.format)));
+        }
     };
     let decoder = match (options.format, layout) {
         (Format::Avro, _) => {

@@ -36,8 +36,9 @@ use super::known::Known;
 use super::metadata::{Metadata, object};
 use super::queue::{Event, Message, Queue, Reading, Tag};
 use crate::bad::{BadRecords, Handler, OnError};
-use crate::decode::{Decoder, Layout, raw_schema, text_schema};
+use crate::decode::Decoder;
 use crate::error::ConnectError;
+use crate::format::{self, MessageFormat};
 use crate::options::Secret;
 use crate::tls::Tls;
 use crate::{Guarantee, SourceSpec, options};
@@ -48,16 +49,6 @@ const SPLIT: &str = "ids";
 /// For a job that ends: how long the server may take to have its acknowledgements.
 const LAST_WORD: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Format {
-    #[default]
-    Json,
-    Text,
-    /// Bytes as they are.
-    Raw,
-}
 
 /// The property that tells messages apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -94,7 +85,7 @@ struct Options {
     tls: Option<Tls>,
     queue: String,
     #[serde(default)]
-    format: Format,
+    format: MessageFormat,
     id: Option<Id>,
     /// Columns behind those of the bytes: what each is called, and what of a message it has.
     #[serde(default)]
@@ -119,14 +110,8 @@ fn many() -> u16 {
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let (schema, layout) = match (options.format, schema) {
-        (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
-        (Format::Text, None) => (text_schema("value"), Layout::Text),
-        (Format::Raw, None) => (raw_schema("value"), Layout::Raw),
-        (Format::Text | Format::Raw, Some(_)) => {
-            return Err(wrong("text and raw have one column, `value`: give them no schema".into()));
-        }
-    };
+    let layout = options.format.layout();
+    let schema = format::schema(NAME, layout, "value", schema)?;
     if options.prefetch == 0 {
         return Err(wrong("`prefetch` has to be from 1 to 65535".into()));
     }

@@ -18,8 +18,9 @@ use tokio_rustls::TlsConnector;
 use super::keep_alive;
 use super::tap::{Sender, Tap};
 use crate::bad::{BadRecords, Handler, OnError};
-use crate::decode::{Decoder, Layout, text_schema};
+use crate::decode::Decoder;
 use crate::error::ConnectError;
+use crate::format::{self, LineFormat};
 use crate::tls::{self, Tls};
 use crate::{Guarantee, SourceSpec, options};
 
@@ -30,15 +31,6 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// What is read at a time.
 const READ_BYTES: usize = 1 << 16;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Format {
-    #[default]
-    Json,
-    Csv,
-    Text,
-}
-
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
@@ -47,7 +39,7 @@ struct Options {
     /// The server speaks TLS: files of certificates.
     tls: Option<Tls>,
     #[serde(default)]
-    format: Format,
+    format: LineFormat,
     /// Of CSV, which has no header.
     #[serde(default = "options::comma")]
     delimiter: char,
@@ -66,15 +58,8 @@ struct Options {
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    if !options.delimiter.is_ascii() {
-        return Err(wrong("`delimiter` has to be one ASCII character".into()));
-    }
-    let (schema, layout) = match (options.format, schema) {
-        (Format::Text, None) => (text_schema("line"), Layout::Text),
-        (Format::Text, Some(_)) => return Err(wrong("text has one column, `line`: give it no schema".into())),
-        (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
-        (Format::Csv, schema) => (options::needed(NAME, schema)?, Layout::Csv { delimiter: options.delimiter as u8 }),
-    };
+    let layout = options.format.layout(options.delimiter).map_err(wrong)?;
+    let schema = format::schema(NAME, layout, "line", schema)?;
     let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);

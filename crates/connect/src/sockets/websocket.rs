@@ -24,8 +24,9 @@ use super::keep_alive;
 use super::tap::{Sender, Tap};
 use super::tcp::PAUSE;
 use crate::bad::{BadRecords, Handler, OnError};
-use crate::decode::{Decoder, Layout, raw_schema, text_schema};
+use crate::decode::Decoder;
 use crate::error::ConnectError;
+use crate::format::{self, MessageFormat};
 use crate::options::Secret;
 use crate::tls::{self, Tls};
 use crate::{Guarantee, SourceSpec, options};
@@ -34,16 +35,6 @@ const NAME: &str = "websocket source";
 const CONNECT: Duration = Duration::from_secs(10);
 /// Messages that are given together at most.
 const MESSAGES_MAX: usize = 1000;
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Format {
-    #[default]
-    Json,
-    Text,
-    /// Bytes as they are.
-    Raw,
-}
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,7 +50,7 @@ struct Options {
     #[serde(default)]
     send: Vec<String>,
     #[serde(default)]
-    format: Format,
+    format: MessageFormat,
     #[serde(default = "options::a_megabyte")]
     message_bytes_max: usize,
     /// Ends when the server closes the connection.
@@ -75,14 +66,8 @@ struct Options {
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let (schema, layout) = match (options.format, schema) {
-        (Format::Json, schema) => (options::needed(NAME, schema)?, Layout::Json),
-        (Format::Text, None) => (text_schema("value"), Layout::Text),
-        (Format::Raw, None) => (raw_schema("value"), Layout::Raw),
-        (Format::Text | Format::Raw, Some(_)) => {
-            return Err(wrong("text and raw have one column, `value`: give them no schema".into()));
-        }
-    };
+    let layout = options.format.layout();
+    let schema = format::schema(NAME, layout, "value", schema)?;
     let url = options.url.reveal();
     let connector = match (url.starts_with("wss://"), &options.tls) {
         (true, tls) => Some(Tls::or_environment(tls.as_ref()).and_then(|tls| tls.client()).map_err(wrong)?),

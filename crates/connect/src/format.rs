@@ -1,0 +1,116 @@
+//! Formats that several sources have: as people write them, the layout that they are, and the schema of their rows.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use serde::Deserialize;
+
+use crate::decode::Layout;
+use crate::error::ConnectError;
+use crate::options;
+
+/// Of messages, each of which is a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum MessageFormat {
+    #[default]
+    Json,
+    Text,
+    /// Bytes as they are.
+    Raw,
+}
+
+impl MessageFormat {
+    pub(crate) fn layout(self) -> Layout {
+        match self {
+            MessageFormat::Json => Layout::Json,
+            MessageFormat::Text => Layout::Text,
+            MessageFormat::Raw => Layout::Raw,
+        }
+    }
+}
+
+/// Of lines, each of which is a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LineFormat {
+    #[default]
+    Json,
+    Csv,
+    Text,
+}
+
+impl LineFormat {
+    /// With what is between the values of CSV.
+    ///
+    /// # Errors
+    /// In words, when that is more than a byte.
+    pub(crate) fn layout(self, delimiter: char) -> Result<Layout, String> {
+        if !delimiter.is_ascii() {
+            return Err("`delimiter` has to be one ASCII character".into());
+        }
+        Ok(match self {
+            LineFormat::Json => Layout::Json,
+            LineFormat::Csv => Layout::Csv { delimiter: delimiter as u8 },
+            LineFormat::Text => Layout::Text,
+        })
+    }
+}
+
+/// What rows of a layout are: of text, and of bytes as they are, one column, which is called `column` unless a schema says otherwise;
+/// of others what a schema says.
+///
+/// # Errors
+/// When there is none, or one with other columns.
+pub(crate) fn schema(
+    connector: &str,
+    layout: Layout,
+    column: &str,
+    given: Option<SchemaRef>,
+) -> Result<SchemaRef, ConnectError> {
+    let (name, of, kinds): (_, _, &[DataType]) = match layout {
+        Layout::Text => ("text", "strings", &[DataType::Utf8, DataType::LargeUtf8, DataType::Utf8View]),
+        Layout::Raw => ("raw", "bytes", &[DataType::Binary, DataType::LargeBinary, DataType::BinaryView]),
+        Layout::Json | Layout::Csv { .. } => return options::needed(connector, given),
+    };
+    let Some(given) = given else {
+        return Ok(Arc::new(Schema::new(vec![Field::new(column, kinds[0].clone(), false)])));
+    };
+    match given.fields().as_ref() {
+        [field] if kinds.contains(field.data_type()) => Ok(given),
+        _ => {
+            let reason = format!("{name} has one column, of {of}: give it no schema, or such a one");
+            Err(ConnectError::option(connector, reason))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Text that is read as several columns, or a format without any, would fail at each record and not at the start.
+    #[test]
+    fn text_and_bytes_have_one_column() {
+        let of = |fields: &[(&str, DataType)]| {
+            let field = |(name, kind): &(&str, DataType)| Field::new(*name, kind.clone(), true);
+            Some(Arc::new(Schema::new(fields.iter().map(field).collect::<Vec<_>>())))
+        };
+        let text = schema("x", Layout::Text, "line", None).unwrap();
+        assert_eq!((text.field(0).name().as_str(), text.field(0).data_type()), ("line", &DataType::Utf8));
+        let named = of(&[("word", DataType::LargeUtf8)]);
+        assert_eq!(schema("x", Layout::Text, "line", named.clone()).ok(), named);
+        assert_eq!(schema("x", Layout::Raw, "value", None).unwrap().field(0).data_type(), &DataType::Binary);
+        for (layout, given) in [
+            (Layout::Text, of(&[])),
+            (Layout::Text, of(&[("a", DataType::Int64)])),
+            (Layout::Raw, of(&[("a", DataType::Utf8)])),
+            (Layout::Raw, of(&[("a", DataType::Binary), ("b", DataType::Binary)])),
+        ] {
+            let error = schema("x", layout, "value", given).unwrap_err().to_string();
+            assert!(error.contains("has one column, of "), "{error}");
+        }
+        let error = schema("x", Layout::Json, "value", None).unwrap_err().to_string();
+        assert!(error.contains("a schema is needed"), "{error}");
+    }
+}
