@@ -13,8 +13,9 @@ use tidemill_dataflow::memory::Cells;
 
 use super::groups::batch;
 use super::held::Disk;
-use super::kept::{Kept, together};
+use super::kept::Kept;
 use super::keys::KeyIndex;
+use super::snapshot::together;
 use super::window::Micros;
 
 /// So many rows make a chain long.

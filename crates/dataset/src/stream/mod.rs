@@ -21,6 +21,7 @@
 //! | `keyed`     | rows on their way to the owner of their key                            |
 //! | `late`      | rows that come too late                                                |
 //! | `panes`     | what is held of a stretch of time                                      |
+//! | `snapshot`  | what goes into snapshots: rows as bytes, by bucket                     |
 //! | `sorted`    | states on disk                                                         |
 //! | `held`      | how much of the worker's memory an operator holds, and the disk beyond |
 //! | `keys`      | which keys there are                                                   |
@@ -56,6 +57,7 @@ mod process;
 mod saved;
 mod sessions;
 mod shared;
+mod snapshot;
 mod sorted;
 mod spans;
 mod steps;

@@ -29,9 +29,9 @@ use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
 
 use super::groups::batch;
 use super::held::{Held, Holds, WEIGH_EVERY_ROWS};
-use super::kept::buckets_of;
 use super::keyed::Keyed;
 use super::saved::{Layout, fired_of, shared};
+use super::snapshot::buckets_of;
 use super::window::Micros;
 use crate::dataset::DataSet;
 use crate::error::DataSetError;

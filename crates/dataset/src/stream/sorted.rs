@@ -14,7 +14,7 @@ use tidemill_dataflow::route_map::BUCKETS;
 
 use super::groups::{Aggregation, Groups};
 use super::held::Disk;
-use super::kept::{buckets_of_key, in_order};
+use super::snapshot::{buckets_of_key, in_order};
 
 /// All buckets.
 pub(crate) const ALL: Range<u32> = 0..BUCKETS;

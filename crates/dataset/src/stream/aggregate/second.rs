@@ -22,10 +22,10 @@ use super::handover::{Acquired, Leaving};
 use super::{WindowAggregation, by_pane};
 use crate::stream::groups::{Groups, batch};
 use crate::stream::held::{Disk, Held, Holds};
-use crate::stream::kept::{self, Parts, Saved};
 use crate::stream::late::{LATE_PORT, LateOutput};
 use crate::stream::panes::{Pane, spill_small};
 use crate::stream::saved::{Reader, changed_by, changed_of, fired_by, fired_of, shared_with};
+use crate::stream::snapshot::{self, Parts, Saved};
 use crate::stream::sorted::{self, ALL, CACHED_BYTES, Cut, Sorted, merge_into};
 use crate::stream::steps::Steps;
 use crate::stream::window::{Micros, micros, window_array};
@@ -577,7 +577,7 @@ fn by_bucket(
                 of.extend(buckets.iter().map(|&bucket| u32::from(bucket)));
             }
         }
-        for (bucket, bytes) in kept::by_bucket(&concat_batches(&shape.pane_schema, &some)?, &of, |_| true)? {
+        for (bucket, bytes) in snapshot::by_bucket(&concat_batches(&shape.pane_schema, &some)?, &of, |_| true)? {
             parts.add(bucket, &[&bytes])?;
         }
     }

@@ -18,8 +18,9 @@ use super::{ANEW, CountAggregation, PANE, Pane, SEEN, Ttl, UNTIL, numbers};
 use crate::stream::chained::{Chained, Frozen, LONG, renumbered};
 use crate::stream::groups::{Arguments, batch};
 use crate::stream::held::Disk;
-use crate::stream::kept::{Kept, Saved, Tables, buckets_of, tables_of};
+use crate::stream::kept::Kept;
 use crate::stream::saved::{fired_of, shared};
+use crate::stream::snapshot::{Saved, Tables, buckets_of, tables_of};
 use crate::stream::window::{Micros, count_fields, micros};
 
 /// Rows that are put together at a time take so much.

@@ -18,10 +18,10 @@ use super::state::CountState;
 use super::{CountAggregation, Ttl};
 use crate::stream::groups::Aggregation;
 use crate::stream::held::Disk;
-use crate::stream::kept::buckets_of;
 use crate::stream::keyed::Keyed;
 use crate::stream::late::LateCount;
 use crate::stream::saved::{SavedParts, apply};
+use crate::stream::snapshot::buckets_of;
 use crate::stream::window::{Micros, count_fields};
 
 /// A row: its key, a value, and its time.

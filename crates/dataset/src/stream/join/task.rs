@@ -17,10 +17,11 @@ use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 use super::{Gives, Side, StreamJoin};
 use crate::stream::groups::batch;
 use crate::stream::held::{Disk, Held, Holds};
-use crate::stream::kept::{Kept, Saved, Tables, buckets_of, tables_of, together};
+use crate::stream::kept::Kept;
 use crate::stream::keyed::known;
 use crate::stream::keys::Keys;
 use crate::stream::saved::{Reader, fired_of, shared};
+use crate::stream::snapshot::{Saved, Tables, buckets_of, tables_of, together};
 use crate::stream::window::Micros;
 
 /// Pairs that are looked at together.

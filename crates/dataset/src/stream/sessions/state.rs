@@ -23,8 +23,9 @@ use super::{Assigned, BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggrega
 use crate::stream::chained::{Chained, Chains, Frozen, renumbered};
 use crate::stream::groups::batch;
 use crate::stream::held::Disk;
-use crate::stream::kept::{Kept, Saved, Tables, buckets_of_key, table_of, tables_of};
+use crate::stream::kept::Kept;
 use crate::stream::saved::{fired_of, shared, time_of};
+use crate::stream::snapshot::{Saved, Tables, buckets_of_key, table_of, tables_of};
 use crate::stream::window::Micros;
 
 /// What came since the last snapshot is put together when it is twice as much as it was then, and so many rows more.

@@ -20,8 +20,8 @@ use super::state::SessionState;
 use super::{EARLY, FINAL, NOTHING, SessionAggregation, SessionTimes};
 use crate::stream::groups::Aggregation;
 use crate::stream::held::Disk;
-use crate::stream::kept::{buckets_of, tables_of};
 use crate::stream::saved::{SavedParts, apply};
+use crate::stream::snapshot::{buckets_of, tables_of};
 use crate::stream::window::{Early, Micros, window_array};
 
 const GAP: Micros = 10;

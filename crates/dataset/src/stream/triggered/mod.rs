@@ -32,11 +32,12 @@ use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 use self::groups::Groups;
 use super::groups::{Aggregation, Functions, batch};
 use super::held::{Held, Holds};
-use super::kept::{Kept, KeptState, table_of, tables_of};
+use super::kept::{Kept, KeptState};
 use super::keyed::Keyed;
 use super::keys::Keys;
 use super::late::{LATE_PORT, LateCount, LateOutput};
 use super::saved::{Layout, fired_by, fired_of, shared, time_of};
+use super::snapshot::{table_of, tables_of};
 use super::spans::Spans;
 use super::window::{Micros, micros, window_array};
 
