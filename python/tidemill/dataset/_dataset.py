@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from tidemill._inside import within
 from tidemill._tidemill import NativeDataSet, NativeTable
 from tidemill.dataset import _map, _workers
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, sort_keys
+from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, names_of, sort_keys
 from tidemill.dataset._functions import count
 from tidemill.dataset._group import GroupBy
 from tidemill.dataset._map import KeyedRows, Row, Schema
 from tidemill.dataset._table import Table
+from tidemill.dataset._write import DataSetWriters
 
 if TYPE_CHECKING:
     import pandas
@@ -27,27 +25,15 @@ if TYPE_CHECKING:
 
     from tidemill.dataset._lookup import Source
     from tidemill.dataset._read import StorageOptions
-    from tidemill.stream import Connector, Duration, Running, Sink
-
-    AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
-    #: One sink, or several by the names of steps.
-    LateTo: TypeAlias = AnySink | Mapping[str, AnySink]
+    from tidemill.stream import Duration, Running
+    from tidemill.stream._sinks import AnySink, LateTo
 
 __all__ = ["DataSet"]
-
-#: As Parquet's writer knows them: with a level where there are levels, the usual one of each.
-_PARQUET_CODECS = {
-    "none": "uncompressed",
-    "lz4": "lz4_raw",
-    "gzip": "gzip(6)",
-    "brotli": "brotli(5)",
-    "zstd": "zstd(3)",
-}
 
 How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"]
 
 
-class DataSet:
+class DataSet(DataSetWriters):
     """A lazy table; made by `read_csv` and its like, `from_arrow`, `sql`, and by the methods of another.
 
     Methods return a new DataSet and read nothing; a column that does not exist is an error at once. Rows have no order but
@@ -62,7 +48,7 @@ class DataSet:
         The columns' names, in order.
     """
 
-    __slots__ = ("_native",)
+    __slots__ = ()
 
     def __init__(self, native: NativeDataSet) -> None:
         self._native = native
@@ -108,7 +94,7 @@ class DataSet:
 
     def drop(self, *names: str | Iterable[str]) -> DataSet:
         """All columns but these."""
-        return self._step(self._native.drop(_names(names, "drop")))
+        return self._step(self._native.drop(names_of(names, "drop")))
 
     def rename(self, names: Mapping[str, str]) -> DataSet:
         """The same columns, those that are keys of `names` by their new names."""
@@ -193,18 +179,18 @@ class DataSet:
         """
         from tidemill.stream._time import micros
 
-        names = _names(subset, "distinct")
+        names = names_of(subset, "distinct")
         return self._step(self._native.distinct(names, None if ttl is None else micros(ttl, "ttl")))
 
     def drop_nulls(self, *subset: str | Iterable[str]) -> DataSet:
         """The rows without nulls (in those columns)."""
         from tidemill.dataset._expr import col
 
-        return self.filter(*(col(name).is_not_null() for name in _names(subset, "drop_nulls") or self.columns))
+        return self.filter(*(col(name).is_not_null() for name in names_of(subset, "drop_nulls") or self.columns))
 
     def explode(self, *names: str | Iterable[str]) -> DataSet:
         """One row for each element of the lists in these columns, none for an empty one or null; other columns are repeated."""
-        return self._step(self._native.explode(_names(names, "explode")))
+        return self._step(self._native.explode(names_of(names, "explode")))
 
     # Functions of the program. They run on every worker, which must be able to call them at any time.
 
@@ -312,7 +298,7 @@ class DataSet:
 
     def key_by(self, *keys: str | Iterable[str]) -> KeyedRows:
         """The rows by the values of these columns, for functions of the program: its ``reduce`` and ``apply``."""
-        return KeyedRows(self, tuple(_names(keys, "key_by")))
+        return KeyedRows(self, tuple(names_of(keys, "key_by")))
 
     # Several rows, several tables.
 
@@ -363,7 +349,7 @@ class DataSet:
         if on is not None and (left_on is not None or right_on is not None):
             raise DataSetError("join: give either on, or left_on and right_on")
         given = (on, on) if on is not None else (left_on, right_on)
-        left, right = ([] if keys is None else _names([keys], "join") for keys in given)
+        left, right = ([] if keys is None else names_of([keys], "join") for keys in given)
         if len(left) != len(right):
             raise DataSetError(f"join: {len(left)} keys on the left and {len(right)} on the right")
         pairs = list(zip(left, right, strict=True))
@@ -557,7 +543,7 @@ class DataSet:
         self,
         how: Literal["logical", "optimized", "physical", "analyze"] = "physical",
         *,
-        sink: Sink | Connector | Callable[[Table], None] | None = None,
+        sink: AnySink | None = None,
     ) -> str:
         """What will be done; with ``"analyze"`` it is done, and rows and times of each step are told.
 
@@ -567,9 +553,10 @@ class DataSet:
         if self._native.is_stream() and how == "physical":
             from tidemill._job import init
             from tidemill._tidemill import explain_stream
+            from tidemill.stream._sinks import native_sink, sink_name
 
-            written_to = None if sink is None else _tables(sink)
-            return explain_stream(engine(), init().comm, [(self._native, written_to, _sink_name(sink))])
+            written_to = None if sink is None else native_sink(sink)
+            return explain_stream(engine(), init().comm, [(self._native, written_to, sink_name(sink))])
         if sink is not None:
             raise DataSetError('sink= is for streams, which are explained with how="physical"')
         workers = _workers.comm()
@@ -607,162 +594,9 @@ class DataSet:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.collect())
 
-    # Output. The folder appears when all is written; without `overwrite` it must not exist.
-
-    def write_csv(
-        self,
-        path: str | Path,
-        *,
-        delimiter: str = ",",
-        header: bool = True,
-        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
-        partition_by: Iterable[str] = (),
-        overwrite: bool = False,
-        storage_options: StorageOptions | None = None,
-    ) -> int:
-        """Write CSV files into the new folder `path`, all or nothing.
-
-        A null is nothing, as a text without characters is: `read_csv` makes both null.
-
-        Parameters
-        ----------
-        path : str or Path
-            A local folder, or a URL of one in an object store: ``s3://bucket/folder``, ``gs://``, ``az://``, ``abfss://``.
-        delimiter : str, default=","
-        header : bool, default=True
-            Whether files begin with the columns' names.
-        compression : {"gzip", "bzip2", "xz", "zstd"}, optional
-        partition_by : iterable of str
-            A folder ``column=value`` for each different value of these columns, which then are not in the files.
-        overwrite : bool, default=False
-            Whether an existing folder is replaced, at the very end.
-        storage_options : mapping of str to str, optional
-            As for `read_csv`.
-
-        Returns
-        -------
-        int
-            How many rows were written.
-
-        Raises
-        ------
-        DataSetError
-            On every worker; then nothing is left behind, and an existing folder is as it was.
-        """
-        return self._write(
-            path, "csv", compression or "", partition_by, overwrite, storage_options, delimiter=delimiter, header=header
-        )
-
-    def write_json(
-        self,
-        path: str | Path,
-        *,
-        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
-        partition_by: Iterable[str] = (),
-        overwrite: bool = False,
-        storage_options: StorageOptions | None = None,
-    ) -> int:
-        """Write files with a JSON object in each line; otherwise like `write_csv`.
-
-        JSON has no NaN and no infinity: they become null.
-        """
-        return self._write(path, "json", compression or "", partition_by, overwrite, storage_options)
-
-    def write_parquet(
-        self,
-        path: str | Path,
-        *,
-        compression: str | None = "zstd",
-        partition_by: Iterable[str] = (),
-        overwrite: bool = False,
-        storage_options: StorageOptions | None = None,
-    ) -> int:
-        """Write Parquet files; otherwise like `write_csv`.
-
-        Parameters
-        ----------
-        compression : str or None, default="zstd"
-            ``"snappy"``, ``"lz4"``, ``"gzip"``, ``"brotli"`` or ``"zstd"``, the last three also with a level: ``"zstd(3)"``; None or
-            ``"none"`` for none.
-        """
-        kind = "none" if compression is None else compression
-        return self._write(path, "parquet", _PARQUET_CODECS.get(kind, kind), partition_by, overwrite, storage_options)
-
-    def write_ipc(
-        self,
-        path: str | Path,
-        *,
-        compression: Literal["lz4", "zstd"] | None = "lz4",
-        partition_by: Iterable[str] = (),
-        overwrite: bool = False,
-        storage_options: StorageOptions | None = None,
-    ) -> int:
-        """Write Arrow IPC files; otherwise like `write_csv`.
-
-        Parameters
-        ----------
-        compression : {"lz4", "zstd"} or None, default="lz4"
-            Of each buffer; files without any can be mapped into memory and used as they are.
-        """
-        return self._write(path, "ipc", compression or "none", partition_by, overwrite, storage_options)
-
-    def write_records(
-        self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
-    ) -> int:
-        """Write records of a fixed length, a file for each partition, in their order; all columns are of fixed bytes."""
-        return self._write(path, "records", "", (), overwrite, storage_options)
-
-    def write_text(
-        self,
-        path: str | Path,
-        *,
-        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
-        overwrite: bool = False,
-        storage_options: StorageOptions | None = None,
-    ) -> int:
-        r"""Write the only column, of texts, as lines: what `read_text` reads; otherwise like `write_csv`.
-
-        There is a file for each partition, in their order. Lines end with ``\n``.
-
-        Raises
-        ------
-        DataSetError
-            Also for a null, and for a text that has a line end in it (``\n``, or ``\r`` at its end), which would be read as other
-            lines; the error names row and file.
-        """
-        return self._write(path, "text", compression or "", (), overwrite, storage_options)
-
-    def write_npy(
-        self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
-    ) -> int:
-        """Write NumPy's ``.npy`` files: what `read_npy` reads; otherwise like `write_csv`.
-
-        There is a file for each partition, in their order: an array of shape (rows, columns), of one column of shape (rows,). All
-        columns are of bool, integers and floats; of different types, they become the one that NumPy makes of them (``float64``
-        of ``int64`` and ``float32``, say). Rows that are sorted keep their order if they are of one type before they are sorted.
-
-        Raises
-        ------
-        DataSetError
-            Also for a column of another type, and for a null, which no array can have; the error names row and file.
-        """
-        return self._as_one_type()._write(path, "npy", "", (), overwrite, storage_options)
-
-    def _as_one_type(self) -> DataSet:
-        """With all columns of the type that NumPy makes of theirs, if there is one."""
-        import numpy as np
-
-        from tidemill.dataset._expr import col
-
-        kinds = [kind.lower().replace("boolean", "bool") for kind in self.schema.values()]
-        if len(set(kinds)) == 1 or not all(re.fullmatch(r"bool|u?int\d+|float\d+", kind) for kind in kinds):
-            return self
-        whole = np.result_type(*kinds).name
-        return self.select(*(col(name).cast(whole) for name in self.columns))
-
     def write_stream(
         self,
-        sink: Sink | Connector | Callable[[Table], None],
+        sink: AnySink,
         *,
         late_to: LateTo | None = None,
         name: str = "stream",
@@ -848,98 +682,3 @@ class DataSet:
             guarantee=guarantee,
             watch=watch,
         )
-
-    def _write(
-        self,
-        path: str | Path,
-        format: str,
-        compression: str,
-        partition_by: Iterable[str],
-        overwrite: bool,
-        storage_options: StorageOptions | None,
-        **layout: Any,
-    ) -> int:
-        from tidemill._job import init
-        from tidemill.dataset._read import _told
-
-        _workers.check_alike(f"write_{format}", path=repr(os.fspath(path)))
-        keys = _names([partition_by], "partition_by")
-        if keys and set(keys) >= set(self.columns):
-            raise DataSetError(f"partition_by={keys} are all columns; one at least stays in the files")
-        # What is sorted goes the way of several workers also on one: in ranges, one for each thread, which is faster.
-        workers = init().comm if format in ("records", "text", "npy") else _workers.comm()
-        with _workers.reading() as watch:
-            rows = self._native.write(
-                engine(),
-                workers,
-                os.fspath(path),
-                format,
-                compression=compression,
-                partition_by=keys,
-                overwrite=overwrite,
-                storage_options=_told(storage_options),
-                watch=watch,
-                **layout,
-            )
-        _workers.report_bad_rows(self._native)
-        return rows
-
-
-def _sink_name(sink: Any) -> str:
-    return str(getattr(sink, "__name__", type(sink).__name__))
-
-
-def _tables(sink: Sink | Connector | Callable[[Table], None]) -> Any:
-    """The sink with tables as people know them, or what describes it."""
-    from tidemill.stream import Connector
-
-    if isinstance(sink, Connector):
-        return sink.spec
-    if not hasattr(sink, "prepare"):
-        if not callable(sink):
-            raise TypeError("a sink is a function of a table, or has the methods write, prepare and commit")
-        called = within("a sink", sink)
-        return lambda rows: called(Table(rows))
-    if missing := [method for method in ("write", "commit") if not hasattr(sink, method)]:
-        raise TypeError(f"a sink that has prepare needs {' and '.join(missing)}, too")
-    return _TableSink(cast("Sink", sink))
-
-
-class _TableSink:
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _TableSink:
-        try:
-            return _TableSink(copy.deepcopy(self._sink, memo))
-        except Exception as error:
-            raise DataSetError(
-                f"the sink {_sink_name(self._sink)} cannot be copied for each thread to have one of its own: {error}; let it open files and "
-                "connections in its first write, not before, or give it a __deepcopy__"
-            ) from error
-
-    def write(self, rows: NativeTable) -> None:
-        # Each thread has a deep copy of this, of which a function made before would be none.
-        within("a sink", self._sink.write)(Table(rows))
-
-    def prepare(self, epoch: int) -> bytes:
-        prepared = self._sink.prepare(epoch)
-        if not isinstance(prepared, bytes):
-            name, kind = _sink_name(self._sink), type(prepared).__name__
-            raise TypeError(f'prepare of the sink {name} returns {kind}; it returns bytes, b"" if there is nothing')
-        return prepared
-
-    def commit(self, prepared: bytes) -> None:
-        self._sink.commit(prepared)
-
-
-def _names(given: Iterable[str | Iterable[str]], call: str) -> list[str]:
-    """Names of columns, and of those in lists."""
-    names: list[str] = []
-    for one in given:
-        names += [one] if isinstance(one, str) or not isinstance(one, Iterable) else one
-    for name in names:
-        if not isinstance(name, str):
-            what = "an expression, which with_columns makes a column of" if isinstance(name, Expr) else repr(name)
-            raise TypeError(f"{call} takes names of columns, not {what}")
-    return names

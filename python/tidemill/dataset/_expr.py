@@ -12,7 +12,7 @@ from tidemill.dataset._errors import DataSetError
 if TYPE_CHECKING:
     from tidemill.dataset._namespaces import DateTimes, Lists, Strings
 
-__all__ = ["Expr", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "sort_keys"]
+__all__ = ["Expr", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "names_of", "sort_keys"]
 
 #: A column's name where a column is meant, else a literal.
 IntoExpr = Union["Expr", str, Any]
@@ -422,6 +422,18 @@ def columns(exprs: Iterable[IntoExpr | Iterable[IntoExpr]], named: dict[str, Any
     """The arguments of select and its like: columns, lists of columns, and ``name=expression``."""
     all_named = (as_expr(expr).alias(name) for name, expr in named.items())
     return [expr._native for expr in (*flat(exprs), *all_named)]
+
+
+def names_of(given: Iterable[str | Iterable[str]], call: str) -> list[str]:
+    """Names of columns, and of those in lists."""
+    names: list[str] = []
+    for one in given:
+        names += [one] if isinstance(one, str) or not isinstance(one, Iterable) else one
+    for name in names:
+        if not isinstance(name, str):
+            what = "an expression, which with_columns makes a column of" if isinstance(name, Expr) else repr(name)
+            raise TypeError(f"{call} takes names of columns, not {what}")
+    return names
 
 
 def sort_keys(

@@ -21,7 +21,6 @@ import numpy as np
 import tidemill
 from tidemill._tidemill import NativeTable, write_stream
 from tidemill.dataset import DataSet, coalesce, col, lit
-from tidemill.dataset._dataset import _tables
 from tidemill.dataset._engine import new_engine
 from tidemill.dataset._map import _mapped
 from tidemill.dataset._table import Table
@@ -29,6 +28,7 @@ from tidemill.series._read import Columns, SeriesError, find_columns, plain_id
 from tidemill.series._tail import NewRows, date_of_number
 from tidemill.series._zones import wall, zone_of
 from tidemill.stream import _status, tumbling, window
+from tidemill.stream._sinks import native_sink
 
 __all__ = ["StreamTail"]
 
@@ -158,14 +158,14 @@ class StreamTail:
             write_stream(
                 new_engine(job, threads=1, workers=1),
                 job._self,
-                [(self._windows._native, _tables(self._come), "series")],
+                [(self._windows._native, native_sink(self._come), "series")],
                 "series",
                 None,
                 self._look,
                 _status.place("series", job._self),
                 None,
                 None,
-                [(None, _tables(self._come_late), "late rows of series")],
+                [(None, native_sink(self._come_late), "late rows of series")],
             )
         except _Closed:
             pass

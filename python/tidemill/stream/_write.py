@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from tidemill._job import init
 from tidemill._tidemill import explain_stream, write_stream
 from tidemill.dataset import _workers
-from tidemill.dataset._dataset import DataSet, _sink_name, _tables
+from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _told
-from tidemill.dataset._table import Table
 from tidemill.stream import _late, _status
 from tidemill.stream._connect import Connector, check_fed, folder_of
 from tidemill.stream._running import Running
+from tidemill.stream._sinks import native_sink, sink_name
 from tidemill.stream._time import Duration, seconds
 
 if TYPE_CHECKING:
-    from tidemill.dataset._dataset import LateTo
     from tidemill.dataset._read import StorageOptions
-    from tidemill.stream import Sink
+    from tidemill.stream._sinks import AnySink, LateTo
 
 __all__ = ["explain", "run", "write"]
 
 
 def write(
-    queries: Iterable[tuple[DataSet, Sink | Connector | Callable[[Table], None]]],
+    queries: Iterable[tuple[DataSet, AnySink]],
     *,
     late_to: LateTo | None = None,
     name: str = "stream",
@@ -95,9 +94,9 @@ def write(
     )
 
 
-def explain(queries: Iterable[tuple[DataSet, Sink | Connector | Callable[[Table], None]]]) -> str:
+def explain(queries: Iterable[tuple[DataSet, AnySink]]) -> str:
     """The tasks of the job that `write` would run, which of them several queries share, and what each sink has of its rows; collective."""
-    pairs = [(query._native, _tables(sink), _sink_name(sink)) for query, sink in _pairs(queries)]
+    pairs = [(query._native, native_sink(sink), sink_name(sink)) for query, sink in _pairs(queries)]
     return explain_stream(engine(), init().comm, pairs)
 
 
@@ -156,14 +155,14 @@ def run(
     report, count, first, late = write_stream(
         engine(),
         init().comm,
-        [(query._native, _tables(sink), _sink_name(sink)) for query, sink in queries],
+        [(query._native, native_sink(sink), sink_name(sink)) for query, sink in queries],
         name,
         place,
         asked,
         status,
         guarantee,
         watching,
-        [(step, _tables(sink), _sink_name(sink)) for step, sink in late_sinks] or None,
+        [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
     )
     _workers.report_bad_records(count, first)
     _late.report(late)

@@ -1,0 +1,223 @@
+"""Writing tables: the methods of `DataSet` that write files, and what they have in common."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidemill._tidemill import NativeDataSet
+from tidemill.dataset import _workers
+from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._expr import col, columns, names_of
+
+if TYPE_CHECKING:
+    from tidemill.dataset._read import StorageOptions
+
+__all__ = ["DataSetWriters"]
+
+#: As Parquet's writer knows them: with a level where there are levels, the usual one of each.
+_PARQUET_CODECS = {
+    "none": "uncompressed",
+    "lz4": "lz4_raw",
+    "gzip": "gzip(6)",
+    "brotli": "brotli(5)",
+    "zstd": "zstd(3)",
+}
+
+
+class DataSetWriters:
+    """A `DataSet`, as what can be written. The folder appears when all is written; without `overwrite` it must not exist."""
+
+    __slots__ = ("_native",)
+
+    _native: NativeDataSet
+
+    def write_csv(
+        self,
+        path: str | Path,
+        *,
+        delimiter: str = ",",
+        header: bool = True,
+        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> int:
+        """Write CSV files into the new folder `path`, all or nothing.
+
+        A null is nothing, as a text without characters is: `read_csv` makes both null.
+
+        Parameters
+        ----------
+        path : str or Path
+            A local folder, or a URL of one in an object store: ``s3://bucket/folder``, ``gs://``, ``az://``, ``abfss://``.
+        delimiter : str, default=","
+        header : bool, default=True
+            Whether files begin with the columns' names.
+        compression : {"gzip", "bzip2", "xz", "zstd"}, optional
+        partition_by : iterable of str
+            A folder ``column=value`` for each different value of these columns, which then are not in the files.
+        overwrite : bool, default=False
+            Whether an existing folder is replaced, at the very end.
+        storage_options : mapping of str to str, optional
+            As for `read_csv`.
+
+        Returns
+        -------
+        int
+            How many rows were written.
+
+        Raises
+        ------
+        DataSetError
+            On every worker; then nothing is left behind, and an existing folder is as it was.
+        """
+        csv = {"delimiter": delimiter, "header": header}
+        return _write(self._native, path, "csv", compression or "", partition_by, overwrite, storage_options, **csv)
+
+    def write_json(
+        self,
+        path: str | Path,
+        *,
+        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> int:
+        """Write files with a JSON object in each line; otherwise like `write_csv`.
+
+        JSON has no NaN and no infinity: they become null.
+        """
+        return _write(self._native, path, "json", compression or "", partition_by, overwrite, storage_options)
+
+    def write_parquet(
+        self,
+        path: str | Path,
+        *,
+        compression: str | None = "zstd",
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> int:
+        """Write Parquet files; otherwise like `write_csv`.
+
+        Parameters
+        ----------
+        compression : str or None, default="zstd"
+            ``"snappy"``, ``"lz4"``, ``"gzip"``, ``"brotli"`` or ``"zstd"``, the last three also with a level: ``"zstd(3)"``; None or
+            ``"none"`` for none.
+        """
+        kind = "none" if compression is None else compression
+        codec = _PARQUET_CODECS.get(kind, kind)
+        return _write(self._native, path, "parquet", codec, partition_by, overwrite, storage_options)
+
+    def write_ipc(
+        self,
+        path: str | Path,
+        *,
+        compression: Literal["lz4", "zstd"] | None = "lz4",
+        partition_by: Iterable[str] = (),
+        overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> int:
+        """Write Arrow IPC files; otherwise like `write_csv`.
+
+        Parameters
+        ----------
+        compression : {"lz4", "zstd"} or None, default="lz4"
+            Of each buffer; files without any can be mapped into memory and used as they are.
+        """
+        return _write(self._native, path, "ipc", compression or "none", partition_by, overwrite, storage_options)
+
+    def write_records(
+        self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
+    ) -> int:
+        """Write records of a fixed length, a file for each partition, in their order; all columns are of fixed bytes."""
+        return _write(self._native, path, "records", "", (), overwrite, storage_options)
+
+    def write_text(
+        self,
+        path: str | Path,
+        *,
+        compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
+        overwrite: bool = False,
+        storage_options: StorageOptions | None = None,
+    ) -> int:
+        r"""Write the only column, of texts, as lines: what `read_text` reads; otherwise like `write_csv`.
+
+        There is a file for each partition, in their order. Lines end with ``\n``.
+
+        Raises
+        ------
+        DataSetError
+            Also for a null, and for a text that has a line end in it (``\n``, or ``\r`` at its end), which would be read as other
+            lines; the error names row and file.
+        """
+        return _write(self._native, path, "text", compression or "", (), overwrite, storage_options)
+
+    def write_npy(
+        self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
+    ) -> int:
+        """Write NumPy's ``.npy`` files: what `read_npy` reads; otherwise like `write_csv`.
+
+        There is a file for each partition, in their order: an array of shape (rows, columns), of one column of shape (rows,). All
+        columns are of bool, integers and floats; of different types, they become the one that NumPy makes of them (``float64``
+        of ``int64`` and ``float32``, say). Rows that are sorted keep their order if they are of one type before they are sorted.
+
+        Raises
+        ------
+        DataSetError
+            Also for a column of another type, and for a null, which no array can have; the error names row and file.
+        """
+        return _write(_as_one_type(self._native), path, "npy", "", (), overwrite, storage_options)
+
+
+def _as_one_type(data: NativeDataSet) -> NativeDataSet:
+    """With all columns of the type that NumPy makes of theirs, if there is one."""
+    import numpy as np
+
+    kinds = [kind.lower().replace("boolean", "bool") for _, kind in data.fields]
+    if len(set(kinds)) == 1 or not all(re.fullmatch(r"bool|u?int\d+|float\d+", kind) for kind in kinds):
+        return data
+    whole = np.result_type(*kinds).name
+    return data.select(columns([col(name).cast(whole) for name in data.names], {}))
+
+
+def _write(
+    data: NativeDataSet,
+    path: str | Path,
+    format: str,
+    compression: str,
+    partition_by: Iterable[str],
+    overwrite: bool,
+    storage_options: StorageOptions | None,
+    **layout: Any,
+) -> int:
+    from tidemill._job import init
+    from tidemill.dataset._read import _told
+
+    _workers.check_alike(f"write_{format}", path=repr(os.fspath(path)))
+    keys = names_of([partition_by], "partition_by")
+    if keys and set(keys) >= set(data.names):
+        raise DataSetError(f"partition_by={keys} are all columns; one at least stays in the files")
+    # What is sorted goes the way of several workers also on one: in ranges, one for each thread, which is faster.
+    workers = init().comm if format in ("records", "text", "npy") else _workers.comm()
+    with _workers.reading() as watch:
+        rows = data.write(
+            engine(),
+            workers,
+            os.fspath(path),
+            format,
+            compression=compression,
+            partition_by=keys,
+            overwrite=overwrite,
+            storage_options=_told(storage_options),
+            watch=watch,
+            **layout,
+        )
+    _workers.report_bad_rows(data)
+    return rows
