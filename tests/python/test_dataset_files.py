@@ -349,6 +349,28 @@ def test_npy_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
     assert list(found) == ["column_1", "column_2", "column_3", "column_4"] and len(found["column_1"]) == 3
 
 
+def test_npy_is_read_for_the_columns_that_are_wanted(tmp_path: Path) -> None:
+    """Of an array in Fortran's order other columns may be lost, of what is only counted all: they are not looked at."""
+    array = np.asfortranarray(np.arange(300_000).reshape(-1, 3))
+    np.save(tmp_path / "a.npy", array)
+    data = tm.read_npy(tmp_path / "a.npy", ["a", "b", "c"])
+    os.truncate(tmp_path / "a.npy", (tmp_path / "a.npy").stat().st_size - array[:, 2].nbytes)
+    assert data.select("b", "a").to_dict() == {"b": array[:, 1].tolist(), "a": array[:, 0].tolist()}
+    assert data.select(b=tm.col("b").sum()).to_pylist() == [{"b": array[:, 1].sum()}]
+    assert data.filter(tm.col("a") % 2 == 0).count() == 50_000
+    with pytest.raises(tm.DataSetError, match=r"a\.npy has become shorter while it was read"):
+        data.collect()
+    os.truncate(tmp_path / "a.npy", 0)
+    assert data.count() == data.select(one=tm.lit(1)).count() == 100_000
+    # Rows that lie as they are, of records: what is wanted is what is there.
+    kind = np.dtype({"names": ["k", "x", "y"], "formats": ["i1", "<f8", ">i2"], "offsets": [0, 4, 12], "itemsize": 14})
+    records = np.zeros(70_000, kind)
+    records["x"], records["y"] = np.arange(70_000) / 4, np.arange(70_000) % 1000
+    np.save(tmp_path / "r.npy", records)
+    found = tm.read_npy(tmp_path / "r.npy").select("y", "x")
+    assert found.to_dict() == {"y": records["y"].tolist(), "x": records["x"].tolist()}
+
+
 def test_partitioned_output(tmp_path: Path) -> None:
     data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
     assert data.write_parquet(tmp_path / "out", partition_by=["k"]) == 3

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::datasource::listing::ListingTable;
@@ -56,9 +55,18 @@ impl CheckedTable {
                 name: String::new(),
             })
         });
-        let none = LexOrdering::new([]);
-        Ok(Arc::new(StreamingTableExec::try_new(schema.clone(), partitions.collect(), None, none, false, None)?))
+        scan(SchemaRef::clone(&schema), partitions.collect(), None, None)
     }
+}
+
+fn scan(
+    schema: SchemaRef,
+    partitions: Vec<Arc<dyn PartitionStream>>,
+    projection: Option<&Vec<usize>>,
+    limit: Option<usize>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let none = LexOrdering::new([]);
+    Ok(Arc::new(StreamingTableExec::try_new(schema, partitions, projection, none, false, limit)?))
 }
 
 /// How to find the first row of some files that cannot be read.
@@ -125,22 +133,28 @@ impl TableProvider for CheckedTable {
     }
 }
 
+/// A partition of a [`PiecesTable`].
+pub(crate) trait Part: PartitionStream {
+    /// The same of these columns, which `schema` has, and of its first rows where no more than `rows_max` are wanted. `None` of one that
+    /// has to read all columns, whichever are wanted.
+    fn narrowed(&self, _: &SchemaRef, _: &[usize], _: Option<usize>) -> Option<Arc<dyn PartitionStream>> {
+        None
+    }
+}
+
 /// A table of files that are read in pieces, some by each partition, and not by DataFusion.
 #[derive(Debug)]
 pub(crate) struct PiecesTable {
-    table: StreamingTable,
+    schema: SchemaRef,
+    parts: Vec<Arc<dyn Part>>,
     pub(crate) files: Vec<File>,
     /// Whether rows that cannot be read are left out.
     pub(crate) is_lenient: bool,
 }
 
 impl PiecesTable {
-    pub(crate) fn new(
-        schema: SchemaRef,
-        files: Vec<File>,
-        partitions: Vec<Arc<dyn PartitionStream>>,
-    ) -> Result<Self, DataSetError> {
-        Ok(PiecesTable { table: StreamingTable::try_new(schema, partitions)?, files, is_lenient: false })
+    pub(crate) fn new(schema: SchemaRef, files: Vec<File>, parts: Vec<Arc<dyn Part>>) -> Self {
+        PiecesTable { schema, parts, files, is_lenient: false }
     }
 
     /// A table of the good rows.
@@ -164,7 +178,7 @@ impl PiecesTable {
         let whole = compression != FileCompressionType::UNCOMPRESSED || decoder.needs_whole_files();
         let groups = deal(files.clone(), whole, engine.partitions())?;
         let decoder = Arc::new(decoder);
-        let partition = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn PartitionStream> {
+        let part = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn Part> {
             Arc::new(Partition {
                 schema: SchemaRef::clone(&schema),
                 pieces,
@@ -176,15 +190,15 @@ impl PiecesTable {
                 name: format!("{name}-{number:05}"),
             })
         };
-        let partitions = groups.into_iter().enumerate().map(partition).collect();
-        Ok(PiecesTable { is_lenient: true, ..PiecesTable::new(schema, files, partitions)? })
+        let parts = groups.into_iter().enumerate().map(part).collect();
+        Ok(PiecesTable { is_lenient: true, ..PiecesTable::new(schema, files, parts) })
     }
 }
 
 #[async_trait]
 impl TableProvider for PiecesTable {
     fn schema(&self) -> SchemaRef {
-        self.table.schema()
+        SchemaRef::clone(&self.schema)
     }
 
     fn table_type(&self) -> TableType {
@@ -193,12 +207,21 @@ impl TableProvider for PiecesTable {
 
     async fn scan(
         &self,
-        state: &dyn Session,
+        _: &dyn Session,
         projection: Option<&Vec<usize>>,
-        filters: &[Expr],
+        _: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.table.scan(state, projection, filters, limit).await
+        let all: Vec<usize> = (0..self.schema.fields().len()).collect();
+        let columns = projection.unwrap_or(&all);
+        let schema = Arc::new(self.schema.project(columns)?);
+        match self.parts.iter().map(|part| part.narrowed(&schema, columns, limit)).collect() {
+            Some(narrowed) => scan(schema, narrowed, None, limit),
+            None => {
+                let parts = self.parts.iter().map(|part| Arc::clone(part) as _).collect();
+                scan(self.schema(), parts, projection, limit)
+            }
+        }
     }
 }
 
@@ -221,6 +244,9 @@ impl fmt::Debug for Partition {
         write!(f, "good rows of {:?}, others: {:?}", self.pieces, self.on_error)
     }
 }
+
+/// A row that cannot be read is one of all columns.
+impl Part for Partition {}
 
 impl PartitionStream for Partition {
     fn schema(&self) -> &SchemaRef {

@@ -19,7 +19,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::file_table::PiecesTable;
+use crate::file_table::{Part, PiecesTable};
 use crate::files::File;
 
 /// Bytes read at a time. A longer line grows its block.
@@ -35,9 +35,9 @@ pub(crate) fn read(engine: &Engine, files: Vec<File>, compression: FileCompressi
     let groups = deal(files.clone(), compression != FileCompressionType::UNCOMPRESSED, engine.partitions())?;
     let partitions = groups.into_iter().map(|pieces| {
         let lines = Lines { schema: Arc::clone(&schema), pieces, compression };
-        Arc::new(lines) as Arc<dyn PartitionStream>
+        Arc::new(lines) as Arc<dyn Part>
     });
-    let table = PiecesTable::new(Arc::clone(&schema), files, partitions.collect())?;
+    let table = PiecesTable::new(Arc::clone(&schema), files, partitions.collect());
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
@@ -141,6 +141,8 @@ struct Lines {
     pieces: Vec<Piece>,
     compression: FileCompressionType,
 }
+
+impl Part for Lines {}
 
 impl PartitionStream for Lines {
     fn schema(&self) -> &SchemaRef {

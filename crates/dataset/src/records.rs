@@ -16,7 +16,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::file_table::PiecesTable;
+use crate::file_table::{Part, PiecesTable};
 use crate::files::{File, find};
 use crate::part_sink::Refused;
 use crate::stores::StorageOptions;
@@ -54,13 +54,13 @@ pub async fn read_records(
         }
         records.push(bytes / width);
     }
-    let part = |shares: Vec<Share>| -> Arc<dyn PartitionStream> {
+    let part = |shares: Vec<Share>| -> Arc<dyn Part> {
         let piece = |Share { file, rows }| Piece { file: files[file].clone(), start: rows.start, end: rows.end };
         let pieces = shares.into_iter().map(piece).collect();
         Arc::new(Records { schema: SchemaRef::clone(&schema), pieces, width: width as usize })
     };
     let parts = deal(&records, BATCH_RECORDS, engine.partitions()).into_iter().map(part).collect();
-    let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts)?;
+    let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts);
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
@@ -105,6 +105,8 @@ struct Records {
     pieces: Vec<Piece>,
     width: usize,
 }
+
+impl Part for Records {}
 
 impl PartitionStream for Records {
     fn schema(&self) -> &SchemaRef {

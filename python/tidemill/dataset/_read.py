@@ -355,8 +355,9 @@ def read_npy(
 ) -> DataSet:
     """Read arrays of NumPy's ``.npy`` format: of shape (n,) as one column, of shape (n, d) as d columns, of records as their fields.
 
-    Rows are read when a query needs them, in shares: a worker reads its part of each array. Arrays in C's order are read row by row,
-    those in Fortran's column by column, which from an object store is a request for each column and some MiB.
+    Rows are read when a query needs them, in shares: a worker reads its part of each array. Arrays in C's order are read row by row, and the
+    columns copied that the query needs; of those in Fortran's no others are read, which from an object store is a request for each
+    column and some MiB. To count rows nothing is read.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 //! Arrays in NumPy's files, read in shares: a header, then records of a fixed length, or one column behind the other. `header` says
-//! which, `values` makes columns of the bytes.
+//! which, `values` makes columns of the bytes: of those that a query wants, which alone are read where each lies by itself.
 
 mod header;
 mod values;
@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
-use arrow::record_batch::RecordBatch;
+use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::streaming::PartitionStream;
@@ -19,7 +19,7 @@ use futures::{StreamExt, TryStreamExt};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::file_table::PiecesTable;
+use crate::file_table::{Part, PiecesTable};
 use crate::files::{File, find};
 use crate::records::{BATCH_RECORDS, Share, deal};
 use crate::stores::StorageOptions;
@@ -79,14 +79,16 @@ pub async fn read_npy(
         |(name, column): (&String, &Column)| Field::new(name, column.kind.data_type.clone(), column.kind.is_nullable());
     let schema: SchemaRef = Arc::new(Schema::new(names.iter().zip(&first.columns).map(field).collect::<Vec<_>>()));
     let rows: Vec<u64> = arrays.iter().map(|array| array.rows).collect();
-    let rows_min = first.fitting().min(BATCH_RECORDS);
+    let rows_min = fitting(first.width).min(BATCH_RECORDS);
     let arrays: Vec<Arc<Array>> = arrays.into_iter().map(Arc::new).collect();
-    let part = |shares: Vec<Share>| -> Arc<dyn PartitionStream> {
+    let columns: Vec<usize> = (0..names.len()).collect();
+    let part = |shares: Vec<Share>| -> Arc<dyn Part> {
         let piece = |share: Share| (Arc::clone(&arrays[share.file]), share.rows);
-        Arc::new(Pieces { schema: SchemaRef::clone(&schema), pieces: shares.into_iter().map(piece).collect() })
+        let pieces = shares.into_iter().map(piece).collect();
+        Arc::new(Pieces { schema: SchemaRef::clone(&schema), columns: columns.clone(), pieces })
     };
     let parts = deal(&rows, rows_min, engine.partitions()).into_iter().map(part).collect();
-    let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts)?;
+    let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts);
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
@@ -160,9 +162,12 @@ impl Array {
         self.columns.len() == other.columns.len() && self.columns.iter().zip(&other.columns).all(alike)
     }
 
-    /// How many rows are read at a time.
-    fn fitting(&self) -> u64 {
-        (BLOCK_BYTES / self.width).max(1)
+    /// How many bytes are read of each row, for some of its columns.
+    fn read_bytes(&self, columns: &[usize]) -> u64 {
+        match self.is_fortran || columns.is_empty() {
+            true => columns.iter().map(|&at| self.columns[at].kind.width as u64).sum(),
+            false => self.width,
+        }
     }
 
     /// Where some rows lie, if they lie one behind the other.
@@ -170,25 +175,39 @@ impl Array {
         self.start + rows.start * self.width..self.start + rows.end * self.width
     }
 
-    /// Where each column of some rows lies, if columns do.
-    fn ranges(&self, rows: &Range<u64>) -> Vec<Range<u64>> {
-        let range = |column: &Column| {
-            let (from, width) = (self.start + column.offset * self.rows, column.kind.width as u64);
+    /// Where each of these columns of some rows lies, if columns do.
+    fn ranges(&self, rows: &Range<u64>, columns: &[usize]) -> Vec<Range<u64>> {
+        let range = |&at: &usize| {
+            let Column { kind, offset, .. } = &self.columns[at];
+            let (from, width) = (self.start + offset * self.rows, kind.width as u64);
             from + rows.start * width..from + rows.end * width
         };
-        self.columns.iter().map(range).collect()
+        columns.iter().map(range).collect()
     }
 
-    /// The rows that these bytes are, as they lie in the file.
-    fn batch(&self, bytes: &[u8], schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
-        let (width, rows) = (self.width as usize, bytes.len() / self.width as usize);
-        let values = |column: &Column| match (column.offset as usize, column.kind.width) {
-            (offset, one) if self.is_fortran => column.kind.values(&bytes[offset * rows..][..one * rows], one, 0),
-            (offset, _) => column.kind.values(bytes, width, offset),
+    /// These columns of so many rows, of what has been read of them.
+    fn batch(&self, bytes: &[u8], rows: usize, columns: &[usize], schema: &SchemaRef) -> Result<RecordBatch> {
+        let mut rest = bytes;
+        let values = |&at: &usize| {
+            let Column { kind, offset, .. } = &self.columns[at];
+            match self.is_fortran {
+                true => {
+                    let own = rest.split_off(..kind.width * rows).expect("so much has been read");
+                    kind.values(own, kind.width, 0)
+                }
+                false => kind.values(bytes, self.width as usize, *offset as usize),
+            }
         };
-        let columns: Result<_, _> = self.columns.iter().map(values).collect();
-        Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns?)?)
+        let columns = columns.iter().map(values).collect::<Result<_, _>>()?;
+        // Of none that is wanted, there are still so many rows.
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)?)
     }
+}
+
+/// How many rows are read at a time, of so many bytes each.
+fn fitting(row_bytes: u64) -> u64 {
+    (BLOCK_BYTES / row_bytes.max(1)).max(1)
 }
 
 /// The columns of an array of shape (n, d), and the bytes of a row; else what is wrong, behind the file's name.
@@ -254,8 +273,28 @@ fn not_read(descr: &Literal) -> String {
 /// Rows of some arrays.
 #[derive(Debug)]
 struct Pieces {
+    /// Of the columns that are wanted.
     schema: SchemaRef,
+    columns: Vec<usize>,
     pieces: Vec<(Arc<Array>, Range<u64>)>,
+}
+
+impl Part for Pieces {
+    fn narrowed(
+        &self,
+        schema: &SchemaRef,
+        columns: &[usize],
+        rows_max: Option<usize>,
+    ) -> Option<Arc<dyn PartitionStream>> {
+        let mut left = rows_max.map_or(u64::MAX, |rows| rows as u64);
+        let piece = |(array, rows): &(Arc<Array>, Range<u64>)| {
+            let count = left.min(rows.end - rows.start);
+            left -= count;
+            (count > 0).then(|| (Arc::clone(array), rows.start..rows.start + count))
+        };
+        let pieces = self.pieces.iter().filter_map(piece).collect();
+        Some(Arc::new(Pieces { schema: SchemaRef::clone(schema), columns: columns.to_vec(), pieces }))
+    }
 }
 
 impl PartitionStream for Pieces {
@@ -267,7 +306,7 @@ impl PartitionStream for Pieces {
         // Two batches ahead: reading goes on while one is worked on, and no further.
         let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
         let sender = builder.tx();
-        let (schema, pieces) = (Arc::clone(&self.schema), self.pieces.clone());
+        let (schema, columns, pieces) = (Arc::clone(&self.schema), self.columns.clone(), self.pieces.clone());
         builder.spawn_blocking(move || {
             let mut block = Vec::new();
             for (array, rows) in pieces {
@@ -277,21 +316,24 @@ impl PartitionStream for Pieces {
                     }
                     _ => array.file.failed(&error),
                 };
+                let row_bytes = array.read_bytes(&columns);
                 // Of columns the parts are long, each is a read of its own; rows come one behind the other.
-                let (mut rest, at_once) = match array.is_fortran {
-                    true => (None, array.fitting()),
-                    false => (Some(array.file.open_within(array.range(&rows))?), array.fitting().min(BATCH_RECORDS)),
+                let (mut rest, at_once) = match array.is_fortran || columns.is_empty() {
+                    true => (None, fitting(row_bytes)),
+                    false => (Some(array.file.open_within(array.range(&rows))?), fitting(row_bytes).min(BATCH_RECORDS)),
                 };
                 let mut at = rows.start;
                 while at < rows.end {
                     let next = at..rows.end.min(at + at_once);
-                    block.resize(((next.end - at) * array.width) as usize, 0);
+                    let count = next.end - at;
+                    block.resize((count * row_bytes) as usize, 0);
                     match &mut rest {
                         Some(rest) => rest.read_exact(&mut block),
-                        None => array.file.read_ranges(&array.ranges(&next), &mut block),
+                        None if columns.is_empty() => Ok(()),
+                        None => array.file.read_ranges(&array.ranges(&next, &columns), &mut block),
                     }
                     .map_err(failed)?;
-                    let batch = array.batch(&block, &schema)?;
+                    let batch = array.batch(&block, count as usize, &columns, &schema)?;
                     for from in (0..batch.num_rows()).step_by(BATCH_RECORDS as usize) {
                         let some = batch.slice(from, (batch.num_rows() - from).min(BATCH_RECORDS as usize));
                         if sender.blocking_send(Ok(some)).is_err() {
@@ -304,5 +346,134 @@ impl PartitionStream for Pieces {
             Ok(())
         });
         builder.build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::path::PathBuf;
+
+    use arrow::array::AsArray;
+    use arrow::datatypes::Int64Type;
+    use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+    use datafusion::physical_plan::streaming::StreamingTableExec;
+
+    use super::*;
+    use crate::engine::EngineConfig;
+    use crate::expr::column;
+    use crate::reading::Reading;
+
+    const ROWS: u64 = 100_000;
+    /// Of a column.
+    const BYTES: u64 = 8 * ROWS;
+
+    /// An array of the columns `a`, `b` and `c`, that are once, twice and three times the row's number; and where its values begin.
+    struct Written {
+        engine: Arc<Engine>,
+        path: PathBuf,
+        set: DataSet,
+        start: u64,
+    }
+
+    impl Written {
+        fn new(name: &str, is_fortran: bool) -> Self {
+            let engine = EngineConfig { threads: 1, workers: 1, memory_bytes: None, spill_dir: None };
+            let engine = Arc::new(Engine::new(&engine).unwrap());
+            let order = if is_fortran { "True" } else { "False" };
+            let header = format!("{{'descr': '<i8', 'fortran_order': {order}, 'shape': ({ROWS}, 3), }}\n");
+            let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+            bytes.extend((header.len() as u16).to_le_bytes());
+            bytes.extend(header.bytes());
+            let start = bytes.len() as u64;
+            let mut put = |row: u64, times: u64| bytes.extend((row * times).to_le_bytes());
+            match is_fortran {
+                true => (1..4).for_each(|times| (0..ROWS).for_each(|row| put(row, times))),
+                false => (0..ROWS).for_each(|row| (1..4).for_each(|times| put(row, times))),
+            }
+            let path = std::env::temp_dir().join(format!("tidemill-{name}-{}.npy", std::process::id()));
+            std::fs::write(&path, bytes).unwrap();
+            let (asked, paths) = (Arc::clone(&engine), vec![path.display().to_string()]);
+            let names = ["a", "b", "c"].map(String::from);
+            let set = engine.run(async move { read_npy(&asked, &paths, &StorageOptions::new(), Some(&names)).await });
+            Written { engine, path, set: set.unwrap(), start }
+        }
+
+        /// Cuts the file off, so that a query that reads what lies behind fails.
+        fn keep(&self, bytes: u64) {
+            OpenOptions::new().write(true).open(&self.path).unwrap().set_len(self.start + bytes).unwrap();
+        }
+
+        fn collect(&self, set: Result<DataSet>) -> Result<Vec<RecordBatch>> {
+            self.engine.run(set?.collect(Reading::default()))
+        }
+
+        /// The sums of all columns.
+        fn sums(&self, set: Result<DataSet>) -> Result<Vec<i64>> {
+            let batches = self.collect(set)?;
+            let sum = |at: usize| {
+                let columns = batches.iter().map(|batch| batch.column(at).as_primitive::<Int64Type>());
+                columns.map(|column| column.values().iter().sum::<i64>()).sum()
+            };
+            Ok((0..batches[0].num_columns()).map(sum).collect())
+        }
+    }
+
+    impl Drop for Written {
+        fn drop(&mut self) {
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+
+    /// A column that lies by itself and is not wanted, rows behind a limit, values of rows that are counted: none of it is read.
+    #[test]
+    fn only_what_is_wanted_is_read() {
+        let all = (0..ROWS as i64).sum::<i64>();
+        for is_fortran in [false, true] {
+            let written = Written::new(&format!("wanted-{is_fortran}"), is_fortran);
+            let chosen = |names: &[&str]| written.set.select(names.iter().map(|name| column(name)).collect());
+            let lost = |set| written.sums(set).unwrap_err().to_string().contains("has become shorter");
+            assert_eq!(written.sums(chosen(&["c", "a"])).unwrap(), [3 * all, all]);
+            // Of rows ten are there, of columns ten values of the last.
+            written.keep(if is_fortran { 2 * BYTES + 80 } else { 3 * 80 });
+            assert_eq!(written.sums(written.set.limit(0, Some(10))).unwrap(), [45, 90, 135]);
+            assert_eq!(written.sums(written.set.limit(4, Some(6)).unwrap().select(vec![column("c")])).unwrap(), [117]);
+            assert!(lost(written.set.limit(0, Some(11))));
+            if is_fortran {
+                written.keep(2 * BYTES);
+                assert_eq!(written.sums(chosen(&["b", "a"])).unwrap(), [2 * all, all]);
+                assert!(lost(chosen(&["c"])));
+            }
+            written.keep(0);
+            assert_eq!(written.sums(written.set.counted()).unwrap(), [ROWS as i64]);
+            assert!(lost(chosen(&["a"])));
+        }
+    }
+
+    /// Where rows are read as they lie, fields that nobody wants are not copied out of them.
+    #[test]
+    fn only_what_is_wanted_is_copied() {
+        let written = Written::new("copied", false);
+        for names in [&["c", "a"][..], &["b"], &[]] {
+            let set = match names {
+                [] => written.set.counted().unwrap(),
+                names => written.set.select(names.iter().map(|name| column(name)).collect()).unwrap(),
+            };
+            let frame = set.frame().clone();
+            let plan = written.engine.run(async move { Ok(frame.create_physical_plan().await?) }).unwrap();
+            let mut seen = Vec::new();
+            let walked = plan.apply(|node| {
+                if let Some(scan) = node.downcast_ref::<StreamingTableExec>() {
+                    let schema = scan.partition_schema();
+                    seen.push(schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>());
+                }
+                Ok(TreeNodeRecursion::Continue)
+            });
+            walked.unwrap();
+            seen.iter_mut().for_each(|names| names.sort_unstable());
+            let mut wanted = names.to_vec();
+            wanted.sort_unstable();
+            assert_eq!(seen, [wanted]);
+        }
     }
 }
