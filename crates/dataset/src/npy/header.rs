@@ -292,23 +292,35 @@ impl Reader<'_> {
     }
 }
 
+/// A header of a version, with this dictionary.
+#[cfg(any(test, fuzzing))]
+pub(super) fn framed(version: u8, dictionary: &[u8]) -> Vec<u8> {
+    let len = (dictionary.len() as u32).to_le_bytes();
+    let len = if version == 1 { &len[..2] } else { &len };
+    [MAGIC, &[version, 0], len, dictionary].concat()
+}
+
+/// What a fuzz target and a test feed with bytes from nowhere: they are a header, which is the same when it is written and read again, or
+/// refused. Panics when that does not hold. Returns whether they were one.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) -> bool {
+    let Ok(found) = Header::parse(bytes) else { return false };
+    assert_eq!(Header::len(bytes), Ok(found.start));
+    assert!(found.start <= bytes.len() as u64);
+    let (descr, is_fortran, shape) = (&found.descr, Literal::Truth(found.is_fortran), found.shape_from(0));
+    let again = format!("{{'descr': {descr}, 'fortran_order': {is_fortran}, 'shape': {shape}}}");
+    let again = Header::parse(&framed(3, again.as_bytes())).expect("what was written can be read");
+    assert_eq!(Header { start: found.start, ..again }, found);
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// A header of version 1.0 with this dictionary.
     fn header(dictionary: &str) -> Vec<u8> {
-        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-        bytes.extend((dictionary.len() as u16).to_le_bytes());
-        bytes.extend(dictionary.bytes());
-        bytes
-    }
-
-    /// The same of another version.
-    fn of_version(version: u8, dictionary: &str) -> Vec<u8> {
-        let mut bytes = header(dictionary);
-        bytes.splice(6..10, [version, 0].into_iter().chain((dictionary.len() as u32).to_le_bytes()));
-        bytes
+        framed(1, dictionary.as_bytes())
     }
 
     const PLAIN: &str = "{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }   \n";
@@ -324,7 +336,7 @@ mod tests {
         assert_eq!(Header::parse(&header(PLAIN)), Ok(plain.clone()));
         for version in [2, 3] {
             assert_eq!(
-                Header::parse(&of_version(version, PLAIN)),
+                Header::parse(&framed(version, PLAIN.as_bytes())),
                 Ok(Header { start: plain.start + 2, ..plain.clone() })
             );
         }
@@ -420,14 +432,7 @@ mod tests {
                 let len = (bytes.len() - 10) as u16;
                 bytes[8..10].copy_from_slice(&len.to_le_bytes());
             }
-            if let Ok(found) = Header::parse(&bytes) {
-                read += 1;
-                let (descr, is_fortran) = (&found.descr, Literal::Truth(found.is_fortran));
-                let shape = found.shape_from(0);
-                let again = format!("{{'descr': {descr}, 'fortran_order': {is_fortran}, 'shape': {shape}}}");
-                let again = Header::parse(&of_version(3, &again)).unwrap();
-                assert_eq!(Header { start: found.start, ..again }, found);
-            }
+            read += u32::from(fuzz(&bytes));
         }
         assert!((100..19_000).contains(&read), "{read} of 20000 were read");
     }
