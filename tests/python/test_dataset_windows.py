@@ -65,6 +65,14 @@ def test_places_in_an_order() -> None:
         assert [row["many"] for row in ordered] == list(range(1, len(others) + 1))
 
 
+def inside(rows: list[Row], row: Row, frame: tuple[int | None, int | None]) -> list[Row]:
+    """The rows in the frame of a row."""
+    others = partitions(rows)[row["k"]]
+    at = [other["i"] for other in others].index(row["i"])
+    start = 0 if frame[0] is None else max(at + frame[0], 0)
+    return others[start : len(others) if frame[1] is None else max(at + frame[1] + 1, 0)]
+
+
 @pytest.mark.parametrize("frame", FRAMES)
 def test_values_of_a_frame(frame: tuple[int | None, int | None]) -> None:
     """Frames that let go of rows, and such without any; a null is a value like others."""
@@ -79,15 +87,62 @@ def test_values_of_a_frame(frame: tuple[int | None, int | None]) -> None:
         change=x.last().over(**over) - x.first().over(**over),
     )
     for row in got:
-        values = [other["x"] for other in partitions(rows)[row["k"]]]
-        at = [other["i"] for other in partitions(rows)[row["k"]]].index(row["i"])
-        start = 0 if frame[0] is None else max(at + frame[0], 0)
-        inside = values[start : len(values) if frame[1] is None else max(at + frame[1] + 1, 0)]
-        first, last = (inside[0], inside[-1]) if inside else (None, None)
+        values = [other["x"] for other in inside(rows, row, frame)]
+        first, last = (values[0], values[-1]) if values else (None, None)
         assert (row["first"], row["last"]) == (first, last), row
-        assert row["second"] == (inside[1] if len(inside) > 1 else None), row
-        assert row["last_but_one"] == (inside[-2] if len(inside) > 1 else None), row
+        assert row["second"] == (values[1] if len(values) > 1 else None), row
+        assert row["last_but_one"] == (values[-2] if len(values) > 1 else None), row
         assert row["change"] == (None if first is None or last is None else last - first), row
+
+
+def bound(end: int | None, edge: str) -> str:
+    """The end of a frame as SQL writes it."""
+    return f"unbounded {edge}" if end is None else f"{abs(end)} {'preceding' if end < 0 else 'following'}"
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("descending", [False, True])
+def test_values_of_some_rows_of_a_frame(frame: tuple[int | None, int | None], descending: bool) -> None:
+    """Of those for which a condition holds, which may be none: a null among them is a value, a condition that is null does not hold."""
+    rows, x, some = table(), tm.col("x"), tm.col("y") == 1
+    over: dict[str, Any] = {"partition_by": "k", "order_by": "i", "rows": frame, "descending": descending}
+    # One of them in the other order: rows are sorted for it, and the others' frames turned around.
+    over["nulls_last"] = not descending
+    exprs = {
+        "before": x.sum().over("k", order_by="i"),
+        "first": x.first(where=some).over(**over),
+        "last": x.last(where=some).over(**over),
+        "second": x.nth_value(2, where=some).over(**over),
+        "last_but_one": x.nth_value(-2, where=some).over(**over),
+        "any": (x > 3).any(where=some).over(**over),
+        "all": (x > 1).all().over(**over),
+    }
+    got = found(rows, **exprs)
+    assert data_of(rows).with_columns(**exprs).explain().count("SortExec") == 1
+    between = f"{bound(frame[0], 'preceding')} and {bound(frame[1], 'following')}"
+    window = f"partition by k order by i {'desc' if descending else ''} rows between {between}"
+    query = f"""select i, first_value(x) filter (where y = 1) over w as first, last_value(x) filter (where y = 1) over w as last,
+        nth_value(x, 2) filter (where y = 1) over w as second, nth_value(x, -2) filter (where y = 1) over w as last_but_one,
+        bool_or(x > 3) filter (where y = 1) over w as any, bool_and(x > 1) over w as "all",
+        first_value(x) filter (where y = 1) ignore nulls over w as known from t window w as ({window})"""
+    in_sql = tm.sql(query, t=data_of(rows)).sort("i").to_pylist()
+    ordered = rows[::-1] if descending else rows
+    for row, other in zip(got, in_sql, strict=True):
+        frame_of = inside(ordered, row, frame)
+        values = [one["x"] for one in frame_of if one["y"] == 1]
+        known = [value for value in values if value is not None]
+        every = [one["x"] > 1 for one in frame_of if one["x"] is not None]
+        wanted = {
+            "first": values[0] if values else None,
+            "last": values[-1] if values else None,
+            "second": values[1] if len(values) > 1 else None,
+            "last_but_one": values[-2] if len(values) > 1 else None,
+            "any": any(value > 3 for value in known) if known else None,
+            "all": all(every) if every else None,
+        }
+        assert {name: row[name] for name in wanted} == wanted, row
+        assert {name: other[name] for name in wanted} == wanted, other
+        assert other["known"] == (known[0] if known else None), other
 
 
 def test_the_last_value_that_there_is() -> None:
@@ -130,6 +185,17 @@ def test_what_is_wrong_with_them_is_said() -> None:
     ]:
         with pytest.raises(tm.DataSetError, match=said):
             call()
+    sliding = tm.aggregate_function("approx_distinct", x).over("k", order_by="i", rows=(-2, 0))
+    with pytest.raises(
+        tm.DataSetError, match=r"approx_distinct of a frame that begins .*rows=\(None, 0\), or .*: to_list"
+    ):
+        data_of(table()).with_columns(n=sliding).explain()
+    for function in ("row_number()", "lag(x)"):
+        query = f"select {function} filter (where y = 1) over (order by i) from t"
+        with pytest.raises(tm.DataSetError, match=rf"{function[:3]}.* has no FILTER .*filter the rows before"):
+            tm.sql(query, t=data_of(table()))
+    with pytest.raises(tm.DataSetError, match="nth_value takes the number of a row as a constant"):
+        tm.sql("select nth_value(x, y) filter (where y = 1) over (order by i) from t", t=data_of(table())).collect()
     with pytest.raises(ValueError, match="nulls_last has 1 values for 2 columns"):
         x.sum().over(order_by=["x", "y"], nulls_last=[True])
     with pytest.raises(ValueError, match="descending has 3 values for 2 columns"):
@@ -148,6 +214,7 @@ exprs = dict(
     quarter=tm.ntile(4).over(order_by=["x", "i"]),
     first=x.first().over("k", order_by="i", rows=(-5, -1)),
     third=x.nth_value(3).over("k", order_by="i", rows=(-5, 0)),
+    even=x.last(where=x % 2 == 0).over("k", order_by="i", rows=(-3, 1)),
 )
 got = data.with_columns(**exprs).sort("i").collect(root=0).to_dict()
 if job.rank == 0:

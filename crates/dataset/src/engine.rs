@@ -29,6 +29,7 @@ use tokio::task::AbortHandle;
 
 use crate::durations::SqlDurations;
 use crate::error::{DataSetError, Result};
+use crate::frames::{CheckFrames, SqlFrames};
 use crate::group::ByNumber;
 use crate::instead::Instead;
 use crate::lenient::{BadRow, BadRows};
@@ -372,11 +373,12 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
         vec![Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) })];
     rules.extend(PhysicalOptimizer::new().rules);
+    rules.push(Arc::new(CheckFrames));
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
     let budget_bytes = governor.settings().budget_bytes;
     rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
-    let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations)]).with_default_features();
+    let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes)];
     analyzer.extend(Analyzer::new().rules);
     // When all types are known.

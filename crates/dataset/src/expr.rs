@@ -8,6 +8,7 @@ use std::sync::Arc;
 use arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, ScalarValue, plan_err};
+use datafusion::error::DataFusionError;
 use datafusion::functions_window::nth_value::{first_value_udwf, last_value_udwf};
 use datafusion::logical_expr::expr::{
     AggregateFunction, Alias, Case, ScalarFunction, Sort, WindowFunction, WindowFunctionParams,
@@ -18,6 +19,7 @@ use datafusion::logical_expr::{
 use datafusion::prelude::SessionContext;
 
 use crate::error::{DataSetError, Result};
+use crate::frames::of_frame;
 
 /// The column of this name, exactly as written.
 pub fn column(name: &str) -> Expr {
@@ -113,14 +115,16 @@ pub fn aggregate(
 /// A window function of DataFusion (`row_number`, `rank`, `lag`, ...), by its SQL name; `over` gives it its window.
 ///
 /// # Errors
-/// `UnknownFunction`, naming the nearest.
-pub fn window(context: &SessionContext, name: &str, args: Vec<Expr>) -> Result<Expr> {
+/// `UnknownFunction`, naming the nearest; `Query` for a filter of a function that has none.
+pub fn window(context: &SessionContext, name: &str, args: Vec<Expr>, filter: Option<Expr>) -> Result<Expr> {
     let state = context.state_ref();
     let state = state.read();
     let known = state.window_functions();
     let found =
         known.get(name).ok_or_else(|| DataSetError::unknown_function(name, known.keys().map(String::as_str)))?;
-    let made = WindowFunction::new(WindowFunctionDefinition::WindowUDF(Arc::clone(found)), args);
+    let mut made = WindowFunction::new(WindowFunctionDefinition::WindowUDF(Arc::clone(found)), args);
+    made.fun = of_frame(made.fun, filter.is_some(), &made.params.window_frame)?;
+    made.params.filter = filter.map(Box::new);
     Ok(Expr::from(made))
 }
 
@@ -143,14 +147,15 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
         Some((first, last)) => WindowFrame::new_bounds(WindowFrameUnits::Rows, bound(first, true), bound(last, false)),
         None => WindowFrame::new((!order_by.is_empty()).then_some(false)),
     };
-    let windowed = |fun, args, filter, null_treatment, distinct, own_order: Vec<Sort>| {
+    let windowed = |fun, args, filter: Option<Box<Expr>>, null_treatment, distinct, own_order: Vec<Sort>| {
         let (order_by, window_frame) = match own_order.is_empty() {
             true => (order_by.to_vec(), frame.clone()),
             false => {
                 (own_order, WindowFrame::new_bounds(WindowFrameUnits::Rows, bound(None, true), bound(None, false)))
             }
         };
-        Expr::from(WindowFunction {
+        let fun = of_frame(fun, filter.is_some(), &window_frame)?;
+        Ok::<_, DataFusionError>(Expr::from(WindowFunction {
             fun,
             params: WindowFunctionParams {
                 args,
@@ -161,7 +166,7 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
                 null_treatment,
                 distinct,
             },
-        })
+        }))
     };
     let name = output_name(&expr);
     let in_order = !order_by.is_empty() || rows.is_some();
@@ -189,7 +194,7 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
                 };
                 // What is inside is the function's argument, not a function over this window.
                 Transformed::new(
-                    windowed(fun, p.args, p.filter, p.null_treatment, p.distinct, p.order_by),
+                    windowed(fun, p.args, p.filter, p.null_treatment, p.distinct, p.order_by)?,
                     true,
                     TreeNodeRecursion::Jump,
                 )
@@ -199,7 +204,7 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
                 any = true;
                 let p = f.params;
                 Transformed::new(
-                    windowed(f.fun, p.args, p.filter, p.null_treatment, p.distinct, Vec::new()),
+                    windowed(f.fun, p.args, p.filter, p.null_treatment, p.distinct, Vec::new())?,
                     true,
                     TreeNodeRecursion::Jump,
                 )

@@ -9,6 +9,7 @@
 //! | `join`    | joins of two DataSets; `join_exec` runs them within the memory budget       |
 //! | `instead` | steps done otherwise than DataFusion does them; `step`: what all steps of ours say alike |
 //! | `within_memory` | steps in forms that can spill; `window_exec`: window functions        |
+//! | `frames`  | functions of a window's frame, with a filter                               |
 //! | `expr`    | expressions by the names that Python uses; `durations`: what they do with dates and numbers |
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
@@ -43,6 +44,7 @@ mod exact;
 pub mod expr;
 mod file_table;
 mod files;
+mod frames;
 mod group;
 mod held;
 mod instead;

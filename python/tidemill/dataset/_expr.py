@@ -333,15 +333,17 @@ class Expr:
         name = "lag" if rows >= 0 else "lead"
         return Expr(engine().window(name, [self._native, lit(abs(rows))._native]))
 
-    def nth_value(self, n: int) -> Expr:
-        """The value in the `n`th row of the window, from 1, or from its end, as -1 is the last; null while it has fewer. Give it a window with
-        `over`, and an order: without `rows` that ends with the current row.
+    def nth_value(self, n: int, *, where: Expr | None = None) -> Expr:
+        """The value in the `n`th row of the window (of those for which `where` holds), from 1, or from its end, as -1 is the last; null while
+        it has fewer. Give it a window with `over`, and an order: without `rows` that ends with the current row.
 
         `first` and `last` have windows, too.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n == 0:
             raise DataSetError(f"nth_value: rows are counted from 1, or -1 from the end, not {n!r}")
-        return Expr(engine().window("nth_value", [self._native, lit(n)._native]))
+        return Expr(
+            engine().window("nth_value", [self._native, lit(n)._native], None if where is None else where._native)
+        )
 
     # Kinds of values.
 

@@ -149,8 +149,16 @@ impl QueryEngine {
         expr::count_rows(self.engine.context()).map(NativeExpr).map_err(|error| raised(py, &error))
     }
 
-    fn window(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {
-        let made = expr::window(self.engine.context(), name, exprs(&args));
+    #[pyo3(signature = (name, args, filter = None))]
+    fn window(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        args: Vec<Bound<'_, NativeExpr>>,
+        filter: Option<Bound<'_, NativeExpr>>,
+    ) -> PyResult<NativeExpr> {
+        let filter = filter.map(|filter| filter.get().0.clone());
+        let made = expr::window(self.engine.context(), name, exprs(&args), filter);
         made.map(NativeExpr).map_err(|error| raised(py, &error))
     }
 
