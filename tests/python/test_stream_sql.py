@@ -45,6 +45,9 @@ def grouped(window: tm.Expr) -> list[Row]:
     [
         ("counting(10)", tm.window(tm.stream.counting(10))),
         ("counting(10, 5)", tm.window(tm.stream.counting(10, 5))),
+        # Of each user a row comes every ten hours, which at least so much later begins anew.
+        ("counting(at, 1, '10 hours')", tm.window(tm.stream.counting(1, ttl="10h"), on="at")),
+        ("counting(at, 10, '11 hours')", tm.window(tm.stream.counting(10, ttl="11h"), on="at")),
         ("calendar(at, '1 month', 'Europe/Berlin')", tm.window(tm.stream.calendar("1mo", tz="Europe/Berlin"), on="at")),
         ("calendar(at, '2 weeks')", tm.window(tm.stream.calendar("2w"), on="at")),
         ("late(calendar(at, '1 day'), '3 hours')", tm.window(tm.stream.calendar("1d"), on="at", late="3h")),
@@ -54,6 +57,25 @@ def grouped(window: tm.Expr) -> list[Row]:
 def test_windows_in_sql(call: str, window: tm.Expr) -> None:
     """What SQL calls a window gives what the window gives as a key of group_by."""
     assert sql(call) == grouped(window) != []
+
+
+def test_windows_of_rows_of_keys_that_are_forgotten() -> None:
+    """As in Python: a row that comes after a pause is the first of a window, and no window has rows from both sides of one."""
+    hours = [hour + 24 * (hour // 7) for hour in range(100)]
+    made = tm.from_dict({"user": [["ann", "bob"][at % 2] for at in range(100)], "h": hours})
+    rows = made.select("user", "h", at=(tm.col("h") * 3600).cast("timestamp[s]")).collect()
+
+    def pages(stream: tm.DataSet, call: str) -> list[Row]:
+        query = f"""select user, w['start'] as window_start, w['end'] as window_end, h
+                    from (select user, {call} as w, sum(h) as h from rows group by user, w)"""
+        return written(tm.sql(query, rows=stream))
+
+    stream = tm.stream.from_table(rows, time="at")
+    window = tm.window(tm.stream.counting(3, 2, ttl="20h"), on="at")
+    found = sorted(written(stream.group_by("user", window).agg(h=tm.col("h").sum())), key=str)
+    assert sorted(pages(stream, "counting(at, 3, 2, interval '20 hours')"), key=str) == found
+    assert 0 < len(found) < len(pages(stream, "counting(3, 2)"))
+    assert {row["window_start"] for row in found} == {0}
 
 
 def test_calendars_in_sql_over_tables() -> None:
@@ -129,6 +151,16 @@ def test_late_rows_in_sql() -> None:
         ("counting(0)", "a window's size and slide must be more than zero"),
         ("counting('ten')", "counting takes whole numbers of rows, not ten"),
         ("counting(2, 5)", "would leave rows out"),
+        ("counting(at, 2)", r"also for how long keys are remembered, as in counting\(time, 100, 10, '1 hour'\)"),
+        ("counting(2, n)", "a window's length is a constant"),
+        ("counting(n, 2, '1 hour')", "a window needs a timestamp or a date, not Int64"),
+        ("counting(at, 2, 'long')", "a length of time is an interval such as '10 seconds'"),
+        ("counting(at, 2, '0 seconds')", "a ttl of more than zero"),
+        (
+            "counting(at, 2, '1 hour', 2)",
+            "counting takes whole numbers of rows, not 1 hour|a length of time is an interval",
+        ),
+        ("late(counting(at, 2, '1 hour'), '1 hour')", "late takes a window of time and a length of time"),
         ("calendar(at, 'one month')", "a calendar's length is a text such as '1 month' or '2 weeks'"),
         ("calendar(at, '1 hour')", "a calendar's length is a text such as"),
         ("calendar(at, '1 month', 'Mars/Olympus')", 'no time zone "Mars/Olympus"'),

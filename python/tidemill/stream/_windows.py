@@ -83,6 +83,8 @@ def counting(size: int, slide: int | None = None, *, ttl: Duration | None = None
     How many rows a key has had is remembered for ever, or, with `ttl`, until no row of it has come for so long by their times, which
     `window` is told with `on`: a row that is at least so much later than the last of its key, or comes when the stream's time has passed that, begins with
     it anew, and windows of the key that were not full give nothing. Rows without a time (null) are left out then, and counted.
+
+    In SQL these are ``counting(size)``, ``counting(size, slide)``, ``counting(time, size, ttl)`` and ``counting(time, size, slide, ttl)``.
     """
     for number in (size, slide):
         if number is not None and not _is_whole(number):

@@ -267,7 +267,7 @@ const EARLY_WINDOW: &str = "early_window";
 /// That of windows of so many rows: its value is the number of its first row, and of the first behind it.
 const COUNT_WINDOW: &str = "count_window";
 /// Those of SQL, named as in its tradition where it has one: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`,
-/// `calendar(time, length, zone)`, `counting(size, slide)`; and around any of time `late(window, length)`, `early(window, length)` and
+/// `calendar(time, length, zone)`, `counting(size, slide)`, `counting(time, size, slide, ttl)`; and around any of time `late(window, length)`, `early(window, length)` and
 /// `early_time(window, length)`.
 const IN_SQL: [&str; 8] = ["tumble", "hop", "session", "calendar", COUNTING, LATE, EARLY, EARLY_TIME];
 const COUNTING: &str = "counting";
@@ -345,17 +345,33 @@ fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
                 "calendar takes a time, a length such as '1 month', and a time zone".into(),
             ));
         }
-        (COUNTING, [size]) => Windows::count(number(size)?, number(size)?),
-        (COUNTING, [size, slide]) => Windows::count(number(size)?, number(slide)?),
-        (COUNTING, _) => {
-            return Err(DataFusionError::Plan(
-                "counting takes how many rows a window has, and how many later the next begins".into(),
-            ));
-        }
         ("hop", _) => return Err(DataFusionError::Plan("hop takes a time, a slide and a size".into())),
         (name, _) => return Err(DataFusionError::Plan(format!("{name} takes a time and one length of time"))),
     };
     Ok(made?)
+}
+
+/// Windows of rows that SQL asks for, with a time in front of this or without one.
+fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<Windows> {
+    let (lengths, ttl) = match (is_timed, arguments) {
+        (true, [lengths @ .., ttl]) => (lengths, Some(ttl)),
+        (_, lengths) => (lengths, None),
+    };
+    let windows = match lengths {
+        [size] => Windows::count(number(size)?, number(size)?)?,
+        [size, slide] => Windows::count(number(size)?, number(slide)?)?,
+        _ => {
+            return Err(DataFusionError::Plan(
+                "counting takes how many rows a window has, and how many later the next begins, as in counting(100, 10); with a time in \
+                 front, also for how long keys are remembered, as in counting(time, 100, 10, '1 hour')"
+                    .into(),
+            ));
+        }
+    };
+    Ok(match ttl {
+        Some(ttl) => windows.remembered_for(interval(ttl)?)?,
+        None => windows,
+    })
 }
 
 /// Whether a key is a window.
@@ -469,7 +485,9 @@ impl ScalarUDFImpl for WindowFunction {
     }
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
-        if let COUNT_WINDOW | COUNTING = self.name {
+        // Three are a time, the rows of a window, and how long keys are remembered.
+        let is_timed = self.name == COUNTING && arguments.len() > 2;
+        if let (COUNT_WINDOW | COUNTING, false) = (self.name, is_timed) {
             return Ok(DataType::Struct(count_fields()));
         }
         if let LATE | EARLY | EARLY_TIME = self.name {
@@ -487,7 +505,10 @@ impl ScalarUDFImpl for WindowFunction {
         }
         match arguments.first() {
             Some(DataType::Timestamp(..) | DataType::Date32 | DataType::Date64) => {
-                Ok(DataType::Struct(window_fields(self.name == EARLY_WINDOW)))
+                Ok(DataType::Struct(match is_timed {
+                    true => count_fields(),
+                    false => window_fields(self.name == EARLY_WINDOW),
+                }))
             }
             other => Err(DataFusionError::Plan(format!(
                 "a window needs a timestamp or a date, not {}; cast the column",
@@ -514,16 +535,18 @@ impl ScalarUDFImpl for WindowFunction {
                 false => Arc::new(windows.clone()),
             }));
         }
-        let from = usize::from(self.name != COUNTING);
-        let lengths = args.args[from..].iter().map(constant).collect::<Result<Vec<_>>>()?;
+        let elsewhere = || {
+            let which = "sliding, session and count windows outside of a group_by of a stream";
+            Err(DataFusionError::NotImplemented(which.into()))
+        };
+        if self.name == COUNTING {
+            return elsewhere();
+        }
+        let lengths = args.args[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
         let spans = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
             WindowKind::Sliding { size, slide } if size == slide => Spans::sliding(size, slide),
             WindowKind::Calendar(calendar) => Spans::calendar(calendar)?,
-            _ => {
-                return Err(DataFusionError::NotImplemented(
-                    "sliding, session and count windows outside of a group_by of a stream".into(),
-                ));
-            }
+            _ => return elsewhere(),
         };
         let times = micros(&args.args[0].to_array(args.number_rows)?)?;
         let mut of = (0, 0);
@@ -561,8 +584,10 @@ impl WindowFunction {
             return Err(DataFusionError::Plan(format!("{name} is given nothing")));
         };
         if name == COUNTING {
-            let numbers: Vec<_> = call.args().iter().map_while(constant).collect();
-            let windows = windows_of(name, &numbers.iter().collect::<Vec<_>>())?;
+            let is_timed = constant(time).is_none();
+            let lengths = call.args()[usize::from(is_timed)..].iter().map(constant).collect::<Option<Vec<_>>>();
+            let lengths = lengths.ok_or_else(|| DataFusionError::Plan("a window's length is a constant".into()))?;
+            let windows = counting(is_timed, &lengths)?;
             return Ok(Some(WindowCall { windows, time: Arc::clone(time), late: Vec::new() }));
         }
         // Behind the constants are columns of late rows.
