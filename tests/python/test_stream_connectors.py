@@ -635,8 +635,14 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
     refused(rate.union(stream), to_files("in/out"))
     counts = stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
     refused(counts, to_files("out"), late_to=to_files("in/late"))
-    with pytest.raises(tm.DataSetError, match="would read what it writes"):
-        tm.stream.write([(rate, to_files("in/out")), (stream, to_files("out"))])
+    with pytest.raises(tm.DataSetError, match="in/out is within in; write"):
+        tm.stream.write([(rate, to_files("out")), (stream, to_files("in/out"))])
+    # By way of other queries, of which only those in the circle are named.
+    middle, last = (files(folder, SCHEMA) for folder in ("middle", "last"))
+    ways = r"writes: in/a is within in/\*/\*, and middle is within middle, and last/b is within last; write"
+    circle = [(last, to_files("in/a")), (files("in/*/*", SCHEMA).union(rate), to_files("middle"))]
+    with pytest.raises(tm.DataSetError, match=ways):
+        tm.stream.write([(middle, to_files("out")), *circle, (middle.union(rate), to_files("last/b"))])
     refused(files("s3://b/in", SCHEMA), to_files("s3://b/in/out"))
     refused(files("s3://b/in", SCHEMA), to_files("s3://b/in/"))
     # Where it is not read.
@@ -645,7 +651,11 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
     objects = files("s3://b/in", SCHEMA)._native.stream_specs()
     endpoint = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": "true"}
     for url, storage in (("s3://b/inner", None), ("s3://b/in/_out", None), ("s3://b/in/out", endpoint)):
-        check_fed(objects, [to_files(url, storage_options=storage)])
+        check_fed([(objects, to_files(url, storage_options=storage))])
+    with pytest.raises(tm.DataSetError, match="would read what it writes"):
+        check_fed([(objects, to_files("s3://b/in/out"))])
+    # Who reads them does not write where they come from.
+    check_fed([([], to_files("s3://b/in/out")), (objects, to_files("s3://b/out"))])
 
 
 def test_a_loop_is_refused_on_every_worker(tmp_path: Path) -> None:

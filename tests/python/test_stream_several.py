@@ -200,6 +200,29 @@ def test_sinks_that_give_more_and_less(tmp_path: Path) -> None:
     assert f"the sink files {tmp_path}/hook has each row at most once" in text
 
 
+@pytest.mark.filterwarnings("ignore:from_files")
+@pytest.mark.parametrize("through", ["files", "topic"])
+def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Rows come through a folder, or a topic, from one query of the job to another one: each once, also over a stop."""
+    folder, schema = tmp_path / "middle", {"number": "int64"}
+    if through == "files":
+        sink = tm.stream.to_files(folder)
+        read = tm.stream.from_files(folder, schema, discover_every="50ms", poll_every="20ms")
+    else:
+        kafka = request.getfixturevalue("kafka")
+        kafka.create_topic("middle", 2)
+        sink = tm.stream.to_kafka(kafka.bootstrap, "middle", id="several")
+        read = tm.stream.from_kafka(kafka.bootstrap, "middle", schema)
+    seen: list[int] = []
+    for count in (1000, 4000):
+        numbers = tm.stream.rate(5000).select("number")
+        queries = [(numbers, sink), (read, lambda table: seen.extend(table.to_dict()["number"]))]
+        # Numbers come in lots of several threads, so some that are larger may come before.
+        there = lambda count=count: len(seen) >= count and set(seen) >= set(range(count))  # noqa: E731
+        tm.stream.write(queries, checkpoint=tmp_path / "c", every="100ms", stop=there)
+    assert len(set(seen)) == len(seen)
+
+
 def test_at_most_once(tmp_path: Path) -> None:
     stream = tm.stream.from_table(table(), time="ts")
     options = {"checkpoint": tmp_path, "guarantee": "at most once"}

@@ -82,24 +82,46 @@ def folder_of(sink: object) -> str | None:
     return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
-def check_fed(sources: Iterable[str], sinks: Iterable[object]) -> None:
-    """Raise where a job would read the files that it writes, as rows may go round for ever. `sources` are what describes them."""
-    read = [spec for spec in map(json.loads, dict.fromkeys(sources)) if spec["kind"] == "files"]
-    for sink in sinks:
-        folder = folder_of(sink)
-        if folder is None or not isinstance(sink, Connector):
-            continue
-        written = json.loads(sink.spec)
-        name = f"{written['prefix']}-1-0-1.{'jsonl' if written['format'] == 'json' else written['format']}"
-        for source in read:
-            # Stores of the same name may be two.
-            if _endpoints(source) != _endpoints(written):
-                continue
-            if is_read(f"{folder}/{name}", source["path"], folders=False):
-                raise DataSetError(
-                    f"the job would read what it writes: {written['path']} is within {source['path']}; write into a folder that is not "
-                    "within what is read, or one whose name begins with an underscore"
-                )
+def check_fed(outputs: Iterable[tuple[Iterable[str], object]]) -> None:
+    """Raise where rows would come back to the sink that has written them, as they may go round for ever: from its files, or by way of others.
+
+    `outputs` are the sinks of a job, each with what describes the sources that its rows come from.
+    """
+    sinks = [
+        (sink, [spec for spec in map(json.loads, dict.fromkeys(sources)) if spec["kind"] == "files"])
+        for sources, sink in outputs
+        if isinstance(sink, Connector) and folder_of(sink) is not None
+    ]
+    for first in range(len(sinks)):
+        # Where rows of the first sink come to, from which sink and by which source.
+        came: dict[int, tuple[int, dict[str, Any]]] = {}
+        waiting = [first]
+        while waiting and first not in came:
+            sink = waiting.pop(0)
+            for other, (_, sources) in enumerate(sinks):
+                source = next((source for source in sources if _reads(source, sinks[sink][0])), None)
+                if source is not None and other not in came:
+                    came[other] = (sink, source)
+                    waiting.append(other)
+        if first in came:
+            at, ways = first, list[str]()
+            while not ways or at != first:
+                at, source = came[at]
+                ways.insert(0, f"{json.loads(sinks[at][0].spec)['path']} is within {source['path']}")
+            raise DataSetError(
+                f"the job would read what it writes: {', and '.join(ways)}; write into a folder that is not within what is read, "
+                "or one whose name begins with an underscore"
+            )
+
+
+def _reads(source: Mapping[str, Any], sink: Connector) -> bool:
+    """Whether a source of files would read those of a sink."""
+    written = json.loads(sink.spec)
+    # Stores of the same name may be two.
+    if _endpoints(source) != _endpoints(written):
+        return False
+    name = f"{written['prefix']}-1-0-1.{'jsonl' if written['format'] == 'json' else written['format']}"
+    return is_read(f"{folder_of(sink)}/{name}", source["path"], folders=False)
 
 
 def _endpoints(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -251,7 +273,7 @@ def to_files(
     Parameters
     ----------
     path : str or path-like
-        A folder for this sink alone, that all workers share and the job does not read; or a URL (``s3://``, ``gs://``, ``az://``). In a store rows are uploaded in parts as
+        A folder for this sink alone, that all workers share and no query that its rows come from reads; or a URL (``s3://``, ``gs://``, ``az://``). In a store rows are uploaded in parts as
         they come, which nobody sees before the upload is completed; what a run that fails has begun stays so, until the store's
         own rules remove uploads that do not end.
     format : {"json", "csv"}, default="json"

@@ -126,7 +126,10 @@ def run(
     late_sinks = _late_sinks(late_to)
     sinks = [*(sink for _, sink in queries), *(sink for _, sink in late_sinks)]
     _check_apart(sinks)
-    check_fed((spec for data, _ in queries for spec in data._native.stream_specs()), sinks)
+    sources = [data._native.stream_specs() for data, _ in queries]
+    # Late rows may be those of any query.
+    late_sources = [spec for specs in sources for spec in specs]
+    check_fed(zip([*sources, *(late_sources for _ in late_sinks)], sinks, strict=True))
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
     if checkpoint is not None:
