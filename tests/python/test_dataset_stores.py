@@ -24,6 +24,7 @@ import pytest
 import tidemill as tm
 import workers
 from datasets import rows
+from tidemill import series
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,17 @@ def test_globs_folders_hidden_and_compressed_objects(bucket: Path) -> None:
         tm.sql(f"select * from '{_odd(bucket)}'")
     with pytest.raises(tm.DataSetError, match=r"there are no files in s3://.*\*\.json"):
         tm.read_json(url(bucket, "in/*.json"))
+
+
+def test_columns_of_one_name(bucket: Path) -> None:
+    """The second one was read as the first, or not at all."""
+    (bucket / "twice.csv").write_text("date,id,close,close\n2024-01-02,a,1,2\n")
+    with pytest.raises(tm.DataSetError, match=r's3://.*twice\.csv: two of its columns are called "close"; give each'):
+        tm.read_csv(url(bucket, "twice.csv"))
+    with pytest.raises(tm.DataSetError, match=r"twice\.csv: two of its columns"):
+        series.clean(url(bucket, "twice.csv"))
+    schema = dict.fromkeys(("date", "id", "close", "paid"), "str")
+    assert rows(tm.read_csv(url(bucket, "twice.csv"), schema=schema)) == [("2024-01-02", "a", "1", "2")]
 
 
 def _odd(bucket: Path) -> str:

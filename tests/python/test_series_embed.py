@@ -10,6 +10,7 @@ from typing import Any
 import launched
 import numpy as np
 import pytest
+import tidemill as tm
 from numpy.typing import NDArray
 from tidemill import series
 from tidemill.ml import MDS
@@ -384,14 +385,18 @@ def test_groups(tmp_path: Path) -> None:
         ("Symbol,Sector\nA,Oil\nA,Gas\n", {}, "'A' twice, with different groups"),
         ("Symbol\nA\n", {}, "only the column 'Symbol'"),
         ("Symbol,Sector\n,Oil\n", {}, "the groups have no row with an id in their column 'Symbol'"),
-        ("Symbol,Sector,Sector\nA,Oil,Gas\n", {}, "column 'Sector' is there twice in the header"),
+        (
+            "Symbol,Sector,Sector\nA,Oil,Gas\n",
+            {},
+            'groups.csv: two of its columns are called "Sector"; give each a name',
+        ),
         (
             "Symbol,Sector\nA,Oil\n",
             {"id": "Ticker"},
             "no column 'Ticker' of ids in the groups; there are: Symbol, Sector",
         ),
     ):
-        with pytest.raises(series.SeriesError) as caught:
+        with pytest.raises((series.SeriesError, tm.DataSetError)) as caught:
             groups_of(path, wrong, ["A", "B"], **options)
         assert message in str(caught.value)
     # Ids that were whole numbers, until something made them floats.

@@ -255,19 +255,21 @@ async fn infer_types(
 }
 
 /// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a file's in another one: values would come to other
-/// columns. Files in stores are not looked at.
+/// columns. Of files in stores, where a look costs a request, none is looked at but the first, for names that no schema gives.
 async fn headers_fit(
     layout: &CsvLayout,
     files: &[File],
     compression: FileCompressionType,
     schema: Option<&SchemaRef>,
 ) -> Result<()> {
-    let local: Vec<File> = files.iter().filter(|file| !matches!(file, File::Object(_))).cloned().collect();
+    let is_looked_at = |at: usize, file: &File| !matches!(file, File::Object(_)) || (at == 0 && schema.is_none());
+    let looked_at = files.iter().enumerate().filter(|&(at, file)| is_looked_at(at, file)).map(|(_, file)| file.clone());
+    let looked_at: Vec<File> = looked_at.collect();
     let given = schema.map(|schema| (None, names_of(schema)));
     let layout = Layout::Csv(layout.clone());
     let look = move || -> Result<()> {
         let mut first = given;
-        for file in local {
+        for file in looked_at {
             // What cannot be read is told by who reads it.
             let header = infer(&layout, &file, compression, 1);
             let names = header.map(|header| names_of(&header)).unwrap_or_default();
@@ -277,7 +279,7 @@ async fn headers_fit(
             let Some((of, wanted)) = &first else {
                 if let Some(name) = twice(&names) {
                     return Err(DataSetError::Data(format!(
-                        "{file}: two of its columns are called {name:?}; give all columns names of their own with schema="
+                        "{file}: two of its columns are called {name:?}; give each a name of its own, in the file or with schema="
                     )));
                 }
                 first = Some((Some(file), names));

@@ -6,7 +6,6 @@ first in the files, however many workers and threads read them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import warnings
@@ -53,7 +52,6 @@ __all__ = [
     "open_texts",
     "plain_id",
     "read_rows",
-    "refuse_twice",
     "steps_or_dates",
     "together",
 ]
@@ -212,7 +210,7 @@ def open_source(
             delimiter = delimiter_of(paths[0])
         # Types are not found out from the first rows: an id may look like a number for a thousand of them, and a volume like a
         # whole one. Only the times may be one thing or another.
-        names = _header(paths, delimiter)
+        names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
         columns = find_columns(names, chosen)
         schema = dict.fromkeys(names, "str")
         # A value that is no number must not hide the time beside it.
@@ -267,40 +265,6 @@ def format_of(path: str) -> str:
 def delimiter_of(path: str) -> str:
     """What separates fields of a CSV, by its name."""
     return "\t" if format_of(path) == "tsv" else ","
-
-
-def _header(paths: list[str], delimiter: str) -> list[str]:
-    """The columns of CSV files. Collective.
-
-    Raises
-    ------
-    SeriesError
-        The first file has two of one name.
-    """
-    try:
-        names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
-    except DataSetError:
-        # If that is because of a column that is there twice, it is told as everywhere here.
-        with contextlib.suppress(DataSetError, IndexError):
-            _look_twice(paths, delimiter, 0)
-        raise
-    # Where the header of a file in a store names a column twice, `names` has it once.
-    _look_twice(paths, delimiter, len(names))
-    return names
-
-
-def _look_twice(paths: list[str], delimiter: str, names: int) -> None:
-    """Looks for a column that is there twice, if the first line has more fields than `names`."""
-    path = paths[0] if "://" in paths[0] else files_of(paths[0])[0]
-    line = read_csv(path, header=False, delimiter=delimiter, infer_rows=1)
-    if len(line.columns) > names:
-        refuse_twice([str(cells[0]) for cells in line.limit(1).to_dict().values()], path)
-
-
-def refuse_twice(names: Sequence[str], path: str) -> None:
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-    if twice is not None:
-        raise SeriesError(f"{path}: column {twice!r} is there twice in the header; give each a name of its own")
 
 
 def _time_type(texts: DataSet, name: str, *, alone: bool = False) -> tuple[str, str]:
@@ -428,4 +392,5 @@ def open_texts(source: Source) -> DataSet:
     if kind == "json":
         return read_json(path)
     delimiter = delimiter_of(path)
-    return read_csv(path, schema=dict.fromkeys(_header([path], delimiter), "str"), delimiter=delimiter)
+    names = read_csv(path, delimiter=delimiter, infer_rows=1).columns
+    return read_csv(path, schema=dict.fromkeys(names, "str"), delimiter=delimiter)

@@ -33,7 +33,6 @@ from tidemill.series._read import (
     open_source,
     plain_id,
     read_rows,
-    refuse_twice,
     steps_or_dates,
 )
 
@@ -331,7 +330,8 @@ class FileTail:
         return row
 
     def _header(self, path: str, state: _File, names: list[str]) -> None:
-        refuse_twice(names, path)
+        if (twice := next((name for place, name in enumerate(names) if name in names[:place]), None)) is not None:
+            raise SeriesError(f"{path}: column {twice!r} is there twice in the header; give each a name of its own")
         try:
             columns = find_columns(names, self._chosen)
         except SeriesError as error:

@@ -448,7 +448,7 @@ def to_kafka(
     epoch_bytes_max : int, default=268435456
         With `id`: what a thread may keep of rows from one checkpoint to the next.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the brokers may keep silent before the job fails.
+        As for `from_redis`.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
     sasl : {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}, optional

@@ -73,7 +73,7 @@ def from_rabbitmq(
         As for `from_files`; a bad message is named by queue and id, and written down with its ``routing_key``, where that is not the queue's
         name, and its ``headers``, if it has any.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the server may keep silent before the job fails.
+        As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``amqps:``.
 
@@ -134,7 +134,7 @@ def to_rabbitmq(
     epoch_bytes_max : int, default=268435456
         What a thread may keep of rows from one checkpoint to the next: at half of it one is made sooner.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the server may keep silent before the job fails.
+        As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``amqps:``.
     """

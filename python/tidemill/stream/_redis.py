@@ -40,8 +40,8 @@ def from_redis(
 ) -> DataSet:
     """Read streams of Redis: each is a split, and the id of its last entry is part of checkpoints; no consumer group is used.
 
-    A server that is away is waited for, as long as `patience`. Entries that the server drops before they are read are an error (of Redis 7
-    and later, which counts them): let it keep them for longer than a job may be away. Who reads needs ``XREAD`` and ``XINFO``.
+    Entries that the server drops before they are read are an error (of Redis 7 and later, which counts them): let it keep them for longer
+    than a job may be away. Who reads needs ``XREAD`` and ``XINFO``.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def from_redis(
     on_error, quarantine
         As for `from_files`; a bad entry is named by stream and id.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the server may keep silent before the job fails.
+        How long the server may be away, or keep silent, before the job fails: until then it is tried again.
     tls : Tls, optional
         Certificates, for ``rediss:``.
 
@@ -134,7 +134,7 @@ def to_redis(
     epoch_bytes_max : int, default=67108864
         With `id`: what a thread may keep of rows from one checkpoint to the next.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the server may keep silent before the job fails.
+        As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
     """
@@ -159,8 +159,8 @@ def redis_hashes(
 ) -> Callable[[Any], list[Found]]:
     """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
 
-    A server that is away is waited for, as long as `patience`. The function may also be called by hand, with a list of keys (values, or tuples of
-    them), or with an Arrow table whose rows are keys; that one tells of what type a null is.
+    The function may also be called by hand, with a list of keys (values, or tuples of them), or with an Arrow table whose rows are keys; that
+    one tells of what type a null is.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def redis_hashes(
         What the hashes' keys begin with; behind it the values of the row's key, with colons between, as `to_redis` writes columns of
         the same types.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the server may keep silent before the function fails.
+        As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
 

@@ -58,7 +58,7 @@ def from_socket(
     line_bytes_max : int, default=1048576
         A line that is longer is bad.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the server may be away before the job fails.
+        As for `from_redis`.
     tls : Tls, optional
         The server speaks TLS, and its certificate is for `host`.
 
@@ -115,7 +115,7 @@ def from_websocket(
     message_bytes_max : int, default=1048576
         A message that is longer loses the connection.
     patience : str, number of seconds or timedelta, default="1m"
-        How long the server may be away before the job fails.
+        As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``wss:``.
 
