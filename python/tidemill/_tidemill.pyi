@@ -783,7 +783,7 @@ def write_stream(
     name: str,
     checkpoints: dict[str, Any] | None = None,
     stop: Callable[[], bool] | None = None,
-    status: tuple[str, str] | None = None,
+    status: tuple[str | None, str] | None = None,
     guarantee: str | None = None,
     watch: Callable[[NativeRunning], object] | None = None,
     late: Sequence[tuple[str | None, object, str]] | None = None,

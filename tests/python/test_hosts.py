@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import launched
 import pytest
@@ -382,6 +383,82 @@ def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Ho
         table.write_text(text.format(2, algorithm))
         with job(tmp_path, hosts, follow, TIDEMILL_TUNE=str(table)) as running:
             assert running.succeed() == [f"{[algorithm]}\n"] * 4
+
+
+STREAM = """
+import tidemill as tm
+
+clicks = tm.stream.rate(2000, keys=100, splits=8)
+counts = clicks.group_by("key", tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+counts.write_stream(lambda rows: None, name="clicks")
+"""
+
+
+def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -> None:
+    """Nobody sees the files of another host: worker 0 has to hear from all workers, and who looks elsewhere is told so."""
+    folder = tmp_path / "run"
+    own_folder(hosts, folder, {}, {})
+    env = {"XDG_RUNTIME_DIR": str(folder), "TIDEMILL_FAILURE_TIMEOUT": "60"}
+
+    def ran(host: int, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*hosts.prefix(host), *launched.command(*words)]
+        options = {"capture_output": True, "text": True, "timeout": launched.PATIENCE_S}
+        return subprocess.run(command, env={**os.environ, **env}, **options)  # type: ignore[call-overload,no-any-return]
+
+    def told(host: int) -> dict[int, dict[str, Any]]:
+        return {status["worker"]: status for status in json.loads(ran(host, "top", "--json").stdout)}
+
+    def line(text: str, begins: str) -> str:
+        return next((line.strip() for line in text.splitlines() if line.strip().startswith(begins)), text)
+
+    job_ids = set()
+    # The second is the job that is started again.
+    for victim in 3, 0:
+        with job(tmp_path, hosts, STREAM, **env) as running:
+
+            def all_work() -> bool:
+                found = told(0)
+                return len(found) == 2 * LOCAL and all(
+                    any(edge["rows_sent"] for edge in status["edges"]) for status in found.values()
+                )
+
+            launched.wait_until(all_work, "what all workers do, on the host of worker 0")
+            found = told(0)
+            assert [found[worker]["host"] for worker in range(4)] == [
+                hosts.names[worker // LOCAL] for worker in range(4)
+            ]
+            assert len({status["job_id"] for status in found.values()}) == 1
+            assert {status["first_host"] for status in found.values()} == {hosts.names[0]}
+            assert all(status["silent_s"] < 5 and not status["over"] for status in found.values())
+            assert found[0]["job_id"] not in job_ids
+            job_ids.add(found[0]["job_id"])
+            assert sorted(told(1)) == [2, 3]
+
+            shown = ran(0, "top", "--once", "--every", "1.5").stdout
+            assert line(shown, "stream").startswith("stream 'clicks'  4 of 4 workers on 2 hosts  running "), shown
+            for host, of in enumerate(("workers 0-1", "workers 2-3")):
+                part = re.match(rf"{of} on {hosts.names[host]} +([\d,]+) ", line(shown, of))
+                assert part and int(part[1].replace(",", "")) > 0, shown
+            shown = ran(1, "top", "--once", "--every", "0.5").stdout
+            assert line(shown, "stream").startswith("stream 'clicks'  2 of 4 workers  running "), shown
+            assert f"tidemill top shows all workers on host {hosts.names[0]}, where worker 0 is" in shown
+            stopped = ran(1, "stop", "clicks")
+            where = f"streams are stopped on the machine of their worker 0: 'clicks' on host {hosts.names[0]}"
+            assert (stopped.returncode, stopped.stderr) == (1, f"tidemill stop: {where}\n")
+
+            (pid,) = launched.children(running.workers[victim].pid)
+            if victim != 0:
+                os.kill(pid, signal.SIGSTOP)
+                launched.wait_until(lambda: told(0)[3]["silent_s"] > 6, "silence")
+                shown = ran(0, "top", "--once", "--every", "0.5").stdout
+                silent = rf"nothing heard for \d+\.\d s: worker 3 on {hosts.names[1]}"
+                assert re.fullmatch(silent, line(shown, "nothing heard")), shown
+                os.kill(pid, signal.SIGCONT)
+                launched.wait_until(lambda: told(0)[3]["silent_s"] < 3, "an end of the silence")
+            os.kill(pid, signal.SIGKILL)
+            for rank, (_, _, err) in enumerate(running.finish()):
+                assert rank == victim or f"worker {victim} was lost" in err, f"rank {rank}: {err}"
+            assert told(0) == {} and told(1) == {}
 
 
 LOOP = """

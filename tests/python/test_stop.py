@@ -81,7 +81,7 @@ def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     _status.folder().mkdir(parents=True)
     file = _status.folder() / "1-0.json"
-    about = {"job": "numbers", "worker": 0, "pid": os.getpid(), "at_s": time.time(), "durable": 1}
+    about = {"job": "numbers", "job_id": "1", "worker": 0, "pid": os.getpid(), "at_s": time.time(), "durable": 1}
     file.write_text(json.dumps(about))
     jobs, waiting, codes = _status.jobs, set[int](), list[int]()
 
@@ -111,7 +111,8 @@ def test_what_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder.mkdir(parents=True)
 
     def tells(name: str, at_s: float) -> None:
-        (folder / name).write_text(json.dumps({"job": name, "worker": 0, "pid": os.getpid(), "at_s": at_s}))
+        about = {"job": name, "job_id": name, "worker": 0, "pid": os.getpid(), "at_s": at_s}
+        (folder / name).write_text(json.dumps(about))
 
     def files() -> list[str]:
         return sorted(file.name for file in folder.iterdir())

@@ -14,6 +14,7 @@ from typing import Any
 
 import launched
 import pytest
+from tidemill.apps import top
 
 APP = """
 import tidemill as tm
@@ -32,9 +33,9 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def started(folder: Path, env: dict[str, str]) -> Iterator[Popen[bytes]]:
+def started(folder: Path, env: dict[str, str], *options: str) -> Iterator[Popen[bytes]]:
     (folder / "app.py").write_text(APP)
-    running = launched.start("run", "-n", "2", "app.py", env=env, cwd=folder)
+    running = launched.start("run", "-n", "2", *options, "app.py", env=env, cwd=folder)
     try:
         yield running
     finally:
@@ -70,7 +71,7 @@ def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
     head, untimed, heading, *edges = (
         line for line in shown.stdout.decode().splitlines() if "held back by split" not in line
     )
-    assert head.startswith("stream 'clicks'  2 of 2 workers here  running ")
+    assert head.startswith("stream 'clicks'  2 of 2 workers  running ")
     assert re.search(r"  checkpoint \d+, \d+\.\d s old, \d[\d.]* k?B$", head), head
     assert re.fullmatch(r"  had no time: [\d,]+ rows for window \d+", untimed), untimed
     assert heading.split()[:3] == ["rows/s", "remote/s", "queued"]
@@ -78,6 +79,10 @@ def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
     assert " 2026-01-01 00:00:" in source
     rates = [cell for cell in source.split() if cell.replace(",", "").isdigit()]
     assert int(rates[0].replace(",", "")) > 0, source
+    each = launched.run("top", "--once", "--workers", "--every", "1.5", env=env).stdout.decode()
+    for worker in (first, second):
+        line = re.search(rf"^ +worker {worker['worker']} on {worker['host']} +([\d,]+) ", each, re.MULTILINE)
+        assert line and int(line[1].replace(",", "")) > 0, each
 
 
 def test_two_streams_of_one_name(job: Popen[bytes], env: dict[str, str], tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_two_streams_of_one_name(job: Popen[bytes], env: dict[str, str], tmp_pat
         assert [sorted(of_one) for of_one in workers.values()] == [[0, 1], [0, 1]]
         shown = launched.run("top", "--once", "--every", "0.1", env=env)
         heads = [line for line in shown.stdout.decode().splitlines() if line.startswith("stream ")]
-        assert [head.partition("  running ")[0] for head in heads] == ["stream 'clicks'  2 of 2 workers here"] * 2
+        assert [head.partition("  running ")[0] for head in heads] == ["stream 'clicks'  2 of 2 workers"] * 2
 
 
 def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:
@@ -110,6 +115,37 @@ def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:
     assert not any(Path(env["XDG_RUNTIME_DIR"]).rglob("*.json"))
 
 
+def test_a_stream_that_is_started_again(tmp_path: Path, env: dict[str, str]) -> None:
+    """A worker is killed and all are started again: those of before are not shown any more."""
+    with started(tmp_path, env, "--restarts", "1") as running:
+        launched.wait_until(lambda: running.poll() is not None or len(told(env)) == 2, "both workers")
+        before = told(env)
+        os.kill(before[1]["pid"], signal.SIGKILL)
+
+        def again() -> bool:
+            assert running.poll() is None, "the job has ended"
+            now = told(env)
+            return len(now) == 2 and {worker["job_id"] for worker in now}.isdisjoint({before[0]["job_id"]})
+
+        launched.wait_until(again, "both workers of the job that is started again")
+
+
+def test_rates_of_who_tells_seldom() -> None:
+    """Two looks between which a worker has told nothing are none at a worker that does nothing."""
+
+    def tells(at_s: float) -> list[dict[str, Any]]:
+        return [{"job_id": "a", "worker": 0, "at_s": at_s}]
+
+    looks: top.Looks = {}
+    seen = []
+    for at_s in (1.0, 1.0, 5.0, 5.0, 9.0):
+        looks = top._looked(looks, tells(at_s))
+        before, now = looks["a", 0]
+        seen.append((before and before["at_s"], now["at_s"]))
+    assert seen == [(None, 1.0), (None, 1.0), (1.0, 5.0), (1.0, 5.0), (5.0, 9.0)]
+    assert top._looked(looks, []) == {}
+
+
 def test_options_that_make_no_sense(env: dict[str, str]) -> None:
     wrong = launched.run("top", "--every", "0", env=env)
     assert wrong.returncode == 2
@@ -118,6 +154,9 @@ def test_options_that_make_no_sense(env: dict[str, str]) -> None:
     wrong = launched.run("top", "--json", "--every", "2", env=env)
     assert wrong.returncode == 2
     assert b"--json looks once, so there is no --every" in wrong.stderr
+    wrong = launched.run("top", "--json", "--workers", env=env)
+    assert wrong.returncode == 2
+    assert b"--json has each worker by itself" in wrong.stderr
     for once in ((), ("--once",)):
         none = launched.run("top", "--json", *once, env=env)
         assert (none.returncode, none.stdout) == (1, b"[]\n")

@@ -58,4 +58,4 @@ pub use overlay::Overlay;
 pub use placement::{Plan, WorkerInfo};
 pub use prefetch::prefetch;
 pub use route_map::RouteMap;
-pub use run::{Look, Progress, Runner, Settings, TaskContext, wait_in_copy};
+pub use run::{Look, Progress, Runner, Settings, TaskContext, WorkerStatus, wait_in_copy};

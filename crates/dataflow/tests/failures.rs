@@ -16,7 +16,9 @@ use futures_core::Stream;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Reduce, Reduction, Union};
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::{DataflowError, Graph, Item, Overlay, Progress, Runner, Settings, TaskError, TaskSpec};
+use tidemill_dataflow::{
+    DataflowError, Graph, Item, Overlay, Progress, Runner, Settings, TaskError, TaskSpec, WorkerStatus,
+};
 
 fn numbers() -> SchemaRef {
     schema(&[("n", DataType::Int64)])
@@ -377,6 +379,50 @@ fn worker_0_learns_of_progress() {
         runner.run_placed(&graph, &RoundRobin, &mut look).unwrap();
     })
     .unwrap();
+}
+
+/// Worker 0 learns the newest of what each worker says of itself, and that one whose part is over says nothing more.
+#[test]
+fn worker_0_learns_of_statuses() {
+    let (met, known) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let told = run_ranks(3, |comm| {
+        let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+        let mut graph = Graph::new("test");
+        let (first, last) = (Arc::clone(&met), Arc::clone(&known));
+        // Of the copies, one for each worker, the one of worker 2 ends as soon as all have been heard of.
+        let busy = TaskSpec::blocking("busy", move |_, _, context| {
+            let until = if context.copy() == 2 { &first } else { &last };
+            while !until.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        let from = graph.add(busy.output("out", numbers()).copies(3));
+        let to = graph.add(sink("to", 3, &Kept::default()));
+        graph.connect(from, to, Direct);
+        let (rank, mut looks, mut seen) = (comm.rank(), 0, Vec::new());
+        let mut look = |progress: &Progress| {
+            looks += 1;
+            progress.tell_status(format!("{rank}: {looks}").into_bytes());
+            seen = progress.statuses();
+            let more = |worker: &WorkerStatus| {
+                let text = String::from_utf8(worker.status.clone()).unwrap();
+                let (of, looks) = text.split_once(": ").unwrap();
+                assert_eq!(of, worker.worker.to_string());
+                if worker.worker == 2 { worker.over } else { looks.parse::<u32>().unwrap() > 3 }
+            };
+            if seen.len() == 2 {
+                met.store(true, Ordering::SeqCst);
+                known.store(seen.iter().all(more), Ordering::SeqCst);
+            }
+            Ok(())
+        };
+        runner.run_placed(&graph, &RoundRobin, &mut look).unwrap();
+        seen.iter().map(|worker| (worker.worker, worker.over)).collect::<Vec<_>>()
+    });
+    let told = told.unwrap();
+    assert!(told[0].len() == 2 && told[0][1] == (2, true), "{told:?}");
+    assert!(told[1].is_empty() && told[2].is_empty(), "only worker 0 is told: {told:?}");
 }
 
 /// The copies of a task compute together, each on a thread of its own.

@@ -28,12 +28,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--pid", type=int, help="the process of its worker 0, where several have one name")
     add("--timeout", type=float, metavar="S", help="seconds to wait until it has stopped (default: for ever)")
     options = parser.parse_args(argv)
-    jobs = [status for status in _status.jobs() if status["worker"] == 0]
+    told = _status.jobs()
+    jobs = [status for status in told if status["worker"] == 0]
     found = [job for job in jobs if options.name in (None, job["job"]) and options.pid in (None, job["pid"])]
-    if len(found) != 1:
-        return _fail(
-            f"{'several streams run' if found else 'no such stream runs'} on this machine{_listed(found or jobs)}"
-        )
+    if len(found) > 1:
+        return _fail(f"several streams run on this machine{_listed(found)}")
+    if not found:
+        ids = {job["job_id"] for job in jobs}
+        elsewhere = {
+            (status["job"], status["first_host"])
+            for status in told
+            if options.name in (None, status["job"]) and status["job_id"] not in ids
+        }
+        if elsewhere and options.pid is None:
+            named = ", ".join(f"{job!r} on host {host}" for job, host in sorted(elsewhere))
+            return _fail(f"streams are stopped on the machine of their worker 0: {named}")
+        return _fail(f"no such stream runs on this machine{_listed(jobs)}")
     job = found[0]
     if job["durable"] is None:
         return _fail(f"stream {job['job']!r} makes no checkpoints that it could go on from; end it with Ctrl-C")
@@ -49,7 +59,7 @@ def _stop(job: dict[str, Any], timeout_s: float | None) -> int:
     begun = time.monotonic()
     while not stopped.exists():
         # In this order: it says that it has stopped, and only then goes.
-        gone = not any(one["file"] == job["file"] for one in _status.jobs())
+        gone = not any(one.get("file") == job["file"] for one in _status.jobs())
         if gone and not stopped.exists():
             asked.unlink(missing_ok=True)
             return _fail(f"stream {job['job']!r} ended before it had made its last checkpoint; its own output says why")

@@ -8,7 +8,8 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -18,33 +19,73 @@ from tidemill.stream import _status
 __all__ = ["main"]
 
 Status = dict[str, Any]
-_HEADING = ("", "rows/s", "remote/s", "queued", "blocked", "time", "behind", "held back by")
+#: What a worker told before, if that is known, and what it tells now: rates are what they differ by.
+Look = tuple[Status | None, Status]
+#: Looks by the job and the worker.
+Looks = dict[tuple[str, int], Look]
+
+_FLOW = ("rows/s", "remote/s", "queued", "blocked")
+_EDGES = ("", *_FLOW, "time", "behind", "held back by")
+_PARTS = ("", *_FLOW, "spilled")
+#: Who has told nothing for so long is pointed out, and as much later as workers of large jobs tell less often.
+_QUIET_S = 5.0
+_QUIET_S_PER_WORKER = 0.01
+
+
+@dataclass
+class _Flow:
+    """What goes over edges: rows and bytes to other workers each second, bytes that wait, and the most that any worker's senders wait."""
+
+    rows: float = 0.0
+    remote: float = 0.0
+    queued: int = 0
+    blocked: float = 0.0
+
+    def add(self, other: _Flow) -> None:
+        self.rows += other.rows
+        self.remote += other.remote
+        self.queued += other.queued
+        self.blocked = max(self.blocked, other.blocked)
+
+    def cells(self) -> tuple[str, ...]:
+        """As in the table, below `_FLOW`."""
+        return (
+            f"{self.rows:,.0f}",
+            _bytes(self.remote),
+            _bytes(self.queued),
+            f"{100 * min(self.blocked, 1):.0f}%",
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 1 with ``--once`` or ``--json`` where no stream runs."""
     parser = Parser(
         prog="tidemill top",
-        description="Show the streams that run on this machine: rates, queues, back-pressure, event time, checkpoints.",
+        description="Show the streams that run on this machine: rates, queues, back-pressure, event time, checkpoints. On the machine of a "
+        "job's worker 0 all its workers are shown, on others those that are there.",
     )
     parser.add_argument("--every", type=float, metavar="S", help="seconds between two looks (default 1)")
     parser.add_argument("--once", action="store_true", help="look twice, print what there is between, and end")
+    parser.add_argument("--workers", action="store_true", help="show each worker by itself, too")
     parser.add_argument("--json", action="store_true", help="look once, print what the workers tell, as JSON, and end")
     options = parser.parse_args(argv)
     if options.json and options.every is not None:
         parser.error("--json looks once, so there is no --every")
+    if options.json and options.workers:
+        parser.error("--json has each worker by itself, so there is no --workers")
     every = 1.0 if options.every is None else options.every
     if not 0.1 <= every <= 3600:
         parser.error("--every is from 0.1 to 3600 seconds")
-    before = _status.jobs()
+    told = _status.jobs()
     if options.json:
-        print(json.dumps(before))
-        return 0 if before else 1
+        print(json.dumps(told))
+        return 0 if told else 1
+    looks = _looked({}, told)
     try:
         while True:
             time.sleep(every)
-            now = _status.jobs()
-            lines = [line for job in _grouped(now) for line in _lines(job, before)]
+            looks = _looked(looks, _status.jobs())
+            lines = [line for job in _grouped(looks) for line in _lines(job, options.workers)]
             if options.once:
                 print("\n".join(lines) if lines else "no stream runs on this machine")
                 return 0 if lines else 1
@@ -53,77 +94,165 @@ def main(argv: Sequence[str] | None = None) -> int:
             # From the top left corner, each line to its end, and what is below.
             sys.stdout.write("\x1b[H" + "".join(f"{line[:width]}\x1b[K\n" for line in shown) + "\x1b[J")
             sys.stdout.flush()
-            before = now
     except KeyboardInterrupt:
         return 0
 
 
-def _grouped(workers: list[Status]) -> list[list[Status]]:
-    """Workers of the same job together: others may have its name."""
-    groups: dict[str, list[Status]] = {}
-    for status in workers:
-        groups.setdefault(status["job_id"], []).append(status)
-    return list(groups.values())
+def _looked(looks: Looks, told: Iterable[Status]) -> Looks:
+    """What is known after another look; who has told nothing new since the last one still goes at the rates of that."""
+    known: Looks = {}
+    for status in told:
+        worker = (status["job_id"], status["worker"])
+        before, last = looks.get(worker, (None, None))
+        known[worker] = (before if last is not None and last["at_s"] == status["at_s"] else last, status)
+    return known
 
 
-def _lines(job: list[Status], before: list[Status]) -> list[str]:
+def _grouped(looks: Looks) -> list[list[Look]]:
+    """Workers of the same job together, in their order: others may have its name."""
+    groups: dict[str, list[Look]] = {}
+    for (job_id, _), look in looks.items():
+        groups.setdefault(job_id, []).append(look)
+    return [sorted(group, key=lambda look: int(look[1]["worker"])) for group in groups.values()]
+
+
+def _lines(looks: list[Look], each_worker: bool) -> list[str]:
     """What is shown of a job."""
-    earlier = {(status["pid"], status["begun_s"]): status for status in before}
-    first = job[0]
-    running = _short(max(status["at_s"] for status in job) - min(status["begun_s"] for status in job))
-    epochs = _checkpoint(job)
-    here = f"{len(job)} of {first['workers']} workers here"
-    spilled = sum(status["spilled_bytes"] for status in job)
-    lines = [
-        f"stream {first['job']!r}  {here}  running {running}  {epochs}"
-        + (f"  spilled {_bytes(spilled)}" if spilled else "")
-    ]
+    job = [status for _, status in looks]
+    lines = [_heading(job), *_elsewhere(job), *_quiet(job)]
     for what, counted in (("came too late", "late"), ("had no time", "untimed")):
         counts: Counter[str] = Counter()
         for step, count in (count for status in job for count in status.get(counted, [])):
             counts[step] += count
         if counts:
             lines.append(f"  {what}: " + ", ".join(f"{count:,} rows for {step}" for step, count in counts.items()))
-    rows: dict[str, list[Any]] = {}
-    for status in job:
-        old = earlier.get((status["pid"], status["begun_s"]))
-        seconds = status["at_s"] - old["at_s"] if old else 0.0
-        olds = {edge["edge"]: edge for edge in old["edges"]} if old else {}
-        for edge in status["edges"]:
-            last = olds.get(edge["edge"])
-            row = rows.setdefault(edge["edge"], [0.0, 0.0, 0, 0.0, None, None])
-            if last and seconds > 0:
-                row[0] += (edge["rows_sent"] - last["rows_sent"]) / seconds
-                row[1] += (edge["remote_bytes"] - last["remote_bytes"]) / seconds
-                row[3] = max(row[3], (edge["blocked_ns"] - last["blocked_ns"]) / 1e9 / seconds)
-            row[2] += edge["queue_bytes"]
-            if edge["time"] is not None and (row[4] is None or edge["time"] < row[4]):
-                row[4], row[5] = edge["time"], edge["held_by"]
-    splits = {(of["task"], of["copy"]): of["held_by"] for status in job for of in status.get("sources", [])}
-    latest = max((row[4] for row in rows.values() if row[4] is not None), default=None)
-    table = [_HEADING]
-    for edge, (rate, remote, queued, blocked, at, held_by) in rows.items():
-        behind = "" if at is None or latest is None else _short((latest - at) / 1e6)
-        held = "" if held_by is None or latest == at else _held(edge, held_by, splits)
-        cells = (
-            f"{rate:,.0f}",
-            _bytes(remote),
-            _bytes(queued),
-            f"{100 * min(blocked, 1):.0f}%",
-            _time(at),
-            behind,
-            held,
-        )
-        table.append((edge, *cells))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row_cells in table:
-        cells_ = [
-            cell.ljust(width) if at in (0, 7) else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row_cells, widths, strict=True))
-        ]
-        lines.append("  ".join(["", *cells_]).rstrip())
+    flows = [_flows(look) for look in looks]
+    lines += _table([_EDGES, *_edges(job, flows)], texts=(0, 7))
     lines += _held_back([source for status in job for source in status.get("sources", [])])
+    parts: dict[str, list[int]] = {}
+    if each_worker:
+        parts = {f"worker {status['worker']} on {status['host']}": [at] for at, status in enumerate(job)}
+    elif len(_hosts(job)) > 1:
+        parts = {_named([job[at] for at in ats]): ats for ats in _hosts(job).values()}
+    if parts:
+        lines += _table([_PARTS, *_parts(parts, job, flows)], texts=(0,))
     return [*lines, ""]
+
+
+def _heading(job: list[Status]) -> str:
+    first, hosts = job[0], len(_hosts(job))
+    here = f"{len(job)} of {first['workers']} workers" + (f" on {hosts} hosts" if hosts > 1 else "")
+    # Each by the clock of its own machine.
+    running = _short(max(status["at_s"] - status["begun_s"] for status in job))
+    spilled = sum(status["spilled_bytes"] for status in job)
+    spilled_text = f"  spilled {_bytes(spilled)}" if spilled else ""
+    return f"stream {first['job']!r}  {here}  running {running}  {_checkpoint(job)}{spilled_text}"
+
+
+def _elsewhere(job: list[Status]) -> list[str]:
+    """Where all workers are shown, if that is not here."""
+    if job[0]["worker"] == 0:
+        return []
+    return [f"  tidemill top shows all workers on host {job[0]['first_host']}, where worker 0 is"]
+
+
+def _quiet(job: list[Status]) -> list[str]:
+    """Of whom nothing is heard any more."""
+    lines = []
+    for ats in _hosts(job).values():
+        of_host = [job[at] for at in ats]
+        if over := [status for status in of_host if status["over"]]:
+            lines.append(f"  nothing left to do: {_named(over)}")
+        if quiet := [status for status in of_host if not status["over"] and _is_quiet(status)]:
+            silent_s = max(status["silent_s"] for status in quiet)
+            lines.append(f"  nothing heard for {_short(silent_s)}: {_named(quiet)}")
+    return lines
+
+
+def _is_quiet(status: Status) -> bool:
+    return bool(status["silent_s"] > _QUIET_S + _QUIET_S_PER_WORKER * status["workers"])
+
+
+def _hosts(job: list[Status]) -> dict[str, list[int]]:
+    """By host, which of `job` are there."""
+    hosts: dict[str, list[int]] = {}
+    for at, status in enumerate(job):
+        hosts.setdefault(status["host"], []).append(at)
+    return hosts
+
+
+def _named(workers: list[Status]) -> str:
+    """Workers of a host, such as ``workers 0-3, 8 on node1``."""
+    runs: list[list[int]] = []
+    for worker in (status["worker"] for status in workers):
+        if runs and runs[-1][-1] == worker - 1:
+            runs[-1].append(worker)
+        else:
+            runs.append([worker])
+    numbers = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"worker{'s' if len(workers) > 1 else ''} {numbers} on {workers[0]['host']}"
+
+
+def _flows(look: Look) -> dict[str, _Flow]:
+    """What goes over each edge of one worker."""
+    before, status = look
+    olds = {edge["edge"]: edge for edge in before["edges"]} if before else {}
+    # What who is silent does now, nobody knows.
+    known = before is not None and not status["over"] and not _is_quiet(status)
+    seconds = status["at_s"] - before["at_s"] if before and known else 0.0
+    flows = {}
+    for edge in status["edges"]:
+        flow = flows.setdefault(edge["edge"], _Flow(queued=edge["queue_bytes"]))
+        if (old := olds.get(edge["edge"])) and seconds > 0:
+            flow.rows = (edge["rows_sent"] - old["rows_sent"]) / seconds
+            flow.remote = (edge["remote_bytes"] - old["remote_bytes"]) / seconds
+            flow.blocked = (edge["blocked_ns"] - old["blocked_ns"]) / 1e9 / seconds
+    return flows
+
+
+def _edges(job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, ...]]:
+    """The rows of the table of edges."""
+    of_edges: dict[str, _Flow] = {}
+    times: dict[str, tuple[int, int | None]] = {}
+    for status, of_worker in zip(job, flows, strict=True):
+        for edge in status["edges"]:
+            name = edge["edge"]
+            of_edges.setdefault(name, _Flow()).add(of_worker[name])
+            if edge["time"] is not None and (name not in times or edge["time"] < times[name][0]):
+                times[name] = (edge["time"], edge["held_by"])
+    splits = {(of["task"], of["copy"]): of["held_by"] for status in job for of in status.get("sources", [])}
+    latest = max((at for at, _ in times.values()), default=None)
+    rows = []
+    for name, flow in of_edges.items():
+        at, held_by = times.get(name, (None, None))
+        behind = "" if at is None or latest is None else _short((latest - at) / 1e6)
+        held = "" if held_by is None or latest == at else _held(name, held_by, splits)
+        rows.append((name, *flow.cells(), _time(at), behind, held))
+    return rows
+
+
+def _parts(parts: dict[str, list[int]], job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, ...]]:
+    """The rows of the table of workers, or hosts: what goes over all edges there."""
+    rows = []
+    for name, ats in parts.items():
+        total = _Flow()
+        for flow in (flow for at in ats for flow in flows[at].values()):
+            total.add(flow)
+        rows.append((name, *total.cells(), _bytes(sum(job[at]["spilled_bytes"] for at in ats))))
+    return rows
+
+
+def _table(rows: list[tuple[str, ...]], texts: tuple[int, ...]) -> list[str]:
+    """Lines with cells below each other; those of `texts` begin at the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.ljust(width) if at in texts else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(["", *cells]).rstrip())
+    return lines
 
 
 def _checkpoint(job: list[Status]) -> str:
@@ -160,7 +289,7 @@ def _held_back(sources: list[dict[str, Any]]) -> list[str]:
 
 
 def _held(edge: str, copy: int, splits: dict[tuple[str, int], str | None]) -> str:
-    """Who holds time back: of a source on this machine also which split."""
+    """Who holds time back: of a source of these workers also which split."""
     split = next((split for (task, of), split in splits.items() if of == copy and edge.startswith(f"{task}.")), None)
     return f"copy {copy}" if split is None else f"copy {copy}: {split}"
 

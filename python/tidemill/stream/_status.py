@@ -1,4 +1,7 @@
-"""Where running streams tell of themselves: a small file for each worker, in a folder of the user on this machine."""
+"""Where running streams tell of themselves: a small file for each worker, in a folder of the user on its machine.
+
+Worker 0 hears from the others over the links between workers, and its file has what all of them tell.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tidemill._job import init
+
 __all__ = ["folder", "jobs", "place", "stopping"]
 
 _NUMBERS = itertools.count()
-#: Who runs tells so every half second. When one has not for so long, it is another process that has its number now.
+#: Who runs tells so every half second, of many workers each less often. When one has not for so long, it is another process that has
+#: its number now.
 _SILENT_S = 60
 #: How long others may still find that a job has stopped.
 _STOPPED_S = 300
@@ -26,12 +32,29 @@ def folder() -> Path:
     return Path(base) / f"tidemill-{os.getuid()}" / "streams"
 
 
-def place(job: str, comm: Any) -> tuple[str, str] | None:
-    """A worker's file, and what is the same in it all the time. None where there can be none, which a job can do without.
+def place(job: str, comm: Any) -> tuple[str | None, str]:
+    """A worker's file, and what is the same in it all the time. No file where there can be none, which a job can do without.
 
-    Collective: other streams may have the same name, so worker 0 draws a number, which all workers tell.
+    Collective: other streams may have the same name, so worker 0 draws a number, which all workers tell, and where it is itself.
     """
-    job_id = comm.bcast(secrets.token_hex(8))
+    member = init()
+    host = member.workers[member.rank]["host"]
+    job_id, first_host = comm.bcast((secrets.token_hex(8), host))
+    about = {
+        "job": job,
+        "job_id": job_id,
+        "worker": comm.rank,
+        "workers": comm.size,
+        "host": host,
+        "first_host": first_host,
+        "pid": os.getpid(),
+        "begun_s": time.time(),
+    }
+    return _file(), json.dumps(about)
+
+
+def _file() -> str | None:
+    """A file of this process that is not there yet."""
     where = folder()
     try:
         where.parent.mkdir(mode=0o700, exist_ok=True)
@@ -41,24 +64,22 @@ def place(job: str, comm: Any) -> tuple[str, str] | None:
         where.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
-    about = {
-        "job": job,
-        "job_id": job_id,
-        "worker": comm.rank,
-        "workers": comm.size,
-        "pid": os.getpid(),
-        "begun_s": time.time(),
-    }
-    return str(where / f"{os.getpid()}-{next(_NUMBERS)}.json"), json.dumps(about)
+    return str(where / f"{os.getpid()}-{next(_NUMBERS)}.json")
 
 
 def jobs() -> list[dict[str, Any]]:
-    """What workers on this machine tell now, and in which file; files that killed ones have left behind are removed."""
-    found = []
+    """What workers tell now: those on this machine, and all others of jobs whose worker 0 is on it.
+
+    Those on this machine also in which file. Each with ``silent_s``, the seconds since it has told anything, and ``over``, whether its
+    part of the job is: then it tells nothing more. Files that killed workers have left behind are removed.
+    """
+    here: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     for file in sorted(folder().glob("*.json")):
         try:
-            status: dict[str, Any] = json.loads(file.read_text())
-            if status["at_s"] < time.time() - _SILENT_S:
+            status, *heard = map(json.loads, file.read_text().splitlines())
+            silent_s = time.time() - status["at_s"]
+            if silent_s > _SILENT_S:
                 raise ProcessLookupError
             os.kill(status["pid"], 0)
         except ProcessLookupError:
@@ -67,9 +88,15 @@ def jobs() -> list[dict[str, Any]]:
             # It has just gone.
             continue
         else:
-            found.append({**status, "file": str(file)})
+            here.append({**status, "file": str(file), "silent_s": max(silent_s, 0.0), "over": False})
+            for other in heard:
+                # By the clock of worker 0: other machines may have other times.
+                age_s = other["age_s"] + max(silent_s, 0.0)
+                others.append({**other["status"], "silent_s": age_s, "over": other["over"]})
     _clear()
-    return found
+    # Who is here has told its own file later.
+    known = {(status["job_id"], status["worker"]) for status in here}
+    return here + [status for status in others if (status["job_id"], status["worker"]) not in known]
 
 
 def _clear() -> None:

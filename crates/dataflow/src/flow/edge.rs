@@ -324,6 +324,7 @@ impl Edge {
                 inlet.push(number, Packet::Mark { mark: Mark::of_frame(&frame)?, blocks: header.seq });
             }
             Kind::Progress
+            | Kind::Status
             | Kind::Inject
             | Kind::Hurry
             | Kind::Saved

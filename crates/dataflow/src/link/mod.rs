@@ -65,11 +65,13 @@ struct Outgoing {
     guard: Option<Arc<Guard>>,
     /// Frames that the bytes tell of.
     lent: Vec<Buffer>,
+    /// A newer one takes its place.
+    ages: bool,
 }
 
 impl Outgoing {
     fn new(bytes: Buffer) -> Self {
-        Outgoing { bytes, guard: None, lent: Vec::new() }
+        Outgoing { bytes, guard: None, lent: Vec::new(), ages: false }
     }
 }
 
@@ -160,7 +162,7 @@ impl Links {
     /// Sends a frame that others are sent, too. Locks the engine.
     pub(crate) fn send_shared(self: &Arc<Self>, worker: u32, frame: Buffer) {
         let outgoing = match self.loans.offer(worker, &frame, self.run) {
-            Some(offer) => Outgoing { bytes: offer.into_buffer(), guard: None, lent: vec![frame] },
+            Some(offer) => Outgoing { lent: vec![frame], ..Outgoing::new(offer.into_buffer()) },
             None => Outgoing::new(frame),
         };
         self.peers[worker as usize].queue.lock().push_back(outgoing);
@@ -172,6 +174,18 @@ impl Links {
     /// Queues a frame for the next pump. Locks no engine.
     pub(crate) fn enqueue(&self, worker: u32, frame: Frame) {
         self.peers[worker as usize].queue.lock().push_back(Outgoing::new(frame.into_buffer()));
+        self.mark_dirty();
+    }
+
+    /// [`Links::enqueue`], for what is of no use once there is a newer one: of these one waits at most, however long the link is busy.
+    pub(crate) fn enqueue_newest(&self, worker: u32, frame: Frame) {
+        let newest = Outgoing { ages: true, ..Outgoing::new(frame.into_buffer()) };
+        let mut queue = self.peers[worker as usize].queue.lock();
+        match queue.iter_mut().find(|waiting| waiting.ages) {
+            Some(waiting) => *waiting = newest,
+            None => queue.push_back(newest),
+        }
+        drop(queue);
         self.mark_dirty();
     }
 
@@ -271,7 +285,7 @@ impl Links {
         }
     }
 
-    fn post(self: &Arc<Self>, engine: &mut Engine, worker: u32, Outgoing { bytes, guard, lent }: Outgoing) {
+    fn post(self: &Arc<Self>, engine: &mut Engine, worker: u32, Outgoing { bytes, guard, lent, .. }: Outgoing) {
         lent.into_iter().for_each(|frame| self.loans.lend(worker, frame));
         let peer = &self.peers[worker as usize];
         peer.in_flight_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
@@ -314,7 +328,7 @@ fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
         message.extend_from_slice(&next.bytes);
         first.lent.append(&mut next.lent);
     }
-    Some(Outgoing { bytes: Buffer::from(message), guard: None, lent: first.lent })
+    Some(Outgoing { lent: first.lent, ..Outgoing::new(Buffer::from(message)) })
 }
 
 #[cfg(test)]
@@ -333,6 +347,23 @@ mod tests {
         links.finish(|| frame(Kind::Finish));
         links.enqueue_in_run(0, frame(Kind::Saved));
         assert_eq!(queued(), 2);
+        endpoints.iter().for_each(Endpoint::leave);
+    }
+
+    /// Behind a link that takes nothing they would pile up; one that took the place of rows would lose them.
+    #[test]
+    fn of_what_ages_the_newest_waits() {
+        let endpoints = Endpoint::in_process(2).unwrap();
+        let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
+        let frame = |kind, body: &[u8]| Frame::new(&Header::new(kind, 0), &[Buffer::from(body)]);
+        let waits =
+            || -> Vec<Buffer> { links.peers[0].queue.lock().iter().map(|waiting| waiting.bytes.clone()).collect() };
+        links.enqueue(0, frame(Kind::Saved, b"first"));
+        links.enqueue_newest(0, frame(Kind::Status, b"old"));
+        links.enqueue(0, frame(Kind::Saved, b"last"));
+        links.enqueue_newest(0, frame(Kind::Status, b"new"));
+        let expected = [(Kind::Saved, &b"first"[..]), (Kind::Status, &b"new"[..]), (Kind::Saved, &b"last"[..])];
+        assert_eq!(waits(), expected.map(|(kind, body)| frame(kind, body).into_buffer()));
         endpoints.iter().for_each(Endpoint::leave);
     }
 

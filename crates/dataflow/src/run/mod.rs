@@ -29,7 +29,7 @@ pub(crate) use cancel::{CancelToken, block_on};
 pub use context::TaskContext;
 pub(crate) use fault::Fault;
 pub(crate) use resume::Resume;
-pub use state::Progress;
+pub use state::{Progress, WorkerStatus};
 
 use self::copy::Copy;
 use self::state::RunState;

@@ -1,10 +1,11 @@
 //! The state of a run on one worker, shared by its copies, the pump and the thread that drives it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 use tidemill_net::NetError;
 
@@ -38,12 +39,40 @@ pub struct Progress {
     elsewhere: Vec<AtomicU64>,
     checkpoints: Option<Arc<Hub>>,
     pub(crate) sources: Arc<Sources>,
+    /// What this worker says of itself, until it is sent.
+    status: Mutex<Option<Vec<u8>>>,
+    /// What others have said, and when that came; on worker 0.
+    statuses: Mutex<BTreeMap<u32, (Vec<u8>, Instant)>>,
+    /// By worker: nothing more of it comes.
+    over: Vec<AtomicBool>,
+}
+
+/// What a worker has last said of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerStatus {
+    /// The worker.
+    pub worker: u32,
+    /// As it said it.
+    pub status: Vec<u8>,
+    /// How long ago it came here.
+    pub age: Duration,
+    /// Its part of the run is over: it says nothing more.
+    pub over: bool,
 }
 
 impl Progress {
     fn new(workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
         let elsewhere = (0..workers).map(|_| AtomicU64::new(0)).collect();
-        Progress { edges: OnceLock::new(), here: AtomicU64::new(0), elsewhere, checkpoints, sources: Arc::default() }
+        Progress {
+            edges: OnceLock::new(),
+            here: AtomicU64::new(0),
+            elsewhere,
+            checkpoints,
+            sources: Arc::default(),
+            status: Mutex::default(),
+            statuses: Mutex::default(),
+            over: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+        }
     }
 
     /// Asks for a barrier that carries `control`. Only worker 0 of a run that makes checkpoints is heard.
@@ -117,6 +146,23 @@ impl Progress {
     pub fn elsewhere(&self) -> u64 {
         self.elsewhere.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
+
+    /// Tells worker 0 what this one says of itself. It travels between the rows; of what waits to be sent only the newest is.
+    pub fn tell_status(&self, status: Vec<u8>) {
+        *self.status.lock() = Some(status);
+    }
+
+    /// What the other workers that have told any have last said of themselves, on worker 0; elsewhere nothing.
+    pub fn statuses(&self) -> Vec<WorkerStatus> {
+        let statuses = self.statuses.lock();
+        let told = statuses.iter().map(|(&worker, (status, came))| WorkerStatus {
+            worker,
+            status: status.clone(),
+            age: came.elapsed(),
+            over: self.over[worker as usize].load(Ordering::Relaxed),
+        });
+        told.collect()
+    }
 }
 
 #[derive(Default)]
@@ -169,12 +215,19 @@ impl RunState {
         self.links.endpoint().rouse();
     }
 
-    /// Sends worker 0 what this one has told of its progress since `told`. Returns what it has now been told.
+    /// Sends worker 0 what this one has told of its progress since `told`, and of itself. Returns what progress it has now been told.
     pub(crate) fn send_progress(&self, told: u64) -> u64 {
         let here = self.progress.here.load(Ordering::Relaxed);
-        if here != told && self.links.me != 0 && !self.links.is_finished() {
+        if self.links.me == 0 || self.links.is_finished() {
+            return here;
+        }
+        if here != told {
             let header = Header { rows: here, ..Header::new(Kind::Progress, self.links.run) };
             self.links.enqueue(0, Frame::bare(&header));
+        }
+        if let Some(status) = self.progress.status.lock().take() {
+            let header = Header::new(Kind::Status, self.links.run);
+            self.links.enqueue_newest(0, Frame::new(&header, &[Buffer::from(status)]));
         }
         here
     }
@@ -211,7 +264,7 @@ impl RunState {
     pub(crate) fn send_finish(&self) {
         let own = self.faults.lock().own.clone();
         self.faults.lock().finished[self.links.me as usize] = Some(own.clone());
-        let body: Vec<arrow::buffer::Buffer> = own.iter().map(|fault| fault.encode().into()).collect();
+        let body: Vec<Buffer> = own.iter().map(|fault| fault.encode().into()).collect();
         self.links.finish(|| Frame::new(&Header::new(Kind::Finish, self.links.run), &body));
     }
 
@@ -251,9 +304,18 @@ impl Inbox for RunState {
                 if fault.is_some() {
                     self.cancel.raise();
                 }
+                self.progress.over[from as usize].store(true, Ordering::Relaxed);
                 self.faults.lock().finished[from as usize] = Some(fault);
             }
             Kind::Progress => self.progress.elsewhere[from as usize].store(frame.header.rows, Ordering::Relaxed),
+            Kind::Status => match frame.verify() {
+                // A copy: the message that it came with may be long.
+                Ok(()) => {
+                    let status = (frame.body().to_vec(), Instant::now());
+                    drop(self.progress.statuses.lock().insert(from, status));
+                }
+                Err(error) => self.damaged(from, error.to_string()),
+            },
             Kind::Inject | Kind::Hurry | Kind::Saved | Kind::Durable => {
                 let heard = match &self.checkpoints {
                     Some(hub) => hub.frame(&frame),

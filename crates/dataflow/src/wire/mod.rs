@@ -51,6 +51,8 @@ pub(crate) enum Kind {
     Stop,
     /// `rows` says how far the sender is, in units of the run's own.
     Progress,
+    /// The body is what the sender says of itself, for worker 0: it means what the program says.
+    Status,
     /// Worker 0 asks the sources for the barrier in the body.
     Inject,
     /// Worker 0 has the barrier of epoch `rows` overtake rows.
@@ -69,7 +71,7 @@ pub(crate) enum Kind {
     Returned,
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::Batch,
     Kind::End,
     Kind::Watermark,
@@ -78,6 +80,7 @@ const KINDS: [Kind; 16] = [
     Kind::Credit,
     Kind::Stop,
     Kind::Progress,
+    Kind::Status,
     Kind::Inject,
     Kind::Hurry,
     Kind::Saved,

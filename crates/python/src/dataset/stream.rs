@@ -15,7 +15,7 @@ use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError, TaskState};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::{EventTimes, ToldBy};
-use tidemill_dataflow::{Progress, TaskContext, TaskError};
+use tidemill_dataflow::{Progress, TaskContext, TaskError, WorkerStatus};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
@@ -260,7 +260,7 @@ pub fn write_stream<'py>(
     name: String,
     checkpoints: Option<Checkpoints>,
     stop: Option<Py<PyAny>>,
-    status: Option<(PathBuf, String)>,
+    status: Option<(Option<PathBuf>, String)>,
     guarantee: Option<&str>,
     watch: Option<Py<PyAny>>,
     late: Option<Vec<Late>>,
@@ -289,7 +289,8 @@ pub fn write_stream<'py>(
         late,
         left_out: Arc::clone(&left_out.late),
     };
-    let status = status.map(|(file, about)| Status::new(file, &about));
+    let workers = comm.get(py)?.size();
+    let status = status.map(|(file, about)| Status::new(file, &about, workers));
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
@@ -352,35 +353,41 @@ pub fn explain_stream(
     together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &outputs))
 }
 
-/// What a job tells of itself while it runs, in a file that `tidemill top` reads. A worker that is killed leaves it behind: readers
-/// look whether its process is there, and when it told last. Beside it `tidemill stop` puts an empty file, to ask worker 0 for a last
-/// checkpoint; when the job has stopped, that has another name.
+/// What a worker tells of itself while the job runs: in a file, which `tidemill top` reads, and worker 0, whose file has what all
+/// others tell, too. The first line of it is the worker's own, each other one of another worker. A worker that is killed leaves its file
+/// behind: readers look whether its process is there, and when it told last. Beside it `tidemill stop` puts an empty file, to ask worker
+/// 0 for a last checkpoint; when the job has stopped, that has another name.
 struct Status {
-    file: PathBuf,
+    /// `None` where there can be none.
+    file: Option<PathBuf>,
     /// Who it is.
     about: Value,
+    every: Duration,
     told: Option<Instant>,
 }
 
 impl Status {
     const EVERY: Duration = Duration::from_millis(500);
+    /// Of many workers each tells less often, so that worker 0 has no more to do than to hear so often of somebody.
+    const EVERY_WORKER: Duration = Duration::from_millis(4);
 
-    fn new(file: PathBuf, about: &str) -> PyResult<Self> {
-        let status = Status { file, about: described_by(about)?, told: None };
+    fn new(file: Option<PathBuf>, about: &str, workers: u32) -> PyResult<Self> {
+        let every = Self::EVERY.max(Self::EVERY_WORKER * workers);
+        let status = Status { file, about: described_by(about)?, every, told: None };
         // Of a process that had the same number once.
-        status.asked().iter().for_each(|left| drop(std::fs::remove_file(left)));
+        status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
         Ok(status)
     }
 
-    /// The file that asks for a stop, and that says that the job has stopped.
-    fn asked(&self) -> [PathBuf; 2] {
-        ["stop", "stopped"].map(|name| self.file.with_extension(name))
+    /// The file that asks for a stop, and the one that says that the job has stopped.
+    fn asked(&self) -> Option<[PathBuf; 2]> {
+        self.file.as_ref().map(|file| ["stop", "stopped"].map(|name| file.with_extension(name)))
     }
 
-    /// Writes it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody asks the job
+    /// Tells it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody asks the job
     /// to stop, which it can if it makes checkpoints.
     fn tell(&mut self, run: &Progress, late: &LateRows, spilled_bytes: u64) -> bool {
-        if self.told.is_some_and(|told| told.elapsed() < Self::EVERY) {
+        if self.told.is_some_and(|told| told.elapsed() < self.every) {
             return false;
         }
         self.told = Some(Instant::now());
@@ -406,22 +413,34 @@ impl Status {
         status["late"] = json!(of(|step| step.1));
         status["untimed"] = json!(of(|step| step.2));
         status["spilled_bytes"] = json!(spilled_bytes);
-        let new = self.file.with_extension("new");
-        drop(std::fs::write(&new, status.to_string()).and_then(|()| std::fs::rename(&new, &self.file)));
-        run.durable().is_some() && self.asked()[0].exists()
+        let status = status.to_string();
+        if let Some(file) = &self.file {
+            let mut lines = status.clone().into_bytes();
+            for WorkerStatus { worker, status, age, over } in run.statuses() {
+                let age_s = age.as_secs_f64();
+                // As it came: nobody need read it here.
+                let head = format!("\n{{\"worker\":{worker},\"age_s\":{age_s:.3},\"over\":{over},\"status\":");
+                lines.extend([head.as_bytes(), status.as_slice(), b"}".as_slice()].concat());
+            }
+            let new = file.with_extension("new");
+            drop(std::fs::write(&new, lines).and_then(|()| std::fs::rename(&new, file)));
+        }
+        run.tell_status(status.into_bytes());
+        run.durable().is_some() && self.asked().is_some_and(|[asked, _]| asked.exists())
     }
 
     /// The job has come to its end, or to the last checkpoint that somebody asked for, who hears so.
     fn has_stopped(&mut self) {
-        let [asked, stopped] = self.asked();
-        drop(std::fs::rename(asked, stopped));
+        if let Some([asked, stopped]) = self.asked() {
+            drop(std::fs::rename(asked, stopped));
+        }
     }
 }
 
 impl Drop for Status {
     fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.asked()[0]));
-        drop(std::fs::remove_file(&self.file));
+        let asked = self.asked().map(|[asked, _]| asked);
+        asked.iter().chain(&self.file).for_each(|file| drop(std::fs::remove_file(file)));
     }
 }
 
