@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,3 +228,39 @@ def test_a_folder_that_is_full(folder: Path, small: Path) -> None:
         started.end()
     finally:
         started.kill()
+
+
+AWAY = """
+import gc
+import time
+
+import tidemill as tm
+from tidemill.dataset import _engine
+
+
+def fail(rows):
+    raise ValueError("on purpose")
+
+
+away = tm.stream.from_files("s3://bucket/in", {"number": "int64"})
+try:
+    tm.stream.rate(1000).select("number").union(away).write_stream(fail)
+except tm.DataSetError as error:
+    print(error)
+# The end of the program, in which what still runs has some time.
+_engine._engines.clear()
+del away
+gc.collect()
+time.sleep(1)
+"""
+
+
+def test_a_job_ends_whose_store_does_not_answer(tmp_path: Path) -> None:
+    """A thread that asks the store again and again stops when the run is over: it panicked when the threads that it asks with ended."""
+    app = tmp_path / "app.py"
+    app.write_text(AWAY)
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+    env = {**os.environ, **keys, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true"}
+    ran = subprocess.run([sys.executable, app], env=env, capture_output=True, text=True, timeout=launched.PATIENCE_S)
+    assert ran.returncode == 0 and "on purpose" in ran.stdout, ran.stderr
+    assert "panicked" not in ran.stderr, ran.stderr

@@ -1,6 +1,7 @@
 //! A thread that reads ahead, for what cannot be read without blocking: it gives into a bounded queue, and ends when nobody
-//! takes from it any more.
+//! takes from it any more. What it asks of others meanwhile is given up then, too.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
@@ -8,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tidemill_dataflow::TaskError;
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
 
 /// How soon a resting thread finds out that nobody wants more.
 const SLICE: Duration = Duration::from_millis(50);
@@ -18,11 +20,40 @@ pub(crate) struct Feed<T> {
     items: mpsc::Receiver<Result<T, TaskError>>,
     ended: Arc<AtomicBool>,
     name: String,
+    /// Dropped, it says that nobody wants more.
+    _wants: watch::Sender<()>,
 }
 
 /// The end that gives.
 pub(crate) struct Feeder<T> {
     items: mpsc::Sender<Result<T, TaskError>>,
+    wanted: watch::Receiver<()>,
+}
+
+/// Waits on the feed's thread for what a pool drives.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiter {
+    pool: Handle,
+    wanted: watch::Receiver<()>,
+}
+
+impl Waiter {
+    /// What comes of `work`, as long as somebody takes from the feed. Then nothing of the pool is used any more, which may end before
+    /// what a store or server that does not answer is asked would.
+    ///
+    /// # Errors
+    /// When nobody does any more, which nobody need be told.
+    pub(crate) fn wait<R>(&self, work: impl Future<Output = R>) -> Result<R, TaskError> {
+        let mut wanted = self.wanted.clone();
+        self.pool.block_on(async {
+            tokio::select! {
+                biased;
+                // Nothing is ever sent.
+                _ = wanted.changed() => Err("nobody reads any more".into()),
+                done = work => Ok(done),
+            }
+        })
+    }
 }
 
 impl<T: Send + 'static> Feed<T> {
@@ -37,7 +68,8 @@ impl<T: Send + 'static> Feed<T> {
         let (sender, items) = mpsc::channel(queue);
         let ended = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&ended);
-        let feeder = Feeder { items: sender };
+        let (wants, wanted) = watch::channel(());
+        let feeder = Feeder { items: sender, wanted };
         let work = move || {
             match body(&feeder) {
                 Ok(()) => done.store(true, Ordering::Release),
@@ -49,7 +81,7 @@ impl<T: Send + 'static> Feed<T> {
             .name(name.clone())
             .spawn(work)
             .map_err(|error| format!("no thread for {name}: {error}"))?;
-        Ok(Feed { items, ended, name })
+        Ok(Feed { items, ended, name, _wants: wants })
     }
 
     /// The next item; `None` at the end.
@@ -72,6 +104,11 @@ impl<T> Feeder<T> {
         self.items.blocking_send(Ok(item)).is_ok()
     }
 
+    /// For what is asked of others with the threads of `pool`.
+    pub(crate) fn waiter(&self, pool: &Handle) -> Waiter {
+        Waiter { pool: pool.clone(), wanted: self.wanted.clone() }
+    }
+
     /// Whether somebody still takes.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.items.is_closed()
@@ -88,5 +125,27 @@ impl<T> Feeder<T> {
             }
             thread::sleep(left.min(SLICE));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a store that does not answer is asked outlived the run; when the pool ended, the thread panicked in the middle of it.
+    #[test]
+    fn waiting_ends_with_the_feed() {
+        let pool = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+        let handle = pool.handle().clone();
+        let (tell, told) = std::sync::mpsc::channel();
+        let feed = Feed::<()>::start("asks".into(), 1, move |feeder| {
+            let answer = feeder.waiter(&handle).wait(async { tokio::time::sleep(Duration::from_secs(3600)).await });
+            tell.send(answer.is_err())?;
+            Ok(())
+        });
+        assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "it waits");
+        drop(feed.unwrap());
+        pool.shutdown_background();
+        assert!(told.recv_timeout(Duration::from_secs(30)).unwrap());
     }
 }

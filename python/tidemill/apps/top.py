@@ -200,7 +200,7 @@ def _flows(look: Look) -> dict[str, _Flow]:
     # What who is silent does now, nobody knows.
     known = before is not None and not status["over"] and not _is_quiet(status)
     seconds = status["at_s"] - before["at_s"] if before and known else 0.0
-    flows = {}
+    flows: dict[str, _Flow] = {}
     for edge in status["edges"]:
         flow = flows.setdefault(edge["edge"], _Flow(queued=edge["queue_bytes"]))
         if (old := olds.get(edge["edge"])) and seconds > 0:

@@ -7,9 +7,9 @@ use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
 use tidemill_dataflow::TaskError;
-use tokio::runtime::Handle;
 
 use super::tail::Held;
+use crate::feed::Waiter;
 use crate::objects::Objects;
 
 /// Requests that are under way together.
@@ -52,10 +52,10 @@ impl Place {
     ///
     /// # Errors
     /// Of a folder or store that cannot be read, naming it. A folder, file or object that is not there yet is none.
-    pub(crate) fn files(&self, pool: &Handle) -> Result<Vec<String>, TaskError> {
+    pub(crate) fn files(&self, waiter: &Waiter) -> Result<Vec<String>, TaskError> {
         let mut found = Vec::new();
         match self {
-            Place::Objects(objects) => found = pool.block_on(keys(objects))?,
+            Place::Objects(objects) => found = waiter.wait(keys(objects))??,
             Place::Path(path) if path.is_dir() => folder(path, &mut found)?,
             Place::Path(path) => {
                 if path.exists() {
@@ -77,23 +77,26 @@ impl Place {
     }
 
     /// What reads a file, or an object, of this name.
-    pub(crate) fn held(&self, name: &str, pool: &Handle) -> Held {
+    pub(crate) fn held(&self, name: &str, waiter: &Waiter) -> Held {
         match self {
             Place::Objects(objects) => {
-                Held::Object { objects: objects.clone(), path: key(objects, name), pool: pool.clone() }
+                Held::Object { objects: objects.clone(), path: key(objects, name), waiter: waiter.clone() }
             }
             _ => Held::File,
         }
     }
 
     /// Which of these objects are certainly not there: the store is asked for each, as a listing may leave one out.
-    pub(crate) fn gone(&self, names: Vec<String>, pool: &Handle) -> Vec<String> {
-        let Place::Objects(objects) = self else { return Vec::new() };
+    ///
+    /// # Errors
+    /// When nobody wants to know any more.
+    pub(crate) fn gone(&self, names: Vec<String>, waiter: &Waiter) -> Result<Vec<String>, TaskError> {
+        let Place::Objects(objects) = self else { return Ok(Vec::new()) };
         let asked = stream::iter(names).map(async |name| {
             let answer = objects.store.head(&key(objects, &name)).await;
             matches!(answer, Err(object_store::Error::NotFound { .. })).then_some(name)
         });
-        pool.block_on(asked.buffer_unordered(ASKED_AT_ONCE).filter_map(future::ready).collect())
+        waiter.wait(asked.buffer_unordered(ASKED_AT_ONCE).filter_map(future::ready).collect())
     }
 
     /// Whether what is there grows.

@@ -293,12 +293,13 @@ impl Reader {
         let mut nothing: Option<(u32, Quiet)> = None;
         let mut looked = None;
         let mut number = 0;
+        let waiter = feeder.waiter(&self.pool);
         let list_interval = self.options.list_interval_ms.unwrap_or(if self.place.grows() { 1000 } else { 5000 });
         loop {
             let round = Instant::now();
             let is_due = looked.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(list_interval));
             if std::mem::take(&mut self.some_gone) || is_due {
-                let paths = self.place.files(&self.pool)?;
+                let paths = self.place.files(&waiter)?;
                 if looked.is_none() {
                     let there: HashSet<&String> = paths.iter().collect();
                     let gone: Vec<&String> = self.known.keys().filter(|path| !there.contains(path)).collect();
@@ -312,7 +313,7 @@ impl Reader {
                 }
                 // A listing may take long in a large folder: a tenth of the time is enough for it.
                 looked = Some(Instant::now() + round.elapsed() * 9);
-                if !self.place.grows() && !self.forget(&paths, feeder) {
+                if !self.place.grows() && !self.forget(&paths, feeder)? {
                     return Ok(());
                 }
                 let new: Vec<String> = paths
@@ -326,7 +327,7 @@ impl Reader {
                     let numbers = (number..number + new.len() as u32).rev();
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
-                        let held = self.place.held(path, &self.pool);
+                        let held = self.place.held(path, &waiter);
                         let tail = Tail::new(path.clone(), held, self.known.remove(path).unwrap_or_default());
                         self.files.push(Reading { file, tail, columns: None, quiet: None });
                     }
@@ -364,19 +365,19 @@ impl Reader {
 
     /// Of objects that are not there any more nothing needs to be known: they cannot be read again. So a checkpoint has no more names than
     /// the store has objects. `listed` is in order. Says whether anybody wants more.
-    fn forget(&mut self, listed: &[String], feeder: &Feeder<Event>) -> bool {
+    fn forget(&mut self, listed: &[String], feeder: &Feeder<Event>) -> Result<bool, TaskError> {
         let read: HashSet<&String> = self.files.iter().map(|reading| &reading.tail.path).collect();
         let is_missing = |path: &&String| listed.binary_search(path).is_err() && !read.contains(path);
         let missing = self.names.iter().chain(self.known.keys()).filter(is_missing).take(MISSING_MAX);
-        let gone = self.place.gone(missing.cloned().collect(), &self.pool);
+        let gone = self.place.gone(missing.cloned().collect(), &feeder.waiter(&self.pool))?;
         if gone.is_empty() {
-            return true;
+            return Ok(true);
         }
         for path in &gone {
             self.names.remove(path);
             self.known.remove(path);
         }
-        feeder.give(Event::Gone(gone))
+        Ok(feeder.give(Event::Gone(gone)))
     }
 
     /// A block of every file that has one. Says whether there was any; nothing, if nobody wants more.

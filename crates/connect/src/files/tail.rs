@@ -15,8 +15,8 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
-use tokio::runtime::Handle;
 
+use crate::feed::Waiter;
 use crate::hash;
 use crate::objects::Objects;
 
@@ -129,7 +129,7 @@ pub(crate) enum Held {
     /// The file system.
     File,
     /// A store; asked by a thread that may wait.
-    Object { objects: Objects, path: Path, pool: Handle },
+    Object { objects: Objects, path: Path, waiter: Waiter },
 }
 
 impl Held {
@@ -292,12 +292,12 @@ impl Tail {
 
     /// How many bytes an object has; `None`: it is not there.
     fn object_size(&self) -> Result<Option<u64>, TaskError> {
-        let Held::Object { objects, path, pool } = &self.held else { unreachable!("it is a file") };
+        let Held::Object { objects, path, waiter } = &self.held else { unreachable!("it is a file") };
         let head = async || match objects.store.head(path).await {
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             found => found.map(|object| Some(object.size)),
         };
-        pool.block_on(objects.ask(path, head))
+        waiter.wait(objects.ask(path, head))?
     }
 
     /// How many bytes the file has, and whether its path is no longer its own. `None`: it is not there, or another one is.
@@ -401,9 +401,9 @@ impl Tail {
                 out.truncate(begin + read);
                 Ok(())
             }
-            Held::Object { objects, path, pool } => {
+            Held::Object { objects, path, waiter } => {
                 let range = start..start + len as u64;
-                let bytes = pool.block_on(objects.ask(path, || objects.store.get_range(path, range.clone())))?;
+                let bytes = waiter.wait(objects.ask(path, || objects.store.get_range(path, range.clone())))??;
                 out.extend_from_slice(&bytes);
                 Ok(())
             }
