@@ -385,7 +385,7 @@ def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Ho
             assert running.succeed() == [f"{[algorithm]}\n"] * 4
 
 
-STREAM = """
+CLICKS = """
 import tidemill as tm
 
 clicks = tm.stream.rate(2000, keys=100, splits=8)
@@ -414,7 +414,7 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -
     job_ids = set()
     # The second is the job that is started again.
     for victim in 3, 0:
-        with job(tmp_path, hosts, STREAM, **env) as running:
+        with job(tmp_path, hosts, CLICKS, **env) as running:
 
             def all_work() -> bool:
                 found = told(0)
@@ -453,7 +453,8 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -
                 shown = ran(0, "top", "--once", "--every", "0.5").stdout
                 silent = rf"nothing heard for \d+\.\d s: worker 3 on {hosts.names[1]}"
                 assert re.fullmatch(silent, line(shown, "nothing heard")), shown
-                os.kill(pid, signal.SIGCONT)
+                # nsenter(1) stops with what it has started, and continues it.
+                running.workers[victim].send_signal(signal.SIGCONT)
                 launched.wait_until(lambda: told(0)[3]["silent_s"] < 3, "an end of the silence")
             os.kill(pid, signal.SIGKILL)
             for rank, (_, _, err) in enumerate(running.finish()):
