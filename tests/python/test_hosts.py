@@ -434,11 +434,15 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Hosts) -
             job_ids.add(found[0]["job_id"])
             assert sorted(told(1)) == [2, 3]
 
-            shown = ran(0, "top", "--once", "--every", "1.5").stdout
-            assert line(shown, "stream").startswith("stream 'clicks'  4 of 4 workers on 2 hosts  running "), shown
-            for host, of in enumerate(("workers 0-1", "workers 2-3")):
-                part = re.match(rf"{of} on {hosts.names[host]} +([\d,]+) ", line(shown, of))
-                assert part and int(part[1].replace(",", "")) > 0, shown
+            def have_rates() -> bool:
+                shown = ran(0, "top", "--once", "--every", "1").stdout
+                assert line(shown, "stream").startswith("stream 'clicks'  4 of 4 workers on 2 hosts  running "), shown
+                ofs = [f"workers {host * LOCAL}-{host * LOCAL + 1} on {hosts.names[host]}" for host in range(2)]
+                parts = [re.match(rf"{of} +([\d,]+) ", line(shown, of)) for of in ofs]
+                assert all(parts), shown
+                return all(part and part[1] != "0" for part in parts)
+
+            launched.wait_until(have_rates, "rows of both hosts")
             shown = ran(1, "top", "--once", "--every", "0.5").stdout
             assert line(shown, "stream").startswith("stream 'clicks'  2 of 4 workers  running "), shown
             assert f"tidemill top shows all workers on host {hosts.names[0]}, where worker 0 is" in shown

@@ -80,11 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(told))
         return 0 if told else 1
-    looks = _looked({}, told)
+    looks, begun = _looked({}, told), time.monotonic()
     try:
         while True:
             time.sleep(every)
             looks = _looked(looks, _status.jobs())
+            if options.once and _lacks_rates(looks) and time.monotonic() - begun < every + _QUIET_S:
+                continue
             lines = [line for job in _grouped(looks) for line in _lines(job, options.workers)]
             if options.once:
                 print("\n".join(lines) if lines else "no stream runs on this machine")
@@ -106,6 +108,11 @@ def _looked(looks: Looks, told: Iterable[Status]) -> Looks:
         before, last = looks.get(worker, (None, None))
         known[worker] = (before if last is not None and last["at_s"] == status["at_s"] else last, status)
     return known
+
+
+def _lacks_rates(looks: Looks) -> bool:
+    """Whether somebody has told once, and is about to tell more."""
+    return any(before is None and not status["over"] and not _is_quiet(status) for before, status in looks.values())
 
 
 def _grouped(looks: Looks) -> list[list[Look]]:
