@@ -10,7 +10,7 @@
 //! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
 //!
 //! Beneath them: `options` (what people write), `format`, `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
-//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `feed` (a thread that reads ahead),
+//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `headers` (of records, as a column), `feed` (a thread that reads ahead),
 //! `quiet` (splits that have nothing), `objects` (object stores), `tls`.
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
@@ -37,6 +37,7 @@ mod feed;
 mod files;
 mod format;
 mod hash;
+mod headers;
 mod kafka;
 mod objects;
 mod options;
@@ -83,6 +84,8 @@ pub struct SourceSpec {
     pub guarantee: Guarantee,
     /// The records that were left out in this process.
     pub bad: Arc<BadRecords>,
+    /// What they are to a sink, if `on_error` says that they go to one: its source gives them beside the rows.
+    pub bad_schema: Option<SchemaRef>,
     /// Makes one.
     pub make: MakeSource,
 }

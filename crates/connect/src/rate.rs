@@ -137,6 +137,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             Times::Clock => Guarantee::AtMostOnce,
         },
         bad: Arc::default(),
+        bad_schema: None,
         make: Arc::new(move |context| Ok(Box::new(Rate::new(options.clone(), &made, context)?))),
     })
 }
@@ -236,7 +237,7 @@ impl Source for Rate {
                     let rows = self.options.rows(&self.schema, split.split, split.next, to);
                     split.next = to;
                     self.turn = at + 1;
-                    found = Some(rows.map(|rows| Next::Rows { split: at as u32, rows }));
+                    found = Some(rows.map(|rows| Next::rows(at as u32, rows)));
                     break;
                 } else if let Some(next) = next {
                     wake = Some(wake.map_or(next, |wake: Instant| wake.min(next)));

@@ -53,7 +53,7 @@ impl Source for Ticks {
         self.next += ROWS;
         let columns: Vec<arrow::array::ArrayRef> =
             vec![Arc::new(keys), Arc::new(Int64Array::from(vec![made; ROWS as usize]))];
-        Poll::Ready(Ok(Next::Rows { split: 0, rows: RecordBatch::try_new(schema(), columns)? }))
+        Poll::Ready(Ok(Next::rows(0, RecordBatch::try_new(schema(), columns)?)))
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {

@@ -46,7 +46,7 @@ impl Source for Messages {
         self.0 += 1;
         let machine: ArrayRef = Arc::new(StringArray::from(vec![*machine]));
         let at: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![second * SECOND_US]));
-        Poll::Ready(Ok(Next::Rows { split: 0, rows: RecordBatch::try_new(messages(), vec![machine, at])? }))
+        Poll::Ready(Ok(Next::rows(0, RecordBatch::try_new(messages(), vec![machine, at])?)))
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {

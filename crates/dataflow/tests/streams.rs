@@ -149,7 +149,7 @@ struct Endless {
 impl Source for Endless {
     fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
         match self.rows.take() {
-            Some(rows) => Poll::Ready(Ok(Next::Rows { split: 0, rows })),
+            Some(rows) => Poll::Ready(Ok(Next::rows(0, rows))),
             None => Poll::Pending,
         }
     }
@@ -170,7 +170,7 @@ impl Source for Busy {
         std::thread::sleep(Duration::from_millis(2));
         let at = std::time::Instant::now();
         Poll::Ready(match self.steps.next() {
-            Some((split, Some(time))) => row(time).map(|rows| Next::Rows { split, rows }),
+            Some((split, Some(time))) => row(time).map(|rows| Next::rows(split, rows)),
             Some((split, None)) => Ok(Next::CaughtUp { split, at }),
             None => Ok(Next::End),
         })
@@ -224,6 +224,49 @@ fn rows_that_wait_are_not_late() {
     });
     outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
     assert_eq!(found.load(Ordering::SeqCst), 0);
+}
+
+/// Has a good row and a bad one at once.
+struct Mixed(Option<RecordBatch>);
+
+impl Source for Mixed {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        let next = self.0.take().map_or(Next::End, |rows| Next::Rows { split: 0, bad: Some(rows.clone()), rows });
+        Poll::Ready(Ok(next))
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(Vec::new())
+    }
+}
+
+/// Records that are no rows go by a port of their own, and where there is none they are no rows.
+#[test]
+fn bad_records_have_a_port() {
+    let run = |has_port: bool| {
+        let seen = [Arc::<Kept>::default(), Arc::default()];
+        let mut graph = Graph::new("mixed");
+        let mut source = TaskSpec::source("mixed", None, |_| Ok(Mixed(Some(row(1)?)))).output("rows", events());
+        if has_port {
+            source = source.output("bad", events());
+        }
+        let source = graph.add(source.copies(1));
+        for (port, seen) in ["rows", "bad"].into_iter().zip(&seen).take(1 + usize::from(has_port)) {
+            let (seen, world) = (Arc::clone(seen), World::default());
+            let sink = TaskSpec::sink(port, move |context| {
+                Ok(Full { outside: Outside::new(&world, context.copy()), kept: 0, seen: Arc::clone(&seen) })
+            });
+            let sink = graph.add(sink.input("in").copies(1));
+            graph.connect(source.port(port), sink, Direct);
+        }
+        let outcome = run_ranks(1, |comm| {
+            let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() }).unwrap();
+            runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
+        });
+        outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
+        seen.map(|seen| seen.all.load(Ordering::SeqCst))
+    };
+    assert_eq!((run(true), run(false)), ([1, 1], [1, 0]));
 }
 
 /// Rows that it may keep until a checkpoint.

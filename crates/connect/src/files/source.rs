@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 use super::list::Place;
 use super::tail::{Piece, Position, Tail};
-use crate::bad::{BadRecords, Handler, OnError};
+use crate::bad::{BadRecords, Decoded, Handler, OnError};
 use crate::decode::{Decoder, Layout, compressed};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
@@ -102,6 +102,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
         copies_max: SHELVES,
         guarantee: Guarantee::ExactlyOnce,
         bad,
+        bad_schema: options.on_error.schema(),
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
             let bad = Handler::new(options.on_error.clone(), &counted, copy);
@@ -135,6 +136,7 @@ enum Event {
     Rows {
         file: u32,
         rows: RecordBatch,
+        bad: Option<RecordBatch>,
         /// Behind them.
         position: Position,
     },
@@ -205,13 +207,13 @@ impl Source for Files {
                     self.files.extend(paths);
                     continue;
                 }
-                Some(Event::Rows { file, rows, position }) => {
+                Some(Event::Rows { file, rows, bad, position }) => {
                     let path = &self.files[file as usize];
                     self.shelves.entry(shelf(path)).or_default().insert(path.clone(), position);
-                    if rows.num_rows() == 0 {
+                    if rows.num_rows() == 0 && bad.is_none() {
                         continue;
                     }
-                    Next::Rows { split: file, rows }
+                    Next::Rows { split: file, rows, bad }
                 }
                 Some(Event::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
                 Some(Event::Over { file, is_gone }) => {
@@ -396,10 +398,10 @@ impl Reader {
                 reading.tail.close();
             }
             let event = match step {
-                Step::Rows(rows, position) => {
+                Step::Rows((rows, bad), position) => {
                     progress = true;
                     reading.quiet = None;
-                    Event::Rows { file, rows, position }
+                    Event::Rows { file, rows, bad, position }
                 }
                 Step::Gone if !self.place.grows() => {
                     over.push(number);
@@ -465,7 +467,7 @@ impl Reader {
         Ok(Step::Rows(rows, reading.tail.position))
     }
 
-    fn rows(&mut self, reading: &Reading, records: &[(u64, &[u8])]) -> Result<RecordBatch, TaskError> {
+    fn rows(&mut self, reading: &Reading, records: &[(u64, &[u8])]) -> Result<Decoded, TaskError> {
         let texts: Vec<&[u8]> = records.iter().map(|(_, line)| *line).collect();
         let decoder = reading.columns.as_ref().map_or(&self.decoder, |columns| &columns.decoder);
         let bad = &mut self.bad;
@@ -474,11 +476,12 @@ impl Reader {
             let place = [("file", json!(path)), ("byte", json!(records[at].0))];
             bad.bad(&place, reason, texts[at])
         })?;
-        bad.flush()?;
-        Ok(match &reading.columns {
+        let bad = bad.flush()?;
+        let rows = match &reading.columns {
             Some(columns) => rows.project(&columns.projection)?,
             None => rows,
-        })
+        };
+        Ok((rows, bad))
     }
 
     /// How lines below `header` are rows.
@@ -509,7 +512,7 @@ impl Reader {
 /// What a look at a file brought.
 enum Step {
     /// And the position behind them.
-    Rows(RecordBatch, Position),
+    Rows(Decoded, Position),
     Nothing,
     Gone,
 }

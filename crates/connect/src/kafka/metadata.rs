@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use arrow::array::{
-    ArrayRef, BinaryBuilder, Int32Array, Int64Array, ListBuilder, StringArray, StringBuilder, StructBuilder,
-    TimestampMillisecondArray,
-};
-use arrow::datatypes::{DataType, Field, Fields, TimeUnit};
+use arrow::array::{ArrayRef, BinaryBuilder, Int32Array, Int64Array, StringArray, TimestampMillisecondArray};
+use arrow::datatypes::{DataType, TimeUnit};
 use serde::Deserialize;
 
 use super::source::Record;
+use crate::headers;
 
 /// One thing that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -25,10 +23,6 @@ pub(crate) enum Metadata {
     Headers,
 }
 
-fn header_fields() -> Fields {
-    Fields::from(vec![Field::new("name", DataType::Utf8, false), Field::new("value", DataType::Binary, true)])
-}
-
 impl Metadata {
     pub(crate) fn data_type(self) -> DataType {
         match self {
@@ -37,7 +31,7 @@ impl Metadata {
             Metadata::Offset => DataType::Int64,
             Metadata::Timestamp => DataType::Timestamp(TimeUnit::Millisecond, None),
             Metadata::Key => DataType::Binary,
-            Metadata::Headers => DataType::new_list(DataType::Struct(header_fields()), true),
+            Metadata::Headers => headers::data_type(),
         }
     }
 }
@@ -65,19 +59,7 @@ impl Known<'_> {
                 self.records.iter().for_each(|(_, key)| keys.append_option(*key));
                 Arc::new(keys.finish())
             }
-            Metadata::Headers => {
-                let mut lists = ListBuilder::new(StructBuilder::from_fields(header_fields(), 0));
-                for record in records() {
-                    let headers = lists.values();
-                    for (name, value) in &record.headers {
-                        headers.field_builder::<StringBuilder>(0).expect("names").append_value(name);
-                        headers.field_builder::<BinaryBuilder>(1).expect("values").append_option(value.as_deref());
-                        headers.append(true);
-                    }
-                    lists.append(true);
-                }
-                Arc::new(lists.finish())
-            }
+            Metadata::Headers => headers::column(records().map(|record| Some(&record.headers))),
         }
     }
 }

@@ -32,11 +32,12 @@ use super::metadata::{Known, Metadata};
 use super::place::{Mark, Place};
 use super::registry::{Registry, Schemas};
 use crate::avro::Avro;
-use crate::bad::{BadRecords, Handler, OnError, told};
+use crate::bad::{BadHeaders, BadRecords, Besides, Decoded, Handler, OnError};
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
 use crate::feed::{Feed, Feeder};
 use crate::format;
+use crate::headers::Headers as HeaderList;
 use crate::options::Secret;
 use crate::quiet::Quiet;
 use crate::tls::Tls;
@@ -196,6 +197,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         copies_max: 0,
         guarantee: Guarantee::ExactlyOnce,
         bad,
+        bad_schema: options.on_error.schema(),
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
             let restored = Restored::of(context)?;
@@ -286,6 +288,7 @@ enum Event {
     Rows {
         partition: i32,
         rows: RecordBatch,
+        bad: Option<RecordBatch>,
         place: Place,
     },
     CaughtUp {
@@ -334,17 +337,17 @@ impl Source for Kafka {
                     match last {
                         Some(split) => {
                             let rows = RecordBatch::new_empty(SchemaRef::clone(&self.schema));
-                            Next::Rows { split, rows }
+                            Next::rows(split, rows)
                         }
                         None => continue,
                     }
                 }
-                Some(Event::Rows { partition, rows, place }) => {
+                Some(Event::Rows { partition, rows, bad, place }) => {
                     self.places.insert(partition, place);
-                    if rows.num_rows() == 0 {
+                    if rows.num_rows() == 0 && bad.is_none() {
                         continue;
                     }
-                    Next::Rows { split: self.numbers[&partition], rows }
+                    Next::Rows { split: self.numbers[&partition], rows, bad }
                 }
                 Some(Event::CaughtUp { partition, at }) => Next::CaughtUp { split: self.numbers[&partition], at },
                 Some(Event::Over { partition }) => Next::SplitEnd { split: self.numbers[&partition] },
@@ -387,22 +390,14 @@ pub(super) struct Record {
     key: Option<usize>,
     value: Option<usize>,
     /// Where they are wanted: names and values.
-    pub(super) headers: Vec<(String, Option<Vec<u8>>)>,
+    pub(super) headers: HeaderList,
 }
 
 impl Record {
-    /// What it has besides its value, for who writes it down: names that it has not are left out.
-    fn besides(&self, key: Option<&[u8]>) -> Vec<(&'static str, Value)> {
-        let mut besides: Vec<_> = self.timestamp_ms.map(|at| ("timestamp", json!(at))).into_iter().collect();
-        besides.extend(key.map(|key| ("key", told(key))));
-        // An empty value is another than none.
-        besides.extend(self.value.is_none().then_some(("text", Value::Null)));
-        if !self.headers.is_empty() {
-            let header =
-                |(name, value): &(String, Option<Vec<u8>>)| json!({"name": name, "value": value.as_deref().map(told)});
-            besides.push(("headers", self.headers.iter().map(header).collect()));
-        }
-        besides
+    /// What it has besides its value, for who writes it down.
+    fn besides(&self, key: Option<&[u8]>) -> Besides {
+        let headers = (!self.headers.is_empty()).then(|| BadHeaders::List(self.headers.clone()));
+        Besides { timestamp_ms: self.timestamp_ms, key: key.map(<[u8]>::to_vec), headers }
     }
 }
 
@@ -751,19 +746,19 @@ impl Reader {
             let Some(buffer) = self.buffers.remove(&partition) else { continue };
             self.waiting.0 -= buffer.records.len();
             self.waiting.1 -= buffer.size;
-            let rows = match self.decoder.is_some() {
+            let (rows, bad) = match self.decoder.is_some() {
                 true => self.decode(partition, &buffer)?,
-                false => self.raw(partition, &buffer)?,
+                false => (self.raw(partition, &buffer)?, None),
             };
             let last = buffer.iter().last().map(|(record, _, value)| Mark::new(record.timestamp_ms, value));
-            if !feeder.give(Event::Rows { partition, rows, place: Place { next: buffer.next, last } }) {
+            if !feeder.give(Event::Rows { partition, rows, bad, place: Place { next: buffer.next, last } }) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn decode(&mut self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {
+    fn decode(&mut self, partition: i32, buffer: &Buffer) -> Result<Decoded, TaskError> {
         let Reader { bad, options, decoder, schemas, schema, .. } = self;
         let decoder = decoder.as_mut().expect("asked for by who has one");
         let is_json = options.format == Format::Json;
@@ -791,13 +786,13 @@ impl Reader {
                     values.push(body);
                     records.push((record, key));
                 }
-                Err(reason) => wrong.push((record, key, reason, value.unwrap_or_default())),
+                Err(reason) => wrong.push((record, key, reason, value)),
             }
         }
         let mut is_row = vec![true; values.len()];
         let Ok(rows) = decoder.decode(&values, |at, reason| {
             let (record, key) = records[at];
-            wrong.push((record, key, reason.to_owned(), values[at]));
+            wrong.push((record, key, reason.to_owned(), Some(values[at])));
             is_row[at] = false;
             Ok::<(), Infallible>(())
         });
@@ -808,15 +803,15 @@ impl Reader {
             let place = [("topic", json!(options.topic)), ("partition", json!(partition)), ("offset", offset)];
             bad.bad_with(&place, &reason, bytes, || record.besides(key))?;
         }
-        bad.flush()?;
+        let bad = bad.flush()?;
         if options.metadata.is_empty() {
-            return Ok(rows);
+            return Ok((rows, bad));
         }
         let records = records.into_iter().zip(is_row).filter(|(_, is_row)| *is_row).map(|(record, _)| record).collect();
         let found = Known { topic: &options.topic, partition, records };
         let more = options.metadata.iter().map(|(_, what)| found.column(*what));
         let columns = rows.columns().iter().cloned().chain(more).collect();
-        Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns)?)
+        Ok((RecordBatch::try_new(SchemaRef::clone(schema), columns)?, bad))
     }
 
     fn raw(&self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {

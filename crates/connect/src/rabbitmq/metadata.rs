@@ -8,7 +8,7 @@ use arrow::array::{
 use arrow::datatypes::{DataType, Field, Fields, TimeUnit};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::queue::Message;
 use crate::bad::told;
@@ -85,7 +85,7 @@ impl Metadata {
 }
 
 /// Headers as an object.
-pub(crate) fn object(headers: &FieldTable) -> Value {
+pub(crate) fn object(headers: &FieldTable) -> Map<String, Value> {
     headers.inner().iter().map(|(name, value)| (name.as_str().to_owned(), value_of(value))).collect()
 }
 
@@ -107,7 +107,7 @@ fn value_of(value: &AMQPValue) -> Value {
         AMQPValue::LongString(text) => told(text.as_bytes()),
         AMQPValue::FieldArray(values) => values.as_slice().iter().map(value_of).collect(),
         AMQPValue::Timestamp(at_s) => json!(at_s),
-        AMQPValue::FieldTable(table) => object(table),
+        AMQPValue::FieldTable(table) => object(table).into(),
         AMQPValue::ByteArray(bytes) => told(bytes.as_slice()),
         AMQPValue::Void => Value::Null,
     }

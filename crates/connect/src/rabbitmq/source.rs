@@ -35,7 +35,7 @@ use super::client::Server;
 use super::known::Known;
 use super::metadata::{Metadata, object};
 use super::queue::{Event, Message, Queue, Reading, Tag};
-use crate::bad::{BadRecords, Handler, OnError};
+use crate::bad::{BadHeaders, BadRecords, Besides, Decoded, Handler, OnError};
 use crate::decode::Decoder;
 use crate::error::ConnectError;
 use crate::format::{self, MessageFormat};
@@ -133,6 +133,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         copies_max: if options.id.is_some() { 1 } else { 0 },
         guarantee: if options.id.is_some() { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce },
         bad,
+        bad_schema: options.on_error.schema(),
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
             let keeps = context.makes_checkpoints();
@@ -221,9 +222,9 @@ impl Source for RabbitMq {
                         self.pending.clear();
                     }
                     Event::Messages(messages) => {
-                        let rows = self.rows(messages)?;
-                        if rows.num_rows() > 0 {
-                            return Poll::Ready(Ok(Next::Rows { split: 0, rows }));
+                        let (rows, bad) = self.rows(messages)?;
+                        if rows.num_rows() > 0 || bad.is_some() {
+                            return Poll::Ready(Ok(Next::Rows { split: 0, rows, bad }));
                         }
                     }
                     Event::CaughtUp if self.options.stop_at_end => return Poll::Ready(Ok(Next::End)),
@@ -288,7 +289,7 @@ impl RabbitMq {
         self.known.acknowledged(owed.ids, self.acknowledgements, queue.confirmed(), Instant::now());
     }
 
-    fn rows(&mut self, messages: Vec<Message>) -> Result<RecordBatch, TaskError> {
+    fn rows(&mut self, messages: Vec<Message>) -> Result<Decoded, TaskError> {
         let mut new = Vec::new();
         for message in messages {
             self.current.tag = Some(message.tag);
@@ -317,22 +318,26 @@ impl RabbitMq {
         for (at, reason) in &wrong {
             self.put_aside(&new[*at], reason)?;
         }
-        self.bad.flush()?;
+        let bad = self.bad.flush()?;
         if self.options.metadata.is_empty() {
-            return Ok(rows);
+            return Ok((rows, bad));
         }
         let good: Vec<&Message> =
             new.iter().enumerate().filter(|(at, _)| !wrong.contains_key(at)).map(|(_, message)| message).collect();
         let more = self.options.metadata.iter().map(|(_, what)| what.column(&good));
         let columns = rows.columns().iter().cloned().chain(more).collect();
-        Ok(RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)
+        Ok((RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?, bad))
     }
 
     /// Of a message that is no row.
     fn put_aside(&mut self, message: &Message, reason: &str) -> Result<(), TaskError> {
         let Delivery { properties, data, .. } = &message.delivery;
-        let headers = || properties.headers().iter().map(|headers| ("headers", object(headers))).collect();
-        self.bad.bad_with(&place(&self.options.queue, message), reason, data, headers)
+        let besides = || Besides {
+            timestamp_ms: properties.timestamp().and_then(|sent_s| i64::try_from(sent_s.checked_mul(1000)?).ok()),
+            key: None,
+            headers: properties.headers().as_ref().map(|headers| BadHeaders::Object(object(headers))),
+        };
+        self.bad.bad_with(&place(&self.options.queue, message), reason, Some(data), besides)
     }
 }
 

@@ -26,7 +26,7 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::client::{PAUSE, Server, passes, told};
-use crate::bad::{BadRecords, Handler, OnError};
+use crate::bad::{BadRecords, Decoded, Handler, OnError};
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
 use crate::options::Secret;
@@ -114,6 +114,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         copies_max: options.streams.len() as u32,
         guarantee: Guarantee::ExactlyOnce,
         bad,
+        bad_schema: options.on_error.schema(),
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
             let bad = Handler::new(options.on_error.clone(), &counted, copy);
@@ -297,7 +298,7 @@ impl Source for Redis {
                 // Whoever hears of the last one knows that there are the others, and does not go ahead of them in time.
                 Some(last) => {
                     let rows = RecordBatch::new_empty(SchemaRef::clone(self.decoder.schema()));
-                    Next::Rows { split: last as u32, rows }
+                    Next::rows(last as u32, rows)
                 }
                 None => Next::CaughtUp { split: 0, at: Instant::now() },
             }));
@@ -308,15 +309,15 @@ impl Source for Redis {
         }
         loop {
             if let Some((at, entries)) = self.found.pop() {
-                let rows = self.rows(at, &entries)?;
+                let (rows, bad) = self.rows(at, &entries)?;
                 let stream = &mut self.streams[at];
                 if let (Some(place), Some((id, _))) = (&mut stream.place, entries.last()) {
                     let number = place.number.map(|number| number + entries.len() as u64);
                     *place = Place { id: id.clone(), number };
                 }
                 stream.quiet = None;
-                if rows.num_rows() > 0 {
-                    return Poll::Ready(Ok(Next::Rows { split: at as u32, rows }));
+                if rows.num_rows() > 0 || bad.is_some() {
+                    return Poll::Ready(Ok(Next::Rows { split: at as u32, rows, bad }));
                 }
                 continue;
             }
@@ -379,7 +380,7 @@ impl Source for Redis {
 }
 
 impl Redis {
-    fn rows(&mut self, at: usize, entries: &[Entry]) -> Result<RecordBatch, TaskError> {
+    fn rows(&mut self, at: usize, entries: &[Entry]) -> Result<Decoded, TaskError> {
         let (mut records, mut numbers, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
         for (number, (_, fields)) in entries.iter().enumerate() {
             match self.record(fields) {
@@ -401,8 +402,7 @@ impl Redis {
             let place = [("stream", json!(self.streams[at].name)), ("id", json!(entries[number].0))];
             self.bad.bad(&place, &reason, bytes)?;
         }
-        self.bad.flush()?;
-        Ok(rows)
+        Ok((rows, self.bad.flush()?))
     }
 
     /// An entry as JSON; else what is wrong, and with which bytes.

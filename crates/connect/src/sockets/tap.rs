@@ -17,6 +17,8 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use crate::bad::Decoded;
+
 /// Batches that wait to be taken.
 const QUEUE: usize = 64;
 /// Of small batches so many rows are given on together.
@@ -26,12 +28,17 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 
 /// Tells who has sent rows that they have arrived; dropped, that they have not.
 pub(crate) type Answer = oneshot::Sender<()>;
-/// Rows, and who wants to know.
-pub(crate) type Taken = (RecordBatch, Option<Answer>);
+/// Rows with what is none, and who wants to know.
+pub(crate) type Taken = (Decoded, Option<Answer>);
 /// What the task gives into.
 pub(crate) type Sender = mpsc::Sender<Taken>;
 
 type Run = Box<dyn FnOnce(Sender) -> BoxFuture<'static, Result<(), TaskError>> + Send>;
+
+/// Gives on what there is, when there is room. False: nobody wants more.
+pub(crate) async fn give(sender: &Sender, (rows, bad): Decoded) -> bool {
+    rows.num_rows() == 0 && bad.is_none() || sender.send(((rows, bad), None)).await.is_ok()
+}
 
 /// The source.
 pub(crate) struct Tap {
@@ -102,12 +109,13 @@ impl Source for Tap {
             // What was given last has been taken.
             Self::answer(std::mem::take(&mut self.current));
         }
-        let (mut batches, mut rows) = (Vec::new(), 0);
+        let (mut batches, mut bad, mut rows) = (Vec::new(), Vec::new(), 0);
         let is_over = loop {
             match self.taken.poll_recv(context) {
-                Poll::Ready(Some((batch, answer))) => {
-                    rows += batch.num_rows();
+                Poll::Ready(Some(((batch, wrong), answer))) => {
+                    rows += batch.num_rows() + wrong.as_ref().map_or(0, RecordBatch::num_rows);
                     batches.push(batch);
+                    bad.extend(wrong);
                     self.current.extend(answer);
                     if rows >= ROWS_MAX {
                         break false;
@@ -119,7 +127,8 @@ impl Source for Tap {
         };
         if rows > 0 {
             self.told_end = false;
-            return Poll::Ready(Ok(Next::Rows { split: 0, rows: concat_batches(&self.schema, &batches)? }));
+            let bad = bad.first().map(|first| concat_batches(first.schema_ref(), &bad)).transpose()?;
+            return Poll::Ready(Ok(Next::Rows { split: 0, rows: concat_batches(&self.schema, &batches)?, bad }));
         }
         if is_over {
             return self.poll_end(context).map_ok(|()| Next::End);

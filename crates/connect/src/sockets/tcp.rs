@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use memchr::{memchr, memrchr};
 use rustls::pki_types::ServerName;
@@ -16,8 +17,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::keep_alive;
-use super::tap::{Sender, Tap};
-use crate::bad::{BadRecords, Handler, OnError};
+use super::tap::{Sender, Tap, give};
+use crate::bad::{BadRecords, Decoded, Handler, OnError};
 use crate::decode::Decoder;
 use crate::error::ConnectError;
 use crate::format::{self, LineFormat};
@@ -76,6 +77,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         copies_max: 1,
         guarantee: Guarantee::AtMostOnce,
         bad,
+        bad_schema: options.on_error.schema(),
         make: Arc::new(move |context| {
             let lines = Lines {
                 decoder: decoder.clone(),
@@ -173,7 +175,7 @@ impl Lines {
             let whole = memrchr(b'\n', &buffer).map_or(0, |at| at + 1);
             let rows = self.rows(&buffer[..whole])?;
             buffer.drain(..whole);
-            if rows.num_rows() > 0 && sender.send((rows, None)).await.is_err() {
+            if !give(sender, rows).await {
                 return Ok(None);
             }
             if buffer.len() > self.line_bytes_max {
@@ -186,7 +188,10 @@ impl Lines {
                 if !buffer.is_empty() && !self.is_skipping {
                     self.number += 1;
                     self.wrong(self.number, "the connection was lost within it", &buffer)?;
-                    self.bad.flush()?;
+                }
+                let none = RecordBatch::new_empty(SchemaRef::clone(self.decoder.schema()));
+                if !give(sender, (none, self.bad.flush()?)).await {
+                    return Ok(None);
                 }
                 return Ok(Some(ended));
             }
@@ -194,7 +199,7 @@ impl Lines {
     }
 
     /// The rows of whole lines.
-    fn rows(&mut self, mut bytes: &[u8]) -> Result<arrow::array::RecordBatch, TaskError> {
+    fn rows(&mut self, mut bytes: &[u8]) -> Result<Decoded, TaskError> {
         let (mut records, mut numbers) = (Vec::new(), Vec::new());
         while let Some(end) = memchr(b'\n', bytes) {
             let line = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
@@ -215,8 +220,7 @@ impl Lines {
         let rows = self.decoder.decode(&records, |at, reason| {
             bad.bad(&[("address", json!(address)), ("line", json!(numbers[at]))], reason, records[at])
         })?;
-        bad.flush()?;
-        Ok(rows)
+        Ok((rows, bad.flush()?))
     }
 
     /// Its beginning is told once.

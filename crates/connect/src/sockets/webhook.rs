@@ -127,6 +127,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             AnswerWhen::Durable => Guarantee::AtLeastOnce,
         },
         bad,
+        bad_schema: None,
         make: Arc::new(move |context| {
             let waits = options.answer == AnswerWhen::Durable;
             if waits && !context.makes_checkpoints() {
@@ -279,7 +280,7 @@ impl Server {
             return response(StatusCode::OK, "0 rows\n");
         }
         let (answer, answered) = oneshot::channel();
-        match self.sender.try_send((rows, Some(answer))) {
+        match self.sender.try_send(((rows, None), Some(answer))) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => return busy("the job takes no more just now\n"),
             Err(mpsc::error::TrySendError::Closed(_)) => return busy("the job has ended\n"),
@@ -361,7 +362,7 @@ mod tests {
         let mut stalled = [post("{\"n\"").await, post("").await];
         let mut whole = post("{\"n\":1}").await;
         let taken = timeout(Duration::from_secs(60), taken.recv()).await;
-        let (rows, answer) = taken.expect("others are served").unwrap();
+        let ((rows, _), answer) = taken.expect("others are served").unwrap();
         answer.unwrap().send(()).unwrap();
         assert_eq!(rows.num_rows(), 1);
         let mut text = String::new();

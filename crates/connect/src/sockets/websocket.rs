@@ -21,9 +21,9 @@ use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
 use super::keep_alive;
-use super::tap::{Sender, Tap};
+use super::tap::{Sender, Tap, give};
 use super::tcp::PAUSE;
-use crate::bad::{BadRecords, Handler, OnError};
+use crate::bad::{BadRecords, Decoded, Handler, OnError};
 use crate::decode::Decoder;
 use crate::error::ConnectError;
 use crate::format::{self, MessageFormat};
@@ -88,6 +88,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         copies_max: 1,
         guarantee: Guarantee::AtMostOnce,
         bad,
+        bad_schema: options.on_error.schema(),
         make: Arc::new(move |context| {
             let reader = Reader {
                 options: options.clone(),
@@ -241,7 +242,7 @@ impl Reader {
                 }
             }
             let rows = self.rows(&messages)?;
-            if rows.num_rows() > 0 && sender.send((rows, None)).await.is_err() {
+            if !give(sender, rows).await {
                 return Ok(None);
             }
             if let Some(ended) = ended {
@@ -250,7 +251,7 @@ impl Reader {
         }
     }
 
-    fn rows(&mut self, messages: &[Bytes]) -> Result<arrow::array::RecordBatch, TaskError> {
+    fn rows(&mut self, messages: &[Bytes]) -> Result<Decoded, TaskError> {
         let records: Vec<&[u8]> = messages.iter().map(AsRef::as_ref).collect();
         let first = self.number + 1;
         self.number += records.len() as u64;
@@ -258,7 +259,6 @@ impl Reader {
         let rows = self.decoder.decode(&records, |at, reason| {
             bad.bad(&[("address", json!(name)), ("message", json!(first + at as u64))], reason, records[at])
         })?;
-        bad.flush()?;
-        Ok(rows)
+        Ok((rows, bad.flush()?))
     }
 }

@@ -431,4 +431,15 @@ impl Outputs {
         }
         Ok(())
     }
+
+    /// [`Output::finish`] on all ports.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub async fn finish(&mut self) -> Result<(), TaskError> {
+        for output in &mut self.0 {
+            output.finish().await?;
+        }
+        Ok(())
+    }
 }

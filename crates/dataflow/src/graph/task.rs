@@ -119,7 +119,8 @@ impl TaskSpec {
         TaskSpec { keeps: if O::moves() { Keeps::ByBucket } else { Keeps::Unknown }, ..task }
     }
 
-    /// A task whose copies are sources: one output port, which is to be added. `times` says how its rows tell time.
+    /// A task whose copies are sources. The output port for their rows is to be added, and behind it one for what they meet that is no row,
+    /// if that is not to be left out. `times` says how rows tell time.
     pub fn source<F, S>(name: impl Into<String>, times: Option<EventTimes>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,

@@ -95,7 +95,7 @@ fn bytes_of(next: &Next) -> usize {
         rows.columns().iter().map(of).sum()
     };
     match next {
-        Next::Rows { rows, .. } => share(rows),
+        Next::Rows { rows, bad, .. } => share(rows) + bad.as_ref().map_or(0, share),
         _ => 0,
     }
 }
@@ -112,7 +112,7 @@ mod tests {
 
     fn rows(from: i64, count: i64) -> Next {
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values(from..from + count));
-        Next::Rows { split: 0, rows: RecordBatch::try_from_iter([("n", column)]).unwrap() }
+        Next::rows(0, RecordBatch::try_from_iter([("n", column)]).unwrap())
     }
 
     fn place(at: i64) -> Snapshot {

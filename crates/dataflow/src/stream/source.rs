@@ -19,7 +19,7 @@ use super::mark::{Control, EventTime, Mark};
 use crate::checkpoint::Snapshot;
 use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
-use crate::flow::{Output, Outputs};
+use crate::flow::Outputs;
 use crate::run::TaskContext;
 
 /// What a source has next.
@@ -31,6 +31,9 @@ pub enum Next {
         split: u32,
         /// Its next rows, in its order.
         rows: RecordBatch,
+        /// What was met between them and is no row, for the task's second output port, if it has one. It comes with them, so that a snapshot
+        /// is behind both or neither.
+        bad: Option<RecordBatch>,
     },
     /// A split has been read as far as there is anything. A source whose other splits go on says it again now and then, so that the
     /// split is found to be idle: of one that always has something else to give it is not known what waits behind that.
@@ -48,6 +51,17 @@ pub enum Next {
     /// Nothing will come any more.
     End,
 }
+
+impl Next {
+    /// Rows of a split, all of them good.
+    pub fn rows(split: u32, rows: RecordBatch) -> Self {
+        Next::Rows { split, rows, bad: None }
+    }
+}
+
+/// The port that rows leave a source by, and that of what is no row.
+const ROWS_PORT: usize = 0;
+const BAD_PORT: usize = 1;
 
 /// What streams come from. A copy of a source task has one.
 ///
@@ -255,11 +269,11 @@ pub(crate) async fn drive<S: Source>(
     mut source: S,
     times: Option<EventTimes>,
     missed: bool,
-    outputs: Outputs,
+    mut outputs: Outputs,
     context: &TaskContext,
 ) -> Result<(), TaskError> {
-    let mut output = outputs.into_only();
-    let mut clock = times.map(|times| Clock::new(times, output.schema(), context.restored())).transpose()?;
+    let schema = outputs.port(ROWS_PORT).schema();
+    let mut clock = times.map(|times| Clock::new(times, schema, context.restored())).transpose()?;
     let mut place = context.sources().place(context.task(), context.copy());
     if missed {
         place.tell_none();
@@ -306,16 +320,16 @@ pub(crate) async fn drive<S: Source>(
             Wake::Next(next) => {
                 match &mut held {
                     Some(held) => held.keep(next),
-                    None => give(next, &mut clock, &mut output).await?,
+                    None => give(next, &mut clock, &mut outputs).await?,
                 }
-                if !output.is_wanted() {
+                if !outputs.port(ROWS_PORT).is_wanted() {
                     // An end like any other: the places of its splits are kept.
                     break;
                 }
                 // One that always has something must not keep its thread for itself.
                 tokio::task::yield_now().await;
             }
-            Wake::Waiting => output.flush().await?,
+            Wake::Waiting => outputs.flush().await?,
             Wake::Idle => {}
             Wake::Durable => {
                 let epoch = *durable.borrow_and_update();
@@ -323,9 +337,9 @@ pub(crate) async fn drive<S: Source>(
                 source.durable(epoch);
                 if let Some(held) = &mut held {
                     for next in held.durable(epoch) {
-                        give(next, &mut clock, &mut output).await?;
+                        give(next, &mut clock, &mut outputs).await?;
                     }
-                    output.flush().await?;
+                    outputs.flush().await?;
                 }
             }
             Wake::Barrier => {
@@ -342,7 +356,7 @@ pub(crate) async fn drive<S: Source>(
                     }
                     states.save(epoch, true, snapshot);
                 }
-                output.mark(&Mark::Barrier(barrier)).await?;
+                outputs.mark(&Mark::Barrier(barrier)).await?;
                 if stop {
                     return leave(source, &mut durable, epoch).await;
                 }
@@ -357,15 +371,15 @@ pub(crate) async fn drive<S: Source>(
             let (slowest, times) = clock.stands();
             place.tell(slowest, times, |split| source.split_name(split));
             for mark in clock.tell(now, waiting) {
-                output.mark(&mark).await?;
+                outputs.mark(&mark).await?;
             }
         }
     }
     // Nothing comes any more, so time goes on to the latest row before it ends: for timers that set the next.
     if let Some(latest) = clock.as_ref().map(Clock::latest).filter(|&latest| latest > EventTime::MIN) {
-        output.mark(&Mark::Watermark(latest)).await?;
+        outputs.mark(&Mark::Watermark(latest)).await?;
     }
-    output.finish().await?;
+    outputs.finish().await?;
     match states {
         Some(states) => states.end(snapshot(&mut source, clock.as_ref())?).await?,
         // Nothing of it will be asked for again.
@@ -375,10 +389,18 @@ pub(crate) async fn drive<S: Source>(
 }
 
 /// Sends rows on, or notes what is told of a split.
-async fn give(next: Next, clock: &mut Option<Clock>, output: &mut Output) -> Result<(), TaskError> {
+async fn give(next: Next, clock: &mut Option<Clock>, outputs: &mut Outputs) -> Result<(), TaskError> {
     match (next, clock) {
-        (Next::Rows { split, rows }, Some(clock)) => output.send(clock.rows(split, rows)?).await?,
-        (Next::Rows { rows, .. }, None) => output.send(rows).await?,
+        (Next::Rows { split, rows, bad }, clock) => {
+            if let Some(bad) = bad.filter(|_| outputs.len() > BAD_PORT) {
+                outputs.port(BAD_PORT).send(bad).await?;
+            }
+            let rows = match clock {
+                Some(clock) => clock.rows(split, rows)?,
+                None => rows,
+            };
+            outputs.port(ROWS_PORT).send(rows).await?;
+        }
         (Next::CaughtUp { split, at }, Some(clock)) => clock.caught_up(split, at),
         (Next::SplitEnd { split }, Some(clock)) => clock.over(split),
         _ => {}

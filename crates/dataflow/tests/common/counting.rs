@@ -101,7 +101,7 @@ impl Source for Numbers {
             let rows = RecordBatch::try_new(events(), columns)?;
             self.at = at + 1;
             self.pause = Some(Box::pin(tokio::time::sleep(Duration::from_millis(1))));
-            return Poll::Ready(Ok(Next::Rows { split, rows }));
+            return Poll::Ready(Ok(Next::rows(split, rows)));
         }
         Poll::Ready(Ok(Next::End))
     }

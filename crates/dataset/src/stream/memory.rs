@@ -126,7 +126,7 @@ impl Source for TableStream {
             }
             *next += SPLITS;
             self.rows += rows.num_rows() as u64;
-            return Poll::Ready(Ok(Next::Rows { split: at as u32, rows: rows.clone() }));
+            return Poll::Ready(Ok(Next::rows(at as u32, rows.clone())));
         }
         Poll::Ready(Ok(Next::End))
     }
