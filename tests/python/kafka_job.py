@@ -1,7 +1,7 @@
 """A job from one topic of Kafka to another, exactly once, whose workers are killed.
 
 Run as ``kafka_job.py FOLDER SERVERS FROM TO WHAT``: ``rows`` are copied, ``windows`` are counts of rows by key and second, as those of
-`stream_job`. Checkpoints go to FOLDER/checkpoints, pids to FOLDER/pids. A user of the environment is told by SCRAM, over TLS.
+`stream_job`; with ``poison`` rows are copied, and what is none goes to the topic TO-dead. Checkpoints go to FOLDER/checkpoints, pids to FOLDER/pids. A user of the environment is told by SCRAM, over TLS.
 
 It is most often not over before FOLDER/go is there: rows of its last tenth wait for that. While they do no checkpoint is made, so as
 long as there is none they go on, slowly.
@@ -40,6 +40,10 @@ def main() -> None:
     who: dict[str, Any] = {}
     if "TIDEMILL_KAFKA_USER" in os.environ:
         who = {"tls": tm.stream.Tls(), "sasl": "SCRAM-SHA-512"}
+    more = dict(who)
+    if what == "poison":
+        dead = f"{target}-dead"
+        more |= {"on_error": "quarantine", "quarantine": tm.stream.to_kafka(servers, dead, id=dead, **who)}
     stream = tm.stream.from_kafka(
         servers,
         source,
@@ -49,7 +53,7 @@ def main() -> None:
         stop_at_end=True,
         # Small batches, from all partitions in turn.
         config={"max.partition.fetch.bytes": 8192, "queued.min.messages": 100},
-        **who,
+        **more,
     ).map_batches(paced, SCHEMA)
     rows = stream_job.windows(stream) if what == "windows" else stream.select("row")
     rows.write_stream(

@@ -99,7 +99,7 @@ pub use reading::Reading;
 pub use records::read_records;
 pub use stores::{ObjectPlace, StorageOptions};
 pub use stream::{
-    Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, MakeKeyedFunction, MakeLateSink, MakeSink,
+    BadTo, Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, MakeKeyedFunction, MakeLateSink, MakeSink,
     MakeSource, StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
 pub use unite::unite;

@@ -11,20 +11,27 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidemill._job import init
 from tidemill._tidemill import stream_of
-from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._dataset import DataSet, _sink_name, _tables
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _quarantine, _schema, is_read
 from tidemill.stream._time import Duration, Time, micros, seconds, times
 from tidemill.stream._tls import Tls, files
 
+if TYPE_CHECKING:
+    from tidemill.dataset._dataset import AnySink
+
+    #: Where records go that are no rows: a folder, or a sink.
+    Quarantine: TypeAlias = str | os.PathLike[str] | AnySink
+
 __all__ = [
     "Connector",
     "bad",
+    "bad_to",
     "check_fed",
     "described",
     "folder_of",
@@ -56,14 +63,31 @@ def described(kind: str, **options: Any) -> str:
     return json.dumps({"kind": kind, **{name: value for name, value in options.items() if value is not None}})
 
 
-def bad(on_error: OnError, quarantine: str | os.PathLike[str] | None, path: str | None = None) -> str | dict[str, str]:
+def bad(on_error: OnError, quarantine: Quarantine | None, path: str | None = None) -> str | dict[str, str]:
     """What becomes of records that are no rows, as the engine takes it; of files, `path` says which are read."""
     if (on_error == "quarantine") != (quarantine is not None):
-        raise DataSetError('on_error="quarantine" and quarantine=FOLDER, where bad records go, need each other')
+        raise DataSetError('on_error="quarantine" and quarantine=, a folder or sink for bad records, need each other')
+    if quarantine is not None and not isinstance(quarantine, str | os.PathLike):
+        return {"sink": "hex" if _takes_texts(quarantine) else "raw"}
     # One of the names that the engine gives.
     file = "source_files-0.jsonl"
     folder = _quarantine(quarantine, [] if path is None else [path], False, file, folders=False)
     return on_error if folder is None else {"quarantine": folder}
+
+
+def _takes_texts(sink: object) -> bool:
+    """Whether a sink has no way to write bytes and lists."""
+    spec = json.loads(sink.spec) if isinstance(sink, Connector) else {}
+    return spec.get("kind") == "redis" or (spec.get("kind"), spec.get("format")) == ("files", "csv")
+
+
+def bad_to(quarantine: Quarantine | None) -> tuple[object, str] | None:
+    """The sink that records go to that are no rows, as the engine takes it, and its name; None, if they go to none."""
+    if quarantine is None or isinstance(quarantine, str | os.PathLike):
+        return None
+    if not (isinstance(quarantine, Connector) or callable(quarantine) or hasattr(quarantine, "prepare")):
+        raise TypeError(f"quarantine= is a folder, or a sink as write_stream takes it, not {type(quarantine).__name__}")
+    return _tables(quarantine), _sink_name(quarantine)
 
 
 def speed(rows_per_s: float) -> float:
@@ -178,7 +202,7 @@ def from_files(
     header: bool = True,
     delimiter: str = ",",
     on_error: OnError = "raise",
-    quarantine: str | os.PathLike[str] | None = None,
+    quarantine: Quarantine | None = None,
     discover_every: Duration | None = None,
     poll_every: Duration = "100ms",
     storage_options: Mapping[str, str] | None = None,
@@ -208,10 +232,14 @@ def from_files(
     on_error : {"raise", "skip", "quarantine"}, default="raise"
         What becomes of a line that is no row of the schema. ``"raise"``: the job fails, and names file and byte. ``"skip"``: it is left out; a line every ten
         seconds and a `BadRowsWarning` at the end tell how many were, and so does `skipped_rows`. ``"quarantine"``: the same,
-        and it is written into a file in `quarantine`.
-    quarantine : str or path-like, optional
-        A local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
-        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again.
+        and it goes to `quarantine`.
+    quarantine : str or path-like, or Connector, callable or Sink, optional
+        A sink as `DataSet.write_stream` takes it, which has each bad record as surely as the job's sinks have rows: exactly once with a
+        checkpoint and a sink that commits, or ``to_kafka(..., id=)``. They come to it as rows of ``source`` (str: the file), ``place`` (str: JSON, all that
+        says where it is), ``partition`` (int32), ``offset`` (int64: its first byte), ``timestamp`` (timestamp[ms]), ``key``, ``value`` (binary),
+        ``headers`` (list of structs of ``name``, str, and ``value``, binary) and ``reason`` (str), with null for what a source does not know.
+        Or a local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
+        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there.
     discover_every : str, number of seconds or timedelta, optional
         Between looks for new files; by default a second, and five for the objects of a store.
     poll_every : str, number of seconds or timedelta, default="100ms"
@@ -239,7 +267,9 @@ def from_files(
         storage_options=storage,
         **csv,
     )
-    made = DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    made = DataSet(
+        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+    )
     if init().rank == 0 and not _is_there(os.fspath(path)):
         warnings.warn(f"from_files: there is no file {os.fspath(path)} yet, and no row before one comes", stacklevel=2)
     return made
@@ -303,7 +333,7 @@ def from_kafka(
     metadata: Mapping[str, Metadata] | None = None,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
-    quarantine: str | os.PathLike[str] | None = None,
+    quarantine: Quarantine | None = None,
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
     discover_every: Duration = "30s",
     patience: Duration = "30s",
@@ -349,8 +379,9 @@ def from_kafka(
     stop_at_end : bool, default=False
         End when every partition has been read as far as there is anything.
     on_error, quarantine
-        As for `from_files`; a bad record is named by topic, partition and offset, and written down with its ``timestamp`` (milliseconds since
-        1970), its ``key`` and ``headers``, if it has them, so that it can be produced again.
+        As for `from_files`; a bad record is named by topic, partition and offset, and written down with its ``timestamp`` (in files milliseconds since
+        1970), its ``key`` and ``headers``, if it has them, so that it can be produced again. ``quarantine=to_kafka(servers, "dead", id="dead",
+        key="key", value="value")`` is a dead-letter topic that has it as it was.
     isolation : {"read_committed", "read_uncommitted"}, default="read_committed"
         Whether records of transactions are read when these are committed, or at once, also those that are given up later.
     discover_every : str, number of seconds or timedelta, default="30s"
@@ -390,7 +421,9 @@ def from_kafka(
         sasl=sasl,
         config=dict(config) if config else None,
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    return DataSet(
+        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+    )
 
 
 def _millis(at: datetime) -> int:

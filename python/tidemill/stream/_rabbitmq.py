@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._connect import Connector, bad, described
+from tidemill.stream._connect import Connector, bad, bad_to, described
 from tidemill.stream._time import Duration, Time, seconds, times
 from tidemill.stream._tls import Tls, files
+
+if TYPE_CHECKING:
+    from tidemill.stream._connect import Quarantine
 
 __all__ = ["from_rabbitmq", "to_rabbitmq"]
 
@@ -35,7 +37,7 @@ def from_rabbitmq(
     metadata: Mapping[str, Metadata] | None = None,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
-    quarantine: str | os.PathLike[str] | None = None,
+    quarantine: Quarantine | None = None,
     patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
@@ -71,7 +73,7 @@ def from_rabbitmq(
         End when the queue has nothing more to give.
     on_error, quarantine
         As for `from_files`; a bad message is named by queue and id, and written down with its ``routing_key``, where that is not the queue's
-        name, and its ``headers``, if it has any.
+        name, and its ``headers``, if it has any. To a sink it comes with its ``timestamp``, and values of headers that are no texts as JSON.
     patience : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
@@ -95,7 +97,9 @@ def from_rabbitmq(
         patience_s=seconds(patience, "patience"),
         tls=files(tls),
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    return DataSet(
+        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+    )
 
 
 def to_rabbitmq(

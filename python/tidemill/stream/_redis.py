@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill._tidemill import NativeRedisHashes, NativeTable, stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._connect import Connector, bad, described
+from tidemill.stream._connect import Connector, bad, bad_to, described
 from tidemill.stream._time import Duration, Time, micros, seconds, times
 from tidemill.stream._tls import Tls, files
+
+if TYPE_CHECKING:
+    from tidemill.stream._connect import Quarantine
 
 __all__ = ["from_redis", "redis_hashes", "to_redis"]
 
@@ -34,7 +36,7 @@ def from_redis(
     start: Literal["earliest", "latest"] = "earliest",
     stop_at_end: bool = False,
     on_error: OnError = "raise",
-    quarantine: str | os.PathLike[str] | None = None,
+    quarantine: Quarantine | None = None,
     patience: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
@@ -86,7 +88,9 @@ def from_redis(
         patience_s=seconds(patience, "patience"),
         tls=files(tls),
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    return DataSet(
+        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+    )
 
 
 def to_redis(

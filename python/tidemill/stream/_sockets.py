@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._connect import bad, described
+from tidemill.stream._connect import bad, bad_to, described
 from tidemill.stream._time import Duration, Time, seconds, times
 from tidemill.stream._tls import Tls, files
+
+if TYPE_CHECKING:
+    from tidemill.stream._connect import Quarantine
 
 __all__ = ["from_socket", "from_webhook", "from_websocket"]
 
@@ -29,7 +31,7 @@ def from_socket(
     idle_after: Duration = 1,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
-    quarantine: str | os.PathLike[str] | None = None,
+    quarantine: Quarantine | None = None,
     line_bytes_max: int = 1 << 20,
     patience: Duration = "1m",
     tls: Tls | None = None,
@@ -71,7 +73,9 @@ def from_socket(
     limits = {"line_bytes_max": line_bytes_max, "patience_s": seconds(patience, "patience")}
     more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
     spec = described("socket", host=host, port=port, format=format, stop_at_end=stop_at_end, **more)
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    return DataSet(
+        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+    )
 
 
 def from_websocket(
@@ -86,7 +90,7 @@ def from_websocket(
     idle_after: Duration = 1,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
-    quarantine: str | os.PathLike[str] | None = None,
+    quarantine: Quarantine | None = None,
     message_bytes_max: int = 1 << 20,
     patience: Duration = "1m",
     tls: Tls | None = None,
@@ -136,7 +140,9 @@ def from_websocket(
         patience_s=seconds(patience, "patience"),
         tls=files(tls),
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    return DataSet(
+        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+    )
 
 
 def from_webhook(

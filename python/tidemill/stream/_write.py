@@ -124,7 +124,9 @@ def run(
     if watch is not None and checkpoint is None:
         raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
     late_sinks = _late_sinks(late_to)
-    sinks = [*(sink for _, sink in queries), *(sink for _, sink in late_sinks)]
+    # Of sources that several queries read there is one each.
+    bad_sinks = dict(pair for data, _ in queries for pair in data._native.bad_sinks())
+    sinks = [*(sink for _, sink in queries), *(sink for _, sink in late_sinks), *map(Connector, bad_sinks.values())]
     _check_apart(sinks)
     sources = [data._native.stream_specs() for data, _ in queries]
     # Late rows may be those of any query.

@@ -16,7 +16,8 @@ fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarante
     }
 }
 
-/// What becomes of a job's rows when it fails and goes on; it is `known` of some of its queries where they are written to.
+/// What becomes of a job's rows when it fails and goes on; it is `known` of some of its queries where they are written to. Sinks behind
+/// those of queries are.
 pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
     let mut text = String::new();
     for source in lowered.sources.iter().filter(|source| source.is_missed()) {
@@ -35,7 +36,7 @@ pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
         };
         text.push_str(&format!("  {}: {becomes}\n", source.name()));
     }
-    for (task, known) in lowered.sinks.iter().zip(known) {
+    for (task, known) in lowered.sinks.iter().zip(known.iter().chain(std::iter::repeat(&true))) {
         let with = |sink: Guarantee| has(lowered, task, sink);
         text.push_str(&match known {
             true => format!("  the sink {} {}\n", task.sink.name, with(task.sink.guarantee)),

@@ -46,6 +46,7 @@ pub fn table_stream(
         copies_max: SPLITS as u32,
         guarantee: Guarantee::ExactlyOnce,
         spec: None,
+        bad_to: None,
         make: Arc::new(make),
     }
 }

@@ -47,8 +47,28 @@ pub struct StreamSource {
     pub guarantee: Guarantee,
     /// What describes it, for who made it of that; it may have a password.
     pub spec: Option<Arc<str>>,
+    /// Where what it meets that is no row goes, if it gives any.
+    pub bad_to: Option<BadTo>,
     /// Makes one.
     pub make: MakeSource,
+}
+
+/// Where records of a source go that are no rows.
+#[derive(Clone)]
+pub struct BadTo {
+    /// What they are to a sink.
+    pub schema: SchemaRef,
+    /// The sink.
+    pub sink: StreamSink,
+    /// What describes the sink, for who made it of that; it may have a password.
+    pub spec: Option<Arc<str>>,
+}
+
+impl StreamSource {
+    /// Whether it is another one's copy: a plan has one of it wherever it is read.
+    pub(crate) fn is_same(&self, other: &StreamSource) -> bool {
+        Arc::ptr_eq(&self.make, &other.make)
+    }
 }
 
 impl fmt::Debug for StreamSource {
@@ -97,6 +117,17 @@ impl DataSet {
     /// Whether its rows come of a stream.
     pub fn is_stream(&self) -> bool {
         of_stream(self.frame().logical_plan())
+    }
+
+    /// What describes the sinks of records that are no rows, of those that are made of a description, each with a number that tells its
+    /// source from all others that there are in this process.
+    pub fn bad_sinks(&self) -> Vec<(usize, Arc<str>)> {
+        let mut sinks = Vec::new();
+        each_source(self.frame().logical_plan(), &mut |source| {
+            let spec = source.bad_to.as_ref().and_then(|bad| bad.spec.clone());
+            sinks.extend(spec.map(|spec| (Arc::as_ptr(&source.make).cast::<()>().addr(), spec)));
+        });
+        sinks
     }
 
     /// What describes the streams that its rows come of, of those that are made of a description.

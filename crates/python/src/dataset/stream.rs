@@ -19,8 +19,8 @@ use tidemill_dataflow::{Progress, TaskContext, TaskError, WorkerStatus};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    Calendar, DataSet, DataSetError, LateRows, LateTo, MakeLateSink, MakeSink, StorageOptions, StreamJob, StreamSink,
-    StreamSource, Windows, table_stream,
+    BadTo, Calendar, DataSet, DataSetError, LateRows, LateTo, MakeLateSink, MakeSink, StorageOptions, StreamJob,
+    StreamSink, StreamSource, Windows, table_stream,
 };
 
 use super::calls::{self, Call};
@@ -67,21 +67,29 @@ pub fn stream_of_table(
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 
-/// A stream of a connector: `spec` is the JSON that describes it, `schema` what its rows are, where they do not say so.
+/// A stream of a connector: `spec` is the JSON that describes it, `schema` what its rows are, where they do not say so. Records that are no
+/// rows go to `bad_to`, a sink and what that is called, if `spec` says that they go to one.
 #[pyfunction]
-#[pyo3(signature = (engine, spec, schema, time))]
+#[pyo3(signature = (engine, spec, schema, time, bad_to = None))]
 pub fn stream_of(
     py: Python<'_>,
     engine: &QueryEngine,
     spec: &str,
     schema: Option<GivenSchema>,
     time: Option<Times>,
+    bad_to: Option<(Py<PyAny>, String)>,
 ) -> PyResult<NativeDataSet> {
     let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
     let (described, spec) = (Arc::from(spec), described_by(spec)?);
     // Without the interpreter's lock: it may ask a registry for its schema.
     let found =
         py.detach(|| tidemill_connect::source(&spec, schema, &*opens(engine))).map_err(|error| refused(py, &error))?;
+    let bad_to = bad_to.zip(found.bad_schema).map(|((sink, name), schema)| -> PyResult<_> {
+        let spec = sink.extract::<String>(py).ok().map(Arc::from);
+        let sink = any_sink(py, engine, sink, name, &schema)?;
+        Ok(BadTo { schema, sink, spec })
+    });
+    let bad_to = bad_to.transpose()?;
     engine.add_source(&found.name, &found.bad);
     let source = StreamSource {
         name: found.name,
@@ -90,6 +98,7 @@ pub fn stream_of(
         copies_max: found.copies_max,
         guarantee: found.guarantee,
         spec: Some(described),
+        bad_to,
         make: found.make,
     };
     let made = DataSet::from_stream(&engine.engine, source);

@@ -56,6 +56,8 @@ use crate::stream::window::Micros;
 
 /// The port that rows leave a task by.
 const ROWS: &str = "rows";
+/// The port that what is no row leaves a source by.
+const BAD: &str = "bad";
 
 /// Rows on their way: the tasks they leave, each with the steps that are still to be done.
 #[derive(Clone)]
@@ -123,6 +125,8 @@ pub(crate) struct Lower<'a> {
     copies: u32,
     tasks: u32,
     sources: Vec<SourceTask>,
+    /// Of records that are no rows.
+    bad_sinks: Vec<SinkTask>,
     late: &'a LateRows,
     late_to: &'a LateTo,
     /// Where late rows come from that are wanted.
@@ -146,13 +150,14 @@ impl<'a> Lower<'a> {
     /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no window
     /// that they could come to, or they are of several kinds.
     pub(crate) fn graph(job: &str, plans: &'a Plans, sinks: &Sinks<'a>, copies: u32) -> Result<Lowered> {
-        let (sources, late_from, late_steps, shared) = Default::default();
+        let (sources, bad_sinks, late_from, late_steps, shared) = Default::default();
         let mut lower = Lower {
             graph: Graph::new(job),
             context: Arc::clone(&plans.context),
             copies,
             tasks: 0,
             sources,
+            bad_sinks,
             late: sinks.left_out,
             late_to: sinks.late,
             late_from,
@@ -179,6 +184,7 @@ impl<'a> Lower<'a> {
                 }
             }
         }
+        all.append(&mut lower.bad_sinks);
         for SourceTask { task, task_name, source, .. } in lower.sources.iter().filter(|source| source.is_missed()) {
             let make = Arc::clone(&source.make);
             let by = TaskSpec::source_without_time(task_name.clone(), move |copy| make(copy));

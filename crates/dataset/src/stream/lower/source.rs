@@ -12,7 +12,7 @@ use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::stream::source::time_column;
 use tidemill_dataflow::{TaskId, TaskSpec};
 
-use super::{Branch, Flowing, Lower, ROWS, columns_of};
+use super::{BAD, Branch, Flowing, Lower, ROWS, SinkTask, columns_of};
 use crate::dataset::SLICE_ROWS;
 use crate::error::{DataSetError, Result};
 use crate::stream::memory::table_stream;
@@ -58,7 +58,11 @@ pub(super) fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch
 
 impl Lower<'_> {
     pub(super) fn source(&mut self, stream: &StreamExec) -> Result<Flowing> {
-        let source = stream.source.clone();
+        let mut source = stream.source.clone();
+        // A stream that is read in two places, as one that is joined with itself is, meets the same bad records in both.
+        if self.sources.iter().any(|other| other.source.is_same(&source)) {
+            source.bad_to = None;
+        }
         let name = self.name(&format!("source {}", source.name));
         let make = Arc::clone(&source.make);
         let task = TaskSpec::source(name.clone(), source.times.clone(), move |copy| make(copy));
@@ -72,12 +76,21 @@ impl Lower<'_> {
             times = times.project(&columns_of(columns));
         }
         let sources = BTreeSet::from([self.sources.len()]);
+        if let Some(bad) = &source.bad_to {
+            let from = Branch { task, steps: Steps::default(), copies };
+            self.sink("bad records, sink", &bad.sink, &[from], &bad.schema, BAD);
+            self.bad_sinks.push(SinkTask { sink: bad.sink.clone(), sources: sources.clone() });
+        }
         self.sources.push(SourceTask { task, task_name: name, source, waited: false });
         Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: stream.schema(), times, sources })
     }
 
     pub(super) fn source_task(&self, task: TaskSpec, source: &StreamSource) -> TaskSpec {
-        task.output(ROWS, Arc::clone(&source.schema)).copies(self.copies_of(source))
+        let task = task.output(ROWS, Arc::clone(&source.schema)).copies(self.copies_of(source));
+        match &source.bad_to {
+            Some(bad) => task.output(BAD, Arc::clone(&bad.schema)),
+            None => task,
+        }
     }
 
     fn copies_of(&self, source: &StreamSource) -> u32 {
