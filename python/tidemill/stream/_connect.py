@@ -381,7 +381,7 @@ def from_kafka(
     on_error, quarantine
         As for `from_files`; a bad record is named by topic, partition and offset, and written down with its ``timestamp`` (in files milliseconds since
         1970), its ``key`` and ``headers``, if it has them, so that it can be produced again. ``quarantine=to_kafka(servers, "dead", id="dead",
-        key="key", value="value")`` is a dead-letter topic that has it as it was.
+        key="key", value="value")`` is a dead-letter topic that has key and value as they were.
     isolation : {"read_committed", "read_uncommitted"}, default="read_committed"
         Whether records of transactions are read when these are committed, or at once, also those that are given up later.
     discover_every : str, number of seconds or timedelta, default="30s"
