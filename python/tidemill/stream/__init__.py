@@ -13,13 +13,14 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _taken
 from tidemill.dataset._table import Table
-from tidemill.stream._connect import Connector, from_files, from_kafka, rate, speed, to_files, to_kafka
+from tidemill.stream._connect import from_files, from_kafka, rate, speed, to_files, to_kafka
 from tidemill.stream._items import AggregateState, ListState, MapState
 from tidemill.stream._late import LateRowsWarning, NoTimeWarning, late_rows, rows_without_time
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
 from tidemill.stream._redis import from_redis, redis_hashes, to_redis
 from tidemill.stream._running import Move, Running
+from tidemill.stream._sinks import Connector
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
 from tidemill.stream._tls import Tls

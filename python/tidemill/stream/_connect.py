@@ -7,7 +7,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from numbers import Real
 from pathlib import Path
@@ -15,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidemill._job import init
 from tidemill._tidemill import stream_of
-from tidemill.dataset._dataset import DataSet, _sink_name, _tables
+from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _quarantine, _schema, is_read
+from tidemill.stream._sinks import Connector, native_sink, sink_name
 from tidemill.stream._time import Duration, Time, micros, seconds, times
 from tidemill.stream._tls import Tls, files
 
 if TYPE_CHECKING:
-    from tidemill.dataset._dataset import AnySink
+    from tidemill.stream._sinks import AnySink
 
     #: Where records go that are no rows: a folder, or a sink.
     Quarantine: TypeAlias = str | os.PathLike[str] | AnySink
 
 __all__ = [
-    "Connector",
     "bad",
     "bad_to",
     "check_fed",
@@ -48,14 +47,6 @@ __all__ = [
 Sasl = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 #: What is known of a record of Kafka besides its value.
 Metadata = Literal["topic", "partition", "offset", "timestamp", "key", "headers"]
-
-
-@dataclass(frozen=True)
-class Connector:
-    """A sink of the engine's own; made by `to_files` and its like."""
-
-    #: Not shown: it may have a password.
-    spec: str = field(repr=False)
 
 
 def described(kind: str, **options: Any) -> str:
@@ -87,7 +78,7 @@ def bad_to(quarantine: Quarantine | None) -> tuple[object, str] | None:
         return None
     if not (isinstance(quarantine, Connector) or callable(quarantine) or hasattr(quarantine, "prepare")):
         raise TypeError(f"quarantine= is a folder, or a sink as write_stream takes it, not {type(quarantine).__name__}")
-    return _tables(quarantine), _sink_name(quarantine)
+    return native_sink(quarantine), sink_name(quarantine)
 
 
 def speed(rows_per_s: float) -> float:

@@ -10,7 +10,8 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
-from tidemill.stream._connect import Connector, bad, bad_to, described
+from tidemill.stream._connect import bad, bad_to, described
+from tidemill.stream._sinks import Connector
 from tidemill.stream._time import Duration, Time, seconds, times
 from tidemill.stream._tls import Tls, files
 

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tidemill._inside import within
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._table import Table
-from tidemill.stream._connect import Connector
 
 if TYPE_CHECKING:
     from tidemill.stream import Sink
 
+__all__ = ["Connector", "native_sink", "sink_name"]
+
+
+@dataclass(frozen=True)
+class Connector:
+    """A sink of the engine's own; made by `to_files` and its like."""
+
+    #: Not shown: it may have a password.
+    spec: str = field(repr=False)
+
+
+if TYPE_CHECKING:
     AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
     #: One sink, or several by the names of steps.
     LateTo: TypeAlias = AnySink | Mapping[str, AnySink]
-
-__all__ = ["native_sink", "sink_name"]
 
 
 def sink_name(sink: Any) -> str:

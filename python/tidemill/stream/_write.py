@@ -16,9 +16,9 @@ from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _told
 from tidemill.stream import _late, _status
-from tidemill.stream._connect import Connector, check_fed, folder_of
+from tidemill.stream._connect import check_fed, folder_of
 from tidemill.stream._running import Running
-from tidemill.stream._sinks import native_sink, sink_name
+from tidemill.stream._sinks import Connector, native_sink, sink_name
 from tidemill.stream._time import Duration, seconds
 
 if TYPE_CHECKING:
