@@ -124,14 +124,23 @@ def run(
     if watch is not None and checkpoint is None:
         raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
     late_sinks = _late_sinks(late_to)
-    # Of sources that several queries read there is one each.
-    bad_sinks = dict(pair for data, _ in queries for pair in data._native.bad_sinks())
-    sinks = [*(sink for _, sink in queries), *(sink for _, sink in late_sinks), *map(Connector, bad_sinks.values())]
-    _check_apart(sinks)
     sources = [data._native.stream_specs() for data, _ in queries]
+    # Of a source that several queries read there is one.
+    bad = {
+        of: (specs, spec)
+        for (data, _), specs in zip(queries, sources, strict=True)
+        for of, spec in data._native.bad_sinks()
+    }
     # Late rows may be those of any query.
     late_sources = [spec for specs in sources for spec in specs]
-    check_fed(zip([*sources, *(late_sources for _ in late_sinks)], sinks, strict=True))
+    all_sources = [*sources, *(late_sources for _ in late_sinks), *(specs for specs, _ in bad.values())]
+    sinks = [
+        *(sink for _, sink in queries),
+        *(sink for _, sink in late_sinks),
+        *(Connector(spec) for _, spec in bad.values()),
+    ]
+    _check_apart(sinks)
+    check_fed(zip(all_sources, sinks, strict=True))
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
     if checkpoint is not None:
