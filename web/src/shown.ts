@@ -154,7 +154,14 @@ export class Shown {
     }
     const rests = !playing && now - this.restsSince >= REST_MS;
     if (!rests && !playing && this.isSampled(Math.floor(position)))
-      this.waking ??= setTimeout(this.came, REST_MS + 10 - (now - this.restsSince));
+      this.waking ??= setTimeout(
+        () => {
+          // Should it have come too early, there is another.
+          this.waking = undefined;
+          this.came();
+        },
+        REST_MS + 10 - (now - this.restsSince),
+      );
     return rests;
   }
 

@@ -301,6 +301,11 @@ impl Shared {
     #[cold]
     pub(super) fn inquire(&self, engine: &mut Engine) {
         let Some(Contradiction { context, seq, rank, theirs, lengths }) = engine.take_contradiction() else { return };
+        engine.wait_for_verdict();
+        // Another worker has given it. Who looks after that, as at the end of its program, may not know any more which call it was.
+        if self.faults.fatal().is_some() {
+            return;
+        }
         let name = self.context_name(context);
         let formatter = *self.stall.formatter.lock();
         let ours = self.describe_call(engine, context, seq);
@@ -320,7 +325,6 @@ impl Shared {
             }
             format!("{call}: rank {me} called {ours}, but rank {rank} called {theirs}")
         };
-        engine.wait_for_verdict();
         let Some(shared) = self.this.upgrade() else { return };
         shared.aside(move |shared| {
             let theirs = match (theirs, formatter) {
