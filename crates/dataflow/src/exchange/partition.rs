@@ -188,7 +188,10 @@ impl Assign for AssignByKey {
     }
 
     fn tell(&mut self) {
-        let bytes_per_row = std::mem::take(&mut self.bytes) / std::mem::take(&mut self.rows).max(1) as u64;
+        if self.rows == 0 {
+            return;
+        }
+        let bytes_per_row = std::mem::take(&mut self.bytes) / std::mem::take(&mut self.rows) as u64;
         for (bucket, count) in self.counts.iter_mut().enumerate().filter(|(_, count)| **count > 0) {
             let rows = u64::from(std::mem::take(count));
             self.metrics.add(bucket, rows, rows * bytes_per_row);

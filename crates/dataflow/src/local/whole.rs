@@ -161,8 +161,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Near the ends of the range a sum that went beyond on the way, in one lane or between them, would be another number, or
-        /// an error where there is none.
+        /// Near the ends of the range a sum that went beyond on the way would be another number, or an error where there is none.
         #[test]
         fn sums_are_exact(values in prop::collection::vec(
             prop_oneof![-9_i64..9, Just(i64::MAX), Just(i64::MIN), Just(i64::MAX / 2), Just(i64::MIN / 3), any::<i64>()], 1..200)
