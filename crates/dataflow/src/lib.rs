@@ -50,7 +50,7 @@ mod run;
 mod wire;
 
 pub use error::{DataflowError, TaskError};
-pub use flow::{Input, InputStream, Inputs, Item, Output, Outputs};
+pub use flow::{Input, InputStream, Inputs, Item, LongTurn, Output, Outputs};
 pub use graph::{Executor, Graph, GraphError, GraphErrors, Parallelism, PortRef, Resources, TaskId, TaskSpec};
 pub use metrics::{EdgeReport, RunReport};
 pub use operator::{Emit, Operator};

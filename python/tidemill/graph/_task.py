@@ -108,7 +108,7 @@ class Output:
         return self._copy.wanted(self._port)
 
     def flush(self) -> None:
-        """Sends what exchanges have put aside to make larger batches of. For sources that are slow; the end does it anyway."""
+        """Sends at once what waits to be sent with more, a millisecond at most. The end does it anyway."""
         self._do(lambda: self._copy.flush(self._port))
 
     def _do(self, work: Callable[[], None]) -> None:

@@ -33,6 +33,7 @@ pub(crate) use output::Outlet;
 pub use output::{Output, Outputs};
 pub(crate) use scatter::Scatter;
 pub use scatter::{Assign, Assignment, Partitioner, Seat};
+pub use turn::LongTurn;
 pub(crate) use turn::Turn;
 
 use crate::checkpoint::StateSchema;

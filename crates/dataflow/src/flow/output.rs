@@ -1,7 +1,9 @@
 //! A copy's output ports: batches go in, and every edge's mover sends them on.
 
 use std::any::TypeId;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use arrow::array::{ArrowPrimitiveType, PrimitiveArray, RecordBatch};
 use arrow::datatypes::{SchemaRef, ToByteSlice};
@@ -12,7 +14,8 @@ use super::edge::Edge;
 use super::folding::Folding;
 use super::lane::{Lane, Way};
 use super::scatter::{Assign, Assignment, Drained, Scatter, Seat};
-use crate::error::TaskError;
+use super::turn::LongTurn;
+use crate::error::{DataflowError, TaskError};
 use crate::graph::check::fits;
 use crate::link::Links;
 use crate::run::{CancelToken, block_on};
@@ -301,6 +304,37 @@ impl Output {
     pub fn send_blocking(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         let cancel = self.cancel.clone();
         block_on(cancel.guard(self.send(batch)))?
+    }
+
+    /// The same in a turn that goes on: small batches may wait for its end. Where it has to wait itself the turn ends, and `wait` is to call
+    /// what it is given, which waits.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub fn send_in_turn(
+        &mut self,
+        batch: RecordBatch,
+        turn: &Mutex<LongTurn>,
+        wait: impl FnOnce(&mut (dyn FnMut() + Send)),
+    ) -> Result<(), TaskError> {
+        let cancel = self.cancel.clone();
+        let mut sending = pin!(self.send(batch));
+        let at_once = {
+            let mut turn = turn.lock();
+            let polled = cancel.poll_once(sending.as_mut(), &mut turn);
+            if polled.is_pending() {
+                turn.end();
+            }
+            polled
+        };
+        match at_once {
+            Poll::Ready(sent) => sent?,
+            Poll::Pending => {
+                let mut sent = Err(DataflowError::Cancelled);
+                wait(&mut || sent = block_on(cancel.guard(sending.as_mut())));
+                sent?
+            }
+        }
     }
 
     /// Sends what is collected to make larger batches of. For streams; a task's end does it anyway.

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Who has something that is to go at the turn's end.
-pub(super) trait Waiting: Send + Sync {
+pub trait Waiting: Send + Sync {
     /// The turn is over: sends it.
     fn go(&self);
 }
@@ -30,6 +30,36 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let waiting = UNDER_WAY.replace(self.around.take());
         waiting.into_iter().flatten().for_each(|waiting| waiting.go());
+    }
+}
+
+/// A turn of a copy that blocks its thread: it goes on between what the copy does here, since nobody sees what else it does, until
+/// somebody ends it.
+#[derive(Default)]
+pub struct LongTurn(Vec<Arc<dyn Waiting>>);
+
+impl LongTurn {
+    /// Does something in this turn.
+    pub(crate) fn within<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        struct Inside<'a>(&'a mut LongTurn, Option<Vec<Arc<dyn Waiting>>>);
+        impl Drop for Inside<'_> {
+            fn drop(&mut self) {
+                self.0.0 = UNDER_WAY.replace(self.1.take()).unwrap_or_default();
+            }
+        }
+        let around = UNDER_WAY.replace(Some(std::mem::take(&mut self.0)));
+        let _inside = Inside(self, around);
+        work()
+    }
+
+    /// Whether nothing waits for its end.
+    pub fn is_idle(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The turn is over, and another one begins.
+    pub fn end(&mut self) {
+        self.0.drain(..).for_each(|waiting| waiting.go());
     }
 }
 
@@ -77,5 +107,27 @@ mod tests {
         drop(turn);
         assert_eq!((told(&outer), told(&inner)), (1, 2));
         assert!(!to_join(&outer));
+    }
+
+    /// One that goes on must be there whenever something is done in it, and not outside; its end tells each once.
+    #[test]
+    fn a_long_turn_goes_on() {
+        let (long, short) = (Arc::new(Count::default()), Arc::new(Count::default()));
+        let told = |count: &Arc<Count>| count.0.load(Ordering::Relaxed);
+        let to_join = |count: &Arc<Count>| join(|| Arc::clone(count) as _);
+        let mut turn = LongTurn::default();
+        assert!(turn.is_idle());
+        for _ in 0..2 {
+            assert!(turn.within(|| to_join(&long)));
+            assert!(!to_join(&long), "outside");
+        }
+        let _around = Turn::begin();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| turn.within(|| panic!("within"))));
+        assert!(panicked.is_err() && to_join(&short) && !turn.is_idle());
+        turn.end();
+        assert_eq!((told(&long), told(&short), turn.is_idle()), (2, 0, true));
+        assert!(turn.within(|| to_join(&long)));
+        turn.end();
+        assert_eq!(told(&long), 3);
     }
 }

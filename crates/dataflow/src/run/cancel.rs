@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -11,7 +11,7 @@ use std::thread::Thread;
 use parking_lot::Mutex;
 
 use crate::error::DataflowError;
-use crate::flow::Turn;
+use crate::flow::{LongTurn, Turn};
 
 /// The flag of a run.
 #[derive(Default)]
@@ -85,6 +85,19 @@ impl CancelToken {
             future.as_mut().poll(context).map(Ok)
         })
         .await
+    }
+
+    /// Polls `future` once, in a turn that goes on, and leaves nobody to be woken.
+    pub(crate) fn poll_once<F: Future>(
+        &self,
+        future: Pin<&mut F>,
+        turn: &mut LongTurn,
+    ) -> Poll<Result<F::Output, DataflowError>> {
+        if self.cancel.is_raised() {
+            return Poll::Ready(Err(DataflowError::Cancelled));
+        }
+        let _current = Current::enter(&self.cancel);
+        turn.within(|| future.poll(&mut Context::from_waker(Waker::noop()))).map(Ok)
     }
 }
 

@@ -8,12 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::graph::TaskFactory;
-use tidemill_dataflow::{DataflowError, Inputs, Item, Output, TaskContext, TaskError};
+use tidemill_dataflow::{DataflowError, Inputs, Item, LongTurn, Output, TaskContext, TaskError};
+use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::time::sleep;
 
 use crate::comm::Comm;
 use crate::dataset::{Call, NativeTable};
@@ -26,6 +30,10 @@ use super::{cancelled, cancelled_class, graph_error, message, told};
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 /// And after that, before they are left to themselves.
 const LAST_TIME: Duration = Duration::from_millis(500);
+/// How long small messages may wait for others.
+const TURN_TIME: Duration = Duration::from_millis(1);
+/// Larger ones are sent without the GIL, and do not wait.
+const SMALL_BYTES: u64 = 4 << 10;
 
 /// How a function has ended; the run waits for it.
 type Ended = oneshot::Sender<Result<(), TaskError>>;
@@ -35,6 +43,10 @@ pub struct Shared {
     context: TaskContext,
     inputs: Mutex<Option<Inputs>>,
     outputs: Vec<Mutex<Option<Output>>>,
+    /// Goes on until the function waits at a port, or for [`TURN_TIME`]: whether it does anything else that takes long cannot be seen.
+    turn: Mutex<LongTurn>,
+    turn_ends: AtomicBool,
+    runtime: Handle,
     /// The ports are no longer to be used.
     closed: AtomicBool,
     /// The run is given up.
@@ -80,6 +92,9 @@ pub fn factory(start: &Function, crew: &Arc<Crew>) -> TaskFactory {
             context,
             inputs: Mutex::new(Some(inputs)),
             outputs: outputs.into_ports().into_iter().map(|output| Mutex::new(Some(output))).collect(),
+            turn: Mutex::default(),
+            turn_ends: AtomicBool::new(false),
+            runtime: Handle::current(),
             closed: AtomicBool::new(false),
             given_up: Arc::default(),
             life: Mutex::new(Life { sender: Some(sender), ..Life::default() }),
@@ -126,7 +141,14 @@ impl Shared {
         port: &Mutex<Option<P>>,
         work: impl FnOnce(&mut P) -> Result<R, TaskError>,
     ) -> Result<R, TaskError> {
-        let mut port = port.lock();
+        self.using_locked(port.lock(), work)
+    }
+
+    fn using_locked<P, R>(
+        &self,
+        mut port: MutexGuard<'_, Option<P>>,
+        work: impl FnOnce(&mut P) -> Result<R, TaskError>,
+    ) -> Result<R, TaskError> {
         if self.given_up.load(Ordering::SeqCst) {
             return Err(DataflowError::Cancelled.into());
         }
@@ -138,7 +160,30 @@ impl Shared {
         result
     }
 
+    /// Sends small batches: with the GIL where nothing has to wait, since to give it away for each would take longer than all else.
+    fn send_small(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        output: &mut Output,
+        batches: &[RecordBatch],
+    ) -> Result<(), TaskError> {
+        for batch in batches {
+            let batch = message::fitted(batch, output.schema())?;
+            output.send_in_turn(batch, &self.turn, |wait| detach(py, wait))?;
+        }
+        if !self.turn.lock().is_idle() && !self.turn_ends.swap(true, Ordering::SeqCst) {
+            let shared = Arc::clone(self);
+            self.runtime.spawn(async move {
+                sleep(TURN_TIME).await;
+                shared.turn_ends.store(false, Ordering::SeqCst);
+                shared.turn.lock().end();
+            });
+        }
+        Ok(())
+    }
+
     fn receive(&self, port: Option<usize>) -> Result<Option<(usize, Item)>, TaskError> {
+        self.turn.lock().end();
         self.using(&self.inputs, |inputs| match port {
             Some(port) => Ok(inputs.port(port).recv_blocking()?.map(|item| (port, item))),
             None => loop {
@@ -326,16 +371,20 @@ impl NativeCopy {
 
     /// Sends rows out of an output port; waits while a receiver has more than it can take.
     fn send(&self, py: Python<'_>, port: usize, table: &NativeTable) -> PyResult<()> {
-        let send = || {
-            self.0.using(&self.0.outputs[port], |output| {
+        let output = &self.0.outputs[port];
+        let is_small = table.batches.iter().map(batch_bytes).sum::<u64>() <= SMALL_BYTES;
+        let sent = if is_small && let Some(output) = output.try_lock() {
+            self.0.using_locked(output, |output| self.0.send_small(py, output, &table.batches))
+        } else {
+            let send = |output: &mut Output| {
                 for batch in &table.batches {
-                    let batch = message::fitted(batch, output.schema())?;
-                    output.send_blocking(batch)?;
+                    output.send_blocking(message::fitted(batch, output.schema())?)?;
                 }
                 Ok(())
-            })
+            };
+            detach(py, || self.0.using(output, send))
         };
-        detach(py, send).map_err(|error| self.raised(py, &error))
+        sent.map_err(|error| self.raised(py, &error))
     }
 
     /// Whether any receiver still takes what is sent.
