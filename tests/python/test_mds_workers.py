@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import tidemill
@@ -15,6 +17,9 @@ from tidemill.ml import MDS
 from tidemill.ml._distances import _join
 
 Outcome = dict[str, Any]
+
+# Workers get these functions by value, and need not import what only the tests do: Hypothesis takes them longer than all they do.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def vectors(n: int) -> NDArray[Any]:
