@@ -126,7 +126,8 @@ def test_other_changes_are_refused(folder: Path, query: str, version: str, said:
         assert re.search(said, message), message
         assert "change the program back, or begin anew in another place" in message
     assert newest(folder) == at
-    assert launched.run("run", "-n", "2", JOB, folder, query, "1").returncode == 0
+    assert launched.run("run", "-n", "2", JOB, folder, query, "1", "stop").returncode == 0
+    assert newest(folder) > at
 
 
 def test_states_with_fields() -> None:
