@@ -402,6 +402,18 @@ def test_import_is_light() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+def test_tables_of_arrow_need_no_pandas() -> None:
+    """pyarrow imports pandas to ask whether it is given a frame: a third of a second of every worker with a function on batches."""
+    program = (
+        "import sys, tidemill as tm\n"
+        "data = tm.from_dict({'x': [1, 2]})\n"
+        "assert data.map_batches(lambda batch: batch).to_arrow()['x'].to_pylist() == [1, 2]\n"
+        "assert data.filter(tm.col('x') > 2).collect().to_arrow().schema.names == ['x']\n"
+        "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_columns_in_lists() -> None:
     """As `select` takes them; they were "not an instance of 'str'"."""
     data = tm.from_dict({"k": ["a", "a", None], "x": [1, 1, 2], "l": [[1], [2], [3]]})

@@ -61,7 +61,7 @@ def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | 
     def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         import pyarrow
 
-        table = pyarrow.table(Table(native)).combine_chunks()
+        table = Table(native).to_arrow().combine_chunks()
         # Of no rows pyarrow makes no batches; the function still shows what it would return.
         batches = table.to_batches() or [pyarrow.RecordBatch.from_pylist([], schema=table.schema)]
         return [part for batch in batches for part in called(batch)]

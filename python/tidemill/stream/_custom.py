@@ -90,9 +90,7 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
     names, is_stream = data.columns, data._native.is_stream()
 
     def call(native: NativeTable) -> list[NativeTable]:
-        import pyarrow
-
-        batches = pyarrow.table(Table(native)).combine_chunks().to_batches()
+        batches = Table(native).to_arrow().combine_chunks().to_batches()
         made = [_in_windows(batch, window, names) for batch in batches]
         if is_stream:
             # They go into no window, and are counted there.
