@@ -26,8 +26,9 @@ def table() -> pa.Table:
     fields = [("ts", pa.timestamp("us")), ("key", pa.int64()), ("row", pa.int64()), ("x", pa.int64())]
     schema = pa.schema([*fields, pa.field("y", pa.int64(), nullable=False)])
     rows = list(range(ROWS))
-    columns = [[row * 1000 for row in rows], [row % KEYS for row in rows], rows, [3 * row for row in rows], rows]
-    return pa.table(columns, schema=schema)
+    times = stream_job.whole([row * 1000 for row in rows], pa.timestamp("us"))
+    columns = [[row % KEYS for row in rows], rows, [3 * row for row in rows], rows]
+    return pa.table([times, *map(stream_job.whole, columns)], schema=schema)
 
 
 def aggregates(version: str) -> dict[str, tm.Expr]:

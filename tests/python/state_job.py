@@ -190,7 +190,7 @@ class Files:
         self._tables: list[pa.Table] = []
 
     def write(self, rows: tm.Table) -> None:
-        self._tables.append(pa.table(rows))
+        self._tables.append(rows.to_arrow())
 
     def prepare(self, epoch: int) -> bytes:
         if not self._tables:

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -25,17 +25,23 @@ import numpy as np
 import pyarrow as pa
 import tidemill as tm
 
+INT64 = pa.int64()
 SECOND = timedelta(seconds=1)
 ROWS = 40_000
 KEYS = 50
 ROWS_PER_S = 12_000
 
 
+def whole(values: Sequence[int], kind: pa.DataType = INT64) -> pa.Array:
+    """Whole numbers, or times. `pa.array` would import pandas, which takes longer than all else that a worker begins with."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, np.int64))])
+
+
 def table(rows: int = ROWS, late: bool = False) -> pa.Table:
     """A thousand rows a second of event time, the same on every worker and in every life of the job; with `late` some lie far back."""
     times = [at * 1000 + at * 7919 % 5000 - (300_000 if late and at % 7 == 0 else 0) for at in range(rows)]
     keys = [at * at % 9973 % KEYS for at in range(rows)]
-    return pa.table({"ts": pa.array(times, pa.timestamp("us")), "key": keys, "row": range(rows)})
+    return pa.table({"ts": whole(times, pa.timestamp("us")), "key": whole(keys), "row": whole(range(rows))})
 
 
 def windows(rows: tm.DataSet) -> tm.DataSet:
@@ -203,7 +209,7 @@ def quarters(times: pa.Array) -> tuple[Any, Any]:
     starts = (at - at % 250_000)[:, None] - np.arange(4) * 250_000
 
     def lists(values: Any) -> Any:
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.timestamp("us")), 4)
+        return pa.FixedSizeListArray.from_arrays(whole(values.ravel(), pa.timestamp("us")), 4)
 
     return lists(starts), lists(starts + 1_000_000)
 
