@@ -15,7 +15,7 @@ use serde::Deserialize;
 /// How rows are written down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum LineFormat {
+pub(crate) enum RowFormat {
     /// An object a line; nulls are left out.
     #[default]
     Json,
@@ -23,12 +23,12 @@ pub(crate) enum LineFormat {
     Csv,
 }
 
-impl LineFormat {
+impl RowFormat {
     /// What files of it end with.
     pub(crate) fn ending(self) -> &'static str {
         match self {
-            LineFormat::Json => "jsonl",
-            LineFormat::Csv => "csv",
+            RowFormat::Json => "jsonl",
+            RowFormat::Csv => "csv",
         }
     }
 
@@ -38,8 +38,8 @@ impl LineFormat {
     /// For types that it has no way to write.
     pub(crate) fn encode(self, rows: &RecordBatch, header: bool, out: &mut Vec<u8>) -> Result<(), ArrowError> {
         match self {
-            LineFormat::Json => json_lines(rows, NotFinite::Text, out),
-            LineFormat::Csv => arrow::csv::WriterBuilder::new().with_header(header).build(out).write(rows),
+            RowFormat::Json => json_lines(rows, NotFinite::Text, out),
+            RowFormat::Csv => arrow::csv::WriterBuilder::new().with_header(header).build(out).write(rows),
         }
     }
 }
@@ -157,7 +157,7 @@ mod tests {
         let rows = RecordBatch::try_from_iter_with_nullable([("x", x, true), ("list", list, true), ("map", map, true)]);
         let rows = rows.unwrap();
         let mut bytes = Vec::new();
-        LineFormat::Json.encode(&rows, false, &mut bytes).unwrap();
+        RowFormat::Json.encode(&rows, false, &mut bytes).unwrap();
         let text = String::from_utf8(bytes).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], r#"{"x":"NaN","list":["NaN",0.25],"map":{"a":"NaN"}}"#);

@@ -28,7 +28,7 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::task::spawn_blocking;
 
 use super::upload::Uploads;
-use crate::encode::LineFormat;
+use crate::encode::RowFormat;
 use crate::error::ConnectError;
 use crate::objects::OpenObjects;
 use crate::{Guarantee, SinkSpec, hash, options};
@@ -46,7 +46,7 @@ struct Options {
     #[serde(default)]
     storage_options: BTreeMap<String, String>,
     #[serde(default)]
-    format: LineFormat,
+    format: RowFormat,
     /// What names of files begin with.
     #[serde(default = "part")]
     prefix: String,

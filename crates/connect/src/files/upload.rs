@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use crate::encode::LineFormat;
+use crate::encode::RowFormat;
 use crate::hash;
 use crate::objects::Objects;
 
@@ -40,7 +40,7 @@ struct Uploaded {
 /// The sink of one copy.
 pub(super) struct Uploads {
     objects: Objects,
-    format: LineFormat,
+    format: RowFormat,
     /// What names of objects begin with: the option, the copy, the run.
     name: String,
     /// Objects of this run so far.
@@ -50,7 +50,7 @@ pub(super) struct Uploads {
 }
 
 impl Uploads {
-    pub(super) fn new(objects: Objects, format: LineFormat, prefix: &str, context: &TaskContext) -> Self {
+    pub(super) fn new(objects: Objects, format: RowFormat, prefix: &str, context: &TaskContext) -> Self {
         let name = format!("{prefix}-{}-{}", context.copy(), hash::unique());
         Uploads { objects, format, name, made: 0, open: None, buffer: Vec::new() }
     }
