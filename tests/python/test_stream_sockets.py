@@ -137,6 +137,40 @@ def test_messages_of_a_websocket() -> None:
     assert heard == [b"all"] and "swordfish" not in str(warned[0].message)
 
 
+def test_dead_letters_of_a_websocket(tmp_path: Path) -> None:
+    """Messages that are no rows come to a sink with the number that they have among all, none behind them or before; good ones stay where they were."""
+
+    def talk(connection: socket.socket) -> None:
+        shake_hands(connection)
+        connection.sendall(frame(b"no") + frame(b'{"x": 1}') + frame(b"\xff\x00", 2) + frame(b'{"x": 2}'))
+        time.sleep(0.1)
+        connection.sendall(frame(b"") + frame(b"", 8))
+        while connection.recv(100):
+            pass
+
+    dead: list[dict[str, Any]] = []
+    with serving(talk) as port:
+        stream = tm.stream.from_websocket(
+            f"ws://127.0.0.1:{port}/feed?token=swordfish",
+            SCHEMA,
+            stop_at_end=True,
+            on_error="quarantine",
+            quarantine=lambda table: dead.extend(table.to_pylist()),
+        )
+        with pytest.warns(tm.BadRowsWarning, match="^3 records .* message 1: "):
+            assert seen(stream, checkpoint=tmp_path) == [1, 2]
+    places = [json.loads(row["place"]) for row in dead]
+    assert [(place["message"], row["value"]) for place, row in zip(places, dead, strict=True)] == [
+        (1, b"no"),
+        (3, b"\xff\x00"),
+        (5, b""),
+    ]
+    assert {row["source"] for row in dead} == {place["address"] for place in places}
+    assert f"127.0.0.1:{port}" in dead[0]["source"] and "swordfish" not in str(dead)
+    unknown = ("partition", "offset", "timestamp", "key", "headers")
+    assert all(row[name] is None for row in dead for name in unknown) and all(row["reason"] for row in dead)
+
+
 def test_bytes_of_a_websocket() -> None:
     """Messages of which none is a text: each is a row as it is, also one that is empty."""
 
