@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
@@ -221,6 +222,25 @@ def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, r
         there = lambda count=count: len(seen) >= count and set(seen) >= set(range(count))  # noqa: E731
         tm.stream.write(queries, checkpoint=tmp_path / "c", every="100ms", stop=there)
     assert len(set(seen)) == len(seen)
+
+
+def test_rows_of_a_query_that_has_ended(tmp_path: Path) -> None:
+    """The last rows of a query appear while others of its job go on, not when they end, which may be never; and not again in the next life."""
+    folder, limit = tmp_path / "short", time.monotonic() + launched.PATIENCE_S
+
+    def rows() -> list[int]:
+        lines = (line for file in folder.glob("part-*") for line in file.read_text().splitlines())
+        return sorted(json.loads(line)["n"] for line in lines)
+
+    for _ in range(2):
+        here = len(seen := list[int]())
+        queries = [
+            (tm.stream.from_table(table(100)).select("n"), tm.stream.to_files(folder)),
+            (tm.stream.rate(1000), lambda batch, seen=seen: seen.extend(batch.to_dict()["number"])),
+        ]
+        there = lambda: (len(seen) > here and len(rows()) >= 100) or time.monotonic() > limit  # noqa: E731, B023
+        tm.stream.write(queries, checkpoint=tmp_path / "c", every="50ms", stop=there)
+        assert time.monotonic() < limit and rows() == list(range(100))
 
 
 def test_at_most_once(tmp_path: Path) -> None:

@@ -530,6 +530,12 @@ impl CopyStates {
         self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts } });
         Ok(())
     }
+
+    /// The copy has come to its end, and keeps no more what it kept then: later checkpoints need not have it. A sink that had it committed
+    /// again by whoever goes on from one, perhaps long after, might find that nothing tells any more that it was.
+    pub(crate) fn has_nothing_left(&self) {
+        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts: Vec::new() } });
+    }
 }
 
 /// The object for what a copy keeps at the end of an epoch. An end is of the epoch behind the last barrier that the copy

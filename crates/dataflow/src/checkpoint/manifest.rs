@@ -205,7 +205,7 @@ pub(crate) enum Said {
     Saved { epoch: u64, parts: Vec<(Key, Entry)> },
     /// It could not.
     Failed { epoch: u64, reason: String },
-    /// It has come to its end, and saved this.
+    /// It has come to its end, and saved this; said again, that it keeps nothing of it any more.
     Ended { parts: Vec<(Key, Entry)> },
     /// It has handed over and taken what a rebalance moves.
     Moved(Moved),

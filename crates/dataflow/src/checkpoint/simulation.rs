@@ -185,6 +185,8 @@ pub(super) struct World {
     overtaken: usize,
     /// Checkpoints that full sinks have asked for.
     full: usize,
+    /// Sinks that had ended and committed all they had left while others went on.
+    early: usize,
     /// Last checkpoints of which nothing was left to be committed.
     settled: usize,
     tell: bool,
@@ -213,6 +215,7 @@ impl World {
             moved: 0,
             overtaken: 0,
             full: 0,
+            early: 0,
             settled: 0,
             tell,
         }
@@ -442,7 +445,7 @@ fn whatever_fails_every_row_counts_once() {
         println!("{steps} steps, {runs} runs, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times");
         return;
     }
-    let (mut steps, mut runs, mut moved, mut overtaken, mut full, mut settled) = (0, 0, 0, 0, 0, 0);
+    let (mut steps, mut runs, mut moved, mut overtaken, mut full, mut early, mut settled) = (0, 0, 0, 0, 0, 0, 0);
     for seed in 0..SEEDS {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
         let Ok((of_story, world)) = told else {
@@ -453,14 +456,16 @@ fn whatever_fails_every_row_counts_once() {
         moved += world.moved;
         overtaken += world.overtaken;
         full += world.full;
+        early += world.early;
         settled += world.settled;
     }
     println!(
         "{SEEDS} seeds: {runs} runs, {steps} steps, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times, \
-         {settled} times all was committed"
+         {early} sinks done before others, {settled} times all was committed"
     );
     assert!(overtaken > 10 * SEEDS as usize, "hardly any row was overtaken");
     assert!(moved > SEEDS as usize, "hardly anything has moved");
     assert!(full > SEEDS as usize, "hardly any sink was full");
+    assert!(early > SEEDS as usize / 10, "hardly any sink had nothing left while others went on");
     assert!(settled > SEEDS as usize / 2, "hardly any run has ended with all committed");
 }

@@ -647,11 +647,18 @@ impl Copy {
             }
             Phase::Committing => {
                 let Body::Outside(sink) = &mut self.body else { unreachable!("only sinks commit") };
-                if *sink.durable.as_mut().expect("it has begun").borrow_and_update() != ALL {
+                let epoch = *sink.durable.as_mut().expect("it has begun").borrow_and_update();
+                let heard = std::mem::replace(&mut sink.done, epoch) != epoch;
+                let was_left = !sink.prepared.is_empty();
+                sink.commit(epoch, with.world);
+                if epoch != ALL {
+                    if was_left && sink.prepared.is_empty() {
+                        with.said.push(Said::Ended { parts: Vec::new() });
+                        with.world.early += 1;
+                    }
                     self.phase = Phase::Committing;
-                    return false;
+                    return heard;
                 }
-                sink.commit(ALL, with.world);
             }
         }
         true
