@@ -60,11 +60,11 @@ test-rust: setup ## Run the Rust tests, documentation included
 	@mkdir -p out
 	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
 
-# Two files of tests at a time: many wait for timers and servers, and all have to live with others beside them.
+# Three files of tests at a time, on two cores too: many wait for timers and servers, and all have to live with others beside them.
 .PHONY: test-python
 test-python: setup setup-s3 ## Run the Python and multi-process tests
 	@mkdir -p out
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile 2>&1 | tee out/pytest.log
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 2>&1 | tee out/pytest.log
 
 TARGET ?= $(sort $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))))
 SECONDS ?= 60
