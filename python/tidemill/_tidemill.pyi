@@ -542,8 +542,6 @@ class NativeDataSet:
         keeps: object = None,
     ) -> NativeDataSet: ...
     def is_stream(self) -> bool: ...
-    def bad_sinks(self) -> list[tuple[int, str]]: ...
-    def stream_specs(self) -> list[str]: ...
     def join(
         self,
         right: NativeDataSet,
@@ -792,6 +790,7 @@ def write_stream(
     guarantee: str | None = None,
     watch: Callable[[NativeRunning], object] | None = None,
     late: Sequence[tuple[str | None, object, str]] | None = None,
+    look_at_sinks: Callable[[list[tuple[str, list[str]]]], object] | None = None,
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int]]]: ...
 def explain_stream(
     engine: QueryEngine, comm: Comm, outputs: Sequence[tuple[NativeDataSet, object | None, str]]

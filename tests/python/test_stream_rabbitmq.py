@@ -118,6 +118,7 @@ def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
 def test_a_sink_that_has_nowhere_to_go(rabbitmq: RabbitMQ) -> None:
     """A wrong name or password was found out with the first rows, and there are none here."""
     declare(rabbitmq, "silent")
+    declare(rabbitmq, "taken")
     stream = tm.stream.from_rabbitmq(rabbitmq.url, "silent", format="text", stop_at_end=True)
     with pytest.raises(tm.DataSetError, match=r'queue "nowhere": .*NOT_FOUND.*: declare it before the job starts'):
         stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "nowhere"))
@@ -125,12 +126,12 @@ def test_a_sink_that_has_nowhere_to_go(rabbitmq: RabbitMQ) -> None:
         stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="nowhere", routing_key="x"))
     url = rabbitmq.url.replace("guest:guest", "guest:swordfish")
     with pytest.raises(tm.DataSetError, match="ACCESS_REFUSED") as error:
-        stream.write_stream(tm.stream.to_rabbitmq(url, "silent"))
+        stream.write_stream(tm.stream.to_rabbitmq(url, "taken"))
     assert "swordfish" not in str(error.value)
     # What is there is no error: a queue, an exchange of any kind.
     with rabbitmq.connect() as connection:
         connection.channel().exchange_declare("heads", "headers", durable=True)
-    stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "silent"))
+    stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "taken"))
     stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="heads"))
 
 

@@ -99,8 +99,8 @@ pub use reading::Reading;
 pub use records::read_records;
 pub use stores::{ObjectPlace, StorageOptions};
 pub use stream::{
-    BadTo, Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, MakeKeyedFunction, MakeLateSink, MakeSink,
-    MakeSource, StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
+    BadTo, Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, LookAtSinks, MakeKeyedFunction, MakeLateSink,
+    MakeSink, MakeSource, StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
 pub use unite::unite;
 pub use write::Output;

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from numbers import Real
 from pathlib import Path
@@ -17,7 +17,7 @@ from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import OnError, Schema, _quarantine, _schema, is_read
+from tidemill.dataset._read import OnError, Schema, _quarantine, _schema
 from tidemill.stream._sinks import Connector, native_sink, sink_name
 from tidemill.stream._time import Duration, Time, micros, seconds, times
 from tidemill.stream._tls import Tls, files
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "bad",
     "bad_to",
-    "check_fed",
     "described",
-    "folder_of",
     "from_files",
     "from_kafka",
     "rate",
@@ -86,63 +84,6 @@ def speed(rows_per_s: float) -> float:
     if not isinstance(rows_per_s, Real) or not 0 <= rows_per_s < float("inf"):
         raise DataSetError(f"rows_per_s={rows_per_s!r} is no rate; it is 0, for as fast as rows are taken, or more")
     return float(rows_per_s)
-
-
-def folder_of(sink: object) -> str | None:
-    """Where a sink of files writes; None of others."""
-    spec = json.loads(sink.spec) if isinstance(sink, Connector) else {}
-    if spec.get("kind") != "files":
-        return None
-    path: str = spec["path"]
-    return path.rstrip("/") if "://" in path else os.path.realpath(path)
-
-
-def check_fed(outputs: Iterable[tuple[Iterable[str], object]]) -> None:
-    """Raise where rows would come back to the sink that has written them, as they may go round for ever: from its files, or by way of others.
-
-    `outputs` are the sinks of a job, each with what describes the sources that its rows come from.
-    """
-    sinks = [
-        (sink, [spec for spec in map(json.loads, dict.fromkeys(sources)) if spec["kind"] == "files"])
-        for sources, sink in outputs
-        if isinstance(sink, Connector) and folder_of(sink) is not None
-    ]
-    for first in range(len(sinks)):
-        # Where rows of the first sink come to, from which sink and by which source.
-        came: dict[int, tuple[int, dict[str, Any]]] = {}
-        waiting = [first]
-        while waiting and first not in came:
-            sink = waiting.pop(0)
-            for other, (_, sources) in enumerate(sinks):
-                source = next((source for source in sources if _reads(source, sinks[sink][0])), None)
-                if source is not None and other not in came:
-                    came[other] = (sink, source)
-                    waiting.append(other)
-        if first in came:
-            at, ways = first, list[str]()
-            while not ways or at != first:
-                at, source = came[at]
-                ways.insert(0, f"{json.loads(sinks[at][0].spec)['path']} is within {source['path']}")
-            raise DataSetError(
-                f"the job would read what it writes: {', and '.join(ways)}; write into a folder that is not within what is read, "
-                "or one whose name begins with an underscore"
-            )
-
-
-def _reads(source: Mapping[str, Any], sink: Connector) -> bool:
-    """Whether a source of files would read those of a sink."""
-    written = json.loads(sink.spec)
-    # Stores of the same name may be two.
-    if _endpoints(source) != _endpoints(written):
-        return False
-    name = f"{written['prefix']}-1-0-1.{'jsonl' if written['format'] == 'json' else written['format']}"
-    return is_read(f"{folder_of(sink)}/{name}", source["path"], folders=False)
-
-
-def _endpoints(spec: Mapping[str, Any]) -> dict[str, str]:
-    """What a connector of files has been told of where its store is."""
-    options: Mapping[str, str] = spec.get("storage_options", {})
-    return {name.lower(): value for name, value in options.items() if "endpoint" in name.lower()}
 
 
 def rate(

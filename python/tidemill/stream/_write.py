@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,9 +15,9 @@ from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _told
 from tidemill.stream import _late, _status
-from tidemill.stream._connect import check_fed, folder_of
+from tidemill.stream._check import look_at_sinks
 from tidemill.stream._running import Running
-from tidemill.stream._sinks import Connector, native_sink, sink_name
+from tidemill.stream._sinks import native_sink, sink_name
 from tidemill.stream._time import Duration, seconds
 
 if TYPE_CHECKING:
@@ -124,23 +123,6 @@ def run(
     if watch is not None and checkpoint is None:
         raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
     late_sinks = _late_sinks(late_to)
-    sources = [data._native.stream_specs() for data, _ in queries]
-    # Of a source that several queries read there is one.
-    bad = {
-        of: (specs, spec)
-        for (data, _), specs in zip(queries, sources, strict=True)
-        for of, spec in data._native.bad_sinks()
-    }
-    # Late rows may be those of any query.
-    late_sources = [spec for specs in sources for spec in specs]
-    all_sources = [*sources, *(late_sources for _ in late_sinks), *(specs for specs, _ in bad.values())]
-    sinks = [
-        *(sink for _, sink in queries),
-        *(sink for _, sink in late_sinks),
-        *(Connector(spec) for _, spec in bad.values()),
-    ]
-    _check_apart(sinks)
-    check_fed(zip(all_sources, sinks, strict=True))
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
     if checkpoint is not None:
@@ -177,6 +159,7 @@ def run(
         guarantee,
         watching,
         [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
+        look_at_sinks,
     )
     _workers.report_bad_records(count, first)
     _late.report(late)
@@ -203,16 +186,3 @@ def _pairs(queries: Iterable[tuple[DataSet, Any]]) -> list[tuple[DataSet, Any]]:
     if not pairs:
         raise DataSetError("a job writes at least one query; there is none")
     return pairs
-
-
-def _check_apart(sinks: Iterable[object]) -> None:
-    """Raise where two sinks of a job would take each other's files, or what they have committed for their own."""
-    seen: set[tuple[object, object]] = set()
-    for sink in sinks:
-        spec = json.loads(sink.spec) if isinstance(sink, Connector) else {}
-        own = (spec.get("kind"), folder_of(sink) or spec.get("id"))
-        if own in seen and own[0] == "files":
-            raise DataSetError(f"two sinks write into one folder, {own[1]}; give each a folder of its own")
-        if own in seen and own[1] is not None:
-            raise DataSetError(f"two sinks of {own[0]} are called {own[1]!r}; give each an id= of its own")
-        seen.add(own)

@@ -104,11 +104,30 @@ pub struct StreamJob {
     pub late: LateTo,
     /// Counts those that are left out.
     pub left_out: Arc<LateRows>,
+    /// Looks at the sinks before the job begins, and says why it must not, if so.
+    pub look_at_sinks: Option<LookAtSinks>,
 }
 
+/// Looks at what describes the sinks of a job, those of late rows and of bad records among them, each with what describes the sources that its
+/// rows come from; sinks and sources that are not made of a description are left out.
+pub type LookAtSinks = Arc<dyn Fn(&[(Arc<str>, Vec<Arc<str>>)]) -> Result<(), String> + Send + Sync>;
+
 impl StreamJob {
-    /// Whether it gives what it must.
+    /// Whether it may begin.
     fn check(&self, sources: &[SourceTask], sinks: &[SinkTask]) -> Result<(), DataSetError> {
+        if let Some(look) = &self.look_at_sinks {
+            let of = |task: &SinkTask| {
+                let sources = task.sources.iter().filter_map(|&source| sources[source].spec());
+                Some((task.sink.spec.clone()?, sources.collect()))
+            };
+            let described: Vec<_> = sinks.iter().filter_map(of).collect();
+            look(&described).map_err(DataSetError::Query)?;
+        }
+        self.gives(sources, sinks)
+    }
+
+    /// Whether it gives what it must.
+    fn gives(&self, sources: &[SourceTask], sinks: &[SinkTask]) -> Result<(), DataSetError> {
         let Some(wanted) = self.guarantee else { return Ok(()) };
         let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
         let Some(checkpoints) = &self.checkpoints else {

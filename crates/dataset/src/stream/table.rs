@@ -60,8 +60,6 @@ pub struct BadTo {
     pub schema: SchemaRef,
     /// The sink.
     pub sink: StreamSink,
-    /// What describes the sink, for who made it of that; it may have a password.
-    pub spec: Option<Arc<str>>,
 }
 
 impl StreamSource {
@@ -86,6 +84,8 @@ pub struct StreamSink {
     pub copies_max: u32,
     /// What it gives, at best.
     pub guarantee: Guarantee,
+    /// What describes it, for who made it of that; it may have a password.
+    pub spec: Option<Arc<str>>,
     /// Makes one, given what its rows are.
     pub make: Arc<dyn Fn(&SchemaRef) -> MakeSink + Send + Sync>,
 }
@@ -98,7 +98,7 @@ impl StreamSink {
     pub(crate) fn unknown() -> Self {
         let nowhere = |_: &SchemaRef| -> MakeSink { Arc::new(|_| Err("explained, not run".into())) };
         let (name, guarantee) = ("of write_stream".into(), Guarantee::ExactlyOnce);
-        StreamSink { name, copies_max: 0, guarantee, make: Arc::new(nowhere) }
+        StreamSink { name, copies_max: 0, guarantee, spec: None, make: Arc::new(nowhere) }
     }
 }
 
@@ -118,24 +118,6 @@ impl DataSet {
     pub fn is_stream(&self) -> bool {
         of_stream(self.frame().logical_plan())
     }
-
-    /// What describes the sinks of records that are no rows, of those that are made of a description, each with a number that tells its
-    /// source from all others that there are in this process.
-    pub fn bad_sinks(&self) -> Vec<(usize, Arc<str>)> {
-        let mut sinks = Vec::new();
-        each_source(self.frame().logical_plan(), &mut |source| {
-            let spec = source.bad_to.as_ref().and_then(|bad| bad.spec.clone());
-            sinks.extend(spec.map(|spec| (Arc::as_ptr(&source.make).cast::<()>().addr(), spec)));
-        });
-        sinks
-    }
-
-    /// What describes the streams that its rows come of, of those that are made of a description.
-    pub fn stream_specs(&self) -> Vec<Arc<str>> {
-        let mut specs = Vec::new();
-        each_source(self.frame().logical_plan(), &mut |source| specs.extend(source.spec.clone()));
-        specs
-    }
 }
 
 /// The plan that a table of a query hides: a function of the program is one over it.
@@ -146,17 +128,8 @@ pub(crate) fn hidden_in(table: &dyn TableProvider) -> Option<&LogicalPlan> {
 
 pub(crate) fn of_stream(plan: &LogicalPlan) -> bool {
     let mut found = false;
-    each_source(plan, &mut |_| found = true);
+    each_table(plan, &mut |table| found |= table.downcast_ref::<StreamTable>().is_some());
     found
-}
-
-/// Calls `see` with each stream that a plan reads, also below what its tables hide.
-fn each_source(plan: &LogicalPlan, see: &mut dyn FnMut(&StreamSource)) {
-    each_table(plan, &mut |table| {
-        if let Some(stream) = table.downcast_ref::<StreamTable>() {
-            see(&stream.source);
-        }
-    });
 }
 
 /// See the module.

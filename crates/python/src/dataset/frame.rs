@@ -206,16 +206,6 @@ impl NativeDataSet {
         self.0.is_stream()
     }
 
-    /// What describes the sinks of records that are no rows, each with a number of its source.
-    fn bad_sinks(&self) -> Vec<(usize, String)> {
-        self.0.bad_sinks().into_iter().map(|(source, spec)| (source, spec.to_string())).collect()
-    }
-
-    /// What describes the connectors that its rows come of.
-    fn stream_specs(&self) -> Vec<String> {
-        self.0.stream_specs().iter().map(|spec| spec.to_string()).collect()
-    }
-
     /// The query by this worker alone. `watch` is called every so often, with the rows that have been read and how many there
     /// are, if that is known.
     #[pyo3(signature = (engine, watch = None))]

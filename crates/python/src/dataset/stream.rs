@@ -19,8 +19,8 @@ use tidemill_dataflow::{Progress, TaskContext, TaskError, WorkerStatus};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    BadTo, Calendar, DataSet, DataSetError, LateRows, LateTo, MakeLateSink, MakeSink, StorageOptions, StreamJob,
-    StreamSink, StreamSource, Windows, table_stream,
+    BadTo, Calendar, DataSet, DataSetError, LateRows, LateTo, LookAtSinks, MakeLateSink, MakeSink, StorageOptions,
+    StreamJob, StreamSink, StreamSource, Windows, table_stream,
 };
 
 use super::calls::{self, Call};
@@ -85,9 +85,8 @@ pub fn stream_of(
     let found =
         py.detach(|| tidemill_connect::source(&spec, schema, &*opens(engine))).map_err(|error| refused(py, &error))?;
     let bad_to = bad_to.zip(found.bad_schema).map(|((sink, name), schema)| -> PyResult<_> {
-        let spec = sink.extract::<String>(py).ok().map(Arc::from);
         let sink = any_sink(py, engine, sink, name, &schema)?;
-        Ok(BadTo { schema, sink, spec })
+        Ok(BadTo { schema, sink })
     });
     let bad_to = bad_to.transpose()?;
     engine.add_source(&found.name, &found.bad);
@@ -259,7 +258,7 @@ type Late = (Option<String>, Py<PyAny>, String);
 
 /// Writes streams, each to its sink, until they end; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None))]
+#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -273,6 +272,7 @@ pub fn write_stream<'py>(
     guarantee: Option<&str>,
     watch: Option<Py<PyAny>>,
     late: Option<Vec<Late>>,
+    look_at_sinks: Option<Py<PyAny>>,
 ) -> PyResult<Told<'py>> {
     let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
         let set = set.get();
@@ -297,6 +297,7 @@ pub fn write_stream<'py>(
         guarantee,
         late,
         left_out: Arc::clone(&left_out.late),
+        look_at_sinks: look_at_sinks.map(sinks_seen_by),
     };
     let workers = comm.get(py)?.size();
     let status = status.map(|(file, about)| Status::new(file, &about, workers));
@@ -360,6 +361,15 @@ pub fn explain_stream(
     });
     let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
     together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &outputs))
+}
+
+/// A function of the program that raises if sinks are such that the job must not begin.
+fn sinks_seen_by(look: Py<PyAny>) -> LookAtSinks {
+    Arc::new(move |sinks| {
+        let sinks: Vec<(&str, Vec<&str>)> =
+            sinks.iter().map(|(sink, sources)| (&**sink, sources.iter().map(|source| &**source).collect())).collect();
+        Python::attach(|py| look.call1(py, (sinks,)).map(drop).map_err(|error| error.value(py).to_string()))
+    })
 }
 
 /// What a worker tells of itself while the job runs: in a file, which `tidemill top` reads, and worker 0, whose file has what all
@@ -500,6 +510,7 @@ fn opens(engine: &QueryEngine) -> Arc<OpenObjects> {
 fn connector_sink(open: &Arc<OpenObjects>, spec: &Value, schema: &SchemaRef) -> Result<StreamSink, DataSetError> {
     let found =
         tidemill_connect::sink(spec, schema, &**open).map_err(|error| DataSetError::Query(error.to_string()))?;
+    let described = Some(Arc::from(spec.to_string()));
     let (spec, open) = (spec.clone(), Arc::clone(open));
     // Once more with what the plan says its rows are, which may differ in details.
     let make = move |schema: &SchemaRef| -> MakeSink {
@@ -509,7 +520,7 @@ fn connector_sink(open: &Arc<OpenObjects>, spec: &Value, schema: &SchemaRef) -> 
         }
     };
     let (copies_max, guarantee) = (found.copies_max, found.guarantee);
-    Ok(StreamSink { name: found.name, copies_max, guarantee, make: Arc::new(make) })
+    Ok(StreamSink { name: found.name, copies_max, guarantee, spec: described, make: Arc::new(make) })
 }
 
 fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<StreamSink> {
@@ -529,7 +540,7 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
         })
     };
     let guarantee = if whole { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
-    Ok(StreamSink { name, copies_max: 0, guarantee, make: Arc::new(make) })
+    Ok(StreamSink { name, copies_max: 0, guarantee, spec: None, make: Arc::new(make) })
 }
 
 /// A Python function that is called with each table, or an object with the three methods of a sink.

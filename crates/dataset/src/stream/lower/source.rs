@@ -35,6 +35,11 @@ impl SourceTask {
         &self.source.name
     }
 
+    /// What describes it, if it was made of that.
+    pub(crate) fn spec(&self) -> Option<Arc<str>> {
+        self.source.spec.clone()
+    }
+
     pub(crate) fn guarantee(&self) -> Guarantee {
         self.source.guarantee
     }
