@@ -330,6 +330,61 @@ def test_records_without_a_value(kafka: Kafka) -> None:
     assert [row["value"] for row in seen] == [b'{"x": 1}', None, b'{"x": 2}']
 
 
+def test_headers_that_are_written(kafka: Kafka, tmp_path: Path) -> None:
+    """Records have the headers that they were read with, once and at least once; or columns that are not in their values, too."""
+    for topic in ("headed", "headed-once", "headed-again", "headed-columns"):
+        kafka.create_topic(topic)
+    producer = kafka.producer()
+    given = [[("a", b"1"), ("a", b"\xff"), ("none", None), ("", b"")], None, [("b", "ä".encode())]]
+    for at, headers in enumerate(given):
+        producer.produce("headed", f"value {at}", f"key {at}", headers=headers)
+    assert producer.flush(60) == 0
+    records = tm.stream.from_kafka(
+        kafka.bootstrap, "headed", format="raw", metadata={"k": "key", "h": "headers"}, stop_at_end=True
+    )
+    options: Any = {"key": "k", "value": "value", "headers": "h"}
+    once = tm.stream.to_kafka(kafka.bootstrap, "headed-once", id="headed", **options)
+    tm.stream.write(
+        [(records, once), (records, tm.stream.to_kafka(kafka.bootstrap, "headed-again", **options))],
+        checkpoint=tmp_path / "checkpoints",
+    )
+
+    def read(topic: str) -> list[tuple[Any, Any, Any]]:
+        return [(record.key(), record.value(), record.headers()) for record in kafka.read(topic)]
+
+    assert len(read("headed")) == 3 and read("headed-once") == read("headed-again") == read("headed")
+
+    table = pa.table(
+        {
+            "x": [1, 2],
+            "trace": ["t", None],
+            "n": [7, 8],
+            "all": pa.array([[("m", b"1")], None], pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    stream = tm.stream.from_table(table)
+    columns = tm.stream.to_kafka(
+        kafka.bootstrap, "headed-columns", headers=[{"trace-id": "trace"}, "all", {"number": "n"}]
+    )
+    stream.write_stream(columns)
+    assert [(json.loads(value), headers) for _, value, headers in read("headed-columns")] == [
+        ({"x": 1}, [("trace-id", b"t"), ("m", b"1"), ("number", b"7")]),
+        ({"x": 2}, [("number", b"8")]),
+    ]
+
+    for wrong, why in (
+        ("x", 'column "x" is Int64; one that has all headers of a record is a list of structs of `name`'),
+        ({"h": "all"}, 'column "all" is Map.*a header has one value'),
+        ("y", '`headers` is "y", and there is no such column, but x, trace, n, all'),
+        (["all", {"a": "x", "b": "trace", "c": "n"}], "takes all columns, and none is left for values"),
+    ):
+        with pytest.raises(tm.DataSetError, match=why):
+            stream.write_stream(tm.stream.to_kafka("127.0.0.1:1", "t", headers=wrong))  # type: ignore[arg-type]
+    for of in (5, b"h", {"h": 5}, {5: "h"}, ["h", None]):
+        with pytest.raises(TypeError, match="headers= has names of columns, or columns by the names of headers, not"):
+            tm.stream.to_kafka("127.0.0.1:1", "t", headers=of)  # type: ignore[arg-type]
+
+
 def test_what_is_known_of_records(kafka: Kafka) -> None:
     """Columns behind those of values, bad ones left out; a time among them; and where reading begins by it."""
     kafka.create_topic("known", 2)

@@ -87,16 +87,18 @@ def test_a_dead_letter_topic_has_records_as_they_were(kafka: Kafka, tmp_path: Pa
     kafka.create_topic("ill")
     kafka.create_topic("ill-dead")
     producer = kafka.producer()
-    for key, value in (
-        (b"ann", b"nonsense"),
-        (b"\xfe", b"\xff\x00"),
-        (b"ben", None),
-        (None, b""),
-        (b"good", b'{"x": 1}'),
+    headers = [("trace", b"7"), ("raw", b"\xff"), ("none", None), ("trace", b"8")]
+    for key, value, sent in (
+        (b"ann", b"nonsense", headers),
+        (b"\xfe", b"\xff\x00", None),
+        (b"ben", None, headers[:1]),
+        (None, b"", None),
+        (b"good", b'{"x": 1}', headers),
     ):
-        producer.produce("ill", value, key)
+        producer.produce("ill", value, key, headers=sent)
     producer.flush()
-    dead = tm.stream.to_kafka(kafka.bootstrap, "ill-dead", id="ill-dead", key="key", value="value")
+    as_it_was: Any = {"key": "key", "value": "value", "headers": ["headers", {"error": "reason"}]}
+    dead = tm.stream.to_kafka(kafka.bootstrap, "ill-dead", id="ill-dead", **as_it_was)
     options: Any = {"stop_at_end": True, "on_error": "quarantine", "quarantine": dead}
     stream = tm.stream.from_kafka(kafka.bootstrap, "ill", SCHEMA, **options)
     rows = Rows()
@@ -105,6 +107,9 @@ def test_a_dead_letter_topic_has_records_as_they_were(kafka: Kafka, tmp_path: Pa
     assert rows.rows == [{"x": 1}] and tm.skipped_rows() == 4
     found = [(record.key(), record.value()) for record in kafka.read("ill-dead")]
     assert found == [(b"ann", b"nonsense"), (b"\xfe", b"\xff\x00"), (b"ben", None), (None, b"")]
+    beside = [record.headers() or [] for record in kafka.read("ill-dead")]
+    assert [of[:-1] for of in beside] == [headers, [], headers[:1], []]
+    assert all(of[-1][0] == "error" and of[-1][1] for of in beside)
 
 
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")

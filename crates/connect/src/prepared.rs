@@ -1,7 +1,8 @@
 //! What a checkpoint keeps of a sink: records, to be written when it is durable.
 //!
-//! It is a header (its length in four bytes, then JSON), and the records behind one another: of key and value each the length
-//! and one more in four bytes, or zero for none, then the bytes. Numbers are little-endian.
+//! It is a header (its length in four bytes, then JSON), and the records behind one another: of key, value and, if they have some, headers each
+//! the length and one more in four bytes, or zero for none, then the bytes. Headers are names and values behind one another, written likewise.
+//! Numbers are little-endian.
 
 use std::fmt;
 
@@ -22,6 +23,9 @@ pub(crate) struct Header {
     pub(crate) run: String,
     pub(crate) epoch: u64,
     pub(crate) records: u64,
+    /// Whether each record has headers.
+    #[serde(default)]
+    pub(crate) headed: bool,
 }
 
 /// In a marker.
@@ -59,10 +63,10 @@ impl fmt::Display for Marker {
     }
 }
 
-/// A key and a value.
+/// A key and a value, or the name and the value of a header.
 pub(crate) type Record<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
 
-/// Appends a key or a value.
+/// Appends a key, a value, or headers.
 pub(crate) fn put(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
     out.extend_from_slice(&bytes.map_or(0, |bytes| bytes.len() as u32 + 1).to_le_bytes());
     out.extend_from_slice(bytes.unwrap_or_default());
@@ -89,12 +93,24 @@ pub(crate) fn open(bytes: &[u8]) -> Result<(Header, &[u8]), TaskError> {
 }
 
 /// The records among bytes that `put` made.
-pub(crate) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, TaskError>> {
+pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, TaskError>> {
+    with_headers(bytes, false).map(|record| record.map(|(record, _)| record))
+}
+
+/// The records, with the headers of each if they are `headed`.
+pub(crate) fn with_headers(
+    mut bytes: &[u8],
+    headed: bool,
+) -> impl Iterator<Item = Result<(Record<'_>, Option<&[u8]>), TaskError>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
             return None;
         }
-        let record = take(&mut bytes).and_then(|key| Some((key, take(&mut bytes)?)));
+        let mut parts = || {
+            let record = (take(&mut bytes)?, take(&mut bytes)?);
+            Some((record, if headed { take(&mut bytes)? } else { None }))
+        };
+        let record = parts();
         if record.is_none() {
             bytes = &[];
         }
@@ -129,6 +145,7 @@ mod tests {
             run: run.into(),
             epoch,
             records: 1,
+            headed: false,
         };
         let mut marker = Marker::parse("");
         assert!(!marker.has(&of("a", 1)));
@@ -148,13 +165,21 @@ mod tests {
     /// A checkpoint that is damaged must not be taken for one with fewer records.
     #[test]
     fn what_is_cut_is_refused() {
-        let header = Header { id: "i".into(), target: "t".into(), origin: 1, run: "r".into(), epoch: 7, records: 3 };
+        let mut header = Header {
+            id: "i".into(),
+            target: "t".into(),
+            origin: 1,
+            run: "r".into(),
+            epoch: 7,
+            records: 3,
+            headed: false,
+        };
         let mut bytes = Vec::new();
         let texts: [Option<&[u8]>; 6] = [Some(b"k"), Some(b"v"), None, Some(b""), None, None];
         texts.into_iter().for_each(|text| put(text, &mut bytes));
         let sealed = seal(&header, &bytes);
         let (opened, inside) = open(&sealed).unwrap();
-        assert_eq!((opened, inside), (header, bytes.as_slice()));
+        assert_eq!((&opened, inside), (&header, bytes.as_slice()));
         let found: Vec<Record<'_>> = records(inside).map(Result::unwrap).collect();
         assert_eq!(found, [(texts[0], texts[1]), (texts[2], texts[3]), (texts[4], texts[5])]);
         for len in 0..sealed.len() {
@@ -162,5 +187,15 @@ mod tests {
                 .is_ok_and(|(header, inside)| records(inside).filter(Result::is_ok).count() as u64 == header.records);
             assert!(!is_whole, "{len}");
         }
+
+        (header.records, header.headed) = (2, true);
+        let sealed = seal(&header, &bytes);
+        let (opened, inside) = open(&sealed).unwrap();
+        let headed: Vec<_> = with_headers(inside, opened.headed).map(Result::unwrap).collect();
+        assert_eq!(headed, [((texts[0], texts[1]), texts[2]), ((texts[3], texts[4]), texts[5])]);
+        assert!(with_headers(&inside[..inside.len() - 4], true).last().unwrap().is_err());
+        // What releases before this one prepared has no word of it.
+        let before = r#"{"id":"i","target":"t","origin":1,"run":"r","epoch":7,"records":3}"#;
+        assert!(!serde_json::from_str::<Header>(before).unwrap().headed);
     }
 }

@@ -1,14 +1,18 @@
 //! Rows as records with a key and a value, or as messages.
 
-use arrow::array::{Array, AsArray, RecordBatch};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, LargeBinaryArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Schema, SchemaRef};
+use arrow::error::ArrowError;
 use arrow_avro::schema::FingerprintStrategy;
 use arrow_avro::writer::WriterBuilder;
 use arrow_avro::writer::format::AvroSoeFormat;
 use tidemill_dataflow::TaskError;
 
 use crate::encode::{NotFinite, json_lines};
+use crate::headers::{HeaderColumn, HeaderColumns};
 use crate::options;
 use crate::prepared::put;
 
@@ -18,6 +22,9 @@ pub(crate) struct Encoder {
     /// The column that is the value, else the whole row as JSON.
     value: Option<usize>,
     key: Option<usize>,
+    headers: Option<HeaderColumns>,
+    /// The columns of the whole row: all that no header is of.
+    whole: Vec<usize>,
     /// How the whole row is a value that has the number of a schema before it; without, it is JSON alone.
     numbered: Option<Numbered>,
 }
@@ -35,11 +42,32 @@ impl Encoder {
     ///
     /// # Errors
     /// In words.
-    pub(crate) fn new(schema: &SchemaRef, value: Option<&str>, key: Option<&str>) -> Result<Self, String> {
+    pub(crate) fn new(
+        schema: &SchemaRef,
+        value: Option<&str>,
+        key: Option<&str>,
+        headers: &[HeaderColumn],
+    ) -> Result<Self, String> {
         let column =
             |option: &str, name: Option<&str>| name.map(|name| options::column(schema, option, name)).transpose();
         let (value, key) = (column("value", value)?, column("key", key)?);
-        Encoder { value, key, numbered: None }.looked_at(schema)
+        let headers = if headers.is_empty() { None } else { Some(HeaderColumns::new(schema, headers)?) };
+        let is_header = |column: &usize| headers.as_ref().is_some_and(|headers| headers.has(*column));
+        let whole: Vec<usize> = (0..schema.fields().len()).filter(|column| !is_header(column)).collect();
+        if value.is_none() && whole.is_empty() && headers.is_some() {
+            return Err("`headers` takes all columns, and none is left for values: name one as `value`".into());
+        }
+        Encoder { value, key, headers, whole, numbered: None }.looked_at(schema)
+    }
+
+    /// Whether records have headers.
+    pub(crate) fn is_headed(&self) -> bool {
+        self.headers.is_some()
+    }
+
+    /// What whole rows are.
+    pub(crate) fn whole_schema(&self, schema: &SchemaRef) -> SchemaRef {
+        Arc::new(schema.project(&self.whole).expect("they are columns of it"))
     }
 
     /// With numbers before values.
@@ -70,29 +98,20 @@ impl Encoder {
     /// # Errors
     /// For a record of more than `bytes_max` bytes, and types that cannot be written.
     pub(crate) fn encode(&self, rows: &RecordBatch, bytes_max: usize, out: &mut Vec<u8>) -> Result<(), TaskError> {
-        let bytes_of = |column: usize| -> Result<_, TaskError> {
-            // Numbers and times as people write them.
-            let column = rows.column(column);
-            let texts = match column.data_type() {
-                // As text, what is no UTF-8 would be null.
-                DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
-                    cast(column, &DataType::LargeBinary)?
-                }
-                _ => cast(&cast(column, &DataType::LargeUtf8)?, &DataType::LargeBinary)?,
-            };
-            Ok(texts.as_binary::<i64>().clone())
-        };
-        let keys = self.key.map(bytes_of).transpose()?;
-        let values = self.value.map(bytes_of).transpose()?;
+        let of_column = |column: usize| bytes_of(rows.column(column));
+        let keys = self.key.map(of_column).transpose()?;
+        let values = self.value.map(of_column).transpose()?;
+        let headers = self.headers.as_ref().map(|headers| headers.of(rows)).transpose()?;
         let mut whole = self.whole(rows, values.is_none())?.into_iter();
         for row in 0..rows.num_rows() {
-            let of = |column: &arrow::array::LargeBinaryArray| column.is_valid(row).then(|| column.value(row).to_vec());
+            let of = |column: &LargeBinaryArray| column.is_valid(row).then(|| column.value(row).to_vec());
             let key = keys.as_ref().and_then(of);
             let value = match &values {
                 Some(values) => of(values),
                 None => whole.next(),
             };
-            let bytes = key.as_ref().map_or(0, Vec::len) + value.as_ref().map_or(0, Vec::len);
+            let headers = headers.as_ref().map(|headers| headers.row(row)).transpose()?;
+            let bytes: usize = [&key, &value, &headers].into_iter().flatten().map(Vec::len).sum();
             if bytes > bytes_max {
                 return Err(format!(
                     "a row makes a record of {bytes} bytes, and `record_bytes_max` is {bytes_max}: raise it, and what the \
@@ -102,6 +121,9 @@ impl Encoder {
             }
             put(key.as_deref(), out);
             put(value.as_deref(), out);
+            if let Some(headers) = &headers {
+                put(Some(headers), out);
+            }
         }
         Ok(())
     }
@@ -111,6 +133,7 @@ impl Encoder {
         if !wanted {
             return Ok(Vec::new());
         }
+        let rows = &rows.project(&self.whole)?;
         if let Some(Numbered::Avro(schema, number)) = &self.numbered {
             let strategy = FingerprintStrategy::Id(*number);
             let builder = WriterBuilder::new(Schema::clone(schema)).with_fingerprint_strategy(strategy);
@@ -129,14 +152,27 @@ impl Encoder {
     }
 }
 
+/// Bytes as they are, anything else as people write it.
+///
+/// # Errors
+/// For types that have no text.
+pub(crate) fn bytes_of(column: &ArrayRef) -> Result<LargeBinaryArray, ArrowError> {
+    let texts = match column.data_type() {
+        // As text, what is no UTF-8 would be null.
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            cast(column, &DataType::LargeBinary)?
+        }
+        _ => cast(&cast(column, &DataType::LargeUtf8)?, &DataType::LargeBinary)?,
+    };
+    Ok(texts.as_binary::<i64>().clone())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::{ArrayRef, Int64Array, StringArray};
+    use arrow::array::{Int64Array, StringArray};
 
     use super::*;
-    use crate::prepared::records;
+    use crate::prepared::{records, with_headers};
 
     fn rows() -> RecordBatch {
         let n: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3)]));
@@ -156,17 +192,38 @@ mod tests {
     fn rows_are_records() {
         let schema = rows().schema();
         let some = |text: &str| Some(text.to_owned());
-        let json = Encoder::new(&schema, None, Some("n")).unwrap();
+        let json = Encoder::new(&schema, None, Some("n"), &[]).unwrap();
         let expected = [
             (some("1"), some(r#"{"n":1,"text":"a\nb"}"#)),
             (None, some(r#"{"text":""}"#)),
             (some("3"), some(r#"{"n":3}"#)),
         ];
         assert_eq!(texts(&json), expected);
-        let raw = Encoder::new(&schema, Some("text"), None).unwrap();
+        let raw = Encoder::new(&schema, Some("text"), None, &[]).unwrap();
         assert_eq!(texts(&raw), [(None, some("a\nb")), (None, some("")), (None, None)]);
-        assert!(Encoder::new(&schema, Some("txt"), None).unwrap_err().contains("txt"));
+        assert!(Encoder::new(&schema, Some("txt"), None, &[]).unwrap_err().contains("txt"));
         let error = raw.encode(&rows(), 2, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.contains("a record of 3 bytes"), "{error}");
+    }
+
+    /// A header that is in the value as well, that is not counted, or that leaves nothing to be written.
+    #[test]
+    fn headers_are_beside_the_value() {
+        let schema = rows().schema();
+        let of = |name: &str, column: &str| (Some(name.to_owned()), column.to_owned());
+        let encoder = Encoder::new(&schema, None, None, &[of("t", "text")]).unwrap();
+        let mut bytes = Vec::new();
+        encoder.encode(&rows(), 100, &mut bytes).unwrap();
+        let found: Vec<_> = with_headers(&bytes, true).map(Result::unwrap).collect();
+        let values: Vec<_> = found.iter().map(|((_, value), _)| String::from_utf8_lossy(value.unwrap())).collect();
+        assert_eq!(values, [r#"{"n":1}"#, "{}", r#"{"n":3}"#]);
+        let headers = |at: usize| records(found[at].1.unwrap()).map(Result::unwrap).collect::<Vec<_>>();
+        assert_eq!(headers(0), [(Some(b"t".as_slice()), Some(b"a\nb".as_slice()))]);
+        assert_eq!((headers(1), headers(2)), (vec![(Some(b"t".as_slice()), Some(b"".as_slice()))], vec![]));
+        // Name and value are four bytes, their lengths eight, and the object seven.
+        let error = encoder.encode(&rows(), 18, &mut Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("a record of 19 bytes"), "{error}");
+        let error = Encoder::new(&schema, None, None, &[of("t", "text"), of("n", "n")]).unwrap_err();
+        assert!(error.contains("takes all columns"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from numbers import Real
 from pathlib import Path
@@ -45,6 +45,8 @@ __all__ = [
 Sasl = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 #: What is known of a record of Kafka besides its value.
 Metadata = Literal["topic", "partition", "offset", "timestamp", "key", "headers"]
+#: Where headers come from: a column that has all of a record, columns by the names of headers, or several of these.
+Headers: TypeAlias = "str | Mapping[str, str] | Iterable[str | Mapping[str, str]]"
 
 
 def described(kind: str, **options: Any) -> str:
@@ -371,6 +373,7 @@ def to_kafka(
     id: str | None = None,
     key: str | None = None,
     value: str | None = None,
+    headers: Headers | None = None,
     format: Literal["json", "avro"] = "json",
     registry: str | None = None,
     avro_schema: str | Mapping[str, Any] | None = None,
@@ -397,7 +400,11 @@ def to_kafka(
     key : str, optional
         The column that is a record's key.
     value : str, optional
-        The column whose bytes or text are a record's value; by default all columns, as `format` says.
+        The column whose bytes or text are a record's value; by default all columns that are no `headers`, as `format` says.
+    headers : str or mapping of str to str, or iterable of these, optional
+        A column that has all headers of a record: a list of structs of ``name`` (text) and ``value`` (bytes or text; null is a header
+        without a value), as `from_kafka` gives them with ``metadata={"headers": "headers"}``, or a map. Or columns by the names of headers, each with
+        one value; where it is null the record has no such header. Of several, such as ``["headers", {"trace": "trace_id"}]``, records have all, in their order.
     format : {"json", "avro"}, default="json"
         A JSON object, as of `to_files`, or an Avro record, which needs a registry.
     registry : str, optional
@@ -421,6 +428,11 @@ def to_kafka(
         the password to who listens without TLS, unless it is said.
     config : mapping, optional
         What else the client is to be told, by the names of librdkafka.
+
+    Raises
+    ------
+    TypeError
+        If `headers` names no columns. That a column is not there, or has no headers, is an error of `DataSet.write_stream`.
     """
     guarantee = "exactly_once" if id is not None else "at_least_once"
     spec = described(
@@ -431,6 +443,7 @@ def to_kafka(
         id=id,
         key=key,
         value=value,
+        headers=None if headers is None else _headers(headers),
         format=format,
         registry=registry,
         avro_schema=avro_schema,
@@ -443,3 +456,15 @@ def to_kafka(
         config=dict(config) if config else None,
     )
     return Connector(spec)
+
+
+def _headers(given: Headers) -> list[tuple[str | None, str]]:
+    """Columns with the names of their headers; None is the name of one that has names, too."""
+    columns: list[tuple[str | None, str]] = []
+    for part in [given] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else given:
+        columns += part.items() if isinstance(part, Mapping) else [(None, part)]
+    for name, column in columns:
+        if not (isinstance(name, str | None) and isinstance(column, str)):
+            wrong = column if isinstance(name, str | None) else name
+            raise TypeError(f"headers= has names of columns, or columns by the names of headers, not {wrong!r}")
+    return columns

@@ -22,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header as RecordHeader, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tidemill_dataflow::TaskError;
 
 use super::client::{Connection, Context, failed, is_final, plain};
-use crate::prepared::{Header, Marker, open, records};
+use crate::prepared::{Header, Marker, Record, open, records, with_headers};
 
 /// How long one call may take at least before all is begun anew.
 const CALL: Duration = Duration::from_secs(30);
@@ -95,28 +96,39 @@ pub(crate) fn producer_config(record_bytes_max: usize) -> [(&'static str, String
 pub(crate) fn send(
     producer: &BaseProducer<Context>,
     topic: &str,
-    (key, value): (Option<&[u8]>, Option<&[u8]>),
+    (key, value): Record<'_>,
+    headers: Option<OwnedHeaders>,
     patience: Duration,
 ) -> Result<(), KafkaError> {
     let begun = Instant::now();
+    let mut record = BaseRecord::<[u8], [u8]>::to(topic);
+    (record.key, record.payload, record.headers) = (key, value, headers);
     loop {
-        let mut record = BaseRecord::<[u8], [u8]>::to(topic);
-        if let Some(key) = key {
-            record = record.key(key);
-        }
-        if let Some(value) = value {
-            record = record.payload(value);
-        }
         match producer.send(record) {
             Ok(()) => return Ok(()),
-            Err((error, _)) => match error.rdkafka_error_code() {
+            Err((error, back)) => match error.rdkafka_error_code() {
                 Some(RDKafkaErrorCode::QueueFull) if begun.elapsed() < patience => {
                     producer.poll(Duration::from_millis(20));
+                    record = back;
                 }
                 _ => return Err(error),
             },
         }
     }
+}
+
+/// A record's headers, of what is prepared of them.
+///
+/// # Errors
+/// For bytes that are none.
+pub(crate) fn headers(bytes: Option<&[u8]>) -> Result<Option<OwnedHeaders>, TaskError> {
+    let mut headers = None;
+    for header in records(bytes.unwrap_or_default()) {
+        let (name, value) = header?;
+        let key = std::str::from_utf8(name.unwrap_or_default())?;
+        headers = Some(headers.unwrap_or_else(OwnedHeaders::new).insert(RecordHeader { key, value }));
+    }
+    Ok(headers)
 }
 
 impl Committer {
@@ -199,9 +211,9 @@ impl Committer {
             return Ok(Err(error));
         }
         let mut sent = 0;
-        for record in records(bytes) {
-            let record = record?;
-            if let Err(error) = send(producer, &header.target, record, limit) {
+        for record in with_headers(bytes, header.headed) {
+            let (record, of) = record?;
+            if let Err(error) = send(producer, &header.target, record, headers(of)?, limit) {
                 return Ok(Err(error));
             }
             sent += 1;

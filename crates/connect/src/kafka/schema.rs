@@ -34,7 +34,7 @@ impl Registering {
         Registering { encoder, wanted: None }
     }
 
-    /// Rows of `schema` as values of a topic: Avro, by `avro` or a schema made of the columns; or JSON. `key` names a column.
+    /// Rows of `schema` as values of a topic, beside what `encoder` makes of them: Avro, by `avro` or a schema made of the columns; or JSON.
     ///
     /// # Errors
     /// In words, for columns that it has no way to write.
@@ -42,25 +42,31 @@ impl Registering {
         schema: &SchemaRef,
         registry: Registry,
         topic: &str,
-        key: Option<&str>,
+        encoder: Encoder,
         avro: Option<Option<&Value>>,
     ) -> Result<Self, String> {
+        let whole = &encoder.whole_schema(schema);
         let (kind, text, numbered) = match avro {
             Some(given) => {
                 let text = match given {
                     Some(Value::String(text)) => text.clone(),
                     Some(schema) => schema.to_string(),
-                    None => avro_schema(schema, topic)?,
+                    None => avro_schema(whole, topic)?,
                 };
                 let metadata = [(SCHEMA_METADATA_KEY.to_owned(), text.clone())].into();
-                let schema = Schema::new_with_metadata(schema.fields().clone(), metadata);
-                ("AVRO", text, Numbered::Avro(Arc::new(schema), 0))
+                let whole = Schema::new_with_metadata(whole.fields().clone(), metadata);
+                ("AVRO", text, Numbered::Avro(Arc::new(whole), 0))
             }
-            None => ("JSON", json_schema(schema, topic).to_string(), Numbered::Json(0)),
+            None => ("JSON", json_schema(whole, topic).to_string(), Numbered::Json(0)),
         };
-        let encoder = Encoder::new(schema, None, key)?.numbered(schema, numbered)?;
+        let encoder = encoder.numbered(schema, numbered)?;
         let wanted = Some(Wanted { registry, subject: Registry::subject(topic), kind, schema: text });
         Ok(Registering { encoder, wanted })
+    }
+
+    /// Whether records have headers.
+    pub(crate) fn is_headed(&self) -> bool {
+        self.encoder.is_headed()
     }
 
     /// Appends the records of rows to `out`.
@@ -145,7 +151,8 @@ mod tests {
 
     fn values(numbered: Numbered) -> Vec<Vec<u8>> {
         let rows = rows();
-        let mut encoder = Encoder::new(&rows.schema(), None, None).unwrap().numbered(&rows.schema(), numbered).unwrap();
+        let encoder = Encoder::new(&rows.schema(), None, None, &[]).unwrap();
+        let mut encoder = encoder.numbered(&rows.schema(), numbered).unwrap();
         encoder.set_number(258);
         let mut bytes = Vec::new();
         encoder.encode(&rows, 100, &mut bytes).unwrap();

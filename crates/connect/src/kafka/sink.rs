@@ -26,12 +26,13 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Connection, Context, Mechanism, failed, partitions};
-use super::commit::{Committer, flush, producer_config, send, transactional_id};
+use super::commit::{Committer, flush, headers, producer_config, send, transactional_id};
 use super::registry::Registry;
 use super::schema::Registering;
 use crate::error::ConnectError;
+use crate::headers::HeaderColumn;
 use crate::options::Secret;
-use crate::prepared::{Header, records, seal};
+use crate::prepared::{Header, seal, with_headers};
 use crate::record::Encoder;
 use crate::tls::Tls;
 use crate::{Guarantee, SinkSpec, hash, options};
@@ -62,10 +63,13 @@ struct Options {
     /// `host:port`, several with commas between.
     servers: String,
     topic: String,
-    /// The column whose bytes or text are a record's value; without it, all columns as JSON.
+    /// The column whose bytes or text are a record's value; without it, all columns that no header is of as JSON.
     value: Option<String>,
     /// The column that is a record's key.
     key: Option<String>,
+    /// The columns that a record's headers are of.
+    #[serde(default)]
+    headers: Vec<HeaderColumn>,
     /// The whole row as this; Avro, and JSON with a schema, need a registry.
     #[serde(default)]
     format: Format,
@@ -149,10 +153,11 @@ fn encoder(options: &Options, schema: &SchemaRef) -> Result<Registering, String>
     if options.avro_schema.is_some() && !is_avro {
         return Err("`avro_schema` is for `format` avro".into());
     }
+    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref(), &options.headers);
     let Some(url) = &options.registry else {
         return match is_avro {
             true => Err("avro needs `registry`, where its readers find the schema".into()),
-            false => Encoder::new(schema, options.value.as_deref(), options.key.as_deref()).map(Registering::plain),
+            false => encoder.map(Registering::plain),
         };
     };
     if options.value.is_some() {
@@ -160,7 +165,7 @@ fn encoder(options: &Options, schema: &SchemaRef) -> Result<Registering, String>
     }
     let registry = Registry::new(url, options.tls.as_ref(), Duration::from_secs_f64(options.patience_s))?;
     let avro = is_avro.then_some(options.avro_schema.as_ref());
-    Registering::new(schema, registry, &options.topic, options.key.as_deref(), avro)
+    Registering::new(schema, registry, &options.topic, encoder?, avro)
 }
 
 /// What a sink's thread is asked to do.
@@ -270,6 +275,7 @@ impl Exactly {
             run: hash::unique(),
             epoch: 0,
             records: 0,
+            headed: encoder.is_headed(),
         };
         let (record_bytes_max, epoch_bytes_max) = (options.record_bytes_max, options.epoch_bytes_max);
         Ok(Exactly { encoder: encoder.clone(), header, record_bytes_max, epoch_bytes_max, bytes: Vec::new(), commands })
@@ -330,7 +336,7 @@ impl AtLeast {
             .config(&config)
             .create_with_context(connection.context(&name))
             .map_err(|error| failed(&topic, &error))?;
-        let connection = connection.clone();
+        let (connection, headed) = (connection.clone(), encoder.is_headed());
         let commands = start(&name, move |command| match command {
             Command::Begin(answer) => {
                 // Nobody may be there to hear it.
@@ -339,8 +345,10 @@ impl AtLeast {
                 Ok(())
             }
             Command::Send(bytes) => {
-                for record in records(&bytes) {
-                    send(&producer, &topic, record?, patience).map_err(|error| failed(&topic, &error))?;
+                for record in with_headers(&bytes, headed) {
+                    let (record, of) = record?;
+                    let sent = send(&producer, &topic, record, headers(of)?, patience);
+                    sent.map_err(|error| failed(&topic, &error))?;
                 }
                 producer.poll(Duration::ZERO);
                 Ok(())

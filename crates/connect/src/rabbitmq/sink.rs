@@ -78,7 +78,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let server = Server::new(&options.url, options.tls.as_ref()).map_err(wrong)?;
-    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref()).map_err(wrong)?;
+    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref(), &[]).map_err(wrong)?;
     if options.exchange.is_empty() && options.routing_key.is_empty() && options.key.is_none() {
         return Err(wrong("`routing_key` or `key` has to say which queue, or `exchange` which exchange".into()));
     }
@@ -104,6 +104,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                     run: hash::unique(),
                     epoch: 0,
                     records: 0,
+                    headed: false,
                 },
                 bytes: Vec::new(),
             }))

@@ -119,6 +119,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                 run: hash::unique(),
                 epoch: 0,
                 records: 0,
+                headed: false,
             });
             Ok(Box::new(Redis {
                 encoder: encoder.clone(),
