@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 #: Longer than anything takes on the slowest machine; only a hang gets there.
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def command(*args: str | Path) -> list[str]:
