@@ -732,6 +732,7 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
     why = "it writes the topic 't' of two:9092, and reads it; write into another topic"
     refused(why, (topic, to_kafka("TWO:9092", "t")))
     refused(why, (topic.select("x"), print), (topic, to_kafka("two,three:3", "t", id="job")))
+    refused(why + ", or say loops=True", (topic, to_kafka("two", "t")))
     counts = topic.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
     refused(why, (counts, print), late_to=to_kafka("two", "t"))
     refused(why, (counts, print), late_to={"window 2": to_kafka("two", "t")})
@@ -789,6 +790,26 @@ def test_sinks_have_rows_of_their_own_sources_alone(tmp_path: Path) -> None:
     one = tm.stream.from_files(tmp_path / "one", SCHEMA, on_error="quarantine", quarantine=into, **options)
     with pytest.raises(tm.DataSetError, match="would read what it writes"):
         one.union(two).write_stream(print)
+
+
+def test_rows_that_are_meant_to_come_back(tmp_path: Path) -> None:
+    """Records that are tried a few times more: the job was refused, whatever its program knew."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/first.jsonl").write_text('{"tries": 0}\n{"tries": 2}\n')
+    seen: list[int] = []
+    tries = tm.stream.from_files(tmp_path / "in", {"tries": "int64"}, poll_every="10ms", discover_every="10ms")
+    again = tries.filter(tm.col("tries") < 3).select(tries=tm.col("tries") + 1)
+    tm.stream.write(
+        [
+            (again, tm.stream.to_files(tmp_path / "in/again")),
+            (tries, lambda rows: seen.extend(rows.to_dict()["tries"])),
+        ],
+        loops=True,
+        checkpoint=tmp_path / "checkpoints",
+        every=0.05,
+        stop=lambda: len(seen) >= 6,
+    )
+    assert sorted(seen) == [0, 1, 2, 2, 3, 3]
 
 
 def test_a_loop_is_refused_on_every_worker(tmp_path: Path) -> None:

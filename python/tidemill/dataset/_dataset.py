@@ -609,6 +609,7 @@ class DataSet(DataSetWriters):
         stop: Callable[[], bool] | None = None,
         guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
         watch: Callable[[Running], object] | None = None,
+        loops: bool = False,
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective. Several queries at once are written by `tidemill.stream.write`.
 
@@ -653,6 +654,9 @@ class DataSet(DataSetWriters):
         watch : callable, optional
             Called on worker 0 ten times a second or so with the running job, whose keys it can move to other workers: a
             `tidemill.stream.Running`. Needs `checkpoint`.
+        loops : bool, default=False
+            Whether rows may come back to the topic, queue, stream or folder that the job has written them into, as those that are tried once
+            more. Without, such a job does not begin: rows could go round for ever.
 
         Returns
         -------
@@ -681,4 +685,5 @@ class DataSet(DataSetWriters):
             stop=stop,
             guarantee=guarantee,
             watch=watch,
+            loops=loops,
         )

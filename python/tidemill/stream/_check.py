@@ -16,11 +16,12 @@ __all__ = ["look_at_sinks"]
 Spec = Mapping[str, Any]
 
 
-def look_at_sinks(described: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Raise where a job must not begin; `described` are its sinks, each with the sources that its rows come from."""
+def look_at_sinks(described: Iterable[tuple[str, Iterable[str]]], *, loops: bool = False) -> None:
+    """Raise where a job must not begin, unless it may have `loops`; `described` are its sinks, each with the sources that its rows come from."""
     sinks = [(json.loads(sink), [json.loads(source) for source in sources]) for sink, sources in described]
     _check_apart([sink for sink, _ in sinks])
-    _check_loops(sinks)
+    if not loops:
+        _check_loops(sinks)
 
 
 def _check_apart(sinks: list[Spec]) -> None:
@@ -63,7 +64,9 @@ def _check_loops(sinks: list[tuple[Spec, list[Spec]]]) -> None:
                 ways.insert(0, way)
             words = ", and ".join(way.words for way in ways)
             instead = ", or ".join(dict.fromkeys(way.instead for way in ways))
-            raise DataSetError(f"the job would read what it writes: {words}; write into {instead}")
+            raise DataSetError(
+                f"the job would read what it writes: {words}; write into {instead}, or say loops=True if what comes back ends"
+            )
 
 
 def _way(sink: Spec, source: Spec) -> Way | None:

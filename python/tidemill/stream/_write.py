@@ -41,6 +41,7 @@ def write(
     stop: Callable[[], bool] | None = None,
     guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
     watch: Callable[[Running], object] | None = None,
+    loops: bool = False,
 ) -> dict[str, Any]:
     """Write several queries over streams, each to a sink of its own, as one job, until all have ended; collective.
 
@@ -53,7 +54,7 @@ def write(
     ----------
     queries : iterable of (DataSet, sink)
         Sinks are those of `DataSet.write_stream`.
-    late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch
+    late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch, loops
         As for `DataSet.write_stream`. `late_to` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
 
     Returns
@@ -90,6 +91,7 @@ def write(
         stop=stop,
         guarantee=guarantee,
         watch=watch,
+        loops=loops,
     )
 
 
@@ -114,6 +116,7 @@ def run(
     stop: Callable[[], bool] | None,
     guarantee: str | None,
     watch: Callable[[Running], object] | None,
+    loops: bool,
 ) -> dict[str, Any]:
     """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
     if not isinstance(name, str) or not name:
@@ -143,7 +146,9 @@ def run(
         }
     given = "None" if place is None else "given"
     of = f"of {len(queries)}"
-    _workers.check_alike(call, queries=of, name=repr(name), checkpoint=given, guarantee=repr(guarantee))
+    _workers.check_alike(
+        call, queries=of, name=repr(name), checkpoint=given, guarantee=repr(guarantee), loops=repr(loops)
+    )
     # Worker 0 is who is heard.
     asked = stop if init().rank == 0 else None
     watching = (lambda native: watch(Running(native, copies()))) if watch is not None and init().rank == 0 else None
@@ -159,7 +164,7 @@ def run(
         guarantee,
         watching,
         [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
-        look_at_sinks,
+        lambda described: look_at_sinks(described, loops=loops),
     )
     _workers.report_bad_records(count, first)
     _late.report(late)
