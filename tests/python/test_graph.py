@@ -393,9 +393,71 @@ assert graph.explain().startswith('graph "placed" on ') and "digraph" in graph.e
 print("done")
 """
 
+SMALL = """
+here = os.path.dirname(os.path.abspath(__file__))
+
+# Behind the first, small messages wait for more: not for one that never comes, nor for the function that sent them.
+def last_words(kind, message):
+    def send(out, context):
+        for number in range(3):
+            out.send(message(number))
+        while not os.path.exists(f"{here}/{kind}"):
+            time.sleep(0.005)
+
+    def receive(messages, context):
+        came = 0
+        for one in messages:
+            came += len(one) if isinstance(one, tm.Table) else 1
+            if came == 3:
+                open(f"{here}/{kind}", "w").close()
+        return came
+
+    graph = tm.Graph(kind)
+    a = graph.source("a", send, schema={"v": "int64"} if kind == "tables" else kind, parallelism=1)
+    graph.connect(a, graph.sink("b", receive, parallelism=job.size), x.gather(job.size - 1))
+    return graph.run()["b"][job.size - 1]
+
+assert last_words("tables", lambda number: {"v": np.array([number])}) == 3
+assert last_words("arrays", lambda number: np.array([number])) == 3
+assert last_words("objects", lambda number: number) == 3
+
+# Among large ones they keep their order, and none is lost, whoever sends.
+COUNT, LARGE = 4000, 3000
+
+def many(out, context):
+    def some(thread):
+        for number in range(COUNT):
+            rows = LARGE if number % 500 == 77 else number % 3
+            out.send({"from": np.full(rows, 2 * context.copy + thread), "v": np.full(rows, number)})
+
+    other = threading.Thread(target=some, args=(1,))
+    other.start()
+    some(0)
+    other.join()
+
+def in_order(tables, context):
+    last, rows = collections.Counter(), 0
+    for table in tables:
+        columns = table.to_numpy()
+        for sender in np.unique(columns["from"]):
+            of = columns["v"][columns["from"] == sender]
+            assert of[0] >= last[sender] and (np.diff(of) >= 0).all(), "a sender's order"
+            last[sender] = of[-1]
+        rows += len(table)
+    return rows
+
+total = 4 * sum(LARGE if number % 500 == 77 else number % 3 for number in range(COUNT))
+for exchange, share in (x.gather(), 1), (x.broadcast(), 3), (x.partition("v"), 1), (x.partition(), 1):
+    graph = tm.Graph("mixed")
+    a = graph.source("a", many, schema={"from": "int64", "v": "int64"}, parallelism=2)
+    graph.connect(a, graph.sink("b", in_order, parallelism=3), exchange)
+    assert sum(graph.run()["b"].values()) == share * total
+print("done")
+"""
+
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("part", [EXCHANGES, MESSAGES, SHAPES], ids=["exchanges", "messages", "shapes"])
+@pytest.mark.parametrize("part", [EXCHANGES, MESSAGES, SHAPES, SMALL], ids=["exchanges", "messages", "shapes", "small"])
 def test_on_workers(size: int, part: str, tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(program(part))
