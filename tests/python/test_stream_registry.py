@@ -162,12 +162,12 @@ def test_confluents_serializers(kafka: Kafka, registry: Registry) -> None:
 
 def test_headers_are_not_in_the_schema(kafka: Kafka, registry: Registry) -> None:
     """A column that is a header was in the value, and in its schema, as well."""
-    kafka.create_topic("headed")
+    kafka.create_topic("headed-avro")
     table = tm.from_dict({"x": [1, 2], "s": ["a", None]}).collect()
-    sink = tm.stream.to_kafka(kafka.bootstrap, "headed", format="avro", registry=registry.url, headers={"s": "s"})
+    sink = tm.stream.to_kafka(kafka.bootstrap, "headed-avro", format="avro", registry=registry.url, headers={"s": "s"})
     tm.stream.from_table(table).write_stream(sink)
     options: Any = {"metadata": {"h": "headers"}, "stop_at_end": True}
-    rows = read(tm.stream.from_kafka(kafka.bootstrap, "headed", format="avro", registry=registry.url, **options))
+    rows = read(tm.stream.from_kafka(kafka.bootstrap, "headed-avro", format="avro", registry=registry.url, **options))
     assert rows == [{"x": 1, "h": [{"name": "s", "value": b"a"}]}, {"x": 2, "h": []}]
     [number] = registry.subjects["headed-value"]
     assert [field["name"] for field in json.loads(registry.schemas[number]["schema"])["fields"]] == ["x"]
