@@ -169,7 +169,7 @@ def test_headers_are_not_in_the_schema(kafka: Kafka, registry: Registry) -> None
     options: Any = {"metadata": {"h": "headers"}, "stop_at_end": True}
     rows = read(tm.stream.from_kafka(kafka.bootstrap, "headed-avro", format="avro", registry=registry.url, **options))
     assert rows == [{"x": 1, "h": [{"name": "s", "value": b"a"}]}, {"x": 2, "h": []}]
-    [number] = registry.subjects["headed-value"]
+    [number] = registry.subjects["headed-avro-value"]
     assert [field["name"] for field in json.loads(registry.schemas[number]["schema"])["fields"]] == ["x"]
 
 
