@@ -31,6 +31,7 @@ pub(crate) use lower::lower;
 pub use lower::{Lowering, Port, Stage};
 pub(crate) use output::Outlet;
 pub use output::{Output, Outputs};
+pub use pack::SMALL_BYTES_MAX;
 pub(crate) use scatter::Scatter;
 pub use scatter::{Assign, Assignment, Partitioner, Seat};
 pub use turn::LongTurn;

@@ -14,7 +14,7 @@ use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use arrow::error::ArrowError;
 
 /// Larger batches go as they are: they are worth a hand-over of their own, and not worth a copy.
-pub(super) const SMALL_BYTES_MAX: u64 = 4 << 10;
+pub const SMALL_BYTES_MAX: u64 = 4 << 10;
 /// A pack that has reached this size goes.
 pub(super) const PACK_BYTES_MAX: u64 = 64 << 10;
 

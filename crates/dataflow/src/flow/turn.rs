@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Who has something that is to go at the turn's end.
-pub trait Waiting: Send + Sync {
+pub(super) trait Waiting: Send + Sync {
     /// The turn is over: sends it.
     fn go(&self);
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use tidemill_dataflow::flow::batch_bytes;
+use tidemill_dataflow::flow::{SMALL_BYTES_MAX, batch_bytes};
 use tidemill_dataflow::graph::TaskFactory;
 use tidemill_dataflow::{DataflowError, Inputs, Item, LongTurn, Output, TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
@@ -32,8 +32,6 @@ const NOTICE_TIME: Duration = Duration::from_secs(1);
 const LAST_TIME: Duration = Duration::from_millis(500);
 /// How long small messages may wait for others.
 const TURN_TIME: Duration = Duration::from_millis(1);
-/// Larger ones are sent without the GIL, and do not wait.
-const SMALL_BYTES: u64 = 4 << 10;
 
 /// How a function has ended; the run waits for it.
 type Ended = oneshot::Sender<Result<(), TaskError>>;
@@ -372,7 +370,8 @@ impl NativeCopy {
     /// Sends rows out of an output port; waits while a receiver has more than it can take.
     fn send(&self, py: Python<'_>, port: usize, table: &NativeTable) -> PyResult<()> {
         let output = &self.0.outputs[port];
-        let is_small = table.batches.iter().map(batch_bytes).sum::<u64>() <= SMALL_BYTES;
+        // Others do not wait to be put together, and take long enough to be sent without the GIL.
+        let is_small = table.batches.iter().map(batch_bytes).sum::<u64>() <= SMALL_BYTES_MAX;
         let sent = if is_small && let Some(output) = output.try_lock() {
             self.0.using_locked(output, |output| self.0.send_small(py, output, &table.batches))
         } else {
