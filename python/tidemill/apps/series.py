@@ -293,9 +293,8 @@ class _Command:
                 self._follow(files[0])
             else:
                 self._batch(files)
-            if self.server is not None:
-                self.say(f"the page is at {self.server.url}; Ctrl-C ends it")
-                self.server.wait()
+            if options.view and self.frames:
+                self._wait()
         finally:
             self.bar.clear()
             if self.server is not None:
@@ -496,6 +495,15 @@ class _Command:
             self.say(f"the frames are at {self.server.url}")
             if self.options.open:
                 webbrowser.open(self.server.url)
+
+    def _wait(self) -> None:
+        if self.server is not None:
+            self.say(f"the page is at {self.server.url}; Ctrl-C ends it")
+            self.server.wait()
+        # Ctrl-C ends every rank, and Python tells of one that comes while it is ending: none ends before rank 0.
+        over = self.comm.Ibarrier()
+        while not over.Test():
+            time.sleep(0.1)
 
     def _noted(self, frames: Iterator[series.Frame], follower: series.Follower) -> Iterator[series.Frame]:
         """Tell the journal of each frame before it is written."""
