@@ -203,8 +203,11 @@ def abort(code: int, name: str) -> NoReturn:
 
 
 def tell_others(traceback_text: str) -> None:
-    """Tells the other workers that this one's program has failed."""
-    if _job is not None and _job._process == os.getpid():
+    """Tells the other workers that this one's program has failed.
+
+    One that is alone goes on: in a notebook, or at a prompt, what failed is a thread or a line, and the next one may call Tidemill again.
+    """
+    if _job is not None and _job._process == os.getpid() and _job.size > 1:
         _job._worker.report_failure(traceback_text)
 
 

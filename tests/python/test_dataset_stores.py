@@ -273,7 +273,12 @@ class Gate:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._port)) as upstream:
+        # Who is killed resets its connections.
+        with (
+            contextlib.suppress(ConnectionError),
+            client,
+            socket.create_connection(("127.0.0.1", self._port)) as upstream,
+        ):
             threading.Thread(target=self._hand_back, args=(upstream, client), daemon=True).start()
             while data := client.recv(1 << 16):
                 if re.match(rb"POST \S+[?&]uploadId=", data) and not self._let_through.acquire(blocking=False):

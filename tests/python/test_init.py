@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launched import run
+from launched import PATIENCE_S, run
 
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("TIDEMILL_RANK", "TIDEMILL_SIZE"))}
 
@@ -178,6 +178,25 @@ def test_an_exception_in_a_thread_is_told_too(tmp_path: Path) -> None:
         """,
     )
     assert (code, lines) == (0, ["[0] 0 True", "[1] 0 True"]), err
+
+
+def test_who_is_alone_goes_on_after_an_exception() -> None:
+    """In a thread, and at a prompt: neither is the program's end, and nobody waits for what is gone."""
+    lines = """
+import threading
+import tidemill as tm
+comm = tm.init().comm
+thread = threading.Thread(target=lambda: [].pop())
+thread.start(); thread.join()
+{}.popitem()
+print("and still", comm.allreduce(3))
+"""
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], input=lines, capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE_S
+    )
+    assert "and still 3" in done.stdout, done.stderr
+    assert "pop from empty list" in done.stderr
+    assert "dictionary is empty" in done.stderr
 
 
 def test_child_processes_are_no_workers(tmp_path: Path) -> None:
