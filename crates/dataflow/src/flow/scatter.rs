@@ -11,7 +11,8 @@ use arrow::error::ArrowError;
 
 use super::batch_bytes;
 use crate::error::TaskError;
-use crate::local::gather::{Gather, Part};
+use crate::local::gather::Gather;
+use crate::local::part::{Part, deal};
 use crate::metrics::EdgeMetrics;
 use crate::route_map::RouteMap;
 
@@ -125,7 +126,9 @@ impl Scatter {
             let (found, rows) = (targets.len(), batch.num_rows());
             return Err(format!("the partitioner named {found} targets for {rows} rows").into());
         }
-        if let Some(target) = targets.iter().max().filter(|&&target| target >= self.targets) {
+        // Not by `max`, which tells of equal ones which came last: one by one.
+        let target = targets.iter().fold(0, |most, &target| most.max(target));
+        if !targets.is_empty() && target >= self.targets {
             return Err(format!("the partitioner named copy {target} of {}", self.targets).into());
         }
         self.bytes += batch_bytes(&batch);
@@ -138,20 +141,13 @@ impl Scatter {
     pub(crate) fn drain(&mut self) -> Drained {
         let (assigned, mut batches) = (std::mem::take(&mut self.assigned), std::mem::take(&mut self.batches));
         self.bytes = 0;
-        let mut counts = vec![0; self.targets as usize];
-        assigned.iter().for_each(|&target| counts[target as usize] += 1);
-        if let ([_], [target, ..]) = (&batches[..], &assigned[..])
-            && counts[*target as usize] == assigned.len()
+        if let ([_], [target, others @ ..]) = (&batches[..], &assigned[..])
+            && others.iter().all(|other| other == target)
         {
             return Drained::Whole(*target, batches.remove(0));
         }
-        let mut parts: Vec<Part> = counts.into_iter().map(Part::with_capacity).collect();
-        let mut assigned = assigned.into_iter();
-        for batch in &batches {
-            (0..).zip(assigned.by_ref().take(batch.num_rows())).for_each(|(row, to)| parts[to as usize].push(row));
-            parts.iter_mut().for_each(Part::end_batch);
-        }
-        let some = (0..).zip(parts).filter(|(_, part)| !part.is_empty());
+        let rows: Vec<usize> = batches.iter().map(RecordBatch::num_rows).collect();
+        let some = (0..).zip(deal(self.targets, &assigned, &rows)).filter(|(_, part)| !part.is_empty());
         Drained::Parts(Gather::new(&self.schema, &batches), some.collect())
     }
 }

@@ -188,7 +188,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::local::gather::{Gather, Part};
+    use crate::local::gather::Gather;
+    use crate::local::part::deal;
 
     fn batch(rows: std::ops::Range<i64>) -> RecordBatch {
         let bytes = || rows.clone().map(|row| i128::from(row).to_le_bytes());
@@ -215,11 +216,9 @@ mod tests {
         assert_eq!(widths, [1, 2, 2, 4, 8, 8, 16, 16]);
         let (mut whole, mut outlined) = (Encoder::new(&schema).unwrap(), Encoder::new(&schema).unwrap());
         for step in [1, 3, 7, 64, 1000, 2999] {
-            let mut part = Part::with_capacity(0);
-            for batch in &batches {
-                (0..batch.num_rows() as u32).step_by(step).for_each(|row| part.push(row));
-                part.end_batch();
-            }
+            let rows = batches.each_ref().map(RecordBatch::num_rows);
+            let assigned = rows.iter().flat_map(|&rows| (0..rows).map(|row| (row % step).min(1) as u32));
+            let part = deal(2, &assigned.collect::<Vec<_>>(), &rows).swap_remove(0);
             let expected: Vec<u8> =
                 whole.encode(&gather.part(&part).unwrap()).unwrap().iter().flat_map(|part| part.to_vec()).collect();
             let mut found = Vec::new();

@@ -1,0 +1,148 @@
+//! Which rows of several batches go together: those that an exchange sends to one copy.
+
+use std::mem::MaybeUninit;
+
+use arrow::buffer::Buffer;
+
+use super::gather::Pick;
+#[cfg(target_arch = "x86_64")]
+use super::marked::{Compress, Marks};
+
+/// Up to so many targets, rows are told by a bit for each: with more, values would be passed over more often than it is worth.
+#[cfg(target_arch = "x86_64")]
+const MARKED_TARGETS_MAX: u32 = 8;
+
+/// Some rows of each batch, in order.
+pub(crate) struct Part {
+    len: usize,
+    rows: Rows,
+}
+
+enum Rows {
+    /// Of all batches, each row by its number in its own; and where those of each batch end.
+    Numbers(Vec<u32>, Vec<usize>),
+    #[cfg(target_arch = "x86_64")]
+    Marks(Compress, Vec<Marks>),
+}
+
+/// The part of each of `targets`, of batches that have so many `rows`: of each of all these the target is told by `assigned`.
+///
+/// # Panics
+/// When there are not as many, or another target is among them.
+pub(crate) fn deal(targets: u32, assigned: &[u32], rows: &[usize]) -> Vec<Part> {
+    assert_eq!(assigned.len(), rows.iter().sum::<usize>(), "a target for each row");
+    #[cfg(target_arch = "x86_64")]
+    if let Some(compress) = Compress::detect().filter(|_| targets <= MARKED_TARGETS_MAX) {
+        return deal_marks(compress, targets, assigned, rows);
+    }
+    deal_numbers(targets, assigned, rows)
+}
+
+pub(super) fn deal_numbers(targets: u32, mut assigned: &[u32], rows: &[usize]) -> Vec<Part> {
+    let mut counts = vec![0; targets as usize];
+    assigned.iter().for_each(|&target| counts[target as usize] += 1);
+    let mut parts: Vec<_> = counts.iter().map(|&count| (Vec::with_capacity(count), Vec::new())).collect();
+    for &rows in rows {
+        let (these, others) = assigned.split_at(rows);
+        (0..).zip(these).for_each(|(row, &to)| parts[to as usize].0.push(row));
+        parts.iter_mut().for_each(|(numbers, ends)| ends.push(numbers.len()));
+        assigned = others;
+    }
+    let part = |(numbers, ends): (Vec<u32>, _)| Part { len: numbers.len(), rows: Rows::Numbers(numbers, ends) };
+    parts.into_iter().map(part).collect()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn deal_marks(compress: Compress, targets: u32, mut assigned: &[u32], rows: &[usize]) -> Vec<Part> {
+    let total = assigned.len();
+    let mut parts: Vec<_> = (0..targets).map(|_| Vec::with_capacity(rows.len())).collect();
+    for &rows in rows {
+        let (these, others) = assigned.split_at(rows);
+        parts.iter_mut().zip(compress.mark(targets, these)).for_each(|(part, marks)| part.push(marks));
+        assigned = others;
+    }
+    let part =
+        |marks: Vec<Marks>| Part { len: marks.iter().map(Marks::marked).sum(), rows: Rows::Marks(compress, marks) };
+    let parts: Vec<Part> = parts.into_iter().map(part).collect();
+    assert_eq!(parts.iter().map(Part::len).sum::<usize>(), total, "targets are below {targets}");
+    parts
+}
+
+impl Part {
+    /// How many rows there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Each row by itself.
+    pub(super) fn picks(&self) -> Vec<Pick> {
+        let mut picks = Vec::with_capacity(self.len);
+        match &self.rows {
+            Rows::Numbers(numbers, ends) => (0..).zip(by_batch(numbers, ends)).for_each(|(batch, rows)| {
+                picks.extend(rows.iter().map(|&row| Pick { batch, row }));
+            }),
+            #[cfg(target_arch = "x86_64")]
+            Rows::Marks(_, marks) => (0..).zip(marks).for_each(|(batch, marks)| {
+                picks.extend(marks.rows().map(|row| Pick { batch, row }));
+            }),
+        }
+        picks
+    }
+
+    /// Fills `out` with these rows' numbers of `width` bytes, out of the values of each batch; `false` for a width that a number does
+    /// not have.
+    ///
+    /// # Panics
+    /// On a row that there is not, or when `out` has another length.
+    pub(super) fn fill(&self, width: usize, values: &[Buffer], out: &mut [MaybeUninit<u8>]) -> bool {
+        assert_eq!(out.len(), self.len * width, "as many bytes as the values have");
+        let (numbers, ends) = match &self.rows {
+            Rows::Numbers(numbers, ends) => (numbers, ends),
+            #[cfg(target_arch = "x86_64")]
+            Rows::Marks(compress, marks) => {
+                return marks
+                    .iter()
+                    .zip(values)
+                    .try_fold(out, |out, (marks, values)| {
+                        let filled = compress.fill(width, values, marks, out)?;
+                        Some(&mut out[filled..])
+                    })
+                    .is_some();
+            }
+        };
+        let rows = by_batch(numbers, ends).zip(values);
+        match width {
+            1 => fill_numbers::<1>(rows, out),
+            2 => fill_numbers::<2>(rows, out),
+            4 => fill_numbers::<4>(rows, out),
+            8 => fill_numbers::<8>(rows, out),
+            16 => fill_numbers::<16>(rows, out),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// The rows of each batch.
+fn by_batch<'a>(numbers: &'a [u32], ends: &'a [usize]) -> impl Iterator<Item = &'a [u32]> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts.zip(ends).map(|(start, &end)| &numbers[start..end])
+}
+
+/// As rows are read in order, the processor sees by itself what is needed next.
+fn fill_numbers<'a, const WIDTH: usize>(
+    rows: impl Iterator<Item = (&'a [u32], &'a Buffer)>,
+    out: &mut [MaybeUninit<u8>],
+) {
+    let mut out = out.as_chunks_mut::<WIDTH>().0.iter_mut();
+    for (rows, values) in rows {
+        let values = values.as_chunks::<WIDTH>().0;
+        for (&row, to) in rows.iter().zip(&mut out) {
+            *to = values[row as usize].map(MaybeUninit::new);
+        }
+    }
+}
