@@ -289,8 +289,8 @@ fn ask_for(bytes: &[u8], at: usize, len: usize) {
 #[cfg(test)]
 mod tests {
     use arrow::array::{
-        BooleanArray, Decimal128Array, FixedSizeBinaryArray, Int8Array, Int16Array, Int64Array, LargeBinaryArray,
-        StringArray, StringViewArray,
+        BooleanArray, Decimal128Array, FixedSizeBinaryArray, Int8Array, Int16Array, Int32Array, Int64Array,
+        LargeBinaryArray, StringArray, StringViewArray,
     };
     use arrow::compute::interleave_record_batch;
     use proptest::prelude::*;
@@ -308,6 +308,7 @@ mod tests {
         let columns: Vec<(&str, ArrayRef)> = vec![
             ("i8", Arc::new(rows.iter().map(|row| some(row).map(|row| row as i8)).collect::<Int8Array>())),
             ("i16", Arc::new(rows.iter().map(|row| some(row).map(|row| row as i16)).collect::<Int16Array>())),
+            ("i32", Arc::new(rows.iter().map(|row| some(row).map(|row| row as i32)).collect::<Int32Array>())),
             ("i64", Arc::new(rows.iter().map(|row| some(row).map(i64::from)).collect::<Int64Array>())),
             ("i128", Arc::new(rows.iter().map(|row| some(row).map(i128::from)).collect::<Decimal128Array>())),
             ("bytes", Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size(wide, 90).unwrap())),
