@@ -128,7 +128,7 @@ impl Scatter {
         }
         // Not by `max`, which tells of equal ones which came last: one by one.
         let target = targets.iter().fold(0, |most, &target| most.max(target));
-        if !targets.is_empty() && target >= self.targets {
+        if target >= self.targets {
             return Err(format!("the partitioner named copy {target} of {}", self.targets).into());
         }
         self.bytes += batch_bytes(&batch);

@@ -112,7 +112,7 @@ macro_rules! fill {
             for (at, &word) in words.iter().enumerate() {
                 for lane in (0..WORD_ROWS).step_by($lanes) {
                     let marked = word >> lane & (u64::MAX >> (64 - $lanes));
-                    let bytes = marked.count_ones() as usize * $width;
+                    let count = marked.count_ones() as usize;
                     let mask = wide(marked);
                     let from = values.as_ptr().wrapping_add((at * WORD_ROWS + lane) * $width);
                     // SAFETY: values are read and written where bits are set, for which the caller vouches, and a whole vector is
@@ -122,11 +122,11 @@ macro_rules! fill {
                         if room >= 64 {
                             _mm512_storeu_si512(to.cast(), together);
                         } else {
-                            let some = wide((1_u64 << (bytes / $width)).wrapping_sub(1));
+                            let some = wide((1_u64 << count) - 1);
                             $store(to.cast(), some, together);
                         }
-                        to = to.add(bytes);
-                        room -= bytes;
+                        to = to.add(count * $width);
+                        room -= count * $width;
                     }
                 }
             }
