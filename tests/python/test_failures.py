@@ -99,6 +99,41 @@ def test_memory_that_cannot_be_read_is_a_lost_worker_for_everybody(tmp_path: Pat
             assert (code, out) == (0, "lost 2 2\n"), err
 
 
+AFTER_ITS_END = """
+import os, pathlib, time
+import numpy as np
+import tidemill as tm
+
+job = tm.init()
+pathlib.Path(f"{job.rank}.pid").write_text(f"{os.getpid()}\\n")
+if job.rank == 1:
+    job.comm.recv(source=0)
+    time.sleep(3600)
+if job.rank == 2:
+    try:
+        job.comm.recv(source=1)
+    except tm.WorkerLost as error:
+        print("lost", error.rank)
+if job.rank == 0:
+    job.comm.send("now", 1)
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_worker_lost_after_rank_0_has_ended(tmp_path: Path, transport: str) -> None:
+    """Rank 0 stays until the others have left; it waited for ever for one that was killed meanwhile."""
+    with workers.Job(tmp_path, 3, AFTER_ITS_END, {"TIDEMILL_TRANSPORT": transport}) as job:
+        launched.pids_in(tmp_path, 3)
+        assert job.workers[0].stdout is not None
+        assert job.workers[0].stdout.readline().strip() == "done"
+        time.sleep(0.5)
+        job.workers[1].send_signal(signal.SIGKILL)
+        results = job.finish()
+    assert results[2][:2] == (0, "lost 1\n"), results[2]
+    assert results[0][0] == 0, results[0]
+
+
 def _named_memory(pid: int) -> set[str]:
     """The files in /dev/shm that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()

@@ -204,7 +204,11 @@ impl Looper {
                         leaving = true;
                         self.step(Input::Leave);
                     }
-                    Command::Stop => return,
+                    Command::Stop => {
+                        // A leave may be waiting to be sent.
+                        self.flush();
+                        return;
+                    }
                 }
             }
             self.flush();

@@ -144,7 +144,8 @@ impl Star {
         if self.is_hub() {
             self.tell_all(None, Kind::Lost, rank, reason.as_bytes(), out);
         }
-        if !self.left {
+        // Rank 0 that has left waits for the others, so it has to hear of those that will not leave.
+        if self.is_hub() || !self.left {
             out.push(Action::Emit(ControlEvent::Lost { rank, reason }));
         }
     }
@@ -273,6 +274,19 @@ mod tests {
         let actions = step(&mut hub, closed(1));
         assert_eq!((lost(&actions), told(&actions, Kind::Lost)), (vec![Rank(1)], vec![(2, 1)]));
         assert_eq!(lost(&step(&mut hub, closed(1))), [], "a loss is told once");
+    }
+
+    /// Rank 0 that ended its program waited for ever for a worker that was killed.
+    #[test]
+    fn rank_0_hears_of_losses_after_it_has_left() {
+        let mut hub = Star::new(Rank(0), 3, SILENT_TICKS_MAX);
+        step(&mut hub, Input::Leave);
+        let actions = step(&mut hub, Input::Closed { from: Rank(1), reason: "gone".into() });
+        assert_eq!((lost(&actions), told(&actions, Kind::Lost)), (vec![Rank(1)], vec![(2, 1)]));
+        let mut leaf = Star::new(Rank(1), 3, SILENT_TICKS_MAX);
+        step(&mut leaf, Input::Leave);
+        let actions = step(&mut leaf, Input::Closed { from: Rank(0), reason: "gone".into() });
+        assert_eq!(lost(&actions), [], "who has left may find rank 0 gone");
     }
 
     #[test]

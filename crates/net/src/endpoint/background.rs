@@ -58,10 +58,7 @@ impl Background {
         let taken = self.thread.lock().take();
         if let Some((thread, handle)) = taken {
             thread.unpark();
-            // The last owner of the endpoint may be this very thread.
-            if handle.thread().id() != std::thread::current().id() {
-                let _ = handle.join();
-            }
+            let _ = handle.join();
         }
     }
 }

@@ -68,9 +68,21 @@ pub fn set_lock_wait(around: LockWait) {
     let _ = LOCK_WAIT.set(around);
 }
 
-/// A worker's handle on the job's other workers. Clones share it.
+/// A worker's handle on the job's other workers. Clones share it; the last one to go leaves the job.
 #[derive(Clone)]
-pub struct Endpoint(Arc<Shared>);
+pub struct Endpoint(Arc<Shared>, #[expect(dead_code, reason = "for its end")] Arc<Membership>);
+
+/// Leaves the job when no [`Endpoint`] is left: on a thread of the program's, which can wait for the others. The
+/// endpoint's own threads hold [`Shared`] alone, since the others' news come by them.
+struct Membership(Arc<Shared>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        // The workers of one process may be dropped one after the other, by a thread that will not come to the next one
+        // before this one is gone.
+        self.0.leave(!self.0.in_process);
+    }
+}
 
 pub(crate) struct Shared {
     rank: Rank,
@@ -517,13 +529,5 @@ impl Caller for HandsOver {
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
         engine.owes()
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // The workers of one process may be dropped one after the other, by a thread that will not come to the next one
-        // before this one is gone.
-        self.leave(!self.in_process);
     }
 }

@@ -13,7 +13,7 @@ use super::background::Background;
 use super::faults::Faults;
 use super::lacks::{self, Lacks};
 use super::spread::Spread;
-use super::{Endpoint, Engine, POLLS_OWN_CORE, POLLS_SHARED_CORE, Shared};
+use super::{Endpoint, Engine, Membership, POLLS_OWN_CORE, POLLS_SHARED_CORE, Shared};
 use crate::control::{Control, ControlError, ControlEvent};
 use crate::fork::Origin;
 use crate::local::{Inbox, InboxAddress, LocalTransport, PeerInbox};
@@ -310,17 +310,15 @@ impl Endpoint {
         let target: Arc<OnceLock<Weak<Shared>>> = Arc::new(OnceLock::new());
         let early: Arc<Mutex<Vec<ControlEvent>>> = Arc::default();
         let handle = {
-            let (target, early, faults) = (Arc::clone(&target), Arc::clone(&early), Arc::clone(&faults));
+            let (target, early) = (Arc::clone(&target), Arc::clone(&early));
             control.start(Box::new(move |event| {
                 let mut early = early.lock();
                 match target.get() {
                     None => early.push(event),
                     Some(shared) => {
                         drop(early);
-                        match shared.upgrade() {
-                            Some(shared) => shared.on_control(event),
-                            // Its last owner is dropping it, and waits in there for the others to leave.
-                            None => faults.hear(event),
+                        if let Some(shared) = shared.upgrade() {
+                            shared.on_control(event);
                         }
                     }
                 }
@@ -357,7 +355,7 @@ impl Endpoint {
             early.drain(..).for_each(|event| shared.on_control(event));
         }
         Background::start(&shared);
-        Ok(Endpoint(shared))
+        Ok(Endpoint(Arc::clone(&shared), Arc::new(Membership(shared))))
     }
 
     /// Endpoints of a job whose workers are threads of this process. Each must be used by a thread of its own.
