@@ -572,7 +572,7 @@ impl Run {
         let mut stalls = Stalls::new(self.endpoint.stall_warning());
         loop {
             // A wait of its own for each slice: a run that takes long is no stall.
-            let waited = self.endpoint.wait_slice(&mut Wait::default(), &Who(links), |engine| {
+            let waited = self.endpoint.wait_slice(&mut Wait::giving_way(), &Who(links), |engine| {
                 if links.is_dirty() {
                     links.pump(engine);
                     engine.flush();
