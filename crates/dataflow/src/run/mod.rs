@@ -60,7 +60,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { threads: 0, queue_bytes: 16 << 20, batch_bytes: 512 << 10, memory: MemorySettings::default() }
+        Settings { threads: 0, queue_bytes: 16 << 20, batch_bytes: 1 << 20, memory: MemorySettings::default() }
     }
 }
 
