@@ -21,8 +21,8 @@ use tidemill_net::rendezvous::join_launched;
 
 const WORDS: usize = 16;
 const KEYS: usize = 1024;
-/// Of a batch: 256 KiB, as by hand, so that what makes a batch and what takes it find it in the cache.
-const ROWS: i64 = 2048;
+/// Of a batch: 512 KiB, as by hand, so that what makes a batch and what takes it find it in the cache.
+const ROWS: i64 = 4096;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Operation {
