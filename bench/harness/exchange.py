@@ -33,7 +33,7 @@ class Setting:
 
 
 SETTINGS = {
-    "full": Setting({128: 200_000, 128 << 10: 5000}, rounds=5),
+    "full": Setting({128: 1_000_000, 128 << 10: 5000}, rounds=5),
     "quick": Setting({128: 50_000, 128 << 10: 2000}, rounds=3),
     "tiny": Setting({128: 100}, rounds=1),
 }

@@ -16,7 +16,7 @@ use arrow::error::ArrowError;
 /// Larger batches go as they are: they are worth a hand-over of their own, and not worth a copy.
 pub const SMALL_BYTES_MAX: u64 = 4 << 10;
 /// A pack that has reached this size goes.
-pub(super) const PACK_BYTES_MAX: u64 = 64 << 10;
+pub(super) const PACK_BYTES_MAX: u64 = 128 << 10;
 
 /// The values of a column of numbers, as bytes; `None` when it is of another type.
 type Values = fn(&dyn Array) -> Option<&[u8]>;
