@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -40,7 +41,7 @@ def failing_together(
     Raises
     ------
     Exception
-        On every rank: what `error` makes; where `work` failed, with that as its cause.
+        On every rank: what `error` makes; where `work` failed, with that as its cause, unless the message shows its traceback.
     """
     made: list[T] = []
     caught: Exception | None = None
@@ -55,5 +56,6 @@ def failing_together(
             failed = error(said, None if all(other == said for other in messages) else rank)
             if caught is not None and (type(caught), str(caught)) == (type(failed), str(failed)):
                 raise caught  # says it already, and knows where it began
-            raise failed from caught
+            shown = caught is not None and "".join(traceback.format_tb(caught.__traceback__)) in said
+            raise failed from (None if shown else caught)
     return made[0]

@@ -841,8 +841,17 @@ def test_records(tmp_path: Path) -> None:
     assert data.sort("key", "rest").write_records(tmp_path / "out") == len(whole) // 6
     back = b"".join(path.read_bytes() for path in sorted((tmp_path / "out").iterdir()))
     assert back == b"".join(row["key"] + row["rest"] for row in found)
+    turned = data.select("rest", "key").sort("key", "rest").to_pylist()
+    assert [list(row.items()) for row in turned] == [list(row.items())[::-1] for row in found]
+    assert data.select("key").sort("key").to_dict() == {"key": [row["key"] for row in found]}
+    assert data.limit(3).to_pylist() == [{"key": raw[at : at + 2], "rest": raw[at + 2 : at + 6]} for at in (0, 6, 12)]
+    # What is behind a limit, or only counted, is not read.
+    (tmp_path / "a.bin").write_bytes(raw[:18])
+    assert (data.count(), len(data.limit(3).to_pylist())) == (len(found), 3)
+    with pytest.raises(tm.DataSetError, match=r"a\.bin has become shorter while it was read"):
+        data.select("key").to_dict()
     with pytest.raises(tm.DataSetError, match="does not hold records of 7 bytes"):
-        tm.read_records(tmp_path / "a.bin", {"key": 7})
+        tm.read_records(tmp_path / "b.bin", {"key": 7})
     with pytest.raises(tm.DataSetError, match="fixed number of bytes"):
         tm.from_dict({"x": [1]}).write_records(tmp_path / "x")
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,8 +169,10 @@ def test_what_cannot_be_placed_says_why() -> None:
         ({"a": [0.5, 0], "b": [0, 0, 0]}, "the plan gives task 'a' [0.5, 0], which is no list of workers"),
         ({"a": 0, "b": [0, 0, 0]}, "the plan gives task 'a' 0, which is no list of workers"),
     ]:
-        with pytest.raises(tm.GraphError, match=re.escape(text)):
+        with pytest.raises(tm.GraphError, match=re.escape(text)) as raised:
             graph.run(placement=placement)
+        told = "".join(traceback.format_exception(raised.value))
+        assert told.count("ZeroDivisionError") == (1 if "Traceback" in text else 0), told
     with pytest.raises(tm.GraphError, match='"text", "dot" or "svg", not "png"'):
         graph.explain("png")
     greedy = tm.Graph("greedy")

@@ -1,10 +1,12 @@
 //! Operators: tasks without a loop of their own. One driver feeds them batches, sends what they emit with back-pressure,
 //! and flushes exchanges when there is nothing to do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
+use tidemill_net::notice;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::checkpoint::Snapshot;
@@ -305,5 +307,47 @@ async fn send(
             return Ok(());
         }
         flow = operator.more(emit)?;
+    }
+}
+
+/// What [`TaskSpec::each`](crate::TaskSpec::each) makes of a function.
+pub(crate) struct Each<F> {
+    function: Arc<F>,
+    retries: u32,
+    context: TaskContext,
+}
+
+impl<F> Each<F> {
+    pub(crate) fn new(function: &Arc<F>, retries: u32, context: &TaskContext) -> Self {
+        Each { function: Arc::clone(function), retries, context: context.clone() }
+    }
+}
+
+impl<F> Operator for Each<F>
+where
+    F: Fn(&RecordBatch, &TaskContext) -> Result<Option<RecordBatch>, TaskError> + Send + Sync + 'static,
+{
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let mut again = 0;
+        let made = loop {
+            match (self.function)(&batch, &self.context) {
+                Err(error) if again < self.retries => {
+                    again += 1;
+                    let (task, copy, worker) = (self.context.task(), self.context.copy(), self.context.worker());
+                    notice!(
+                        "task '{task}', copy {copy} on worker {worker} failed ({error}); calling its function again \
+                         ({again} of {})",
+                        self.retries
+                    );
+                }
+                made => break made?,
+            }
+        };
+        made.into_iter().for_each(|batch| emit.send(batch));
+        Ok(Flow::Done)
+    }
+
+    fn moves() -> bool {
+        true
     }
 }

@@ -6,10 +6,10 @@ mod common;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arrow::array::{Int64Array, RecordBatch};
+use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type, SchemaRef};
 use common::{Data, Kept, run_graph, schema, sink, source, tight};
 use futures_core::Stream;
@@ -48,6 +48,44 @@ fn failing(how: fn(u32) -> Result<(), TaskError>) -> TaskSpec {
         Ok(())
     })
     .input("in")
+}
+
+/// A function that is called again is given the same batch; of calls that failed nothing is seen, and the last error is the run's.
+#[test]
+fn a_function_that_fails_is_called_again_with_the_same_batch() {
+    let outcomes = run_ranks(2, |comm| {
+        let runner = Runner::new(&comm, tight()).unwrap();
+        let run = |failures: usize| {
+            let calls = Arc::new(AtomicUsize::new(0));
+            let kept = Kept::default();
+            let count = Arc::clone(&calls);
+            let double = TaskSpec::each("double", 2, move |batch, context| {
+                // Of every batch so many calls fail.
+                if context.copy() == 1 && count.fetch_add(1, Ordering::Relaxed) % (failures + 1) < failures {
+                    return Err("not now".into());
+                }
+                let doubled = batch.column(0).as_primitive::<Int64Type>().unary::<_, Int64Type>(|n| 2 * n);
+                Ok(Some(RecordBatch::try_new(batch.schema(), vec![Arc::new(doubled)])?))
+            });
+            let mut graph = Graph::new("again");
+            let source = graph.add(source("source", &numbers(), 2, &many(3)));
+            let double = graph.add(double.input("in").output("out", numbers()));
+            let end = graph.add(sink("sink", 2, &kept));
+            graph.connect(source, double, Direct);
+            graph.connect(double, end, Direct);
+            let outcome = runner.run(&graph);
+            let sum = |batch: &RecordBatch| batch.column(0).as_primitive::<Int64Type>().values().iter().sum::<i64>();
+            let total: i64 = kept.lock().unwrap().values().flatten().map(sum).sum();
+            (outcome.map_err(|error| error.to_string()), total)
+        };
+        (run(0), run(2), run(3))
+    });
+    for (never, twice, too_often) in outcomes.unwrap() {
+        assert!(never.0.is_ok() && twice.0.is_ok(), "{never:?} {twice:?}");
+        assert_eq!((never.1, twice.1), (2999 * 3000, 2999 * 3000));
+        let error = too_often.0.unwrap_err();
+        assert!(error.contains("double") && error.contains("not now"), "{error}");
+    }
 }
 
 /// A task that fails or panics fails the run on every worker with one error; the next run works.

@@ -134,6 +134,14 @@ impl File {
         DataSetError::Io(if named { text } else { format!("{self}: {text}") })
     }
 
+    /// The same of reading bytes that were there when the file was looked at.
+    pub(crate) fn cut_short(&self, error: &io::Error) -> DataSetError {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => DataSetError::Data(format!("{self} has become shorter while it was read")),
+            _ => self.failed(error),
+        }
+    }
+
     /// The same of reading: what the system does not say is of who expands a compressed file.
     pub(crate) fn not_read(&self, compression: FileCompressionType, error: &io::Error) -> DataSetError {
         if compression == FileCompressionType::UNCOMPRESSED || error.raw_os_error().is_some() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray};
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use arrow::record_batch::RecordBatch;
+use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
@@ -55,9 +55,8 @@ pub async fn read_records(
         records.push(bytes / width);
     }
     let part = |shares: Vec<Share>| -> Arc<dyn Part> {
-        let piece = |Share { file, rows }| Piece { file: files[file].clone(), start: rows.start, end: rows.end };
-        let pieces = shares.into_iter().map(piece).collect();
-        Arc::new(Records { schema: SchemaRef::clone(&schema), pieces, width: width as usize })
+        let pieces = shares.into_iter().map(|Share { file, rows }| (files[file].clone(), rows)).collect();
+        Arc::new(Records::whole(&schema, pieces))
     };
     let parts = deal(&records, BATCH_RECORDS, engine.partitions()).into_iter().map(part).collect();
     let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts);
@@ -91,22 +90,56 @@ pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> 
     groups
 }
 
-/// Records `start..end` of a file.
-#[derive(Debug, Clone)]
-struct Piece {
-    file: File,
-    start: u64,
-    end: u64,
+/// Of pieces with so many rows each the first rows, where no more than `rows_max` are wanted.
+pub(crate) fn first_rows<T: Clone>(pieces: &[(T, Range<u64>)], rows_max: Option<usize>) -> Vec<(T, Range<u64>)> {
+    let mut left = rows_max.map_or(u64::MAX, |rows| rows as u64);
+    let piece = |(of, rows): &(T, Range<u64>)| {
+        let count = left.min(rows.end - rows.start);
+        left -= count;
+        (count > 0).then(|| (of.clone(), rows.start..rows.start + count))
+    };
+    pieces.iter().filter_map(piece).collect()
 }
 
+/// Some records of some files.
 #[derive(Debug)]
 struct Records {
+    /// Of the columns that are wanted.
     schema: SchemaRef,
-    pieces: Vec<Piece>,
+    /// Where each of them is in a record.
+    places: Vec<Range<usize>>,
+    /// Bytes of a record.
     width: usize,
+    pieces: Vec<(File, Range<u64>)>,
 }
 
-impl Part for Records {}
+impl Records {
+    /// All columns.
+    fn whole(schema: &SchemaRef, pieces: Vec<(File, Range<u64>)>) -> Self {
+        let mut width = 0;
+        let place = |field: &Arc<Field>| {
+            let DataType::FixedSizeBinary(bytes) = field.data_type() else { unreachable!("made so by read_records") };
+            let from = width;
+            width += *bytes as usize;
+            from..width
+        };
+        let places = schema.fields().iter().map(place).collect();
+        Records { schema: SchemaRef::clone(schema), places, width, pieces }
+    }
+}
+
+impl Part for Records {
+    fn narrowed(
+        &self,
+        schema: &SchemaRef,
+        columns: &[usize],
+        rows_max: Option<usize>,
+    ) -> Option<Arc<dyn PartitionStream>> {
+        let places = columns.iter().map(|&at| self.places[at].clone()).collect();
+        let pieces = first_rows(&self.pieces, rows_max);
+        Some(Arc::new(Records { schema: SchemaRef::clone(schema), places, width: self.width, pieces }))
+    }
+}
 
 impl PartitionStream for Records {
     fn schema(&self) -> &SchemaRef {
@@ -117,19 +150,19 @@ impl PartitionStream for Records {
         // Two batches ahead: reading goes on while one is worked on, and no further.
         let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
         let sender = builder.tx();
-        let (schema, pieces, width) = (Arc::clone(&self.schema), self.pieces.clone(), self.width);
+        let (schema, places, pieces) = (Arc::clone(&self.schema), self.places.clone(), self.pieces.clone());
+        // Records that are only counted are not read.
+        let width = if places.is_empty() { 0 } else { self.width };
         builder.spawn_blocking(move || {
             let mut block = Vec::new();
-            for piece in pieces {
-                let failed = |error: std::io::Error| DataFusionError::from(piece.file.failed(&error));
-                let mut file = piece.file.open_within(piece.start * width as u64..piece.end * width as u64)?;
-                let mut at = piece.start;
-                while at < piece.end {
-                    let count = BATCH_RECORDS.min(piece.end - at);
-                    block.resize(count as usize * width, 0);
-                    file.read_exact(&mut block).map_err(failed)?;
-                    at += count;
-                    if sender.blocking_send(Ok(columns(&block, width, &schema)?)).is_err() {
+            for (file, rows) in pieces {
+                let failed = |error: std::io::Error| DataFusionError::from(file.cut_short(&error));
+                let mut records = file.open_within(rows.start * width as u64..rows.end * width as u64)?;
+                for from in rows.clone().step_by(BATCH_RECORDS as usize) {
+                    let count = BATCH_RECORDS.min(rows.end - from) as usize;
+                    block.resize(count * width, 0);
+                    records.read_exact(&mut block).map_err(failed)?;
+                    if sender.blocking_send(batch(&block, width, count, &places, &schema)).is_err() {
                         return Ok(());
                     }
                 }
@@ -140,18 +173,23 @@ impl PartitionStream for Records {
     }
 }
 
-fn columns(block: &[u8], width: usize, schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
-    let mut from = 0;
-    let column = |field: &Arc<Field>| -> datafusion::error::Result<ArrayRef> {
-        let DataType::FixedSizeBinary(bytes) = field.data_type() else { unreachable!("made so by read_records") };
-        let to = from + *bytes as usize;
-        let mut values = Vec::with_capacity(block.len() / width * (to - from));
-        block.chunks_exact(width).for_each(|record| values.extend_from_slice(&record[from..to]));
-        from = to;
-        Ok(Arc::new(FixedSizeBinaryArray::try_new(*bytes, Buffer::from_vec(values), None)?))
+/// What is at `places` in each of so many records, a column for each.
+fn batch(
+    block: &[u8],
+    width: usize,
+    count: usize,
+    places: &[Range<usize>],
+    schema: &SchemaRef,
+) -> datafusion::error::Result<RecordBatch> {
+    let column = |place: &Range<usize>| -> datafusion::error::Result<ArrayRef> {
+        let mut values = Vec::with_capacity(count * place.len());
+        block.chunks_exact(width).for_each(|record| values.extend_from_slice(&record[place.clone()]));
+        Ok(Arc::new(FixedSizeBinaryArray::try_new(place.len() as i32, Buffer::from_vec(values), None)?))
     };
-    let columns: datafusion::error::Result<_> = schema.fields().iter().map(column).collect();
-    Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns?)?)
+    let columns = places.iter().map(column).collect::<datafusion::error::Result<_>>()?;
+    // Of no columns, there are still so many rows.
+    let options = RecordBatchOptions::new().with_row_count(Some(count));
+    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)?)
 }
 
 /// Whether these columns make records.

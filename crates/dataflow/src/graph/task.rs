@@ -4,12 +4,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
 use crate::checkpoint::StateSchema;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Outputs};
-use crate::operator::{self, Operator};
+use crate::operator::{self, Each, Operator};
 use crate::rebalance::Keeps;
 use crate::run::TaskContext;
 use crate::stream::sink::{self, Sink};
@@ -117,6 +118,17 @@ impl TaskSpec {
             }
         });
         TaskSpec { keeps: if O::moves() { Keeps::ByBucket } else { Keeps::Unknown }, ..task }
+    }
+
+    /// A task whose copies call `function` with every batch by itself, and send what it returns out of the only output port, if anything. A
+    /// call that fails is made again with the same batch, at most `retries` times, and told on standard error: it has been given nothing
+    /// but the batch, and nothing of what it made has gone out. When they have all failed, the last error fails the task.
+    pub fn each<F>(name: impl Into<String>, retries: u32, function: F) -> Self
+    where
+        F: Fn(&RecordBatch, &TaskContext) -> Result<Option<RecordBatch>, TaskError> + Send + Sync + 'static,
+    {
+        let function = Arc::new(function);
+        Self::operator(name, move |context| Ok(Each::new(&function, retries, context)))
     }
 
     /// A task whose copies are sources. The output port for their rows is to be added, and behind it one for what they meet that is no row,

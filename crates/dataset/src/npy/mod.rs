@@ -5,7 +5,7 @@ mod header;
 mod values;
 
 use std::collections::HashSet;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::file_table::{Part, PiecesTable};
 use crate::files::{File, find};
-use crate::records::{BATCH_RECORDS, Share, deal};
+use crate::records::{BATCH_RECORDS, Share, deal, first_rows};
 use crate::stores::StorageOptions;
 use header::{Header, Literal};
 use values::{Kind, READABLE, padding, shown};
@@ -286,13 +286,7 @@ impl Part for Pieces {
         columns: &[usize],
         rows_max: Option<usize>,
     ) -> Option<Arc<dyn PartitionStream>> {
-        let mut left = rows_max.map_or(u64::MAX, |rows| rows as u64);
-        let piece = |(array, rows): &(Arc<Array>, Range<u64>)| {
-            let count = left.min(rows.end - rows.start);
-            left -= count;
-            (count > 0).then(|| (Arc::clone(array), rows.start..rows.start + count))
-        };
-        let pieces = self.pieces.iter().filter_map(piece).collect();
+        let pieces = first_rows(&self.pieces, rows_max);
         Some(Arc::new(Pieces { schema: SchemaRef::clone(schema), columns: columns.to_vec(), pieces }))
     }
 }
@@ -310,12 +304,7 @@ impl PartitionStream for Pieces {
         builder.spawn_blocking(move || {
             let mut block = Vec::new();
             for (array, rows) in pieces {
-                let failed = |error: io::Error| match error.kind() {
-                    ErrorKind::UnexpectedEof => {
-                        DataSetError::Data(format!("{} has become shorter while it was read", array.file))
-                    }
-                    _ => array.file.failed(&error),
-                };
+                let failed = |error: io::Error| array.file.cut_short(&error);
                 let row_bytes = array.read_bytes(&columns);
                 // Of columns the parts are long, each is a read of its own; rows come one behind the other.
                 let (mut rest, at_once) = match array.is_fortran || columns.is_empty() {
