@@ -4,12 +4,13 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use tidemill_collective::{CollectiveError, Communicator, Started, Table};
 use tidemill_net::rendezvous::{JoinConfig, Secret, join};
-use tidemill_net::{Control, Endpoint, NetError, Rank, Region, Settings, TransportChoice};
+use tidemill_net::{Control, Endpoint, Engine, NetError, Rank, Region, Settings, Task, TransportChoice};
 
 /// Runs `work` on a job of two over each transport. A worker leaves when its `work` returns.
 fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'static) {
@@ -183,4 +184,58 @@ fn what_nobody_receives_keeps_nobody() {
             thread::sleep(Duration::from_millis(200));
         }
     });
+}
+
+/// Ends when it is the only one that has the endpoint.
+struct Last {
+    _endpoint: Endpoint,
+    is_last: Arc<AtomicBool>,
+}
+
+impl Task for Last {
+    fn step(&mut self, _: &mut Engine) -> Option<Result<(), NetError>> {
+        self.is_last.load(Ordering::SeqCst).then_some(Ok(()))
+    }
+
+    fn waiting_for(&self, _: &Engine) -> Vec<Option<Rank>> {
+        Vec::new()
+    }
+}
+
+/// A task may outlive all that the program had of the job. Whoever drives the engine then drops it, with the engine locked, and must neither
+/// lock it again nor wait for itself.
+#[test]
+fn the_last_endpoint_may_be_a_tasks() {
+    for controls in [Control::in_process(2), joined()] {
+        let is_last = Arc::new(AtomicBool::new(false));
+        let (tell, told) = std::sync::mpsc::channel();
+        let mut told = Some(told);
+        let workers: Vec<_> = controls
+            .into_iter()
+            .map(|control| {
+                let (is_last, tell) = (Arc::clone(&is_last), tell.clone());
+                let told = if control.rank() == Rank(1) { told.take() } else { None };
+                thread::spawn(move || {
+                    let endpoint = Endpoint::open(control, Settings::default()).unwrap();
+                    let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+                    world.barrier().unwrap();
+                    if let Some(told) = told {
+                        told.recv().unwrap();
+                        // It moves something, so that the task is asked.
+                        world.send_slice(&[1u8], 0, 1).unwrap();
+                        let error = world.recv_slice(&mut [0u8], Some(0), None).unwrap_err();
+                        assert!(is_left(&error, 0), "{error}");
+                        return;
+                    }
+                    let last = Last { _endpoint: endpoint.clone(), is_last: Arc::clone(&is_last) };
+                    endpoint.lock().add_task(Box::new(last));
+                    endpoint.leave_to_background();
+                    drop((world, endpoint));
+                    is_last.store(true, Ordering::SeqCst);
+                    tell.send(()).unwrap();
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    }
 }

@@ -53,6 +53,11 @@ impl Background {
         }
     }
 
+    /// Whether this is the thread.
+    pub(super) fn is_this_thread(&self) -> bool {
+        self.thread.lock().as_ref().is_some_and(|(thread, _)| thread.id() == std::thread::current().id())
+    }
+
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         let taken = self.thread.lock().take();
