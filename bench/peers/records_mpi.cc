@@ -22,7 +22,7 @@
 #include <algorithm>
 #include <vector>
 
-enum { WORDS = 16, KEYS = 1024, ROWS = 4096 /* of a block: 512 KiB; half and twice as many take as long */ };
+enum { WORDS = 16, KEYS = 1024, ROWS = 4096 /* of a block: 512 KiB; half as many take as long */ };
 
 static int rank, size;
 
