@@ -5,8 +5,8 @@ mod common;
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow::array::{AsArray, Int64Array, RecordBatch};
@@ -126,6 +126,50 @@ fn a_failing_task_fails_the_run_everywhere() {
             assert!(errors[0].contains(&format!("worker {}", 1 % workers)), "{}", errors[0]);
         }
     }
+}
+
+/// A function on a thread of its own may not notice that its run was given up. What it sends later is nobody's, and met the next run,
+/// which failed of it.
+#[test]
+fn what_is_sent_after_a_run_was_given_up_is_nobodys() {
+    let (handed, all) = (Arc::new(Mutex::new([None, None])), Arc::new(AtomicUsize::new(0)));
+    run_ranks(2, |comm| {
+        let runner = Runner::new(&comm, tight()).unwrap();
+        let mut graph = Graph::new("given up");
+        let (hand, count) = (Arc::clone(&handed), Arc::clone(&all));
+        let lets_go = TaskSpec::new("lets go", move |_, outputs, context| {
+            hand.lock().unwrap()[context.worker() as usize] = Some(outputs.into_only());
+            count.fetch_add(1, Ordering::SeqCst);
+            std::future::pending()
+        });
+        let from = graph.add(lets_go.copies(2).output("out", numbers()));
+        let count = Arc::clone(&all);
+        let fails = TaskSpec::new("fails", move |_, _, _| {
+            let count = Arc::clone(&count);
+            async move {
+                while count.load(Ordering::SeqCst) < 2 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Err("all have gone".into())
+            }
+        });
+        let to = graph.add(fails.copies(2).input("in"));
+        graph.connect(from, to, Partition::round_robin());
+        let error = runner.run(&graph).unwrap_err().to_string();
+        assert!(error.contains("all have gone"), "{error}");
+        let mut output = handed.lock().unwrap()[comm.rank() as usize].take().unwrap();
+        let mut ending = std::pin::pin!(output.finish());
+        assert!(ending.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready());
+        comm.barrier().unwrap();
+        let kept = Kept::default();
+        let mut graph = Graph::new("next");
+        let from = graph.add(source("from", &numbers(), 2, &many(10)));
+        let to = graph.add(sink("to", 2, &kept));
+        graph.connect(from, to, Partition::by_key(["n"]));
+        runner.run(&graph).unwrap();
+        comm.barrier().unwrap();
+    })
+    .unwrap();
 }
 
 /// The job's fault ends a run in the middle of an exchange on every worker.

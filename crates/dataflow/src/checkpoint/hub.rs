@@ -176,8 +176,7 @@ impl Hub {
             Some(events) => drop(events.send(Heard::Event(Event::Report(report)))),
             None => {
                 let header = Header::new(Kind::Saved, self.links.run);
-                // What a copy of a run that was given up has still written comes too late for it, and must not meet the next.
-                self.links.enqueue_in_run(0, Frame::new(&header, &[report.encode().into()]));
+                self.links.enqueue(0, Frame::new(&header, &[report.encode().into()]));
             }
         }
     }

@@ -54,9 +54,18 @@ pub(crate) struct Links {
 
 struct Peer {
     rank: Rank,
-    queue: Mutex<VecDeque<Outgoing>>,
+    queue: Mutex<Queue>,
     in_flight_bytes: AtomicUsize,
     in_flight: AtomicU32,
+}
+
+/// What waits to leave.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Outgoing>,
+    /// This worker's last frame is in it, or has left. One behind it would meet the next run, and fail it: a function that a run
+    /// has given up may go on, and send.
+    closed: bool,
 }
 
 /// A frame, or some, that wait to leave. Bytes are shared: a broadcast block goes to several workers.
@@ -165,7 +174,7 @@ impl Links {
             Some(offer) => Outgoing { lent: vec![frame], ..Outgoing::new(offer.into_buffer()) },
             None => Outgoing::new(frame),
         };
-        self.peers[worker as usize].queue.lock().push_back(outgoing);
+        self.push(worker, outgoing);
         let mut engine = self.endpoint.lock();
         self.pump_peer(&mut engine, worker);
         engine.flush();
@@ -173,40 +182,43 @@ impl Links {
 
     /// Queues a frame for the next pump. Locks no engine.
     pub(crate) fn enqueue(&self, worker: u32, frame: Frame) {
-        self.peers[worker as usize].queue.lock().push_back(Outgoing::new(frame.into_buffer()));
+        self.push(worker, Outgoing::new(frame.into_buffer()));
         self.mark_dirty();
+    }
+
+    /// Puts something behind what waits, unless that was all.
+    fn push(&self, worker: u32, outgoing: Outgoing) {
+        let mut queue = self.peers[worker as usize].queue.lock();
+        // What is dropped may lock: not under this lock.
+        match queue.closed {
+            true => drop(queue),
+            false => queue.waiting.push_back(outgoing),
+        }
     }
 
     /// [`Links::enqueue`], for what is of no use once there is a newer one: of these one waits at most, however long the link is busy.
     pub(crate) fn enqueue_newest(&self, worker: u32, frame: Frame) {
         let newest = Outgoing { ages: true, ..Outgoing::new(frame.into_buffer()) };
         let mut queue = self.peers[worker as usize].queue.lock();
-        match queue.iter_mut().find(|waiting| waiting.ages) {
+        match queue.waiting.iter_mut().find(|waiting| waiting.ages) {
             Some(waiting) => *waiting = newest,
-            None => queue.push_back(newest),
+            None => {
+                drop(queue);
+                self.push(worker, newest);
+            }
         }
-        drop(queue);
         self.mark_dirty();
-    }
-
-    /// [`Links::enqueue`], unless this worker's last frames are queued: one behind them would meet the next run.
-    pub(crate) fn enqueue_in_run(&self, worker: u32, frame: Frame) {
-        // Held meanwhile, as `finish` needs it.
-        let credits = self.credits.lock();
-        if credits.is_some() {
-            self.enqueue(worker, frame);
-        }
     }
 
     /// Queues a frame that came from elsewhere, within a pump.
     pub(crate) fn forward(&self, worker: u32, bytes: Buffer, guard: Option<Arc<Guard>>) {
-        self.peers[worker as usize].queue.lock().push_back(Outgoing { guard, ..Outgoing::new(bytes) });
+        self.push(worker, Outgoing { guard, ..Outgoing::new(bytes) });
     }
 
     /// Drops what waits; what is under way goes on.
     pub(crate) fn discard_queued(&self) {
         for peer in &self.peers {
-            let dropped = std::mem::take(&mut *peer.queue.lock());
+            let dropped = std::mem::take(&mut peer.queue.lock().waiting);
             drop(dropped);
         }
         if let Some(credits) = self.credits.lock().as_mut() {
@@ -214,11 +226,17 @@ impl Links {
         }
     }
 
-    /// Queues this worker's last frames of the run. Credit that is still owed stays: every stream into this worker has ended,
-    /// and a frame behind the last one would meet the next run.
+    /// Queues this worker's last frames of the run; nothing more goes. Credit that is still owed stays: every stream into this
+    /// worker has ended.
     pub(crate) fn finish(&self, frame: impl Fn() -> Frame) {
         *self.credits.lock() = None;
-        self.others().for_each(|worker| self.enqueue(worker, frame()));
+        for worker in self.others() {
+            let last = Outgoing::new(frame().into_buffer());
+            let mut queue = self.peers[worker as usize].queue.lock();
+            queue.waiting.push_back(last);
+            queue.closed = true;
+        }
+        self.mark_dirty();
     }
 
     /// Whether this worker's last frames are queued, or have left.
@@ -257,7 +275,7 @@ impl Links {
     /// Whether nothing waits and nothing is under way.
     pub(crate) fn is_empty(&self) -> bool {
         !self.is_dirty()
-            && self.peers.iter().all(|p| p.in_flight.load(Ordering::SeqCst) == 0 && p.queue.lock().is_empty())
+            && self.peers.iter().all(|p| p.in_flight.load(Ordering::SeqCst) == 0 && p.queue.lock().waiting.is_empty())
     }
 
     /// Pushes what the links take.
@@ -268,7 +286,7 @@ impl Links {
             if let Some(credits) = credits.as_mut() {
                 let credits = credits.drain(..).map(|(worker, header)| (worker, Frame::bare(&header)));
                 for (worker, frame) in credits.chain(self.loans.to_return(self.run)) {
-                    self.peers[worker as usize].queue.lock().push_back(Outgoing::new(frame.into_buffer()));
+                    self.push(worker, Outgoing::new(frame.into_buffer()));
                 }
             }
         }
@@ -280,7 +298,7 @@ impl Links {
         while peer.in_flight.load(Ordering::SeqCst) < IN_FLIGHT_MAX
             && peer.in_flight_bytes.load(Ordering::SeqCst) < IN_FLIGHT_BYTES_MAX
         {
-            let Some(message) = next_message(&mut peer.queue.lock()) else { return };
+            let Some(message) = next_message(&mut peer.queue.lock().waiting) else { return };
             self.post(engine, worker, message);
         }
     }
@@ -335,18 +353,26 @@ fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
 mod tests {
     use super::*;
 
-    /// What a copy of a run that was given up still reports must not be a frame of an old run in the next one: that fails it.
+    /// What a copy of a run that was given up still sends must not be a frame of an old run in the next one: that fails it.
     #[test]
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();
         let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
         let frame = |kind| Frame::bare(&Header::new(kind, 0));
-        let queued = || links.peers[0].queue.lock().len();
-        links.enqueue_in_run(0, frame(Kind::Saved));
+        let queued = || links.peers[0].queue.lock().waiting.len();
+        links.enqueue(0, frame(Kind::Saved));
         assert_eq!(queued(), 1);
         links.finish(|| frame(Kind::Finish));
-        links.enqueue_in_run(0, frame(Kind::Saved));
+        links.enqueue(0, frame(Kind::Saved));
+        links.enqueue_newest(0, frame(Kind::Status));
+        links.forward(0, frame(Kind::Batch).into_buffer(), None);
         assert_eq!(queued(), 2);
+        links.send(0, frame(Kind::Batch));
+        assert_eq!(
+            (queued(), links.peers[0].in_flight.load(Ordering::SeqCst)),
+            (0, 0),
+            "both have left, as one message"
+        );
         endpoints.iter().for_each(Endpoint::leave);
     }
 
@@ -356,8 +382,9 @@ mod tests {
         let endpoints = Endpoint::in_process(2).unwrap();
         let links = Links::new(endpoints[1].clone(), 9, 1, 0, &[Rank(0), Rank(1)], &Arc::default());
         let frame = |kind, body: &[u8]| Frame::new(&Header::new(kind, 0), &[Buffer::from(body)]);
-        let waits =
-            || -> Vec<Buffer> { links.peers[0].queue.lock().iter().map(|waiting| waiting.bytes.clone()).collect() };
+        let waits = || -> Vec<Buffer> {
+            links.peers[0].queue.lock().waiting.iter().map(|waiting| waiting.bytes.clone()).collect()
+        };
         links.enqueue(0, frame(Kind::Saved, b"first"));
         links.enqueue_newest(0, frame(Kind::Status, b"old"));
         links.enqueue(0, frame(Kind::Saved, b"last"));
