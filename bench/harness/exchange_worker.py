@@ -79,7 +79,7 @@ def tidemill(operation: str, words: int, messages: int) -> dict[str, Any]:
         arrived = graph(send, receive).run()["target"]
         return statistics.median([latency for times in arrived.values() for latency in times]) / 1e9
 
-    many(max(1, messages // 10))
+    many(messages)
     rate_s, total = many(messages)
     # A reduction gives nothing before all has come.
     latency_s = one_at_a_time() if operation != "reduce" else None
@@ -168,7 +168,7 @@ def openmpi(operation: str, words: int, messages: int) -> dict[str, Any]:
         passes = 2 if operation == "partition" else 1  # there and back
         return (time.perf_counter() - start) / SINGLE / passes
 
-    many(max(1, messages // 10))
+    many(messages)
     rate_s, total = many(messages)
     latency_s = one_at_a_time()
     totals = comm.gather(total)

@@ -35,7 +35,7 @@ static void make(Message &message, long from, long number) {
 
 static uint64_t sum(const int64_t *message, long count) {
     uint64_t total = 0;
-    for (long i = 0; i < count; i++) total += (uint64_t)message[i];
+    for (long i = 0; i < messages; i++) total += (uint64_t)message[i];
     return total;
 }
 
@@ -119,12 +119,11 @@ int main(int argc, char **argv) {
     uint64_t total = 0, sums = 0;
     double rate_s = 0, latency_s = 0;
     for (int warm = 1; warm >= 0; warm--) {
-        long count = warm ? std::max(1L, messages / 10) : messages;
         MPI_Barrier(MPI_COMM_WORLD);
         double start = MPI_Wtime();
         total = 0;
-        if (partitions) total = partition(count);
-        else for (long i = 0; i < count; i++) total += step(operation, i, mine, all);
+        if (partitions) total = partition(messages);
+        else for (long i = 0; i < messages; i++) total += step(operation, i, mine, all);
         MPI_Barrier(MPI_COMM_WORLD);
         rate_s = MPI_Wtime() - start;
         /* One at a time: a message to the next worker, answered by an empty one; a collective, and a barrier. */

@@ -370,7 +370,7 @@ def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
 def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: str, transport: str) -> None:
     """What goes on in the background knows its peers too; "its peers" would help nobody."""
     program = f"""
-        import time
+        import pathlib, time
         import numpy as np
         import tidemill as tm
 
@@ -380,7 +380,7 @@ def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: 
             if comm.rank == 0:
                 {wait}
             elif comm.rank == 1:
-                time.sleep(2)  # line 12
+                while not pathlib.Path("told").exists(): time.sleep(0.02)  # line 12
                 raise SystemExit(0)
             else:
                 {wait if words.endswith("#") else "pass"}
@@ -388,9 +388,13 @@ def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: 
             pass
     """
     with workers.Job(tmp_path, 3, program, {"TIDEMILL_TRANSPORT": transport, "TIDEMILL_STALL_WARNING": "0.5"}) as job:
+        told = job.workers[0].stderr
+        assert told is not None
+        lines = [next(line for line in told if "waiting" in line)]
+        (tmp_path / "told").touch()
         results = job.finish()
-    lines = [line for line in results[0][2].splitlines() if "waiting" in line]
-    assert len(lines) == 1, results
+    lines += [line for line in results[0][2].splitlines() if "waiting" in line]
+    assert len(lines) == 1, lines
     assert f"rank 0: {words}" in lines[0] and "rank 1, which is in app.py:12 (busy)" in lines[0], lines
 
 

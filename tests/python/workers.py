@@ -61,17 +61,17 @@ class Job:
                 if pipe is not None:
                     pipe.close()
 
-    def finish(self) -> list[tuple[int, str, str]]:
+    def finish(self, patience_s: float = launched.PATIENCE_S) -> list[tuple[int, str, str]]:
         """Wait for all workers; exit code, standard output and standard error of each."""
         results = []
         for worker in self.workers:
-            out, err = worker.communicate(timeout=launched.PATIENCE_S)
+            out, err = worker.communicate(timeout=patience_s)
             results.append((worker.returncode, out, err))
         return results
 
-    def succeed(self) -> list[str]:
+    def succeed(self, patience_s: float = launched.PATIENCE_S) -> list[str]:
         """Wait for all workers, which must end well; their output."""
-        results = self.finish()
+        results = self.finish(patience_s)
         for rank, (code, out, err) in enumerate(results):
             assert code == 0, f"rank {rank} ended with {code}:\n{out}\n{err}"
         return [out for _, out, _ in results]

@@ -158,7 +158,7 @@ fn measure(comm: &Communicator, operation: Operation, words: i64, count: i64) ->
     let runner = Runner::new(comm, Settings::default())?;
     let schema = Arc::new(Schema::new(vec![Field::new("v", DataType::Int64, false)]));
     let messages = Messages { schema, words, count };
-    run(&runner, operation, &Messages { count: (count / 10).max(1), ..messages.clone() }, false)?;
+    run(&runner, operation, &messages, false)?;
 
     comm.barrier()?;
     let start = Instant::now();

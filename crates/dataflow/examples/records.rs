@@ -135,7 +135,7 @@ fn main() -> Result<(), TaskError> {
     let endpoint = Endpoint::open(join_launched(Launch::from_process()?)?, EndpointSettings::default())?;
     let comm = Communicator::world(endpoint.clone(), Arc::new(Table::default()))?;
     let runner = Runner::new(&comm, Settings::default())?;
-    run(&runner, operation, (records / 10).max(1))?;
+    run(&runner, operation, records)?;
     comm.barrier()?;
     let start = Instant::now();
     let [sum, known] = run(&runner, operation, records)?;

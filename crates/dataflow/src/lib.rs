@@ -47,6 +47,7 @@ pub mod fuzzing;
 mod link;
 mod prefetch;
 mod run;
+mod sync;
 mod wire;
 
 pub use error::{DataflowError, TaskError};

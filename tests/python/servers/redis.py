@@ -37,8 +37,12 @@ class Redis(Server):
         return redis.Redis(host="127.0.0.1", port=self.ports[0], decode_responses=True)
 
     def keep(self) -> None:
-        """Write every command to disk before it is answered, also after the next restarts."""
+        """Write every command to disk before it is answered, also after the next restarts.
+
+        Reading it all takes long then, as of a large database, and whoever asks meanwhile is answered that it is still loading.
+        """
         with self.client() as client:
+            client.config_set("key-load-delay", 200)  # us
             client.config_set("appendfsync", "always")
             client.config_set("appendonly", "yes")
             while client.info("persistence")["aof_rewrite_in_progress"]:

@@ -90,10 +90,13 @@ pub(crate) fn passes(error: &RedisError) -> bool {
     if tls::remedy(&error.to_string()).is_some() {
         return false;
     }
-    error.is_io_error()
-        || error.is_timeout()
-        || error.is_connection_dropped()
-        || matches!(error.code(), Some("LOADING" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" | "READONLY"))
+    if error.is_io_error() || error.is_timeout() || error.is_connection_dropped() {
+        return true;
+    }
+    let for_now = |code: &str| matches!(code, "LOADING" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" | "READONLY");
+    // Of a transaction or a pipeline it is what each of its commands was answered.
+    let answers = error.clone().into_server_errors().unwrap_or_default();
+    !answers.is_empty() && answers.iter().all(|(_, answer)| for_now(answer.code()))
 }
 
 /// An error with what is to be done about it, if that is known.

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 
 use super::batch_bytes;
-use super::lane::{CACHED_BYTES, Lane, Way};
+use super::lane::{Lane, Way};
 use crate::error::TaskError;
 use crate::local::reduce::{Reduce, Reducer};
+
+/// After so much a sender lets others have the thread. That takes as long as some 100 KiB.
+const TURN_BYTES: u64 = 4 << 20;
 
 /// See the module.
 pub(super) struct Folding {
@@ -27,7 +30,7 @@ impl Folding {
     }
 
     pub(super) async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
-        if self.bytes >= CACHED_BYTES {
+        if self.bytes >= TURN_BYTES {
             self.bytes = 0;
             // Nothing here ever waits: others would not have the thread, and nothing could end the copy.
             tokio::task::yield_now().await;
@@ -43,8 +46,9 @@ impl Folding {
     }
 
     /// Numbers, given as bytes, of the only column; `false`: they have to come as a batch.
+    #[inline]
     pub(super) fn push_values(&mut self, values: &[u8]) -> bool {
-        let Some(reducer) = self.reducer.as_mut().filter(|_| self.bytes < CACHED_BYTES) else { return false };
+        let Some(reducer) = self.reducer.as_mut().filter(|_| self.bytes < TURN_BYTES) else { return false };
         let added = reducer.push_values(values);
         if added {
             self.bytes += values.len() as u64;

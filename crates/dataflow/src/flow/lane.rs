@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::RecordBatch;
-use parking_lot::Mutex;
 
 use super::batch_bytes;
+use super::biased::{Biased, Held};
 use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
 use super::pack::{PACK_BYTES_MAX, Pack, SMALL_BYTES_MAX};
@@ -31,7 +31,7 @@ const BLOCK_BYTES_MAX: u64 = 4 << 20;
 const BATCH_COST_BYTES: u64 = 64;
 /// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read leaves the
 /// processor's cache.
-pub(super) const CACHED_BYTES: u64 = 512 << 10;
+const CACHED_BYTES: u64 = 512 << 10;
 /// What is taken for a pack before it is known what it costs. It goes when it is full, so nothing in it is more.
 const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
@@ -71,7 +71,7 @@ pub(super) struct Lane {
     way: Arc<Way>,
     /// Whose credit a batch takes, and whether barriers in a hurry may owe more.
     accounts: Vec<(Arc<Account>, bool)>,
-    state: Mutex<State>,
+    state: Biased<State>,
     /// Something waits in the pack.
     packing: AtomicBool,
 }
@@ -259,7 +259,7 @@ impl Lane {
         let accounts = accounts.collect();
         let state =
             State { ends, pack: Pack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
-        Arc::new(Lane { way: Arc::clone(way), accounts, state: Mutex::new(state), packing: AtomicBool::new(false) })
+        Arc::new(Lane { way: Arc::clone(way), accounts, state: Biased::new(state), packing: AtomicBool::new(false) })
     }
 
     /// Whether all receivers have let go of their ends.
@@ -301,21 +301,31 @@ impl Lane {
     }
 
     /// Puts rows of the only column, given as bytes, to those that wait, without a batch; `false`: they have to be sent as one.
-    pub(super) fn pack_values(&self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
-        let mut state = self.state.lock();
-        if state.taken == 0 || state.failed.is_some() || values.len() as u64 > SMALL_BYTES_MAX {
-            return Ok(false);
-        }
-        match state.pack.as_mut().and_then(|pack| pack.push_values(values, rows)) {
-            Some(full) => self.packed(&mut state, full).map(|()| true),
-            None => Ok(false),
-        }
+    ///
+    /// # Safety
+    /// Nobody else does anything with the lane meanwhile but [`Waiting::go`].
+    #[inline]
+    pub(super) unsafe fn pack_values(&self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
+        let put = |state: &mut State| {
+            if state.taken == 0 || state.failed.is_some() || values.len() as u64 > SMALL_BYTES_MAX {
+                return Ok(false);
+            }
+            match state.pack.as_mut().and_then(|pack| pack.push_values(values, rows)) {
+                Some(full) => self.packed(state, full).map(|()| true),
+                None => Ok(false),
+            }
+        };
+        // SAFETY: the caller's; and nothing is locked here.
+        let put_at_home = unsafe { self.state.at_home(turn::this_thread(), put) };
+        put_at_home.unwrap_or_else(|| put(&mut self.state.lock()))
     }
 
     /// Has the end of the turn told, if one is under way.
-    fn join(self: &Arc<Self>, state: &mut State) -> bool {
-        state.in_turn = turn::join(|| Arc::clone(self) as _);
-        state.in_turn
+    fn join(self: &Arc<Self>, state: &mut Held<'_, State>) -> bool {
+        let Some(thread) = turn::join(|| Arc::clone(self) as _) else { return false };
+        state.in_turn = true;
+        state.settle(thread);
+        true
     }
 
     /// Takes credit for a pack, of which this batch is the first.

@@ -4,6 +4,7 @@
 //! tasks like those people write, placed beside the tasks they serve. So there is one way in which anything runs, blocks,
 //! fails and is counted. Edges between copies of one process hand batches over as they are.
 
+mod biased;
 mod edge;
 mod folding;
 mod inlet;

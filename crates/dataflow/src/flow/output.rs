@@ -106,7 +106,8 @@ impl Outlet {
     fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         match &mut self.route {
             Route::Nowhere => Ok(true),
-            Route::One(lane) => lane.pack_values(values, rows),
+            // SAFETY: who has the outlet is its lanes' only user.
+            Route::One(lane) => unsafe { lane.pack_values(values, rows) },
             Route::Partition(partition) => partition.pack_values(values, rows),
             Route::Reduce(folding) => Ok(folding.push_values(values)),
         }
@@ -163,7 +164,8 @@ impl Partition {
     fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         self.next = self.next.or_else(|| self.assign.assign_unseen());
         let Some(target) = self.next else { return Ok(false) };
-        let packed = self.lanes[target as usize].pack_values(values, rows)?;
+        // SAFETY: who has the outlet is its lanes' only user.
+        let packed = unsafe { self.lanes[target as usize].pack_values(values, rows) }?;
         self.next = self.next.filter(|_| !packed);
         Ok(packed)
     }

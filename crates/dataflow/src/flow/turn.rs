@@ -2,6 +2,7 @@
 //! the turn's end, which is now: so small batches are put together by how busy their sender is, and never wait for a clock.
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Who has something that is to go at the turn's end.
@@ -10,26 +11,43 @@ pub(super) trait Waiting: Send + Sync {
     fn go(&self);
 }
 
-thread_local! {
-    /// The turn that is under way on this thread, if one is.
-    static UNDER_WAY: RefCell<Option<Vec<Arc<dyn Waiting>>>> = const { RefCell::new(None) };
+/// Who waits for a turn's end, and on which thread that comes: 0 if it may be any.
+#[derive(Default)]
+struct UnderWay {
+    waiting: Vec<Arc<dyn Waiting>>,
+    thread: usize,
 }
 
-/// A turn under way. Its end is when it is dropped. One within another ends by itself.
+thread_local! {
+    /// The turn that is under way on this thread, if one is.
+    static UNDER_WAY: RefCell<Option<UnderWay>> = const { RefCell::new(None) };
+    static HERE: u8 = const { 0 };
+}
+
+/// A number of this thread that no other one has as long as it lives; not 0.
+#[inline]
+pub(super) fn this_thread() -> usize {
+    HERE.with(|here| std::ptr::from_ref(here).addr())
+}
+
+/// A turn under way. Its end is when it is dropped, on the same thread. One within another ends by itself.
 pub(crate) struct Turn {
-    around: Option<Vec<Arc<dyn Waiting>>>,
+    around: Option<UnderWay>,
+    /// Not to be sent to another thread.
+    _here: PhantomData<*const ()>,
 }
 
 impl Turn {
     pub(crate) fn begin() -> Turn {
-        Turn { around: UNDER_WAY.replace(Some(Vec::new())) }
+        let turn = UnderWay { waiting: Vec::new(), thread: this_thread() };
+        Turn { around: UNDER_WAY.replace(Some(turn)), _here: PhantomData }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let waiting = UNDER_WAY.replace(self.around.take());
-        waiting.into_iter().flatten().for_each(|waiting| waiting.go());
+        let turn = UNDER_WAY.replace(self.around.take());
+        turn.into_iter().flat_map(|turn| turn.waiting).for_each(|waiting| waiting.go());
     }
 }
 
@@ -41,13 +59,14 @@ pub struct LongTurn(Vec<Arc<dyn Waiting>>);
 impl LongTurn {
     /// Does something in this turn.
     pub(crate) fn within<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        struct Inside<'a>(&'a mut LongTurn, Option<Vec<Arc<dyn Waiting>>>);
+        struct Inside<'a>(&'a mut LongTurn, Option<UnderWay>);
         impl Drop for Inside<'_> {
             fn drop(&mut self) {
-                self.0.0 = UNDER_WAY.replace(self.1.take()).unwrap_or_default();
+                self.0.0 = UNDER_WAY.replace(self.1.take()).unwrap_or_default().waiting;
             }
         }
-        let around = UNDER_WAY.replace(Some(std::mem::take(&mut self.0)));
+        let turn = UnderWay { waiting: std::mem::take(&mut self.0), thread: 0 };
+        let around = UNDER_WAY.replace(Some(turn));
         let _inside = Inside(self, around);
         work()
     }
@@ -63,14 +82,13 @@ impl LongTurn {
     }
 }
 
-/// Has `waiting` go at the end of the turn. `false`: there is none, and nobody would tell it.
-pub(super) fn join(waiting: impl FnOnce() -> Arc<dyn Waiting>) -> bool {
-    UNDER_WAY.with_borrow_mut(|under_way| match under_way {
-        Some(all) => {
-            all.push(waiting());
-            true
-        }
-        None => false,
+/// Has `waiting` go at the end of the turn. Returns the number of the thread where that comes, 0 if it may be any; `None`: there is no
+/// turn, and nobody would tell it.
+pub(super) fn join(waiting: impl FnOnce() -> Arc<dyn Waiting>) -> Option<usize> {
+    UNDER_WAY.with_borrow_mut(|under_way| {
+        let turn = under_way.as_mut()?;
+        turn.waiting.push(waiting());
+        Some(turn.thread)
     })
 }
 
@@ -95,18 +113,20 @@ mod tests {
         let (outer, inner) = (Arc::new(Count::default()), Arc::new(Count::default()));
         let told = |count: &Arc<Count>| count.0.load(Ordering::Relaxed);
         let to_join = |count: &Arc<Count>| join(|| Arc::clone(count) as _);
-        assert!(!to_join(&outer), "no turn is under way");
+        let here = Some(this_thread());
+        assert_eq!(to_join(&outer), None, "no turn is under way");
         let turn = Turn::begin();
-        assert!(to_join(&outer));
+        assert_eq!(to_join(&outer), here);
         {
             let _within = Turn::begin();
-            assert!(to_join(&inner));
+            assert_eq!(to_join(&inner), here);
         }
         assert_eq!((told(&outer), told(&inner)), (0, 1));
-        assert!(to_join(&inner));
+        assert_eq!(to_join(&inner), here);
         drop(turn);
         assert_eq!((told(&outer), told(&inner)), (1, 2));
-        assert!(!to_join(&outer));
+        assert_eq!(to_join(&outer), None);
+        assert_ne!(std::thread::spawn(this_thread).join().unwrap(), this_thread());
     }
 
     /// One that goes on must be there whenever something is done in it, and not outside; its end tells each once.
@@ -118,15 +138,15 @@ mod tests {
         let mut turn = LongTurn::default();
         assert!(turn.is_idle());
         for _ in 0..2 {
-            assert!(turn.within(|| to_join(&long)));
-            assert!(!to_join(&long), "outside");
+            assert_eq!(turn.within(|| to_join(&long)), Some(0), "whoever ends it");
+            assert_eq!(to_join(&long), None, "outside");
         }
         let _around = Turn::begin();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| turn.within(|| panic!("within"))));
-        assert!(panicked.is_err() && to_join(&short) && !turn.is_idle());
+        assert!(panicked.is_err() && to_join(&short).is_some() && !turn.is_idle());
         turn.end();
         assert_eq!((told(&long), told(&short), turn.is_idle()), (2, 0, true));
-        assert!(turn.within(|| to_join(&long)));
+        assert!(turn.within(|| to_join(&long)).is_some());
         turn.end();
         assert_eq!(told(&long), 3);
     }

@@ -357,6 +357,7 @@ impl Reducer {
     }
 
     /// Adds numbers, given as bytes, of the only column; `false`: they have to come as a batch.
+    #[inline]
     pub(crate) fn push_values(&mut self, values: &[u8]) -> bool {
         self.sums.as_mut().is_some_and(|sums| sums.add_values(values))
     }

@@ -42,13 +42,14 @@ impl Sums {
     }
 
     /// Adds values, given as bytes, of the only column. Returns whether there is no other.
+    #[inline]
     pub(crate) fn add_values(&mut self, values: &[u8]) -> bool {
         let [total] = self.totals.as_mut_slice() else { return false };
         let values = values.as_chunks().0;
         if values.len() > LANES_VALUES_MAX || !self.lanes.add(values) {
             *total += exactly(values);
         } else if self.lanes.added > VALUES_MAX {
-            *total += std::mem::take(&mut self.lanes).sum();
+            *total += self.lanes.take();
         }
         self.empty &= values.is_empty();
         true
@@ -189,6 +190,12 @@ impl Lanes {
         }
         _ = values;
         false
+    }
+
+    /// The sum of all that was added until now, which is forgotten.
+    #[cold]
+    fn take(&mut self) -> i128 {
+        std::mem::take(self).sum()
     }
 
     /// By intrinsics: the compiler takes the lanes apart.

@@ -1,0 +1,85 @@
+//! Model checking: every interleaving of a sender and of who ends its turn, as the memory model allows them.
+//!
+//! The file is compiled here a second time, against `sync` below instead of the crate's own. So this is an ordinary test, without
+//! `--cfg loom` and the rebuild of everything that goes with it.
+
+mod sync {
+    pub(crate) use loom::cell::{MutPtr, UnsafeCell};
+    pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
+
+    pub(crate) fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
+        mutex.lock().unwrap()
+    }
+}
+#[path = "../src/flow/biased.rs"]
+mod biased;
+
+use biased::Biased;
+use loom::sync::Arc;
+use loom::thread;
+
+type Shared = Arc<Biased<u32>>;
+
+/// The sender, of whom there is one.
+struct Sender(Shared);
+
+impl Sender {
+    fn send(&mut self, me: usize) {
+        let send = |sent: &mut u32| *sent += 1;
+        // SAFETY: of a sender there is one, and it is here. Loom fails the test if that is not enough.
+        let at_home = unsafe { self.0.at_home(me, send) };
+        at_home.unwrap_or_else(|| send(&mut self.0.lock()));
+    }
+}
+
+fn end_turn(shared: &Shared) -> u32 {
+    std::mem::take(&mut *shared.lock())
+}
+
+/// A sender in its turn goes to another thread, in the middle of the turn, and comes back or not: each message is sent once.
+#[test]
+fn a_sender_may_leave_its_turn() {
+    loom::model(|| {
+        let shared: Shared = Arc::new(Biased::new(0));
+        let mut sender = Sender(Arc::clone(&shared));
+        shared.lock().settle(1);
+        sender.send(1);
+        let away = thread::spawn(move || {
+            sender.send(2);
+            // It enters a turn of its own there, if the first one is over, and uses it.
+            let held = sender.0.lock();
+            if *held == 0 {
+                held.settle(2);
+            }
+            drop(held);
+            sender.send(2);
+            let ended = end_turn(&sender.0);
+            (sender, ended)
+        });
+        let first = end_turn(&shared);
+        let (mut sender, second) = away.join().unwrap();
+        shared.lock().settle(1);
+        sender.send(1);
+        assert_eq!(first + second + end_turn(&shared), 4);
+    });
+}
+
+/// Of a turn that others end nobody knows on which thread: its sender is never alone.
+#[test]
+fn a_turn_may_be_ended_by_others() {
+    loom::model(|| {
+        let shared: Shared = Arc::new(Biased::new(0));
+        let mut sender = Sender(Arc::clone(&shared));
+        shared.lock().settle(0);
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || end_turn(&shared))
+        };
+        sender.send(1);
+        sender.send(1);
+        let mut sent = other.join().unwrap();
+        sent += end_turn(&shared);
+        assert_eq!(sent, 2);
+    });
+}
