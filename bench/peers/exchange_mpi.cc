@@ -35,7 +35,7 @@ static void make(Message &message, long from, long number) {
 
 static uint64_t sum(const int64_t *message, long count) {
     uint64_t total = 0;
-    for (long i = 0; i < messages; i++) total += (uint64_t)message[i];
+    for (long i = 0; i < count; i++) total += (uint64_t)message[i];
     return total;
 }
 
