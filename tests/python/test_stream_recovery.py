@@ -163,11 +163,11 @@ def test_what_was_prepared_is_committed_by_other_copies(redis_server: servers.Re
             known = launched.epochs(checkpoint)
             launched.wait_until(lambda: len(launched.epochs(checkpoint) - known) > 0, "a checkpoint")
         finally:
-            pids_of_workers = launched.children(job.pid)
-            for pid in [*pids_of_workers, job.pid]:
-                os.kill(pid, signal.SIGKILL)
+            # Its workers die with it; its guard stays until it has cleaned up.
+            children = launched.children(job.pid)
+            job.kill()
             job.communicate(timeout=launched.PATIENCE_S)
-            launched.wait_until(lambda: not any(map(launched.is_running, pids_of_workers)), "the workers' end")
+            launched.wait_until(lambda: not any(map(launched.is_running, children)), "the workers' end")
             redis.client_unpause()
 
         def committed() -> int:
