@@ -40,6 +40,7 @@ pub mod rebalance;
 pub mod route_map;
 pub mod stream;
 
+mod ends;
 mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -50,6 +51,7 @@ mod run;
 mod sync;
 mod wire;
 
+pub use ends::ends;
 pub use error::{DataflowError, TaskError};
 pub use flow::{Input, InputStream, Inputs, Item, LongTurn, Output, Outputs};
 pub use graph::{Executor, Graph, GraphError, GraphErrors, Parallelism, PortRef, Resources, TaskId, TaskSpec};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray};
-use arrow::compute::kernels::aggregate::max;
+use arrow::compute::cast;
 use arrow::datatypes::{
-    ArrowNumericType, DataType, Date32Type, Date64Type, SchemaRef, TimeUnit, TimestampMicrosecondType,
-    TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType,
+    ArrowNumericType, DataType, Date64Type, SchemaRef, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
+    TimestampNanosecondType, TimestampSecondType,
 };
 use bytes::Bytes;
 
@@ -17,6 +17,7 @@ use super::mark::{EventTime, Mark};
 use super::source::{EventTimes, ToldBy, time_column};
 use super::watermarks::Watermarks;
 use crate::checkpoint::Restored;
+use crate::ends;
 use crate::error::TaskError;
 
 /// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.
@@ -32,17 +33,16 @@ fn microseconds(data_type: &DataType, value: i64) -> i64 {
         DataType::Timestamp(TimeUnit::Second, _) => value.saturating_mul(1_000_000),
         DataType::Timestamp(TimeUnit::Millisecond, _) | DataType::Date64 => value.saturating_mul(1000),
         DataType::Timestamp(TimeUnit::Nanosecond, _) => value.div_euclid(1000),
-        DataType::Date32 => value.saturating_mul(86_400_000_000),
         _ => value,
     }
 }
 
 /// The latest event time of a column; nulls tell none, nor do values that no row may have.
 fn latest(column: &ArrayRef) -> Option<EventTime> {
-    fn of<T: ArrowNumericType<Native: Into<i64>>>(column: &ArrayRef) -> Option<EventTime> {
+    fn of<T: ArrowNumericType<Native = i64>>(column: &ArrayRef) -> Option<EventTime> {
         let values = column.as_primitive::<T>();
-        let time = |value: T::Native| EventTime(microseconds(column.data_type(), value.into()));
-        match max(values).map(time) {
+        let time = |value| EventTime(microseconds(column.data_type(), value));
+        match ends(values).map(|(_, latest)| time(latest)) {
             Some(latest) if !latest.is_of_row() => {
                 values.iter().flatten().map(time).filter(|time| time.is_of_row()).max()
             }
@@ -54,7 +54,7 @@ fn latest(column: &ArrayRef) -> Option<EventTime> {
         DataType::Timestamp(TimeUnit::Millisecond, _) => of::<TimestampMillisecondType>(column),
         DataType::Timestamp(TimeUnit::Microsecond, _) => of::<TimestampMicrosecondType>(column),
         DataType::Timestamp(TimeUnit::Nanosecond, _) => of::<TimestampNanosecondType>(column),
-        DataType::Date32 => of::<Date32Type>(column),
+        DataType::Date32 => latest(&cast(column, &DataType::Date64).ok()?),
         DataType::Date64 => of::<Date64Type>(column),
         _ => None,
     }
@@ -158,8 +158,10 @@ impl Clock {
         self.quiet = None;
         match &self.told_by {
             Told::Rows { time, told, less } => {
-                self.latest = latest(rows.column(*time)).unwrap_or(EventTime::MIN).max(self.latest);
-                let at = latest(rows.column(*told)).map(|at| at.minus(*less));
+                let of_rows = latest(rows.column(*time));
+                self.latest = of_rows.unwrap_or(EventTime::MIN).max(self.latest);
+                let told = if told == time { of_rows } else { latest(rows.column(*told)) };
+                let at = told.map(|at| at.minus(*less));
                 // Those that tell no time are rows all the same: when their split falls silent, that is to be told again, so that nobody
                 // keeps them back. Without rows it is as it was.
                 if at.is_some() || rows.num_rows() > 0 {

@@ -31,6 +31,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use datafusion::error::Result;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::StateSchema;
+use tidemill_dataflow::ends;
 
 use super::groups::{Aggregation, batch};
 use super::late::{LateCount, LateOutput};
@@ -144,16 +145,15 @@ fn by_pane(
     times: &TimestampMicrosecondArray,
     pane: impl Fn(Micros) -> (Micros, Micros),
 ) -> Vec<(Micros, Option<UInt32Array>)> {
-    let values = times.values();
-    if times.null_count() == 0 {
-        let (min, max) = values.iter().fold((i64::MAX, i64::MIN), |(min, max), &time| (min.min(time), max.max(time)));
-        if !values.is_empty() {
-            let (start, end) = pane(min);
-            if max < end {
-                return vec![(start, None)];
-            }
+    if times.null_count() == 0
+        && let Some((least, most)) = ends(times)
+    {
+        let (start, end) = pane(least);
+        if most < end {
+            return vec![(start, None)];
         }
     }
+    let values = times.values();
     let mut panes: Vec<((Micros, Micros), Vec<u32>)> = Vec::new();
     // Rows come more or less in order: the pane of the row before is most often the row's.
     let mut at = 0;
