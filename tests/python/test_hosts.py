@@ -345,6 +345,48 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
         assert running.succeed() == ["done\n"] * 4
 
 
+def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Hosts) -> None:
+    """A file that its reader's host does not see would be read by nobody. One that has just come may be seen a moment later."""
+    program = """
+        import tidemill as tm
+
+        job = tm.init()
+        stream = tm.stream.from_files({path!r}, {{"n": "int64"}}, stop_at_end=True)
+        seen = []
+        try:
+            stream.write_stream(lambda rows: seen.extend(row["n"] for row in rows.to_pylist()))
+            print(sorted(sum(job.comm.allgather(seen), [])))
+        except tm.DataSetError as error:
+            print(error)
+    """
+    lines = {f"{n}.json": f'{{"n": {n}}}\n' for n in range(6)}
+    apart, shared = tmp_path / "apart", tmp_path / "shared"
+    own_folder(hosts, apart, {"0.json": lines["0.json"]}, {"0.json": lines["0.json"], "1.json": lines["1.json"]})
+    with job(tmp_path, hosts, program.format(path=str(apart))) as running:
+        told = set(running.succeed())
+    (error,) = told
+    here, there = hosts.names
+    assert (
+        f"files {apart}: {here} does not see {apart}/1.json, which {there} has; a stream's files lie where all" in error
+    )
+    shared.mkdir()
+    for name, line in lines.items():
+        (shared / name).write_text(line)
+    with job(tmp_path, hosts, program.format(path=str(shared))) as running:
+        assert set(running.succeed()) == {f"{[*range(6)]}\n"}
+    late = tmp_path / "late"
+    own_folder(hosts, late, {}, {})
+    new, show = 'printf %s "$1" > "$0"/0.json', 'while [ ! -e "$2" ]; do sleep 0.1; done; printf %s "$1" > "$0"/0.json'
+    _run(*hosts.prefix(1), "sh", "-c", new, str(late), lines["0.json"])
+    begun = tmp_path / "begun"
+    waits = subprocess.Popen([*hosts.prefix(0), "sh", "-c", show, str(late), lines["0.json"], str(begun)])
+    with job(tmp_path, hosts, program.format(path=str(late))) as running:
+        time.sleep(3)
+        begun.touch()
+        assert set(running.succeed()) == {"[0]\n"}
+    assert waits.wait(launched.PATIENCE_S) == 0
+
+
 def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Hosts) -> None:
     """Rank 0 has the table, and its host alone: workers that chose without it would run another schedule and hang, or fail."""
     folder = tmp_path / "tables"

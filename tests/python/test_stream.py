@@ -330,6 +330,18 @@ def test_what_a_stream_cannot_do_is_said() -> None:
     ):
         with pytest.raises(tm.DataSetError, match=f"which does not end: {what}"):
             written(query)
+    # A sort that the next step has no use for would be left out without a word.
+    ordered, window = stream.sort("x"), tm.window(tm.tumbling("1s"), on="ts")
+    whole = {"x": "int64", "key": "int64", "ts": "timestamp[ms]"}
+    for sorted_first in (
+        ordered.key_by("key").process(lambda key, rows, context: None, {"n": "int64"}),
+        ordered.group_by(window).agg(xs=tm.col("x").to_list()),
+        ordered.map_batches(lambda rows: rows, whole).select("x"),
+        ordered.map(lambda row: row, whole),
+        ordered.union(stream),
+    ):
+        with pytest.raises(tm.DataSetError, match="a sort; rank the rows of each window instead"):
+            written(sorted_first)
     with pytest.raises(tm.DataSetError, match="write it with write_stream"):
         stream.collect()
     with pytest.raises(tm.DataSetError, match=r'"key" .* does not tell time: cast it to a timestamp'):

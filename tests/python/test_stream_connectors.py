@@ -9,6 +9,7 @@ import re
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -206,6 +207,25 @@ def test_rotated_logs(tmp_path: Path) -> None:
     write(range(100, 400))
     read(until=400)
     assert sorted(seen) == list(range(400))
+
+
+def test_a_key_goes_where_kafkas_own_clients_put_it(kafka: Kafka, tmp_path: Path) -> None:
+    """Else who reads a topic of several writers, or joins two, would not find all records of a key in one partition."""
+    # Keys and their hashes in the tests of Kafka's own client.
+    hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536, "abc": 479470107}
+    rows = tm.stream.from_table(tm.from_dict({"key": [*hashes] * 3}))
+    for name, sink in (
+        ("plain", tm.stream.to_kafka(kafka.bootstrap, "plain", key="key")),
+        ("once", tm.stream.to_kafka(kafka.bootstrap, "once", id="placed", key="key")),
+    ):
+        kafka.create_topic(name, 7)
+        rows.write_stream(sink, checkpoint=tmp_path / name)
+        found = Counter((record.key().decode(), record.partition()) for record in kafka.read(name))
+        assert found == {(key, (number & 0x7FFFFFFF) % 7): 3 for key, number in hashes.items()}
+    kafka.create_topic("otherwise", 7)
+    other = tm.stream.to_kafka(kafka.bootstrap, "otherwise", key="key", config={"partitioner": "fnv1a"})
+    rows.write_stream(other)
+    assert {(record.key().decode(), record.partition()) for record in kafka.read("otherwise")} != set(found)
 
 
 def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import hmac
@@ -14,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from servers.server import free_ports
 SCHEMA = {"x": "int64"}
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(*talks: Callable[[socket.socket], None]) -> Iterator[int]:
     """Talk to one connection after the other, and close each; the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -110,6 +110,48 @@ def shake_hands(connection: socket.socket) -> bytes:
         b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
     )
     return head
+
+
+def test_what_a_job_that_goes_on_has_missed(tmp_path: Path) -> None:
+    """Nobody sends it again: that is said, whether there was a checkpoint or not."""
+    app = tmp_path / "app.py"
+    app.write_text(
+        """
+import os, signal, sys
+import tidemill as tm
+
+tm.init()
+port, place = sys.argv[1:]
+
+def take(rows):
+    saved = place and any(file.name.isdigit() for file in os.scandir(place + "/epochs"))
+    if os.environ["TIDEMILL_RESTART"] == "0" and (saved or not place):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = {"checkpoint": place, "every": "20ms"} if place else {}
+tm.stream.from_socket("127.0.0.1", int(port), {"x": "int64"}, stop_at_end=True).write_stream(take, **options)
+"""
+    )
+
+    def talk(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(b'{"x": 1}\n')
+                time.sleep(0.01)
+
+    def end(connection: socket.socket) -> None:
+        connection.sendall(b'{"x": 2}\n')
+
+    cases = {
+        "": "came before the job was restarted is lost",
+        str(tmp_path / "c"): "after the checkpoint that the job goes on from is lost",
+    }
+    for place, lost in cases.items():
+        with serving(talk, end) as port:
+            job = launched.run("run", "-n", "1", "--restarts", "1", str(app), str(port), place)
+        assert job.returncode == 0 and f"socket 127.0.0.1:{port}: what {lost}" in job.stderr.decode(), (
+            job.stderr.decode()
+        )
 
 
 def test_messages_of_a_websocket() -> None:

@@ -70,6 +70,12 @@ pub type MakeSource = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Source>, TaskEr
 /// Makes the sink of one copy.
 pub type MakeSink = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Sink>, TaskError> + Send + Sync>;
 
+/// Lists files.
+///
+/// # Errors
+/// A folder that cannot be read, naming it.
+pub type ListFiles = Arc<dyn Fn() -> Result<Vec<String>, TaskError> + Send + Sync>;
+
 /// A source that can be made.
 #[derive(Clone)]
 pub struct SourceSpec {
@@ -86,6 +92,8 @@ pub struct SourceSpec {
     pub bad: Arc<BadRecords>,
     /// What they are to a sink, if `on_error` says that they go to one: its source gives them beside the rows.
     pub bad_schema: Option<SchemaRef>,
+    /// The local files that it would read now: all hosts have to see the same.
+    pub files: Option<ListFiles>,
     /// Makes one.
     pub make: MakeSource,
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::ObjectStoreExt;
@@ -9,6 +10,7 @@ use object_store::path::Path as Key;
 use tidemill_dataflow::TaskError;
 
 use super::tail::Held;
+use crate::ListFiles;
 use crate::feed::Waiter;
 use crate::objects::Objects;
 
@@ -53,9 +55,25 @@ impl Place {
     /// # Errors
     /// Of a folder or store that cannot be read, naming it. A folder, file or object that is not there yet is none.
     pub(crate) fn files(&self, waiter: &Waiter) -> Result<Vec<String>, TaskError> {
+        let mut found = match self {
+            Place::Objects(objects) => waiter.wait(keys(objects))??,
+            local => local.found()?,
+        };
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// What lists them where they are local.
+    pub(crate) fn local_files(&self) -> Option<ListFiles> {
+        let place = self.clone();
+        (!matches!(self, Place::Objects(_))).then(|| Arc::new(move || place.found()) as _)
+    }
+
+    /// Those of them that are local, in any order.
+    fn found(&self) -> Result<Vec<String>, TaskError> {
         let mut found = Vec::new();
         match self {
-            Place::Objects(objects) => found = waiter.wait(keys(objects))??,
+            Place::Objects(_) => {}
             Place::Path(path) if path.is_dir() => folder(path, &mut found)?,
             Place::Path(path) => {
                 if path.exists() {
@@ -72,7 +90,6 @@ impl Place {
                 }
             }
         }
-        found.sort_unstable();
         Ok(found)
     }
 

@@ -122,6 +122,15 @@ impl Connection {
         config
     }
 
+    /// What a producer is told: a record goes where Kafka's own clients put one with its key, unless something else was given.
+    pub(crate) fn producer_config(&self, ours: &[(&str, &str)]) -> ClientConfig {
+        let mut config = self.config(ours);
+        if config.get("partitioner").is_none() {
+            config.set("partitioner", "murmur2_random");
+        }
+        config
+    }
+
     /// What hears a client of this connection.
     pub(crate) fn context(&self, name: &str) -> Context {
         Context {

@@ -239,7 +239,7 @@ impl Committer {
         let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
         config.extend([("transactional.id", id), ("transaction.timeout.ms", timeout_ms.as_str())]);
         let producer: BaseProducer<Context> =
-            self.connection.config(&config).create_with_context(self.connection.context(&self.name))?;
+            self.connection.producer_config(&config).create_with_context(self.connection.context(&self.name))?;
         producer.init_transactions(CALL)?;
         let config = self.connection.config(&[
             ("group.id", id),

@@ -333,7 +333,7 @@ impl AtLeast {
         let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
         config.push(("delivery.timeout.ms", &patience_ms));
         let producer: BaseProducer<Context> = connection
-            .config(&config)
+            .producer_config(&config)
             .create_with_context(connection.context(&name))
             .map_err(|error| failed(&topic, &error))?;
         let (connection, headed) = (connection.clone(), encoder.is_headed());

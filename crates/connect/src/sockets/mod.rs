@@ -20,6 +20,7 @@ use std::time::Duration;
 
 // The same as Tokio's: of its own it lets nobody say how often.
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
+use tidemill_dataflow::TaskContext;
 use tokio::net::TcpStream;
 
 pub(crate) use tcp::source as tcp;
@@ -30,6 +31,16 @@ pub(crate) use websocket::source as websocket;
 const SILENT: Duration = Duration::from_secs(30);
 const ASK_INTERVAL: Duration = Duration::from_secs(10);
 const ASK_TIMES: u32 = 3;
+
+/// Says, where a job goes on or begins again, that what a source has sent meanwhile is not sent again.
+fn tell_lost(context: &TaskContext, source: &str) {
+    let restarted = || std::env::var("TIDEMILL_RESTART").is_ok_and(|number| number != "0");
+    if context.restored().is_some() {
+        eprintln!("tidemill: {source}: what came after the checkpoint that the job goes on from is lost");
+    } else if restarted() {
+        eprintln!("tidemill: {source}: what came before the job was restarted is lost");
+    }
+}
 
 /// Lets a connection end whose other end has vanished: a host that lost its power, or a firewall that forgot it, says nothing, and who
 /// only reads would wait for ever.

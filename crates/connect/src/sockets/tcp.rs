@@ -16,8 +16,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::keep_alive;
 use super::tap::{Sender, Tap, give};
+use super::{keep_alive, tell_lost};
 use crate::bad::{BadRecords, Decoded, Handler, OnError};
 use crate::decode::Decoder;
 use crate::error::ConnectError;
@@ -78,7 +78,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         guarantee: Guarantee::AtMostOnce,
         bad,
         bad_schema: options.on_error.schema(),
+        files: None,
         make: Arc::new(move |context| {
+            tell_lost(context, &format!("socket {address}"));
             let lines = Lines {
                 decoder: decoder.clone(),
                 bad: Handler::new(options.on_error.clone(), &counted, context.task().to_owned()),

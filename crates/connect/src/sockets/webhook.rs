@@ -41,6 +41,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::carried::{Auth, Carried};
 use super::tap::{Sender, Tap};
+use super::tell_lost;
 use crate::bad::BadRecords;
 use crate::decode::{Decoder, Layout};
 use crate::error::ConnectError;
@@ -128,8 +129,12 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         },
         bad,
         bad_schema: None,
+        files: None,
         make: Arc::new(move |context| {
             let waits = options.answer == AnswerWhen::Durable;
+            if !waits {
+                tell_lost(context, &format!("webhook {}:{}{}", options.host, options.port, options.path));
+            }
             if waits && !context.makes_checkpoints() {
                 return Err("webhook: `answer` \"durable\" needs a job that makes checkpoints".into());
             }

@@ -20,9 +20,9 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
-use super::keep_alive;
 use super::tap::{Sender, Tap, give};
 use super::tcp::PAUSE;
+use super::{keep_alive, tell_lost};
 use crate::bad::{BadRecords, Decoded, Handler, OnError};
 use crate::decode::Decoder;
 use crate::error::ConnectError;
@@ -89,7 +89,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         guarantee: Guarantee::AtMostOnce,
         bad,
         bad_schema: options.on_error.schema(),
+        files: None,
         make: Arc::new(move |context| {
+            tell_lost(context, &format!("websocket {name}"));
             let reader = Reader {
                 options: options.clone(),
                 headers: headers.clone(),

@@ -316,13 +316,17 @@ impl Resume {
         let kept = manifest.tasks.iter().filter(|(_, state)| keeps(state));
         let lost = kept.map(|(name, _)| name).find(|name| !known(name));
         if let Some(name) = lost {
-            let prepared = manifest.tasks[name].has_only_prepared();
-            let remedy = match prepared {
+            // Steps that keep anything have a schema, sinks have none.
+            let state = &manifest.tasks[name];
+            let remedy = match state.schema.is_none() && state.has_only_prepared() {
                 true => {
                     "; what it has prepared may not be committed yet: start the program as it was, and end it with `tidemill stop` \
                      or stop=, which leaves nothing to commit"
                 }
-                false => "",
+                false => {
+                    "; a step is found again by its kind and its number in the order of the program, a source by what it reads: start the \
+                     program with the steps and sources that it had, or begin anew in another place"
+                }
             };
             return Err(format!(
                 "checkpoints in {place}: they hold state of a task \"{name}\", which the job has no longer{remedy}"

@@ -9,6 +9,7 @@ mod arrival;
 mod broadcast;
 mod prepare;
 mod same_files;
+mod same_folders;
 mod stages;
 mod write;
 

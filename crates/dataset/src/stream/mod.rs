@@ -82,7 +82,7 @@ pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use spans::Calendar;
 pub(crate) use table::hidden_in;
-pub use table::{BadTo, MakeSink, MakeSource, StreamOutput, StreamSink, StreamSource};
+pub use table::{BadTo, ListFiles, MakeSink, MakeSource, StreamOutput, StreamSink, StreamSource};
 pub use window::{Early, WindowKind, Windows};
 pub(crate) use window::{sql_functions, window_parts};
 
@@ -179,9 +179,10 @@ impl Workers {
             let sinks = Sinks { rows: &outputs, late: &late, left_out: &left_out };
             Lower::graph(&name, &plans, &sinks, copies)
         });
-        let lowered = lowered.and_then(|lowered| job.check(&lowered.sources, &lowered.sinks).map(|()| lowered.graph));
-        let graph = self.agree(lowered)?;
-        let ran = self.runner().run_job(&graph, &RoundRobin, job.checkpoints.as_ref(), look);
+        let lowered = lowered.and_then(|lowered| job.check(&lowered.sources, &lowered.sinks).map(|()| lowered));
+        let lowered = self.agree(lowered)?;
+        self.same_folders(lowered.sources.iter().filter_map(SourceTask::files))?;
+        let ran = self.runner().run_job(&lowered.graph, &RoundRobin, job.checkpoints.as_ref(), look);
         ran.map_err(crate::distribute::failed)
     }
 

@@ -29,6 +29,8 @@ use crate::step::no_input;
 
 /// Makes the source of one copy.
 pub type MakeSource = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Source>, TaskError> + Send + Sync>;
+/// Lists the files of a source.
+pub type ListFiles = Arc<dyn Fn() -> std::result::Result<Vec<String>, TaskError> + Send + Sync>;
 /// Makes the sink of one copy.
 pub type MakeSink = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Sink>, TaskError> + Send + Sync>;
 
@@ -49,6 +51,8 @@ pub struct StreamSource {
     pub spec: Option<Arc<str>>,
     /// Where what it meets that is no row goes, if it gives any.
     pub bad_to: Option<BadTo>,
+    /// The local files that it would read now: all hosts have to see the same.
+    pub files: Option<ListFiles>,
     /// Makes one.
     pub make: MakeSource,
 }

@@ -98,6 +98,7 @@ pub fn stream_of(
         guarantee: found.guarantee,
         spec: Some(described),
         bad_to,
+        files: found.files,
         make: found.make,
     };
     let made = DataSet::from_stream(&engine.engine, source);

@@ -488,6 +488,9 @@ fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
     Times { places: rows.times.places.iter().filter_map(same).collect(), ..rows.times.clone() }
 }
 
+const SORT: &str =
+    "a sort; rank the rows of each window instead, by tm.row_number().over(\"window_end\", order_by=...)";
+
 fn until_the_end(what: &str) -> DataSetError {
     DataSetError::Unsupported(format!("on a stream, which does not end: {what}"))
 }
@@ -496,7 +499,7 @@ fn until_the_end(what: &str) -> DataSetError {
 fn waiting(plan: &Arc<dyn ExecutionPlan>) -> String {
     let any: &dyn Any = plan.as_ref();
     if any.is::<SortExec>() || any.is::<SortPreservingMergeExec>() {
-        "a sort; rank the rows of each window instead, by tm.row_number().over(\"window_end\", order_by=...)".into()
+        SORT.into()
     } else if any.is::<GlobalLimitExec>() || any.is::<LocalLimitExec>() {
         "a limit; stop= of write_stream ends a job".into()
     } else if any.is::<CrossJoinExec>() || any.is::<NestedLoopJoinExec>() {

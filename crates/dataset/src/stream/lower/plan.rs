@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::session_state::SessionStateBuilder;
@@ -12,13 +13,14 @@ use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::{ExecutionPlan, collect, replace_children_if_necessary};
 use futures::future::BoxFuture;
 
-use super::{of_query, until_the_end};
+use super::{SORT, of_query, until_the_end};
 use crate::distribute::only_value;
 use crate::error::{DataSetError, Result};
+use crate::sources::table_at;
 use crate::stream::late::LateTo;
 use crate::stream::now::NowOfBatch;
 use crate::stream::shared::{PartExec, share};
-use crate::stream::table::{StreamExec, StreamOutput};
+use crate::stream::table::{StreamExec, StreamOutput, hidden_in, of_stream};
 
 /// The queries of a job, planned.
 pub(crate) struct Plans {
@@ -37,6 +39,10 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
     let (state, _) = first.frame().clone().into_parts();
     let state = session(state, late);
     let context = state.task_ctx();
+    for output in outputs {
+        let refused = sorts(output.0.frame().logical_plan()).map_err(DataSetError::from);
+        refused.map_err(|error| of_query(error, output, outputs))?;
+    }
     let shared = share(outputs.iter().map(|(set, _)| set.frame().logical_plan().clone()).collect())?;
     let (mut queries, mut parts) = (Vec::new(), Vec::new());
     for part in &shared.parts {
@@ -47,6 +53,19 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
         queries.push(plan.map_err(|error| of_query(error, output, outputs))?);
     }
     Ok(Plans { queries, parts, context })
+}
+
+/// Refuses a sort of a stream. It is looked for before it is planned: one that the next step has no use for is taken out of a plan, and that
+/// step would get rows in another order than the program says.
+fn sorts(plan: &LogicalPlan) -> datafusion::error::Result<()> {
+    plan.apply_with_subqueries(|node| {
+        if matches!(node, LogicalPlan::Sort(sort) if of_stream(&sort.input)) {
+            return Err(until_the_end(SORT).into());
+        }
+        table_at(node).and_then(|table| hidden_in(table.as_ref()).map(sorts)).transpose()?;
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    Ok(())
 }
 
 async fn planned(

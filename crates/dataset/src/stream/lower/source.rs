@@ -17,7 +17,7 @@ use crate::dataset::SLICE_ROWS;
 use crate::error::{DataSetError, Result};
 use crate::stream::memory::table_stream;
 use crate::stream::steps::Steps;
-use crate::stream::table::{StreamExec, StreamSource};
+use crate::stream::table::{ListFiles, StreamExec, StreamSource};
 use crate::stream::times::Times;
 
 /// A source of a graph.
@@ -38,6 +38,11 @@ impl SourceTask {
     /// What describes it, if it was made of that.
     pub(crate) fn spec(&self) -> Option<Arc<str>> {
         self.source.spec.clone()
+    }
+
+    /// Its name, and what lists the local files that it would read.
+    pub(crate) fn files(&self) -> Option<(&str, &ListFiles)> {
+        Some((self.name(), self.source.files.as_ref()?))
     }
 
     pub(crate) fn guarantee(&self) -> Guarantee {

@@ -1,0 +1,89 @@
+//! Whether all hosts see the files that streams read. Each copy reads a share of the files by their names, so one that its host does not
+//! see would be read by nobody. Looked at in jobs of several hosts alone, when they begin.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use tidemill_collective::Op;
+
+use super::{Result, Workers};
+use crate::error::DataSetError;
+use crate::stream::ListFiles;
+
+/// A shared file system may show a new file to other hosts as much later: NFS looks into a folder again after a minute at most.
+const SEEN_AFTER: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// So many looks before somebody is told what is waited for.
+const LOOKS_SILENT: u32 = 3;
+
+/// What one host sees of the files of another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Sees {
+    All,
+    /// All but one that may come, or be gone.
+    NotYet,
+}
+
+impl Workers {
+    /// Refuses, on all workers, sources whose files are not the same on all hosts. Collective.
+    pub(crate) fn same_folders<'a>(&self, sources: impl Iterator<Item = (&'a str, &'a ListFiles)>) -> Result<()> {
+        if self.hosts.is_empty() {
+            return Ok(());
+        }
+        for (name, list) in sources {
+            for look in 0.. {
+                let mine = list().map_err(|error| DataSetError::Io(error.to_string()));
+                let mine = self.agree(mine)?;
+                let told = mine.iter().map(|file| format!("{}{file}", if is_new(file) { NEW } else { OLD }));
+                let told = told.collect::<Vec<_>>().join("\0");
+                let all =
+                    (0..self.comm.size()).map(|root| self.tell(root, told.clone())).collect::<Result<Vec<_>>>()?;
+                let sees = self.agree(self.sees(name, &mine, &all, look))?;
+                let mut least = [0u64];
+                self.comm.allreduce(&[sees as u64], &mut least, &Op::Max)?;
+                if least[0] == Sees::All as u64 {
+                    break;
+                }
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this host has the files that the workers of `all` told of.
+    fn sees(&self, source: &str, mine: &[String], all: &[String], look: u32) -> Result<Sees, DataSetError> {
+        let mine: HashSet<&str> = mine.iter().map(String::as_str).collect();
+        let here = &self.hosts[self.comm.rank() as usize];
+        let mut sees = Sees::All;
+        for (told, there) in all.iter().zip(&self.hosts) {
+            for file in told.split('\0').filter(|file| !file.is_empty()) {
+                let (age, file) = file.split_at(1);
+                if mine.contains(file) || Path::new(file).exists() {
+                    continue;
+                }
+                let what = format!("{source}: {here} does not see {file}, which {there} has");
+                // One that is gone by now is not told of again.
+                if age == OLD && look > 0 {
+                    return Err(DataSetError::Query(format!(
+                        "{what}; a stream's files lie where all hosts see them: give it a folder that they share, or the URL of a store"
+                    )));
+                }
+                if look == LOOKS_SILENT && sees == Sees::All {
+                    eprintln!("tidemill: {what}; the job waits for it");
+                }
+                sees = Sees::NotYet;
+            }
+        }
+        Ok(sees)
+    }
+}
+
+const NEW: &str = "n";
+const OLD: &str = "o";
+
+/// Whether a file has changed of late, or is gone.
+fn is_new(file: &str) -> bool {
+    let changed = Path::new(file).metadata().and_then(|of| of.modified());
+    changed.map_or(true, |changed| SystemTime::now().duration_since(changed).is_ok_and(|age| age < SEEN_AFTER))
+}
