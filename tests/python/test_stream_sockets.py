@@ -117,14 +117,14 @@ def test_what_a_job_that_goes_on_has_missed(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(
         """
-import os, signal, sys
+import os, pathlib, signal, sys
 import tidemill as tm
 
 tm.init()
 port, place = sys.argv[1:]
 
 def take(rows):
-    saved = place and any(file.name.isdigit() for file in os.scandir(place + "/epochs"))
+    saved = place and any(file.name.isdigit() for file in pathlib.Path(place, "epochs").glob("*"))
     if os.environ["TIDEMILL_RESTART"] == "0" and (saved or not place):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -144,7 +144,7 @@ tm.stream.from_socket("127.0.0.1", int(port), {"x": "int64"}, stop_at_end=True).
 
     cases = {
         "": "came before the job was restarted is lost",
-        str(tmp_path / "c"): "after the checkpoint that the job goes on from is lost",
+        str(tmp_path / "c"): "came after the checkpoint that the job goes on from is lost",
     }
     for place, lost in cases.items():
         with serving(talk, end) as port:
