@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "run", "write"]
 
+#: Options of checkpoints, as they are by default.
+_DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": 10, "timeout": 600, "keep": 3}
+
 
 def write(
     queries: Iterable[tuple[DataSet, AnySink]],
@@ -125,6 +128,19 @@ def run(
         raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
     if watch is not None and checkpoint is None:
         raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
+    of_checkpoints = {
+        "storage_options": storage_options,
+        "every": every,
+        "unaligned_after": unaligned_after,
+        "timeout": timeout,
+        "keep": keep,
+    }
+    # What is as it is by default was perhaps not given at all.
+    needless = next((option for option, value in of_checkpoints.items() if value != _DEFAULTS[option]), None)
+    if needless is not None and checkpoint is None:
+        raise DataSetError(
+            f"{needless}= needs checkpoint=: it says how checkpoints are made, and without there are none"
+        )
     late_sinks = _late_sinks(late_to)
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
@@ -133,6 +149,8 @@ def run(
             raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise DataSetError(f"keep={keep!r} is no whole number from 1 on")
+        if every is not None and seconds(every, "every") == 0:
+            raise DataSetError(f"every={every!r} is no time between two checkpoints; it is more than zero, as '1s' is")
         if seconds(timeout, "timeout") == 0:
             raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
         place = {
