@@ -452,7 +452,7 @@ def test_guarantees(tmp_path: Path) -> None:
     ):
         with pytest.raises(tm.DataSetError, match=message):
             written(counts, **options)
-    with pytest.raises(ValueError, match='not "often"'):
+    with pytest.raises(tm.DataSetError, match="guarantee='often' is not 'exactly once' or 'at least once' or"):
         written(counts, guarantee="often")
     written(counts, guarantee="at least once", checkpoint=tmp_path / "b")
     counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "c", guarantee="exactly once")

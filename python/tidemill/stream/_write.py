@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidemill._job import init
 from tidemill._tidemill import explain_stream, write_stream
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "run", "write"]
 
+Guarantee = Literal["exactly once", "at least once", "at most once"]
+
 #: Options of checkpoints, as they are by default.
 _DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": 10, "timeout": 600, "keep": 3}
 
@@ -42,7 +44,7 @@ def write(
     timeout: Duration = 600,
     keep: int = 3,
     stop: Callable[[], bool] | None = None,
-    guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
+    guarantee: Guarantee | None = None,
     watch: Callable[[Running], object] | None = None,
     loops: bool = False,
 ) -> dict[str, Any]:
@@ -124,6 +126,8 @@ def run(
     """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
     if not isinstance(name, str) or not name:
         raise DataSetError(f"name={name!r} is no name of a job: a text that is not empty")
+    if guarantee is not None and guarantee not in get_args(Guarantee):
+        raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     if stop is not None and checkpoint is None:
         raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
     if watch is not None and checkpoint is None:
