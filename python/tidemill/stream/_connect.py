@@ -173,7 +173,8 @@ def from_files(
         says where it is), ``partition`` (int32), ``offset`` (int64: its first byte), ``timestamp`` (timestamp[ms]), ``key``, ``value`` (binary),
         ``headers`` (list of structs of ``name``, str, and ``value``, binary) and ``reason`` (str), with null for what a source does not know.
         Or a local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
-        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there.
+        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there, so where it is to give exactly once it is refused with
+        one of Tidemill's own sinks.
     discover_every : str, number of seconds or timedelta, optional
         Between looks for new files; by default a second, and five for the objects of a store.
     poll_every : str, number of seconds or timedelta, default="100ms"

@@ -186,7 +186,7 @@ def run(
         guarantee,
         watching,
         [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
-        lambda described: look_at_sinks(described, loops=loops),
+        lambda described: look_at_sinks(described, loops=loops, guarantee=guarantee),
     )
     _workers.report_bad_records(count, first)
     _late.report(late)
