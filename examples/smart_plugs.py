@@ -17,14 +17,15 @@ The average of a plug is that of its readings, that of a house the sum over its 
 prediction is ``average(i)``.
 
 Query 2, outliers. Of each house, the percentage of plugs whose median load in the last hour is larger than the median of all
-readings of all plugs in that hour; every ten minutes.
+readings of all plugs in that hour, and the same of the last 24 hours; every ten minutes.
+
+All that is remembered is state of the stream, so with ``checkpoint=`` the job goes on after a failure as if there had been none.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections import defaultdict
 from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -38,6 +39,10 @@ HOUSE = DATA / "sensors/debs2014_house0.csv.gz"
 COLUMNS = ["id", "timestamp", "value", "property", "plug", "household", "house"]
 LOAD = 1
 PLUG = ["house", "household", "plug"]
+PREDICTED = {**dict.fromkeys(PLUG, "int64"), "slice": "timestamp[us]", "load": "float64", "days": "int64"}
+#: Of the windows of query 2.
+SIZES = ["1h", "24h"]
+EPOCH = datetime(1970, 1, 1)
 
 
 def made_up() -> list[tuple[float, ...]]:
@@ -74,62 +79,32 @@ def averages(readings: tm.DataSet, slice_: str) -> tm.DataSet:
     return plugs.union(houses)
 
 
-class Predictions:
-    """A sink that keeps the slices of former days. All averages of a plug or a house come to one worker, in order of time."""
+def predict(readings: tm.DataSet, slice_: str, day: str) -> tm.DataSet:
+    """Query 1. The averages of former days are state of the stream: a job that goes on from a checkpoint has them."""
+    later, period = 2 * length(slice_), length(day)
 
-    def __init__(self, slice_: timedelta, day: timedelta) -> None:
-        self.made: list[dict[str, Any]] = []
-        self._slice, self._day = slice_, day
-        #: By plug or house, and time of day.
-        self._former: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    def next_but_one(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
+        # By time of day; the rows of a plug or a house come in order of time.
+        former = context.map_state("former")
+        for row in rows:
+            at = row["slice"] + later
+            days = former.get((at - EPOCH) % period, [])
+            load = (row["load"] + median(days)) / 2 if days else row["load"]
+            former.setdefault((row["slice"] - EPOCH) % period, []).append(row["load"])
+            yield {**key, "slice": at, "load": load, "days": len(days)}
 
-    def __call__(self, table: tm.Table) -> None:
-        for row in table:
-            of = tuple(row[name] for name in PLUG)
-            former = self._former[of, self._time_of_day(row["slice"] + 2 * self._slice)]
-            load = (row["load"] + median(former)) / 2 if former else row["load"]
-            self.made.append({**row, "slice": row["slice"] + 2 * self._slice, "load": load, "days": len(former)})
-            self._former[of, self._time_of_day(row["slice"])].append(row["load"])
-
-    def _time_of_day(self, slice_: datetime) -> timedelta:
-        return (slice_ - datetime(1970, 1, 1)) % self._day
+    return averages(readings, slice_).key_by(*PLUG).process(next_but_one, PREDICTED)
 
 
-def predict(readings: tm.DataSet, slice_: str, day: str) -> list[dict[str, Any]]:
-    """Query 1: the predictions for plugs and houses that this worker makes."""
-    predictions = Predictions(length(slice_), length(day))
-    averages(readings, slice_).write_stream(predictions)
-    return predictions.made
-
-
-def hours(readings: tm.DataSet) -> tm.DataSet:
-    """A row for each hour that ends at whole ten minutes, with lists: of each plug its house, its median load, its readings."""
-    load = tm.col("load")
-    plugs = readings.group_by(*PLUG, tm.window(tm.sliding("1h", "10m"), on="at")).agg(
-        load.median(), readings=load.to_list()
-    )
-    # A result's time is the last moment of its window: all plugs of an hour meet as soon as it is over.
-    plugs = plugs.with_columns(at=tm.col("window_end") - timedelta(microseconds=1))
-    plugs = plugs.select("house", "load", "readings", "at", end="window_end")
-    together = plugs.group_by("end", tm.window(tm.tumbling("10m"), on="at"))
-    return together.agg(tm.col("house").to_list(), load.to_list(), tm.col("readings").to_list())
-
-
-def outliers(readings: tm.DataSet) -> list[dict[str, Any]]:
-    """Query 2: the percentages that this worker finds."""
-    found: list[dict[str, Any]] = []
-
-    def count(table: tm.Table) -> None:
-        for hour in table:
-            of_all = median(chain.from_iterable(hour["readings"]))
-            larger = defaultdict(list)
-            for house, load in zip(hour["house"], hour["load"], strict=True):
-                larger[house].append(load > of_all)
-            for house, plugs in larger.items():
-                found.append({"end": hour["end"], "house": house, "percent": 100 * sum(plugs) / len(plugs)})
-
-    hours(readings).write_stream(count)
-    return found
+def outliers(readings: tm.DataSet, size: str) -> tm.DataSet:
+    """Query 2, of windows of one size."""
+    window, load = tm.window(tm.sliding(size, "10m"), on="at"), tm.col("load")
+    plugs = readings.group_by(*PLUG, window).agg(load.median())
+    of_all = readings.group_by(window).agg(of_all=load.median()).select("window_end", "of_all")
+    # A window's end tells time: what belongs to it is put together as soon as it is over, and then forgotten.
+    larger = plugs.join(of_all, on="window_end").with_columns(larger=(load > tm.col("of_all")).cast("float64"))
+    percents = larger.group_by("house", "window_end").agg(percent=100 * tm.col("larger").mean())
+    return percents.select("house", "percent", end="window_end", size=tm.lit(size))
 
 
 def length(text: str) -> timedelta:
@@ -146,19 +121,26 @@ def main() -> None:
     options = parser.parse_args()
     job = tm.init()
     stream = tm.stream.from_table(loads(options.readings), time="at")
-    predicted = job.comm.gather(predict(stream, options.slice, options.day))
-    found = job.comm.gather(outliers(stream))
-    if predicted is None or found is None:
+    predicted: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+    tm.stream.write(
+        [
+            (predict(stream, options.slice, options.day), lambda table: predicted.extend(table.to_pylist())),
+            *((outliers(stream, size), lambda table: found.extend(table.to_pylist())) for size in SIZES),
+        ]
+    )
+    predicted, found = (list(chain.from_iterable(job.comm.allgather(rows))) for rows in (predicted, found))
+    if job.rank > 0:
         return
-    rows = sorted((row for rows in predicted for row in rows), key=lambda row: row["slice"])
-    houses = [row for row in rows if row["plug"] is None]
-    print(f"{len(rows) - len(houses)} predictions for plugs, {len(houses)} for houses; the last of houses:")
-    for row in sorted(houses[-6:], key=lambda row: (row["slice"], row["house"])):
+    houses = [row for row in predicted if row["plug"] is None]
+    print(f"{len(predicted) - len(houses)} predictions for plugs, {len(houses)} for houses; the last of houses:")
+    for row in sorted(houses, key=lambda row: (row["slice"], row["house"]))[-6:]:
         print(f"  {row['slice']}  house {row['house']}: {row['load']:.1f} W, {row['days']} former days")
-    percents = sorted((row for rows in found for row in rows), key=lambda row: (row["end"], row["house"]))
-    print(f"{len(percents)} percentages of plugs above the median; the last ones:")
-    for row in percents[-6:]:
-        print(f"  {row['end']}  house {row['house']}: {row['percent']:.1f} %")
+    for size in SIZES:
+        rows = [row for row in found if row["size"] == size]
+        print(f"{len(rows)} percentages of plugs above the median of {size}; the last ones:")
+        for row in sorted(rows, key=lambda row: (row["end"], row["house"]))[-6:]:
+            print(f"  {row['end']}  house {row['house']}: {row['percent']:.1f} %")
 
 
 if __name__ == "__main__":

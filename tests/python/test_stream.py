@@ -464,7 +464,7 @@ def test_guarantees(tmp_path: Path) -> None:
     ):
         with pytest.raises(tm.DataSetError, match=message):
             written(counts, **options)
-    with pytest.raises(ValueError, match='not "often"'):
+    with pytest.raises(tm.DataSetError, match="guarantee='often' is not 'exactly once' or 'at least once' or"):
         written(counts, guarantee="often")
     written(counts, guarantee="at least once", checkpoint=tmp_path / "b")
     counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "c", guarantee="exactly once")
@@ -489,6 +489,7 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
         tm.stream.from_table([1])
     for options, message in (
         ({"every": -1}, "every=-1 is less than nothing"),
+        ({"every": 0}, "every=0 is no time between two checkpoints"),
         ({"unaligned_after": -1}, "unaligned_after=-1 is less than nothing"),
         ({"timeout": 0}, "timeout=0 gives every checkpoint up"),
         ({"keep": 0}, "keep=0 is no whole number from 1 on"),
@@ -498,6 +499,24 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
     ):
         with pytest.raises(tm.DataSetError, match=message):
             written(stream, **{"checkpoint": tmp_path / "c", **options})
+
+
+def test_options_of_checkpoints_without_any() -> None:
+    """They did nothing, and whoever gave them thought that there were checkpoints."""
+    stream = tm.stream.from_table(table(some(10)), time="ts")
+    options: dict[str, Any] = {
+        "storage_options": {"endpoint": "http://127.0.0.1:1"},
+        "every": "1s",
+        "unaligned_after": None,
+        "timeout": "1m",
+        "keep": 1,
+    }
+    for name, value in options.items():
+        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint=: it says how"):
+            written(stream, **{name: value})
+        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint="):
+            tm.stream.write([(stream, print)], **{name: value})
+    assert len(written(stream, every=None, unaligned_after=10, timeout=600, keep=3)) == 10
 
 
 def test_windows_that_are_given_wrong() -> None:

@@ -710,6 +710,17 @@ def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
     assert came[-1] - came[0] > 2
 
 
+def test_topics_and_beginnings_that_are_none() -> None:
+    """An empty topic was an error of the job, or none; of a beginning the engine's word for a time was offered."""
+    for topic in ("", None):
+        for made in (tm.stream.from_kafka, tm.stream.to_kafka):
+            with pytest.raises(tm.DataSetError, match=r"topic=.* is no name of a topic"):
+                made("127.0.0.1:1", topic)  # type: ignore[operator]
+    for start in ("2020-01-01", 5, None, ["earliest"]):
+        with pytest.raises(tm.DataSetError, match=r'start=.* is not "earliest", "latest" or a datetime, such as'):
+            tm.stream.from_kafka("127.0.0.1:1", "t", SCHEMA, start=start)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -170,14 +170,14 @@ def predictions(
     return made
 
 
-def percentages(readings: list[Reading]) -> dict[tuple[datetime, int], float]:
-    """Query 2: by the hour's end and house."""
-    hours: dict[datetime, dict[Plug, list[float]]] = defaultdict(lambda: defaultdict(list))
+def percentages(readings: list[Reading], size: timedelta) -> dict[tuple[datetime, int], float]:
+    """Query 2: by the window's end and house."""
+    windows: dict[datetime, dict[Plug, list[float]]] = defaultdict(lambda: defaultdict(list))
     for time, plug, load in readings:
-        for start in starts(time, HOUR, timedelta(minutes=10)):
-            hours[start + HOUR][plug].append(load)
+        for start in starts(time, size, timedelta(minutes=10)):
+            windows[start + size][plug].append(load)
     found = {}
-    for end, plugs in hours.items():
+    for end, plugs in windows.items():
         of_all = np.median(np.concatenate(list(plugs.values())))
         for house in {plug[0] for plug in plugs}:
             larger = [np.median(of) > of_all for plug, of in plugs.items() if plug[0] == house]
@@ -185,12 +185,18 @@ def percentages(readings: list[Reading]) -> dict[tuple[datetime, int], float]:
     return found
 
 
+def written(data: tm.DataSet, **options: Any) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
+    return seen
+
+
 def check_plugs(
     readings: list[Reading], path: Path | None, slice_: tuple[str, timedelta], day: tuple[str, timedelta]
 ) -> None:
     smart_plugs = example("smart_plugs")
     stream = tm.stream.from_table(smart_plugs.loads(path), time="at", rows_per_batch=1000)
-    rows = smart_plugs.predict(stream, slice_[0], day[0])
+    rows = written(smart_plugs.predict(stream, slice_[0], day[0]))
     made = {((row["house"], row["household"], row["plug"]), row["slice"]): (row["load"], row["days"]) for row in rows}
     expected = predictions(readings, slice_[1], day[1])
     assert len(made) == len(rows), "a slice was predicted twice"
@@ -199,10 +205,11 @@ def check_plugs(
         assert made[of] == (pytest.approx(load), days), of
     assert any(days > 0 for _, days in made.values())
 
-    rows = smart_plugs.outliers(stream)
-    found = {(row["end"], row["house"]): row["percent"] for row in rows}
-    assert len(found) == len(rows), "a percentage came twice"
-    assert found == pytest.approx(percentages(readings))
+    for hours in (1, 24):
+        rows = written(smart_plugs.outliers(stream, f"{hours}h"))
+        found = {(row["end"], row["house"]): row["percent"] for row in rows}
+        assert len(found) == len(rows), "a percentage came twice"
+        assert found == pytest.approx(percentages(readings, timedelta(hours=hours)))
 
 
 def readings_of(rows: Iterable[Iterable[Any]]) -> list[Reading]:
@@ -249,16 +256,38 @@ def test_smart_plugs_of_a_real_house() -> None:
     check_plugs(readings, HOUSE, ("15m", timedelta(minutes=15)), ("4h", timedelta(hours=4)))
 
 
+@pytest.mark.usefixtures("examples")
+def test_predictions_go_on(tmp_path: Path) -> None:
+    """Former days were in the program, and lost with it: whoever went on predicted as if there had been none."""
+    readings = write_readings(tmp_path / "readings.csv")
+    expected = predictions(readings, HOUR, timedelta(days=1))
+    smart_plugs = example("smart_plugs")
+    rows = smart_plugs.loads(tmp_path / "readings.csv")
+    slow = tm.stream.from_table(rows, time="at", rows_per_batch=50, rows_per_s=4000)
+    options: Any = {"checkpoint": tmp_path / "checkpoints", "every": "50ms"}
+    seen: list[dict[str, Any]] = []
+    smart_plugs.predict(slow, "1h", "1d").write_stream(
+        lambda table: seen.extend(table.to_pylist()), **options, stop=lambda: len(seen) > len(expected) // 2
+    )
+    before = len(seen)
+    assert before < len(expected)
+    seen += written(smart_plugs.predict(slow, "1h", "1d"), **options)
+    assert any(row["days"] > 0 for row in seen[before:])
+    made = {((row["house"], row["household"], row["plug"]), row["slice"]): (row["load"], row["days"]) for row in seen}
+    assert made == {of: (pytest.approx(load), days) for of, (load, days) in expected.items()}
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_smart_plugs_as_a_program(tmp_path: Path, workers: int) -> None:
     """Workers put together what they have predicted and found."""
     readings = write_readings(tmp_path / "readings.csv")
     made = predictions(readings, timedelta(minutes=30), timedelta(days=1))
     houses = sorted((of, plug[0], *made[plug, of]) for plug, of in made if plug[1] is None)
-    percents = sorted(percentages(readings).items())
     expected = [f"{len(made) - len(houses)} predictions for plugs, {len(houses)} for houses; the last of houses:"]
     expected += [f"  {of}  house {house}: {load:.1f} W, {days} former days" for of, house, load, days in houses[-6:]]
-    expected += [f"{len(percents)} percentages of plugs above the median; the last ones:"]
-    expected += [f"  {end}  house {house}: {percent:.1f} %" for (end, house), percent in percents[-6:]]
+    for hours in (1, 24):
+        percents = sorted(percentages(readings, timedelta(hours=hours)).items())
+        expected += [f"{len(percents)} percentages of plugs above the median of {hours}h; the last ones:"]
+        expected += [f"  {end}  house {house}: {percent:.1f} %" for (end, house), percent in percents[-6:]]
     assert printed(workers, "smart_plugs.py", tmp_path / "readings.csv", "--slice", "30m") == expected
     assert printed(workers, "smart_plugs.py")[0] == "1728 predictions for plugs, 576 for houses; the last of houses:"

@@ -207,6 +207,61 @@ def test_states_are_forgotten(tmp_path: Any) -> None:
     assert {row["k"] for row in seen} == {"a", "b", "other"}
 
 
+def test_a_key_is_not_forgotten_too_early(tmp_path: Any) -> None:
+    """How long nothing has come was counted from the time before a row, which may be long before it: after a pause its key was forgotten at once."""
+
+    def count(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.state = (context.state or 0) + len(rows)
+        return {**key, "at": rows[-1]["at"], "n": context.state}
+
+    schema = {"k": "str", "at": "timestamp[us]", "n": "int64"}
+    times, keys = [0, 1000, 1005, 1014, 1025, 1026], "xaaaxa"
+    rows = pa.table({"k": list(keys), "at": pa.array(times, pa.timestamp("s")).cast(pa.timestamp("us"))})
+
+    def processor(folder: str) -> Processor:
+        return Processor(count, "count", ("k",), schema, 10_000_000, str(tmp_path / folder), True)
+
+    expected = [1, 1, 2, 3, 1, 1]
+    assert [row["n"] for row in driven(processor("one"), rows)] == expected
+    # The same over checkpoints, and no sooner where all goes to disk, each time between a row and the time after it.
+    for spills in (True, False):
+        one, made = processor("two"), Rows()
+        for row in rows.to_pylist():
+            part = tm.from_dict({name: [value] for name, value in row.items()}).collect()
+            key = tm.from_dict({"k": [row["k"]]}).collect()
+            made += [
+                row for native in one.rows(key._native, [1], [1], part._native) for row in tm.Table(native).to_pylist()
+            ]
+            if spills:
+                one._store = one._store or Store(str(tmp_path))
+                one._store.put(map(one._evict, list(one._entries)))
+            else:
+                before, one = one, processor("three")
+                for bucket, _, saved in before.snapshot(True):
+                    one.restore(before._now, bucket, [saved])
+            one.time((row["at"] - START) // timedelta(microseconds=1))
+        counts = [row["n"] for row in made]
+        assert counts[:4] == expected[:4] and (spills or counts == expected)
+        one.time(1_100_000_000)
+        one.time(1_200_000_000)
+        assert not one._entries and not one._buckets()
+
+
+def test_rows_that_come_together_are_given_together(tmp_path: Any) -> None:
+    """What a pause is that rows of one batch have between them the function has to say: a `ttl` goes by the stream's time, as is documented."""
+    rows = pa.table({"k": [*"aba"], "at": pa.array([0, 50, 100], pa.timestamp("s")), "x": [1, 1, 1]})
+
+    def count(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.state = (context.state or 0) + len(rows)
+        return {**key, "n": context.state}
+
+    schema = {"k": "str", "n": "int64"}
+    at_once = written(stream(rows).key_by("k").process(count, schema, ttl="10s"))
+    alone = driven(Processor(count, "count", ("k",), schema, 10_000_000, str(tmp_path), False), rows)
+    assert sorted(row["n"] for row in at_once if row["k"] == "a") == [2]
+    assert [row["n"] for row in alone if row["k"] == "a"] == [1, 1]
+
+
 def remember(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Rows:
     """How many tenths of a second have been seen in the last fifth, and how many rows in the last twentieth."""
     tenths, times = context.map_state("tenths", ttl="200ms"), context.list_state("times", ttl=SECOND / 20)
@@ -791,6 +846,7 @@ def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int |
         assert one.rows(names, [1] * keys, ends, names) == []
         clock += 1000 * step_ms
     assert one.held_bytes() < 1_000_000
+    one.time(0)
     one.time(3_600_000_000 - 1)
     assert len(one._entries) == (keys if ttl is None else 0)
     if ttl is None:
@@ -815,6 +871,7 @@ def test_a_timer_when_a_key_is_forgotten(tmp_path: Any) -> None:
     key = tm.from_dict({"k": [1]}).collect()._native
     one.rows(key, [1], [1], key)
     assert len(one._timers) == 1
+    one.time(0)
     made, _ = one.time(7_000_000)
     assert len(made) == 1 and not one._entries
 

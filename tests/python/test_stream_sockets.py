@@ -380,6 +380,17 @@ def test_posts(tmp_path: Path) -> None:
         tm.stream.from_webhook(port, SCHEMA).write_stream(print)
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65_536, 70_000, 1.0, "80", True, None])
+def test_ports_that_are_none(port: Any) -> None:
+    """A range was not named, and port 0 of a webhook was one that nobody was told."""
+    for made in (
+        lambda: tm.stream.from_socket("localhost", port, SCHEMA),
+        lambda: tm.stream.from_webhook(port, SCHEMA),
+    ):
+        with pytest.raises(tm.DataSetError, match=r"port=.* is no port: a whole number from 1 to 65535"):
+            made()
+
+
 @pytest.mark.parametrize("auth", ["token", "signature"])
 def test_posts_of_who_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auth: str) -> None:
     """Anybody who could reach the port could post."""

@@ -629,12 +629,12 @@ class DataSet(DataSetWriters):
         checkpoint : str or Path, optional
             A folder that all workers share, or the URL of one in an object store (``s3://bucket/jobs/mine``). The job goes on
             from its newest checkpoint there, if there is one, also with another number of workers. Without, a failure loses what
-            was on its way.
+            was on its way; `storage_options`, `every`, `unaligned_after`, `timeout` and `keep` are of checkpoints, and refused then.
         storage_options : dict, optional
             For that store, as in `read_csv`.
         every : str, number of seconds or timedelta, optional
-            From the beginning of one checkpoint to that of the next: by default 10 seconds and, with at most once, a tenth of
-            one, for rows wait for them there.
+            From the beginning of one checkpoint to that of the next, more than zero: by default 10 seconds and, with at most once,
+            a tenth of one, for rows wait for them there.
         unaligned_after : str, number of seconds or timedelta, default=10
             A checkpoint that is held up longer by rows which wait for slow steps is made with these rows in it; ``None`` lets it
             wait.

@@ -173,7 +173,8 @@ def from_files(
         says where it is), ``partition`` (int32), ``offset`` (int64: its first byte), ``timestamp`` (timestamp[ms]), ``key``, ``value`` (binary),
         ``headers`` (list of structs of ``name``, str, and ``value``, binary) and ``reason`` (str), with null for what a source does not know.
         Or a local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
-        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there.
+        what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there, so where it is to give exactly once it is refused with
+        one of Tidemill's own sinks.
     discover_every : str, number of seconds or timedelta, optional
         Between looks for new files; by default a second, and five for the objects of a store.
     poll_every : str, number of seconds or timedelta, default="100ms"
@@ -338,12 +339,12 @@ def from_kafka(
     spec = described(
         "kafka",
         servers=servers,
-        topic=topic,
+        topic=_topic(topic),
         format=format,
         avro_schema=avro_schema,
         avro_writers=avro_writers,
         registry=registry,
-        start={"timestamp_ms": _millis(start)} if isinstance(start, datetime) else start,
+        start=_start(start),
         metadata=list(metadata.items()) if metadata else None,
         stop_at_end=stop_at_end,
         confluent_header=confluent_header,
@@ -358,6 +359,21 @@ def from_kafka(
     return DataSet(
         stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
     )
+
+
+def _topic(topic: str) -> str:
+    if not isinstance(topic, str) or not topic:
+        raise DataSetError(f"topic={topic!r} is no name of a topic: a text that is not empty")
+    return topic
+
+
+def _start(start: str | datetime) -> Any:
+    """Where reading begins, as the engine takes it."""
+    if isinstance(start, datetime):
+        return {"timestamp_ms": _millis(start)}
+    if start not in ("earliest", "latest"):
+        raise DataSetError(f'start={start!r} is not "earliest", "latest" or a datetime, such as datetime(2026, 1, 31)')
+    return start
 
 
 def _millis(at: datetime) -> int:
@@ -438,7 +454,7 @@ def to_kafka(
     spec = described(
         "kafka",
         servers=servers,
-        topic=topic,
+        topic=_topic(topic),
         guarantee=guarantee,
         id=id,
         key=key,

@@ -80,7 +80,7 @@ class _Entry:
     whole: bool = True
     timers: set[int] = field(default_factory=set)
     alarms: set[int] = field(default_factory=set)
-    #: When rows came last, and when that is looked at next.
+    #: When rows came last, and when that is looked at next. Never: since time went on last, or before there was any.
     touched: int = _NEVER
     looked_at: int | None = None
     #: When items are looked at that have a time to live.
@@ -291,7 +291,7 @@ class KeyContext:
         """Call the function for this key when the stream's time passes `at`; at once, if it has. One for each time.
 
         Before the end the stream's time goes on to its latest row. At the end all timers go off that have been set before, and
-        none that are set then.
+        none that are set then. A source without ``time=`` has no time before its end: set alarms there.
         """
         time = _micros(at, "set_timer")
         if time not in self._entry.timers:
@@ -360,6 +360,8 @@ class Processor:
         self._now = _NEVER
         # Time before the end.
         self._latest = _NEVER
+        # Keys that rows have come of since time went on last.
+        self._fresh: set[_Key] = set()
         # Of each key the bucket, for those that are gone.
         self._changed: dict[_Key, int] = {}
         # By bucket.
@@ -380,7 +382,10 @@ class Processor:
             # Behind all that were touched before.
             self._entries[key] = entry
             if self._ttl is not None:
-                entry.touched = self._now
+                # How late its rows are is known when time has gone on to them: counted from the time before them, which may be long
+                # ago, the key could be forgotten as soon as they have come.
+                entry.touched = _NEVER
+                self._fresh.add(key)
                 self._look_at(entry, key)
             made += self._call(key, entry, found[start:end])
             start = end
@@ -393,6 +398,10 @@ class Processor:
         if self._now < _END:
             self._latest = self._now
         more = self._bring("due", self._now)
+        if self._now < _END:
+            for key in self._fresh & self._entries.keys():
+                self._entries[key].touched = self._now
+            self._fresh.clear()
         if self._now == _END:
             # Before anything goes off: of what goes back to the store meanwhile nothing is due any more.
             more = self._bring("alarm", _END) or more
@@ -442,6 +451,8 @@ class Processor:
 
     def _evict(self, key: _Key) -> Stored:
         entry = self._entries.pop(key, None)
+        # When it comes back it counts as touched then: it may stay for longer, but goes no sooner.
+        self._fresh.discard(key)
         changed = self._changed.pop(key, None)
         if entry is None:
             return Stored(_name(key), changed or 0, None, None, True, True, self._pickled((key, None)))
@@ -450,7 +461,7 @@ class Processor:
         if self._now < _END:
             due, alarm = min(entry.timers, default=None), min(entry.alarms, default=None)
             if self._ttl is not None:
-                looked_at = entry.touched + self._ttl if entry.looked_at is None else entry.looked_at
+                looked_at = self._touched(entry) + self._ttl if entry.looked_at is None else entry.looked_at
                 due = looked_at if due is None else min(due, looked_at)
             if (expires := entry.next_expiry()) is not None:
                 due = expires if due is None else min(due, expires)
@@ -491,6 +502,8 @@ class Processor:
         for at in kept.alarms:
             self._alarms.add(at, key)
         if self._ttl is not None:
+            if entry.touched == _NEVER:
+                self._fresh.add(key)
             self._look_at(entry, key)
         self._expire_later(entry, key)
 
@@ -601,8 +614,12 @@ class Processor:
     def _look_at(self, entry: _Entry, key: _Key) -> None:
         """See to it that a key is forgotten when nothing has come for too long."""
         if entry.looked_at is None and self._ttl is not None:
-            entry.looked_at = entry.touched + self._ttl
+            entry.looked_at = self._touched(entry) + self._ttl
             self._timers.add(entry.looked_at, key)
+
+    def _touched(self, entry: _Entry) -> int:
+        """When rows came last, or the time before them if that is not known yet."""
+        return self._now if entry.touched == _NEVER else entry.touched
 
     def _expire_later(self, entry: _Entry, key: _Key) -> None:
         """See to it that items are forgotten whose time has come."""
@@ -623,10 +640,7 @@ class Processor:
                 entry = self._entries.get(key)
             if entry is not None and at == entry.looked_at and self._ttl is not None and self._now < _END:
                 entry.looked_at = None
-                if entry.touched == _NEVER:
-                    # Rows came before there was any time.
-                    entry.touched = self._now
-                if entry.touched + self._ttl <= self._now:
+                if self._touched(entry) + self._ttl <= self._now:
                     del self._entries[key]
                     self._change(key, entry)
                     entry = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, _schema
 from tidemill.stream._connect import bad, bad_to, described
 from tidemill.stream._time import Duration, Time, seconds, times
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
     from tidemill.stream._connect import Quarantine
 
 __all__ = ["from_socket", "from_webhook", "from_websocket"]
+
+
+def _port(port: int) -> int:
+    """The number of a port. Of 0 the system would choose one, and nobody would be told which."""
+    if isinstance(port, bool) or not isinstance(port, Integral) or not 1 <= port <= 65_535:
+        raise DataSetError(f"port={port!r} is no port: a whole number from 1 to 65535")
+    return int(port)
 
 
 def from_socket(
@@ -45,6 +54,7 @@ def from_socket(
     ----------
     host : str
     port : int
+        From 1 to 65535.
     schema : mapping of str to str, or Arrow schema
         Types by column; ``"text"`` has one column, ``line`` unless a schema of one names it.
     format : {"json", "csv", "text"}, default="json"
@@ -72,7 +82,7 @@ def from_socket(
     csv = {"delimiter": delimiter} if format == "csv" else {}
     limits = {"line_bytes_max": line_bytes_max, "patience_s": seconds(patience, "patience")}
     more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
-    spec = described("socket", host=host, port=port, format=format, stop_at_end=stop_at_end, **more)
+    spec = described("socket", host=host, port=_port(port), format=format, stop_at_end=stop_at_end, **more)
     return DataSet(
         stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
     )
@@ -171,6 +181,7 @@ def from_webhook(
     Parameters
     ----------
     port : int
+        From 1 to 65535, one that nobody else listens on.
     schema : mapping of str to str, or Arrow schema
         Types by column.
     path : str, default="/"
@@ -204,7 +215,7 @@ def from_webhook(
     spec = described(
         "webhook",
         host=host,
-        port=port,
+        port=_port(port),
         path=path,
         answer=answer,
         auth=auth,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidemill._job import init
 from tidemill._tidemill import explain_stream, write_stream
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "run", "write"]
 
+Guarantee = Literal["exactly once", "at least once", "at most once"]
+
+#: Options of checkpoints, as they are by default.
+_DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": 10, "timeout": 600, "keep": 3}
+
 
 def write(
     queries: Iterable[tuple[DataSet, AnySink]],
@@ -39,7 +44,7 @@ def write(
     timeout: Duration = 600,
     keep: int = 3,
     stop: Callable[[], bool] | None = None,
-    guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
+    guarantee: Guarantee | None = None,
     watch: Callable[[Running], object] | None = None,
     loops: bool = False,
 ) -> dict[str, Any]:
@@ -121,10 +126,25 @@ def run(
     """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
     if not isinstance(name, str) or not name:
         raise DataSetError(f"name={name!r} is no name of a job: a text that is not empty")
+    if guarantee is not None and guarantee not in get_args(Guarantee):
+        raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     if stop is not None and checkpoint is None:
         raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
     if watch is not None and checkpoint is None:
         raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
+    of_checkpoints = {
+        "storage_options": storage_options,
+        "every": every,
+        "unaligned_after": unaligned_after,
+        "timeout": timeout,
+        "keep": keep,
+    }
+    # What is as it is by default was perhaps not given at all.
+    needless = next((option for option, value in of_checkpoints.items() if value != _DEFAULTS[option]), None)
+    if needless is not None and checkpoint is None:
+        raise DataSetError(
+            f"{needless}= needs checkpoint=: it says how checkpoints are made, and without there are none"
+        )
     late_sinks = _late_sinks(late_to)
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
@@ -133,6 +153,8 @@ def run(
             raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise DataSetError(f"keep={keep!r} is no whole number from 1 on")
+        if every is not None and seconds(every, "every") == 0:
+            raise DataSetError(f"every={every!r} is no time between two checkpoints; it is more than zero, as '1s' is")
         if seconds(timeout, "timeout") == 0:
             raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
         place = {
@@ -164,7 +186,7 @@ def run(
         guarantee,
         watching,
         [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
-        lambda described: look_at_sinks(described, loops=loops),
+        lambda described: look_at_sinks(described, loops=loops, guarantee=guarantee),
     )
     _workers.report_bad_records(count, first)
     _late.report(late)
