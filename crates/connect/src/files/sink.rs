@@ -24,7 +24,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_dataflow::stream::sink::{Sink, split_name};
-use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
 use tokio::task::spawn_blocking;
 
 use super::upload::Uploads;
@@ -72,7 +72,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
     let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
     options.format.encode(&empty, true, &mut Vec::new()).map_err(|error| wrong(error.to_string()))?;
     Ok(SinkSpec {
-        name: format!("files {}", options.path.display()),
+        name: format!("files {}", without_passwords(&options.path.to_string_lossy())),
         copies_max: 0,
         guarantee: Guarantee::ExactlyOnce,
         make: Arc::new(move |context| {
