@@ -48,6 +48,7 @@ pub mod fuzzing;
 mod link;
 mod prefetch;
 mod run;
+mod shown;
 mod sync;
 mod wire;
 
@@ -62,3 +63,4 @@ pub use placement::{Plan, WorkerInfo};
 pub use prefetch::prefetch;
 pub use route_map::RouteMap;
 pub use run::{Look, Progress, Runner, Settings, TaskContext, WorkerStatus, wait_in_copy};
+pub use shown::without_passwords;

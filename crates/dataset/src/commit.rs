@@ -52,10 +52,10 @@ impl Target {
         }
         let at = engine.locate(dir, storage)?;
         if at.store.uploads.is_none() {
-            return Err(DataSetError::Unsupported(format!("writing to {dir}: over HTTP files can only be read")));
+            return Err(DataSetError::Unsupported(format!("writing to {at}: over HTTP files can only be read")));
         }
         if at.path.as_ref().is_empty() {
-            return Err(DataSetError::Query(format!("{dir} cannot be written to as a whole; name a folder in it")));
+            return Err(DataSetError::Query(format!("{at} cannot be written to as a whole; name a folder in it")));
         }
         Ok(Target::Objects(at))
     }

@@ -20,6 +20,7 @@ use glob::{MatchOptions, Pattern};
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
 use percent_encoding::percent_decode_str;
+use tidemill_dataflow::without_passwords;
 use tokio::runtime::Handle;
 
 use crate::engine::Engine;
@@ -384,7 +385,7 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
             }
         };
         if files.len() == before {
-            return Err(DataSetError::Io(format!("there are no files in {path}")));
+            return Err(DataSetError::Io(format!("there are no files in {}", without_passwords(path))));
         }
     }
     if files.is_empty() {
@@ -430,6 +431,7 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
     let (mut files, mut folder) = (Vec::new(), None);
     for path in paths {
         let Some(local) = local_path(path)? else {
+            let path = without_passwords(path);
             let text = format!("{path} is in a store, which is the same for all hosts: leave each_host out");
             return Err(DataSetError::Query(text));
         };
@@ -452,10 +454,14 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
 pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -> Result<Vec<u8>> {
     let Found { files, folder } = find(engine, &[path.to_owned()], storage).await?;
     let [file] = &files[..] else {
-        return Err(DataSetError::Io(format!("{path} is {} files; it has to be one", files.len())));
+        return Err(DataSetError::Io(format!(
+            "{} is {} files; it has to be one",
+            without_passwords(path),
+            files.len()
+        )));
     };
     if folder.is_some() {
-        return Err(DataSetError::Io(format!("{path} is a folder, not a file")));
+        return Err(DataSetError::Io(format!("{} is a folder, not a file", without_passwords(path))));
     }
     match file {
         File::Local(path) => std::fs::read(path).map_err(|error| file.failed(&error)),

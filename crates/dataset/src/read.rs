@@ -18,6 +18,7 @@ use datafusion::functions::regex::expr_fn::regexp_like;
 use datafusion::logical_expr::{cast, lit};
 use futures::{StreamExt, TryStreamExt};
 use regex::Regex;
+use tidemill_dataflow::without_passwords;
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -375,10 +376,8 @@ async fn read_good(
     if let OnError::Quarantine(folder) = on_error
         && is_url(&folder.to_string_lossy())
     {
-        return Err(DataSetError::Unsupported(format!(
-            "quarantine={:?}: it has to be a local folder",
-            folder.display()
-        )));
+        let folder = without_passwords(&folder.to_string_lossy());
+        return Err(DataSetError::Unsupported(format!("quarantine={folder:?}: it has to be a local folder")));
     }
     let schema = match schema {
         Some(schema) => schema,

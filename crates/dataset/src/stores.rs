@@ -21,6 +21,7 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
 use tidemill_dataflow::checkpoint::CheckpointStore;
+use tidemill_dataflow::without_passwords;
 use url::{Position, Url};
 
 use crate::engine::Engine;
@@ -70,9 +71,10 @@ impl Store {
             object_store::Error::NotFound { .. } => format!("there is no {shown}"),
             error if is_denied(error) => format!(
                 "{shown}: access denied; check the credentials, in the environment or in storage_options ({})",
-                one_line(&error.to_string())
+                without_passwords(&one_line(&error.to_string()))
             ),
-            other => format!("{shown}: {}", one_line(&other.to_string())),
+            // It may name its own URL.
+            other => without_passwords(&format!("{shown}: {}", one_line(&other.to_string()))),
         })
     }
 }
@@ -154,7 +156,10 @@ pub(crate) fn local_path(text: &str) -> Result<Option<String>> {
     let url = Url::parse(&text.replace('?', "%3F").replace('#', "%23"));
     match url.ok().and_then(|url| url.to_file_path().ok()) {
         Some(path) => Ok(Some(path.to_string_lossy().into_owned())),
-        None => Err(DataSetError::Io(format!("{text} names no local file; it should begin with file:///"))),
+        None => {
+            let text = without_passwords(text);
+            Err(DataSetError::Io(format!("{text} names no local file; it should begin with file:///")))
+        }
     }
 }
 
@@ -170,9 +175,10 @@ impl Engine {
             Some((_, store)) => Arc::clone(store),
             None => {
                 let (objects, uploads) = open(&scheme, &base, options)
-                    .map_err(|error| DataSetError::Io(format!("{base}: {}", one_line(&error))))?;
+                    .map_err(|error| DataSetError::Io(without_passwords(&format!("{base}: {}", one_line(&error)))))?;
                 let shared = scheme != ObjectStoreScheme::Memory;
-                let store = Arc::new(Store { name: base, url: url.clone(), objects, uploads, shared });
+                let name = without_passwords(&base);
+                let store = Arc::new(Store { name, url: url.clone(), objects, uploads, shared });
                 self.context().runtime_env().register_object_store(&url, Arc::clone(&store.objects));
                 NAMES
                     .lock()
@@ -193,7 +199,7 @@ impl Engine {
     /// `Io`, when it cannot be opened, is none of the stores that write an object only where there is none, or is the memory of
     /// one process.
     pub fn checkpoint_store(&self, place: &str, options: &StorageOptions, writes: bool) -> Result<CheckpointStore> {
-        let failed = |reason: String| DataSetError::Io(format!("{place}: {reason}"));
+        let failed = |reason: String| DataSetError::Io(without_passwords(&format!("{place}: {reason}")));
         if let Some(folder) = local_path(place)? {
             if !writes && !std::path::Path::new(&folder).is_dir() {
                 return Err(failed("there is no such folder".into()));
@@ -207,7 +213,8 @@ impl Engine {
         if store.uploads.is_none() {
             return Err(failed("checkpoints need a folder or an object store; there are s3://, gs://, az://".into()));
         }
-        let checkpoints = CheckpointStore::objects(Arc::clone(&store.objects), path, place.trim_end_matches('/'));
+        let shown = without_passwords(place.trim_end_matches('/'));
+        let checkpoints = CheckpointStore::objects(Arc::clone(&store.objects), path, shown);
         if !writes {
             return Ok(checkpoints);
         }
@@ -244,7 +251,8 @@ impl Engine {
                 name: store.name.clone(),
             }),
             _ => Err(DataSetError::Io(format!(
-                "{url}: streams need a folder or an object store; there are s3://, gs://, az://"
+                "{}: streams need a folder or an object store; there are s3://, gs://, az://",
+                without_passwords(url)
             ))),
         }
     }
@@ -260,11 +268,12 @@ struct Parsed {
 }
 
 fn parse(text: &str) -> Result<Parsed> {
-    let wrong = |reason: String| DataSetError::Io(format!("{text}: {reason}"));
+    let wrong = |reason: String| DataSetError::Io(without_passwords(&format!("{text}: {reason}")));
     let is_folder = text.ends_with('/');
     if text.starts_with("http://") || text.starts_with("https://") {
         let url = Url::parse(text).map_err(|error| wrong(error.to_string()))?;
         if url.query().is_some() {
+            let text = without_passwords(text);
             return Err(DataSetError::Unsupported(format!("{text}: URLs with a query (what follows a question mark)")));
         }
         let (scheme, path) = ObjectStoreScheme::parse(&url).map_err(|error| wrong(error.to_string()))?;
@@ -290,7 +299,9 @@ fn parse(text: &str) -> Result<Parsed> {
 /// workers agree on it, if they were given the same.
 fn session_url(base: &str, scheme: &ObjectStoreScheme, options: &StorageOptions) -> Result<Url> {
     let plain = Url::parse(base).ok().filter(|url| {
-        let whole = url.username().is_empty() && url.host_str().is_some_and(|host| !host.is_empty());
+        // Errors of its own would show a password.
+        let plain = url.username().is_empty() && url.password().is_none();
+        let whole = plain && url.host_str().is_some_and(|host| !host.is_empty());
         whole && matches!(url.path(), "" | "/") && options.is_empty()
     });
     let url = plain.map_or_else(
@@ -301,7 +312,7 @@ fn session_url(base: &str, scheme: &ObjectStoreScheme, options: &StorageOptions)
         },
         Ok,
     );
-    url.map_err(|error| DataSetError::Internal(format!("{scheme:?} {base}: {error}")))
+    url.map_err(|error| DataSetError::Internal(without_passwords(&format!("{scheme:?} {base}: {error}"))))
 }
 
 fn prefix(scheme: &ObjectStoreScheme) -> Option<&'static str> {
@@ -432,6 +443,41 @@ mod tests {
         assert!(error("s3://b/k", &[("reigon", "x")]).contains("s3://b has no storage option \"reigon\""));
         assert!(error("s3://b/a//b", &[]).contains("s3://b/a//b: "));
         assert!(error("https://host/a?b=c", &[]).contains("URLs with a query"));
+    }
+
+    /// What is shown ends in logs, which others read.
+    #[test]
+    fn passwords_are_not_shown() {
+        let (engine, none) = (engine(), StorageOptions::new());
+        let mut told = Vec::new();
+        for text in [
+            "https://u:SECRET@h/x",
+            "https://:SECRET@h/x",
+            "s3://u:SECRET@b/x",
+            "s3://u:SECRET@b/a//b",
+            "s4://u:SECRET@b/x",
+        ] {
+            match engine.locate(text, &none) {
+                Ok(at) => {
+                    let error = object_store::Error::Generic { store: "test", source: format!("GET {text}").into() };
+                    told.extend([at.to_string(), format!("{at:?}"), at.store.failed(&at.path, &error).to_string()]);
+                    told.push(shown(at.store.listing_url(&at.path, false).unwrap().get_url()));
+                }
+                Err(error) => told.push(error.to_string()),
+            }
+            told.push(engine.locate(text, &options(&[("reigon", "x")])).unwrap_err().to_string());
+            told.push(match engine.checkpoint_store(text, &none, true) {
+                Ok(store) => store.place().to_owned(),
+                Err(error) => error.to_string(),
+            });
+            told.push(match engine.object_place(text, &none) {
+                Ok(place) => place.name,
+                Err(error) => error.to_string(),
+            });
+        }
+        for text in told {
+            assert!(text.contains(":***@") && !text.contains("SECRET"), "{text}");
+        }
     }
 
     /// Two jobs in one place, or one that finds its checkpoints gone, would count twice.

@@ -243,7 +243,7 @@ def to_files(
         own rules remove uploads that do not end.
     format : {"json", "csv"}, default="json"
     prefix : str, default="part"
-        What names of files begin with.
+        What names of files begin with. Of two sinks with one folder each needs its own.
     storage_options : mapping of str to str, optional
         Of a URL: what the store has to be told, as for `tidemill.read_csv`.
     """

@@ -8,14 +8,16 @@
 //!
 //! Names that begin with a dot are not there for readers. A rename is the commit: where it has been done already, nothing is
 //! left to do. What an earlier run left behind is removed when the job goes on: files that are open, and those that are ready
-//! and that the checkpoint it goes on from does not know.
+//! and that the checkpoint it goes on from does not know. Until it is committed a file is locked, which ends with the process: where
+//! one is, another job writes there, whose rows would be removed.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::future::ready;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -24,7 +26,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_dataflow::stream::sink::{Sink, split_name};
-use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
 use tokio::task::spawn_blocking;
 
 use super::upload::Uploads;
@@ -36,6 +38,12 @@ use crate::{Guarantee, SinkSpec, hash, options};
 const NAME: &str = "files sink";
 /// Written at a time.
 const BUFFER_BYTES: usize = 1 << 20;
+/// How long an earlier run, on another host too, may take to end.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Between looks whether it has.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The remedy where two jobs write to one folder.
+const OWN: &str = "each job needs a folder of its own, or another `prefix`";
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,7 +80,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
     let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
     options.format.encode(&empty, true, &mut Vec::new()).map_err(|error| wrong(error.to_string()))?;
     Ok(SinkSpec {
-        name: format!("files {}", options.path.display()),
+        name: format!("files {}", without_passwords(&options.path.to_string_lossy())),
         copies_max: 0,
         guarantee: Guarantee::ExactlyOnce,
         make: Arc::new(move |context| {
@@ -101,6 +109,9 @@ struct Files {
     /// Files of this run so far.
     files: u64,
     open: Option<Open>,
+    /// Not yet committed, by name: each is open for its lock.
+    ready: BTreeMap<String, Arc<File>>,
+    context: TaskContext,
 }
 
 struct Open {
@@ -113,12 +124,30 @@ impl Files {
     fn new(options: Options, context: &TaskContext) -> Result<Self, TaskError> {
         let folder = &options.path;
         fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
-        clear(folder, &options.prefix, |copy, ready| {
-            // Of copies that there are no more, the first one takes care.
-            let is_mine = copy == context.copy() || (copy >= context.copies() && context.copy() == 0);
-            is_mine && ready.is_none_or(|epoch| !is_prepared(context, epoch, copy))
-        })?;
-        Ok(Files { options, copy: context.copy(), unique: hash::unique(), files: 0, open: None })
+        let (copy, context) = (context.copy(), context.clone());
+        let (unique, ready) = (hash::unique(), BTreeMap::new());
+        Ok(Files { options, copy, unique, files: 0, open: None, ready, context })
+    }
+
+    /// Removes what an earlier run left, of this copy.
+    async fn begin(&mut self) -> Result<(), TaskError> {
+        let begun = Instant::now();
+        loop {
+            let (folder, prefix, context) =
+                (self.options.path.clone(), self.options.prefix.clone(), self.context.clone());
+            let look = move || {
+                clear(&folder, &prefix, |copy, ready| {
+                    // Of copies that there are no more, the first one takes care.
+                    let is_mine = copy == context.copy() || (copy >= context.copies() && context.copy() == 0);
+                    is_mine && ready.is_none_or(|epoch| !is_prepared(&context, epoch, copy))
+                })
+            };
+            match spawn_blocking(look).await?? {
+                None => return Ok(()),
+                Some(_) if begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+                Some(path) => return Err(format!("{}: another job writes there; {OWN}", path.display()).into()),
+            }
+        }
     }
 
     async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
@@ -133,6 +162,8 @@ impl Files {
                 let name = format!(".{}-{}-{}{}.open", self.options.prefix, self.copy, self.unique, self.files);
                 let path = self.options.path.join(name);
                 let file = Arc::new(File::create_new(&path).map_err(|error| failed(&path, &error))?);
+                // Where a file system has no locks, nothing keeps another job out.
+                let _ = file.try_lock();
                 self.open.insert(Open { path, file, buffer: Vec::new() })
             }
         };
@@ -149,10 +180,10 @@ impl Files {
         let name = format!("{}-{epoch:010}-{}-{}{}", self.options.prefix, self.copy, self.unique, self.files);
         let names =
             Ready { ready: format!(".{name}.ready"), whole: format!("{name}.{}", self.options.format.ending()) };
+        self.ready.insert(names.ready.clone(), open.file);
         let (from, to) = (open.path, self.options.path.join(&names.ready));
         let folder = self.options.path.clone();
-        spawn_blocking(move || fs::rename(&from, to).and_then(|()| sync(&folder)).map_err(|e| failed(&from, &e)))
-            .await??;
+        spawn_blocking(move || make_ready(&from, &to, &folder)).await??;
         Ok(serde_json::to_vec(&names)?.into())
     }
 }
@@ -169,6 +200,10 @@ impl Open {
 }
 
 impl Sink for Files {
+    fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(Files::begin(self))
+    }
+
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async move { Files::write(self, &rows).await })
     }
@@ -186,7 +221,23 @@ impl Sink for Files {
             }
         };
         let folder = self.options.path.clone();
-        Box::pin(async move { spawn_blocking(move || commit(&folder, &names)).await? })
+        let locked = self.ready.remove(&names.ready);
+        let commit = move || {
+            let done = commit(&folder, &names);
+            drop(locked);
+            done
+        };
+        Box::pin(async move { spawn_blocking(commit).await? })
+    }
+}
+
+fn make_ready(from: &Path, to: &Path, folder: &Path) -> Result<(), TaskError> {
+    match fs::rename(from, to) {
+        Ok(()) => sync(folder).map_err(|error| failed(folder, &error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(format!("{} is gone: another job that writes there has removed it; {OWN}", from.display()).into())
+        }
+        Err(error) => Err(failed(from, &error)),
     }
 }
 
@@ -210,8 +261,13 @@ fn is_prepared(context: &TaskContext, epoch: u64, copy: u32) -> bool {
     context.restored().is_some_and(|restored| restored.split_names.contains(&split_name(epoch, copy)))
 }
 
-/// Removes what an earlier run left, of a copy and, if it is ready, of an epoch that `is_left` says.
-fn clear(folder: &Path, prefix: &str, is_left: impl Fn(u32, Option<u64>) -> bool) -> Result<(), TaskError> {
+/// Removes what an earlier run left, of a copy and, if it is ready, of an epoch that `is_left` says. Returns a file that somebody still
+/// holds, which stays.
+fn clear(
+    folder: &Path,
+    prefix: &str,
+    is_left: impl Fn(u32, Option<u64>) -> bool,
+) -> Result<Option<PathBuf>, TaskError> {
     let entries = fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
     for entry in entries {
         let entry = entry.map_err(|error| failed(folder, &error))?;
@@ -219,13 +275,18 @@ fn clear(folder: &Path, prefix: &str, is_left: impl Fn(u32, Option<u64>) -> bool
         if let Some((copy, of)) = name.to_str().and_then(|name| left(name, prefix))
             && is_left(copy, of)
         {
+            // For writing, without which some file systems give no lock.
+            let file = File::options().write(true).open(entry.path());
+            if file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock))) {
+                return Ok(Some(entry.path()));
+            }
             match fs::remove_file(entry.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&entry.path(), &error)),
                 _ => {}
             }
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// The copy that a file not yet committed is of, and the epoch, if it is ready.
@@ -253,7 +314,7 @@ fn failed(path: &Path, error: &io::Error) -> TaskError {
 mod tests {
     use super::*;
 
-    /// A file that a checkpoint needs must not be cleared away, nor another sink's; one that none needs would stay for ever.
+    /// A file that a checkpoint needs must not be cleared away, nor another sink's or job's; one that none needs would stay for ever.
     #[test]
     fn only_leftovers_are_cleared() {
         let folder = tempfile::tempdir().unwrap();
@@ -270,9 +331,27 @@ mod tests {
         for name in names {
             File::create(folder.path().join(name)).unwrap();
         }
-        clear(folder.path(), "part", |copy, ready| copy == 0 && ready != Some(3)).unwrap();
+        let clear = || clear(folder.path(), "part", |copy, ready| copy == 0 && ready != Some(3)).unwrap();
+        let held = [".part-0-u1.open", ".part-0000000004-0-u2.ready"].map(|name| folder.path().join(name));
+        let locked = held.each_ref().map(|path| File::open(path).unwrap());
+        locked.iter().for_each(|file| file.try_lock().unwrap());
+        assert!(clear().is_some_and(|path| held.contains(&path)), "another job writes it");
+        assert!(held.iter().all(|path| path.exists()));
+        drop(locked);
+        assert_eq!(clear(), None);
         let left: Vec<bool> = names.iter().map(|name| folder.path().join(name).exists()).collect();
         assert_eq!(left, [false, true, true, false, true, true, true, true]);
+    }
+
+    /// "No such file" names neither why nor what to do.
+    #[test]
+    fn what_another_job_has_removed_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path(".part-0-u1.open"), "x\n").unwrap();
+        make_ready(&path(".part-0-u1.open"), &path("ready"), folder.path()).unwrap();
+        let error = make_ready(&path(".part-0-u1.open"), &path("ready"), folder.path()).unwrap_err().to_string();
+        assert!(error.contains(".part-0-u1.open is gone: another job") && error.contains(OWN), "{error}");
     }
 
     /// A commit that is done again, and one of what is lost.

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
-use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
 use tokio::runtime::Handle;
 
 use super::list::Place;
@@ -97,7 +97,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     Ok(SourceSpec {
-        name: format!("files {}", options.path),
+        name: format!("files {}", without_passwords(&options.path)),
         schema,
         copies_max: SHELVES,
         guarantee: Guarantee::ExactlyOnce,

@@ -25,7 +25,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
+use futures_util::{TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -476,9 +476,14 @@ impl CheckpointStore {
         }
         if !payload.is_empty() {
             let path = self.path(&file);
-            let payload = PutPayload::from_iter(payload);
-            self.objects.put(&path, payload).await.map_err(|error| self.failed(error))?;
-            self.sync(&path).await?;
+            // A file appears whole however long it takes to write.
+            if self.folder.is_some() || offset <= upload::PART_BYTES {
+                let payload = PutPayload::from_iter(payload);
+                self.objects.put(&path, payload).await.map_err(|error| self.not_sent(&error))?;
+                self.sync(&path).await?;
+            } else {
+                self.upload(&path, offset, stream::iter(payload.into_iter().map(Ok))).await?;
+            }
         }
         Ok(entries)
     }
@@ -705,3 +710,4 @@ impl CheckpointStore {
 mod copy;
 #[cfg(test)]
 mod tests;
+mod upload;

@@ -2,13 +2,11 @@
 //! what is old. (What Flink calls a savepoint.)
 
 use futures_util::TryStreamExt;
-use object_store::{ObjectStoreExt, WriteMultipart};
+use object_store::ObjectStoreExt;
 
 use super::{CheckpointStore, Kept, StoreError};
 use crate::checkpoint::manifest::Manifest;
 
-/// Pieces of an object that are on their way at the same time.
-const UNDER_WAY: usize = 4;
 /// How often the newest checkpoint may be cleared away by a running job while it is copied.
 const TRIES: usize = 20;
 
@@ -62,14 +60,8 @@ impl CheckpointStore {
         for file in manifest.files() {
             let path = to.path(file);
             let found = self.objects.get(&self.path(file)).await.map_err(|error| self.unreadable(error))?;
-            let upload = to.objects.put_multipart(&path).await.map_err(|error| to.failed(error))?;
-            let (mut pieces, mut upload) = (found.into_stream(), WriteMultipart::new(upload));
-            while let Some(piece) = pieces.try_next().await.map_err(|error| self.unreadable(error))? {
-                upload.wait_for_capacity(UNDER_WAY).await.map_err(|error| to.failed(error))?;
-                upload.put(piece);
-            }
-            upload.finish().await.map_err(|error| to.failed(error))?;
-            to.sync(&path).await?;
+            let bytes = found.meta.size;
+            to.upload(&path, bytes, found.into_stream().map_err(|error| self.unreadable(error))).await?;
         }
         to.verify(manifest).await?;
         to.put_manifest(manifest).await

@@ -9,7 +9,7 @@ use futures_util::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutPayload,
-    PutResult, Result as StoreResult,
+    PutResult, Result as StoreResult, UploadPart,
 };
 use parking_lot::Mutex;
 use tempfile::TempDir;
@@ -227,11 +227,63 @@ struct Refusing {
     inner: Arc<InMemory>,
     left: AtomicI64,
     meanwhile: Mutex<Option<Work>>,
+    uploads: Arc<Uploads>,
+}
+
+/// Of objects in parts, which [`Refusing::ask`] does not count.
+#[derive(Debug)]
+struct Uploads {
+    /// Requests that are granted: each part is one, and that they are all.
+    left: AtomicI64,
+    aborted: AtomicI64,
+}
+
+#[derive(Debug)]
+struct Upload {
+    inner: Box<dyn MultipartUpload>,
+    uploads: Arc<Uploads>,
+}
+
+impl Uploads {
+    fn ask(&self) -> StoreResult<()> {
+        if self.left.fetch_sub(1, Ordering::SeqCst) > 0 {
+            return Ok(());
+        }
+        let late = Late(std::io::Error::other("operation timed out"));
+        Err(Error::Generic { store: "refusing", source: Box::new(late) })
+    }
+}
+
+/// As the stores' client tells of it: not in the first line.
+#[derive(Debug, thiserror::Error)]
+#[error("error sending request")]
+struct Late(#[source] std::io::Error);
+
+#[async_trait::async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        match self.uploads.ask() {
+            Ok(()) => self.inner.put_part(data),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+
+    /// It is done, whatever becomes of the answer.
+    async fn complete(&mut self) -> StoreResult<PutResult> {
+        let done = self.inner.complete().await?;
+        self.uploads.ask().map(|()| done)
+    }
+
+    async fn abort(&mut self) -> StoreResult<()> {
+        self.uploads.aborted.fetch_add(1, Ordering::SeqCst);
+        self.inner.abort().await
+    }
 }
 
 impl Refusing {
     fn new(fuse: i64) -> Self {
-        Refusing { inner: Arc::new(InMemory::new()), left: AtomicI64::new(fuse), meanwhile: Mutex::default() }
+        let uploads = Arc::new(Uploads { left: AtomicI64::new(i64::MAX), aborted: AtomicI64::new(0) });
+        Refusing { inner: Arc::new(InMemory::new()), left: AtomicI64::new(fuse), meanwhile: Mutex::default(), uploads }
     }
 
     fn ask(&self) -> StoreResult<()> {
@@ -272,7 +324,8 @@ impl ObjectStore for Refusing {
         at: &Path,
         options: PutMultipartOptions,
     ) -> StoreResult<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(at, options).await
+        let inner = self.inner.put_multipart_opts(at, options).await?;
+        Ok(Box::new(Upload { inner, uploads: Arc::clone(&self.uploads) }))
     }
 
     async fn get_opts(&self, at: &Path, options: GetOptions) -> StoreResult<GetResult> {
@@ -438,6 +491,53 @@ fn what_is_damaged_is_not_copied() {
             assert!(error.contains("the newest, 5, is damaged"), "{error}");
             assert!(objects(&other, "state").await.is_empty() && other.epochs().await.unwrap().is_empty());
             assert_eq!(store.copy(Some(4), &other).await.unwrap(), whole);
+        });
+    }
+}
+
+/// Parts of a copy's state, of which no two bytes next to each other are the same: more than two parts of an upload.
+fn large() -> Vec<(Key, Bytes, bool)> {
+    let bytes = |len: u64| (0..len).map(|at| (at % 251) as u8).collect::<Vec<u8>>();
+    vec![bucket(1, &bytes(upload::PART_BYTES + 7)), bucket(2, b"small"), bucket(3, &bytes(upload::PART_BYTES * 3 / 2))]
+}
+
+/// State that is large would never get to a store: in one request it takes longer than that may, and stores have a limit.
+#[test]
+fn large_state_comes_back() {
+    let refusing = Arc::new(Refusing::new(i64::MAX));
+    let in_parts = CheckpointStore::objects(Arc::clone(&refusing) as _, Path::from("job"), "refusing");
+    for (store, _folder) in stores().into_iter().chain([(in_parts, None)]) {
+        wait(async {
+            let entries = store.put_state("state/run/1-0-0".into(), large()).await.unwrap();
+            let entries: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
+            let saved: Vec<Bytes> = large().into_iter().map(|(_, part, _)| part).collect();
+            assert!(store.parts(&entries).await.unwrap() == saved, "{store:?}");
+        });
+    }
+    let asked = i64::MAX - refusing.uploads.left.load(Ordering::SeqCst);
+    assert_eq!((asked, refusing.uploads.aborted.load(Ordering::SeqCst)), (4, 0), "three parts, and that they are all");
+}
+
+/// A part that fails would leave an object that is not whole, or an upload that is paid for and that nobody sees.
+#[test]
+fn a_part_that_fails_leaves_nothing() {
+    for granted in 0..=3 {
+        let refusing = Arc::new(Refusing::new(i64::MAX));
+        let store = CheckpointStore::objects(Arc::clone(&refusing) as _, Path::from("job"), "refusing");
+        refusing.uploads.left.store(granted, Ordering::SeqCst);
+        wait(async {
+            let put = store.put_state("state/run/1-0-0".into(), large()).await;
+            let is_there = !objects(&store, "state").await.is_empty();
+            let aborted = refusing.uploads.aborted.load(Ordering::SeqCst);
+            match put {
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(error.contains("error sending request; the request timed out: "), "{error}");
+                    assert!(error.contains("storage_options={\"timeout\": "), "{error}");
+                    assert_eq!((granted < 3, is_there, aborted), (true, false, 1));
+                }
+                Ok(_) => assert_eq!((granted, is_there, aborted), (3, true, 0), "only the answer was lost"),
+            }
         });
     }
 }

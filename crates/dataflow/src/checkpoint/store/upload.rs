@@ -1,0 +1,107 @@
+//! What is too large for one request goes to an object store in parts, and appears when all of them are there. A request that carried
+//! it all would have to end within the time that the store's client gives to one, and be no larger than the store takes at once.
+
+use std::error::Error as _;
+use std::pin::pin;
+
+use bytes::Bytes;
+use futures_util::{Stream, TryStreamExt};
+use object_store::path::Path;
+use object_store::{Error, MultipartUpload, ObjectStoreExt, PutPayloadMut};
+use tokio::task::JoinSet;
+
+use super::{CheckpointStore, StoreError};
+
+/// Of a part, but for the last one: stores take none that are smaller than 5 MiB, and a small one is sent in time over a slow
+/// network, too.
+pub(super) const PART_BYTES: u64 = 5 << 20;
+/// Of one object: Amazon takes no more. Parts of one that is larger are larger.
+const PARTS_MAX: u64 = 10_000;
+/// Parts of one object that are on their way at the same time.
+const UNDER_WAY: usize = 4;
+
+impl CheckpointStore {
+    /// Writes an object of so many bytes, which come piece by piece. If this fails it is not there, and what has arrived of it is
+    /// removed if the store still answers.
+    ///
+    /// # Errors
+    /// The store's; those of `pieces`.
+    pub(super) async fn upload(
+        &self,
+        path: &Path,
+        bytes: u64,
+        pieces: impl Stream<Item = Result<Bytes, StoreError>>,
+    ) -> Result<(), StoreError> {
+        let mut upload = self.objects.put_multipart(path).await.map_err(|error| self.not_sent(&error))?;
+        let part_bytes = PART_BYTES.max(bytes.div_ceil(PARTS_MAX)) as usize;
+        // Tasks of their own: they go on while this one waits for pieces.
+        let mut under_way = JoinSet::new();
+        let mut done = self.send(&mut under_way, &mut *upload, part_bytes, pieces).await;
+        if done.is_ok()
+            && let Err(error) = upload.complete().await
+        {
+            // A store that has done it, and whose answer was lost, knows no such upload when it is asked again.
+            let is_there = self.objects.head(path).await.is_ok_and(|object| object.size == bytes);
+            done = if is_there { Ok(()) } else { Err(self.not_sent(&error)) };
+        }
+        if done.is_err() {
+            under_way.shutdown().await;
+            // What went wrong first is what is told.
+            let _ = upload.abort().await;
+        }
+        done?;
+        self.sync(path).await
+    }
+
+    /// Sends the parts.
+    async fn send(
+        &self,
+        under_way: &mut JoinSet<object_store::Result<()>>,
+        upload: &mut dyn MultipartUpload,
+        part_bytes: usize,
+        pieces: impl Stream<Item = Result<Bytes, StoreError>>,
+    ) -> Result<(), StoreError> {
+        let (mut pieces, mut part) = (pin!(pieces), PutPayloadMut::new());
+        while let Some(mut piece) = pieces.try_next().await? {
+            while !piece.is_empty() {
+                let room = part_bytes - part.content_length();
+                part.push(piece.split_to(room.min(piece.len())));
+                if part.content_length() == part_bytes {
+                    self.wait(under_way, UNDER_WAY).await?;
+                    under_way.spawn(upload.put_part(std::mem::take(&mut part).into()));
+                }
+            }
+        }
+        if !part.is_empty() {
+            under_way.spawn(upload.put_part(part.into()));
+        }
+        self.wait(under_way, 1).await
+    }
+
+    /// Waits until fewer than `limit` are on their way.
+    async fn wait(&self, under_way: &mut JoinSet<object_store::Result<()>>, limit: usize) -> Result<(), StoreError> {
+        while under_way.len() >= limit
+            && let Some(sent) = under_way.join_next().await
+        {
+            sent.map_err(|error| self.failed(error))?.map_err(|error| self.not_sent(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Why bytes did not get to the store, with the remedy where the client did not wait for it long enough.
+    pub(super) fn not_sent(&self, error: &Error) -> StoreError {
+        let mut texts = vec![error.to_string()];
+        let mut source = error.source();
+        while let Some(cause) = source {
+            texts.push(cause.to_string());
+            source = cause.source();
+        }
+        let mut reason = texts[0].clone();
+        if texts.iter().any(|text| text.contains("timed out")) {
+            reason.push_str(
+                "; the request timed out: where the network is slow give it longer, storage_options={\"timeout\": \"2 minutes\"}",
+            );
+        }
+        self.failed(reason)
+    }
+}
