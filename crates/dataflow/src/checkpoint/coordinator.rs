@@ -11,6 +11,7 @@
 //!
 //! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits until
 //! all copies have said that they have. So what the old owner saved of a bucket is known before what the new one saves.
+//! When that takes longer than a checkpoint may, there is a warning, as there are no checkpoints meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -163,6 +164,8 @@ pub(crate) struct Coordinator {
     ended_behind: Vec<((u32, u32), Parts)>,
     storing: Option<(u64, bool)>,
     moving: Option<Moving>,
+    /// It was told that the barrier under way, which moves buckets, keeps others waiting.
+    told: bool,
     requests: Vec<(u64, Control)>,
     /// Sources end without the job's having come to its end, or have ended before.
     stopping: bool,
@@ -196,6 +199,7 @@ impl Coordinator {
             ended_behind: Vec::new(),
             storing: None,
             moving: None,
+            told: false,
             requests: Vec::new(),
             // What is to be committed of a finished job needs no further checkpoint.
             stopping: from.is_some_and(|from| from.finished),
@@ -218,6 +222,7 @@ impl Coordinator {
             Event::Stored { epoch, result } => self.stored(epoch, result, &mut actions),
         }
         self.give_up_late(now, &mut actions);
+        self.tell_late(now, &mut actions);
         self.hurry_late(now, &mut actions);
         self.complete(at_ms, &mut actions);
         self.begin(now, &mut actions);
@@ -318,16 +323,41 @@ impl Coordinator {
             pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) > self.pace.timeout
         };
         let Some(pending) = self.pending.take_if(late) else { return };
-        let who = |(task, copy): &(u32, u32)| format!("\"{}\" (copy {copy})", self.members[*task as usize].name);
-        let missing: Vec<String> = pending.missing.iter().take(3).map(who).collect();
-        let more = pending.missing.len().saturating_sub(3);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         actions.push(Action::Warn(format!(
-            "checkpoint {} was given up after {:.0?}: {}{more} had not saved",
+            "checkpoint {} was given up after {:.0?}: {} had not saved",
             pending.barrier.epoch,
             self.pace.timeout,
-            missing.join(", "),
+            self.shown(pending.missing.iter().copied()),
         )));
+    }
+
+    fn tell_late(&mut self, now: Now, actions: &mut Vec<Action>) {
+        if self.told || now.saturating_sub(self.begun) <= self.pace.timeout {
+            return;
+        }
+        let waits = match (&self.pending, &self.moving) {
+            (Some(Pending { barrier: Barrier { control: Control::Rebalance(_), .. }, missing, .. }), _) => {
+                format!("{} have not come to it", self.shown(missing.iter().copied()))
+            }
+            (None, Some(moving)) => {
+                let missing = moving.missing.iter().map(|&copy| (moving.task, copy));
+                format!("{} have not got theirs", self.shown(missing))
+            }
+            _ => return,
+        };
+        self.told = true;
+        actions.push(Action::Warn(format!(
+            "checkpoint {}, at which buckets move, has taken longer than {:.0?}, and there is no other until it is over: {waits}",
+            self.epoch, self.pace.timeout,
+        )));
+    }
+
+    /// Some copies, for people.
+    fn shown(&self, copies: impl ExactSizeIterator<Item = (u32, u32)>) -> String {
+        let more = copies.len().saturating_sub(3);
+        let who = |(task, copy): (u32, u32)| format!("\"{}\" (copy {copy})", self.members[task as usize].name);
+        let shown = copies.take(3).map(who).collect::<Vec<_>>().join(", ");
+        if more > 0 { format!("{shown} and {more} more") } else { shown }
     }
 
     fn hurry_late(&mut self, now: Now, actions: &mut Vec<Action>) {
@@ -460,6 +490,7 @@ impl Coordinator {
         self.stopping |= control == Control::Stop;
         self.epoch += 1;
         self.begun = now;
+        self.told = false;
         if let Control::Rebalance(rebalance) = &control {
             self.moving = Some(self.begin_moving(id, rebalance));
         }
@@ -469,5 +500,34 @@ impl Coordinator {
         actions.push(Action::Inject(barrier));
         // Where no time is given to it, it need not wait for the next look at the clock.
         self.hurry_late(now, actions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rebalance behind slow steps holds up all checkpoints; nobody would know why a failure goes so far back.
+    #[test]
+    fn buckets_that_move_late_are_told_of_once() {
+        let route = Arc::new(RouteMap::even(4, 2));
+        let member = Member { name: "count".into(), copies: 2, route: Some(route), stays: None, schema: None };
+        let second = Duration::from_secs(1);
+        let pace = Pace { interval: 2 * second, unaligned_after: Some(second), timeout: 10 * second };
+        let mut coordinator = Coordinator::new("job", vec![member], pace, &Begin::default());
+        let mut warned = |seconds: u32, event: Event| -> Vec<String> {
+            let actions = coordinator.handle(seconds * second, 0, event);
+            let told = |action| if let Action::Warn(text) = action { Some(text) } else { None };
+            actions.into_iter().filter_map(told).collect()
+        };
+        let moved = RouteMap::even(4, 2).moved(&[(0, 1)]);
+        let control = Control::Rebalance(Rebalance { task: "count".into(), map: moved });
+        let none: [String; 0] = [];
+        assert_eq!(warned(0, Event::Request { id: 1, control }), none);
+        assert_eq!(warned(10, Event::Tick), none);
+        let late = warned(11, Event::Tick);
+        let told = "checkpoint 1, at which buckets move, has taken longer than 10s";
+        assert!(late[0].starts_with(told) && late[0].ends_with("\"count\" (copy 1) have not come to it"), "{late:?}");
+        assert_eq!(warned(60, Event::Tick), none);
     }
 }
