@@ -260,8 +260,8 @@ class KeyedRows:
         schema : mapping of str to str, or Arrow schema
             What it returns.
         ttl : str, number of seconds or timedelta, optional
-            Forget all that is kept of a key, its timers and alarms too, when the stream's time has gone on for so long since it came
-            to the last row of it; by default never. Rows that are read together come together, however far apart their times are. A
+            Forget all that is kept of a key, its timers and alarms too, when the stream's time has gone on for so long since it
+            first went on after the last row of it; by default never. Rows that are read together come together, however far apart their times are. A
             source without ``time=`` has no time before its end, so nothing is forgotten.
         state : mapping of str to str, or Arrow schema, optional
             What the state of a key has, which is then a dict of these: other names and types are an error. A program whose state
