@@ -648,6 +648,32 @@ def test_values_of_kafka_in_other_layouts(kafka: Kafka) -> None:
     producer.abort_transaction()
 
 
+def test_a_folder_that_another_job_writes_to(tmp_path: Path) -> None:
+    """A second job would take the first one's open files for leftovers, and remove them: it does not begin, and the first goes on."""
+    app, out, over = tmp_path / "app.py", tmp_path / "out", tmp_path / "over"
+    app.write_text(
+        f"""
+import sys
+from pathlib import Path
+import tidemill as tm
+
+stream = tm.stream.rate(100).select("number")
+place, over = sys.argv[1], Path({str(over)!r})
+stream.write_stream(tm.stream.to_files({str(out)!r}), checkpoint=place, every="1h", stop=over.exists)
+"""
+    )
+    first = launched.start("run", "-n", "2", str(app), str(tmp_path / "first"))
+    launched.wait_until(lambda: any(out.glob(".part-*.open")), "a file that is open")
+    second = launched.run("run", "-n", "2", str(app), str(tmp_path / "second"))
+    assert second.returncode != 0 and b"another job writes there; each job needs a folder of its own" in second.stderr
+    over.touch()
+    _, error = first.communicate(timeout=launched.PATIENCE_S)
+    assert first.returncode == 0, error.decode()
+    files = [path for path in out.iterdir() if path.name[0] != "."]
+    numbers = sorted(json.loads(line)["number"] for path in files for line in path.read_text().splitlines())
+    assert len(numbers) > 1000 and numbers == [*range(len(numbers))]
+
+
 def test_quarantines_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL was a folder called s3:, and bad lines beside the good ones were read again and again."""
     monkeypatch.chdir(tmp_path)
