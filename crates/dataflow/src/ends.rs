@@ -1,14 +1,12 @@
-//! The least and the greatest of whole numbers: of each batch's times that is asked more than once, and what every processor of x86-64 has
-//! compares no numbers of 64 bits.
+//! The least and the greatest of whole numbers, which each batch's times are asked for more than once.
 
-use arrow::array::{Array, ArrowPrimitiveType, PrimitiveArray};
+use arrow::array::{Array, ArrowNumericType, PrimitiveArray};
 use arrow::compute::{max, min};
 
+use crate::widest::widest;
+
 /// The least and the greatest value of a column, if there are any; nulls are none.
-pub fn ends<T: ArrowPrimitiveType<Native = i64>>(column: &PrimitiveArray<T>) -> Option<(i64, i64)>
-where
-    PrimitiveArray<T>: Array,
-{
+pub fn ends<T: ArrowNumericType<Native = i64>>(column: &PrimitiveArray<T>) -> Option<(i64, i64)> {
     match column.null_count() {
         0 => ends_of(column.values()),
         _ => min(column).zip(max(column)),
@@ -20,29 +18,7 @@ fn ends_of(values: &[i64]) -> Option<(i64, i64)> {
     fn both(values: &[i64]) -> (i64, i64) {
         values.iter().fold((i64::MAX, i64::MIN), |(least, most), &value| (least.min(value), most.max(value)))
     }
-    fn best(values: &[i64]) -> (i64, i64) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            #[target_feature(enable = "avx512f")]
-            fn avx512(values: &[i64]) -> (i64, i64) {
-                both(values)
-            }
-            #[target_feature(enable = "avx2")]
-            fn avx2(values: &[i64]) -> (i64, i64) {
-                both(values)
-            }
-            if std::arch::is_x86_feature_detected!("avx512f") {
-                // SAFETY: the feature the function is compiled for was just detected.
-                return unsafe { avx512(values) };
-            }
-            if std::arch::is_x86_feature_detected!("avx2") {
-                // SAFETY: as above.
-                return unsafe { avx2(values) };
-            }
-        }
-        both(values)
-    }
-    (!values.is_empty()).then(|| best(values))
+    (!values.is_empty()).then(|| widest(both, values))
 }
 
 #[cfg(test)]

@@ -50,6 +50,7 @@ mod prefetch;
 mod run;
 mod shown;
 mod sync;
+mod widest;
 mod wire;
 
 pub use ends::ends;

@@ -115,21 +115,20 @@ impl NumberKeys {
         for from in (0..bits.len()).step_by(STRETCH_ROWS) {
             let to = bits.len().min(from + STRETCH_ROWS);
             self.make_room(to - from);
-            let stretch = &bits[from..to];
-            let far = size_of_val(self.slots.as_slice()) > NEAR_BYTES;
-            match nulls {
-                Some(nulls) => numbers.extend(stretch.iter().zip(from..).map(|(&key, at)| match nulls.is_null(at) {
-                    true => self.null_number(),
-                    false => self.number(key),
-                })),
-                None if far => numbers.extend(stretch.iter().zip(from + AHEAD..).map(|(&key, ahead)| {
-                    if let Some(&ahead) = bits.get(ahead) {
-                        prefetch(&self.slots[place(ahead, self.slots.len())]);
-                    }
-                    self.number(key)
-                })),
-                None => numbers.extend(stretch.iter().map(|&key| self.number(key))),
+            let number = |keys: &mut Self, at: usize| match nulls {
+                Some(nulls) if nulls.is_null(at) => keys.null_number(),
+                _ => keys.number(bits[at]),
+            };
+            if size_of_val(self.slots.as_slice()) <= NEAR_BYTES {
+                numbers.extend((from..to).map(|at| number(self, at)));
+                continue;
             }
+            numbers.extend((from..to).map(|at| {
+                if let Some(&ahead) = bits.get(at + AHEAD) {
+                    prefetch(&self.slots[place(ahead, self.slots.len())]);
+                }
+                number(self, at)
+            }));
         }
         self.bits = bits;
     }

@@ -71,8 +71,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         Ok::<_, String>((connector, name))
     });
     let tls = tls.transpose().map_err(wrong)?;
+    let shown = format!("socket {address}");
     Ok(SourceSpec {
-        name: format!("socket {address}"),
+        name: shown.clone(),
         schema: SchemaRef::clone(&schema),
         copies_max: 1,
         guarantee: Guarantee::AtMostOnce,
@@ -80,7 +81,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         bad_schema: options.on_error.schema(),
         files: None,
         make: Arc::new(move |context| {
-            tell_lost(context, &format!("socket {address}"));
+            tell_lost(context, &shown);
             let lines = Lines {
                 decoder: decoder.clone(),
                 bad: Handler::new(options.on_error.clone(), &counted, context.task().to_owned()),

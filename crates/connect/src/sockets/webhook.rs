@@ -119,8 +119,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let secrets = secrets.map(|variable| Secret::or_environment(None, variable));
     let carried = Carried::new(options.auth, &options.signature_header, secrets).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
+    let shown = format!("webhook {}:{}{}", options.host, options.port, options.path);
     Ok(SourceSpec {
-        name: format!("webhook {}:{}{}", options.host, options.port, options.path),
+        name: shown.clone(),
         schema: SchemaRef::clone(&schema),
         copies_max: 1,
         guarantee: match options.answer {
@@ -133,7 +134,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         make: Arc::new(move |context| {
             let waits = options.answer == AnswerWhen::Durable;
             if !waits {
-                tell_lost(context, &format!("webhook {}:{}{}", options.host, options.port, options.path));
+                tell_lost(context, &shown);
             }
             if waits && !context.makes_checkpoints() {
                 return Err("webhook: `answer` \"durable\" needs a job that makes checkpoints".into());

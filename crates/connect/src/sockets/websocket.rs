@@ -82,8 +82,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
+    let shown = format!("websocket {name}");
     Ok(SourceSpec {
-        name: format!("websocket {name}"),
+        name: shown.clone(),
         schema: SchemaRef::clone(&schema),
         copies_max: 1,
         guarantee: Guarantee::AtMostOnce,
@@ -91,7 +92,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         bad_schema: options.on_error.schema(),
         files: None,
         make: Arc::new(move |context| {
-            tell_lost(context, &format!("websocket {name}"));
+            tell_lost(context, &shown);
             let reader = Reader {
                 options: options.clone(),
                 headers: headers.clone(),

@@ -12,6 +12,7 @@ use arrow::datatypes::{ArrowNativeTypeOp, DataType, Int64Type, SchemaRef};
 use arrow::error::ArrowError;
 
 use super::reduce::ColumnOp;
+use crate::widest::widest;
 
 /// Sums of columns of whole numbers that come in batches: nothing is made of each batch.
 pub(crate) struct Sums {
@@ -142,26 +143,7 @@ fn some_exactly(values: &[[u8; 8]]) -> i128 {
         }
         from_halves(whole, upper)
     }
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx512f")]
-        fn avx512(values: &[[u8; 8]]) -> i128 {
-            both(values)
-        }
-        #[target_feature(enable = "avx2")]
-        fn avx2(values: &[[u8; 8]]) -> i128 {
-            both(values)
-        }
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            // SAFETY: the feature the function is compiled for was just detected.
-            return unsafe { avx512(values) };
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: as above.
-            return unsafe { avx2(values) };
-        }
-    }
-    both(values)
+    widest(both, values)
 }
 
 /// Of more values at once the sum of a vector's lanes is little beside them; of fewer it would take longer than to add them.

@@ -1,0 +1,27 @@
+//! Loops over numbers, compiled for the vectors of the processor that runs them: what every processor of x86-64 has is half as wide as most have,
+//! and compares no numbers of 64 bits.
+
+/// Calls a function that is compiled for the widest vectors that this processor has. It has to be short enough to be inlined.
+#[inline]
+pub(crate) fn widest<A, R>(function: impl Fn(A) -> R, argument: A) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f")]
+        fn avx512<A, R>(function: impl Fn(A) -> R, argument: A) -> R {
+            function(argument)
+        }
+        #[target_feature(enable = "avx2")]
+        fn avx2<A, R>(function: impl Fn(A) -> R, argument: A) -> R {
+            function(argument)
+        }
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the feature the function is compiled for was just detected.
+            return unsafe { avx512(function, argument) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { avx2(function, argument) };
+        }
+    }
+    function(argument)
+}
