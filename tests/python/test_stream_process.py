@@ -275,7 +275,7 @@ REMEMBERED = {"k": "str", "at": "timestamp[us]", "tenths": "int64", "times": "in
 
 
 def remembered(rows: pa.Table) -> Rows:
-    """What `remember` has to give, worked out row by row, if time is at each that of the row before."""
+    """What `remember` has to give, worked out row by row, if time goes on to each behind it."""
     made: Rows = []
     kept: dict[str, tuple[dict[int, datetime], list[datetime]]] = {}
     now = datetime.max
@@ -284,10 +284,9 @@ def remembered(rows: pa.Table) -> Rows:
         for name in [name for name, at in tenths.items() if at + SECOND / 5 <= now < datetime.max]:
             del tenths[name]
         times[:] = [at for at in times if now == datetime.max or at + SECOND / 20 > now]
-        # Time begins with the first row; what was put before counts from then.
-        at = row["at"] if now == datetime.max else now
-        tenths[(row["at"] - START) // (SECOND / 10)] = at
-        times.append(at)
+        # However long the pause before it was, an item counts from its own time.
+        tenths[(row["at"] - START) // (SECOND / 10)] = row["at"]
+        times.append(row["at"])
         made.append({"k": row["k"], "at": row["at"], "tenths": len(tenths), "times": len(times)})
         now = row["at"]
     return made
@@ -349,8 +348,8 @@ def test_a_list_of_which_all_is_forgotten_begins_anew() -> None:
 
     def put(now: int, *values: str) -> None:
         items._expire(now)
-        items._now = now
         items.extend(values)
+        items._count_from(now)
         parts.append(items._part(whole=False))
         items._saved()
 
@@ -374,8 +373,8 @@ def test_when_items_were_put_is_saved_when_it_becomes_known() -> None:
     items = MapState({"a": 1, math.nan: 2})
     parts = [items._part(whole=True)]
     items._saved()
-    items._now = 100
     items._live(10)
+    items._count_from(100)
     parts.append(items._part(whole=False))
     found = told_again(parts)
     assert found.ttl == 10 and list(found.times.values()) == [100, 100]
@@ -385,7 +384,7 @@ def test_when_items_were_put_is_saved_when_it_becomes_known() -> None:
     early["a"] = 1
     parts = [early._part(whole=False)]
     early._saved()
-    early._expire(50)
+    early._count_from(50)
     parts.append(early._part(whole=False))
     assert told_again(parts).times == {"a": 50}
 
@@ -400,11 +399,12 @@ def test_names_that_are_no_numbers_keep_their_time_on_disk(tmp_path: Any) -> Non
     table = tm.from_dict({"k": [1], "x": [2]}).collect()
     one.time(100)
     assert not one.rows(tm.from_dict({"k": [1]}).collect()._native, [1], [1], table._native)
+    one.time(200)
     one.time(900)
     one._store = Store(str(tmp_path))
     one._store.put([one._evict(key) for key in list(one._entries)])
     assert [list(entry.items["m"]._times.values()) for key in [(1,)] if (entry := one._fetch(key)) is not None] == [
-        [100]
+        [200]
     ]
 
 
@@ -437,23 +437,31 @@ def test_when_items_were_put_takes_memory_too(tmp_path: Any) -> None:
 def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
     """Those that were put before it stopped are, too, when their time has come, and no others."""
     numbers, times = list[int](), list[datetime]()
+    # What was put and is not known to count yet, by key: the time of the call. And when it did at the latest.
+    waiting, by = dict[int, dict[int, datetime]](), dict[int, datetime]()
 
     def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         put, some = context.map_state("put"), context.map_state("some", ttl="1000s")
         if context.timers:
-            return [{**key, "put": at, "is_there": number in some} for number, at in put.items()]
-        for row in rows:
-            # How many rows come before time goes on depends on speed, so when it was is noted beside each.
-            put[row["number"]] = some[row["number"]] = context.time
-            numbers.append(row["number"])
+            return [{**key, "number": number, "at": at, "is_there": number in some} for number, at in put.items()]
         if context.time is not None:
             times.append(context.time)
+            mine = waiting.setdefault(key["key"], {})
+            for number in [number for number, called in mine.items() if called < context.time]:
+                by[number] = context.time
+                del mine[number]
+            mine.update({row["number"]: context.time for row in rows})
+        for row in rows:
+            by.pop(row["number"], None)
+            put[row["number"]] = some[row["number"]] = row["time"]
+            numbers.append(row["number"])
         context.set_timer(START + timedelta(days=365 * 100))
         return None
 
     def kept(rows: int | None) -> tm.DataSet:
         source = tm.stream.rate(5000, rows=rows, keys=5, splits=1, step="1s")
-        return source.key_by("key").process(keep, {"key": "int64", "put": "timestamp[us]", "is_there": "bool"})
+        schema = {"key": "int64", "number": "int64", "at": "timestamp[us]", "is_there": "bool"}
+        return source.key_by("key").process(keep, schema)
 
     def stop() -> bool:
         return bool(times) and max(times) - min(times) > 1500 * SECOND
@@ -464,10 +472,60 @@ def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
     seen = written(kept(count), checkpoint=tmp_path / "c", every="100ms")
     assert len(seen) == count
     end = datetime(2026, 1, 1) + (count - 1) * SECOND
-    # Those that were put before there was any time count from when it began, which the function is not told.
-    known = [row for row in seen if row["put"] is not None]
-    assert all(row["is_there"] == (row["put"] + 1000 * SECOND > end) for row in known)
-    assert {row["is_there"] for row in known} == {True, False}
+    # It counts from when time has gone on to it, so from its own time at the earliest.
+    assert all(row["is_there"] or row["at"] + 1000 * SECOND <= end for row in seen)
+    over = [row for row in seen if row["number"] in by and by[row["number"]] + 1000 * SECOND <= end]
+    assert over and not any(row["is_there"] for row in over)
+    assert any(row["is_there"] for row in seen)
+
+
+def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
+    """They counted from the time before the row that put them, which may be long before it: after a pause they were forgotten at once."""
+
+    def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        seen, last = context.list_state("seen", ttl="10s"), context.map_state("last", ttl="10s")
+        total = context.aggregate_state("total", "sum", ttl="10s")
+        for row in rows:
+            seen.append(row["at"])
+            last[row["at"]] = True
+            total.add(1)
+        return {**key, "seen": len(seen), "last": len(last), "total": total.get()}
+
+    def processor(folder: str) -> Processor:
+        schema = {"k": "str", "seen": "int64", "last": "int64", "total": "int64"}
+        return Processor(keep, "keep", ("k",), schema, None, str(tmp_path / folder), True)
+
+    rows = pa.table({"k": [*"xaaaxa"], "at": pa.array([0, 1000, 1005, 1014, 1025, 1026], pa.timestamp("s"))})
+    one = processor("one")
+    seen = [(row["seen"], row["last"], row["total"]) for row in driven(one, rows)]
+    assert seen == [(1, 1, 1), (1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 1, 1), (1, 1, 1)]
+    # A checkpoint between a row and the time behind it: who goes on counts from that.
+    one = processor("two")
+    one.time(0)
+    key = tm.from_dict({"k": ["a"]}).collect()._native
+    one.rows(key, [1], [1], tm.from_dict({"at": [1]}).collect()._native)
+    for _ in range(2):
+        before, one = one, processor("three")
+        one.restore(0, 1, [part for _, _, part in before.snapshot(whole=True)])
+    one.time(1_000_000_000)
+    assert len(one._entries) == 1
+    parts = [part for _, _, part in one.snapshot(whole=False)]
+    assert parts
+    one.time(1_009_999_999)
+    assert len(one._entries) == 1
+    one.time(1_010_000_000)
+    assert not one._entries
+
+
+def test_a_time_to_live_without_time_is_told_of() -> None:
+    """It forgets nothing before the end: a plan says so, where there is one."""
+    rows = tm.stream.from_table(pa.table({"k": [1]})).key_by("k")
+
+    def nothing(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        return None
+
+    assert "table: it has no time=" in rows.process(nothing, {"k": "int64"}, ttl="1h").explain()
+    assert "it has no time=" not in rows.process(nothing, {"k": "int64"}).explain()
 
 
 def test_keys_of_all_kinds() -> None:
@@ -647,9 +705,13 @@ def test_aggregates_are_forgotten(tmp_path: Any) -> None:
     assert add(one, 1) == 1
     one.time(9_000_000)
     assert add(one, 2) == 3
+    one.time(9_000_000)
     parts = [part for _, _, part in one.snapshot(whole=True)]
     one.time(18_000_000)
     assert add(one, 3) == 6
+    one.time(18_000_000)
+    one.time(27_999_999)
+    assert one._entries
     one.time(28_000_000)
     assert not one._entries
     assert add(one, 4) == 4

@@ -1,11 +1,14 @@
 """Lists, maps and aggregates that a function keeps of a key: a checkpoint saves of them what has changed, however much there is.
 
-Items may have a time to live: then it is noted when each was put, in that order, and the first are the first to go.
+Items may have a time to live: then it is noted when each was put, in that order, and the first are the first to go. How late the rows are that
+put them is known when time has gone on to them: an item counts from then. Counted from the time before, which may be long ago, it could be
+forgotten as soon as it was put.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import operator
 from collections import OrderedDict
@@ -30,7 +33,7 @@ __all__ = [
     "of_kind",
 ]
 
-#: What the engine says of time before there is any.
+#: What the engine says of time before there is any; of an item, that time has not gone on since it was put.
 NEVER = -(2**63)
 
 #: What nobody can change in place.
@@ -74,7 +77,7 @@ class Part(NamedTuple):
 class Items:
     """Items by name, and which of them have changed since they were saved."""
 
-    __slots__ = ("_changed", "_check", "_cleared", "_now", "_times", "_ttl", "_values")
+    __slots__ = ("_changed", "_check", "_cleared", "_times", "_ttl", "_values")
 
     _kind: int
 
@@ -85,7 +88,6 @@ class Items:
         self._cleared = False
         #: Raises what is wrong with a name and a value, if the function has said what items are.
         self._check: Callable[[Any, Any], None] | None = None
-        self._now = NEVER
         self._ttl: int | None = None
         # When items were put, the earliest first; all of them, if they have a time to live. A dict finds its first ever more slowly,
         # the more before it are gone.
@@ -98,7 +100,7 @@ class Items:
         self._changed[name] = None
         if self._ttl is not None:
             self._times.pop(name, None)
-            self._times[name] = self._now
+            self._times[name] = NEVER
 
     def _drop(self, name: Any) -> None:
         del self._values[name]
@@ -116,32 +118,41 @@ class Items:
         else:
             times = _found_again(times)
         self._ttl = ttl
-        self._in_order({} if ttl is None else {name: times.get(name, self._now) for name in self._values})
+        known = {} if ttl is None else {name: times.get(name, NEVER) for name in self._values}
+        self._times = OrderedDict(sorted(known.items(), key=lambda item: (item[1] == NEVER, item[1])))
 
-    def _in_order(self, times: dict[Any, int]) -> None:
-        self._times = OrderedDict(sorted(times.items(), key=lambda item: item[1]))
+    def _is_fresh(self) -> bool:
+        """Whether any was put since time went on last."""
+        return next(reversed(self._times.values()), None) == NEVER
+
+    def _count_from(self, now: int) -> bool:
+        """Time has gone on: what was put since it last did has its time to live from now on. Whether there is any."""
+        fresh = list(itertools.takewhile(lambda name: self._times[name] == NEVER, reversed(self._times)))
+        self._times.update(dict.fromkeys(fresh, now))
+        # Else who goes on gives them their time to live anew.
+        self._changed.update(dict.fromkeys(fresh))
+        return bool(fresh)
 
     def _expire(self, now: int) -> None:
         """Forget items that were put too long ago."""
         if self._ttl is None:
             return
-        if next(iter(self._times.values()), now) == NEVER:
-            # They were put before there was any time: it begins now, whatever comes later.
-            self._changed.update({name: None for name, at in self._times.items() if at == NEVER})
-            self._in_order({name: now if at == NEVER else at for name, at in self._times.items()})
         has_had = bool(self._values)
         while self._times:
             name, at = next(iter(self._times.items()))
-            if at + self._ttl > now:
+            if at == NEVER or at + self._ttl > now:
                 return
             self._drop(name)
         if has_had:
             # So that a list whose names begin anew replaces what was saved, and is not mixed with it.
             self.clear()
 
-    def _expires(self) -> int | None:
-        """When the next item has to go."""
-        return None if self._ttl is None or not self._times else next(iter(self._times.values())) + self._ttl
+    def _expires(self, now: int) -> int | None:
+        """When the next item has to go, or is to be looked at again."""
+        if self._ttl is None or not self._times:
+            return None
+        first = next(iter(self._times.values()))
+        return (now if first == NEVER else first) + self._ttl
 
     def _read(self, name: Any) -> Any:
         value = self._values[name]

@@ -86,9 +86,18 @@ class _Entry:
     #: When items are looked at that have a time to live.
     expires: int | None = None
 
-    def next_expiry(self) -> int | None:
-        """When the first of its items has to go."""
-        return min((at for items in self.items.values() if (at := items._expires()) is not None), default=None)
+    def next_expiry(self, now: int) -> int | None:
+        """When the first of its items has to go, or is to be looked at again."""
+        return min((at for items in self.items.values() if (at := items._expires(now)) is not None), default=None)
+
+    def has_fresh(self) -> bool:
+        """Whether any of its items was put since time went on last."""
+        return any(items._is_fresh() for items in self.items.values())
+
+    def count_from(self, now: int) -> bool:
+        """Time has gone on to what has come since it last did. Whether items changed by that."""
+        self.touched = now
+        return sum(items._count_from(now) for items in self.items.values()) > 0
 
     def is_empty(self) -> bool:
         """Whether there is nothing to keep."""
@@ -220,7 +229,8 @@ class KeyContext:
         """Return a list of the key's own: it can be appended to, iterated over and cleared, and is empty at first.
 
         Checkpoints save what was appended since the last, and items that were read and could have been changed in place. With `ttl` an
-        item is forgotten when the stream's time has gone on for so long since it was appended; what was said last holds.
+        item is forgotten when the stream's time has gone on for so long since it first went on after the item was appended; what was said
+        last holds.
 
         Raises
         ------
@@ -233,7 +243,8 @@ class KeyContext:
         """Return a map of the key's own, which is used like a dict and empty at first; the order of its items is not kept.
 
         Checkpoints save the items that were put, removed, or read and could have been changed in place since the last. With `ttl` an
-        item is forgotten when the stream's time has gone on for so long since it was put last; what was said last holds.
+        item is forgotten when the stream's time has gone on for so long since it first went on after the item was put; what was said last
+        holds.
 
         Raises
         ------
@@ -258,7 +269,8 @@ class KeyContext:
             The accumulator before the first value, a copy for each key; anything that can be pickled. Without it the first value is the
             accumulator that the second is added to.
         ttl : str, number of seconds or timedelta, optional
-            Forget the accumulator when the stream's time has gone on for so long since a value was added; what was said last holds.
+            Forget the accumulator when the stream's time has gone on for so long since it first went on after a value was added; what was
+            said last holds.
 
         Raises
         ------
@@ -277,7 +289,6 @@ class KeyContext:
             raise DataSetError(f"{name!r} is a {type(items).__name__} of the key, not a {kind.__name__}")
         if self._declared is not None and items._check is None:
             items._check = self._declared.check(name, kind._kind)
-        items._now = self._now
         if ttl is not None:
             lives = micros(ttl, "ttl")
             if lives <= 0:
@@ -360,7 +371,7 @@ class Processor:
         self._now = _NEVER
         # Time before the end.
         self._latest = _NEVER
-        # Keys that rows have come of since time went on last.
+        # Keys that rows have come of, or items were put of that have a time to live, since time went on last.
         self._fresh: set[_Key] = set()
         # Of each key the bucket, for those that are gone.
         self._changed: dict[_Key, int] = {}
@@ -400,7 +411,9 @@ class Processor:
         more = self._bring("due", self._now)
         if self._now < _END:
             for key in self._fresh & self._entries.keys():
-                self._entries[key].touched = self._now
+                entry = self._entries[key]
+                if entry.count_from(self._now):
+                    self._change(key, entry)
             self._fresh.clear()
         if self._now == _END:
             # Before anything goes off: of what goes back to the store meanwhile nothing is due any more.
@@ -463,7 +476,7 @@ class Processor:
             if self._ttl is not None:
                 looked_at = self._touched(entry) + self._ttl if entry.looked_at is None else entry.looked_at
                 due = looked_at if due is None else min(due, looked_at)
-            if (expires := entry.next_expiry()) is not None:
+            if (expires := entry.next_expiry(self._now)) is not None:
                 due = expires if due is None else min(due, expires)
         value = self._pickled((key, entry.kept(whole=True)))
         return Stored(_name(key), entry.bucket, due, alarm, changed is not None, False, value)
@@ -505,6 +518,8 @@ class Processor:
             if entry.touched == _NEVER:
                 self._fresh.add(key)
             self._look_at(entry, key)
+        if entry.has_fresh():
+            self._fresh.add(key)
         self._expire_later(entry, key)
 
     def snapshot(self, whole: bool) -> Iterator[tuple[int, bool, bytes]]:
@@ -623,7 +638,7 @@ class Processor:
 
     def _expire_later(self, entry: _Entry, key: _Key) -> None:
         """See to it that items are forgotten whose time has come."""
-        at = entry.next_expiry()
+        at = entry.next_expiry(self._now)
         if at is not None and (entry.expires is None or at < entry.expires):
             entry.expires = at
             self._timers.add(at, key)
@@ -684,6 +699,8 @@ class Processor:
             )
             self._state_bytes += (size - self._state_bytes) / min(self._calls // _MEASURE_EVERY + 1, 50)
         self._calls += 1
+        if entry.has_fresh():
+            self._fresh.add(key)
         if self._now < _END:
             self._expire_later(entry, key)
             for at in context._set:
