@@ -94,6 +94,25 @@ def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
         publish(rabbitmq, "clicks", range(2000))
 
 
+def test_a_query_that_ends_before_its_job(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Its messages are acknowledged with the next checkpoint, not only when all other queries of the job have ended."""
+    publish(rabbitmq, "early", range(300))
+    seen, settled = list[int](), list[bool]()
+    deadline = time.monotonic() + launched.PATIENCE_S
+
+    def stop() -> bool:
+        if is_settled(rabbitmq, "early"):
+            settled.append(True)
+        return bool(settled) or time.monotonic() > deadline
+
+    ends = tm.stream.from_rabbitmq(rabbitmq.url, "early", SCHEMA, id="message_id", stop_at_end=True)
+    goes_on = tm.stream.rate(100)
+    queries = [(ends, lambda table: seen.extend(table.to_dict()["x"])), (goes_on, lambda table: None)]
+    tm.stream.write(queries, checkpoint=tmp_path, every="100ms", stop=stop)
+    assert settled
+    assert sorted(seen) == list(range(300))
+
+
 def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
     """A sink that publishes into the void, and errors that show passwords or say nothing."""
     rows = tm.stream.rate(rows=3)

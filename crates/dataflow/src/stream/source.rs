@@ -296,6 +296,8 @@ pub(crate) async fn drive<S: Source>(
         false => None,
     };
     let (mut waiting, mut ended) = (false, false);
+    // The last epoch whose checkpoint has what it kept before its end.
+    let mut passed = context.restored().map_or(0, |restored| restored.epoch);
     loop {
         if ended && held.as_ref().is_none_or(Held::is_empty) {
             break;
@@ -346,6 +348,7 @@ pub(crate) async fn drive<S: Source>(
                 let Some(barrier) = barriers.borrow_and_update().clone() else { continue };
                 let stop = barrier.control == Control::Stop;
                 let epoch = barrier.epoch;
+                passed = epoch;
                 if let (Some(held), Some(states)) = (held.take_if(|_| stop), states) {
                     states.save(epoch, true, held.stop());
                 } else if let Some(states) = states {
@@ -358,7 +361,7 @@ pub(crate) async fn drive<S: Source>(
                 }
                 outputs.mark(&Mark::Barrier(barrier)).await?;
                 if stop {
-                    return leave(source, &mut durable, epoch).await;
+                    return leave(source, &mut durable, (epoch, epoch)).await;
                 }
             }
         }
@@ -385,7 +388,8 @@ pub(crate) async fn drive<S: Source>(
         // Nothing of it will be asked for again.
         None => drop(durable_now.send(ALL)),
     }
-    leave(source, &mut durable, ALL).await
+    // Any further checkpoint is whole only with this end in it, whatever else the job has to do after it.
+    leave(source, &mut durable, (passed + 1, ALL)).await
 }
 
 /// Sends rows on, or notes what is told of a split.
@@ -408,12 +412,17 @@ async fn give(next: Next, clock: &mut Option<Clock>, outputs: &mut Outputs) -> R
     Ok(())
 }
 
-/// Lets a source that has last words say them, when its snapshot of `epoch` is durable.
-async fn leave<S: Source>(mut source: S, durable: &mut watch::Receiver<u64>, epoch: u64) -> Result<(), TaskError> {
+/// Lets a source that has last words say them, when its last snapshot is durable: with the checkpoint of the first epoch, or one after it. It
+/// is told the second.
+async fn leave<S: Source>(
+    mut source: S,
+    durable: &mut watch::Receiver<u64>,
+    (awaited, epoch): (u64, u64),
+) -> Result<(), TaskError> {
     if !source.has_last_words() {
         return Ok(());
     }
-    while *durable.borrow_and_update() < epoch {
+    while *durable.borrow_and_update() < awaited {
         durable.changed().await.map_err(|_| "the run ended before its last checkpoint")?;
     }
     source.durable(epoch);
