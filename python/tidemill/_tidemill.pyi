@@ -540,7 +540,9 @@ class NativeDataSet:
         factory: Callable[[str, bool], object],
         schema: object,
         keeps: object = None,
+        waits: bool = False,
     ) -> NativeDataSet: ...
+    def named(self, name: str) -> NativeDataSet: ...
     def is_stream(self) -> bool: ...
     def join(
         self,
@@ -756,6 +758,17 @@ def stream_of_table(
     time: tuple[str, int, int, str, str | None] | None,
     slice_rows: int,
     rows_per_s: float,
+) -> NativeDataSet: ...
+def stream_of_function(
+    engine: QueryEngine,
+    name: str,
+    factory: Callable[[str, bytes | None], object],
+    splits: Sequence[str],
+    schema: object,
+    time: tuple[str, int, int, str, str | None] | None,
+    poll_every: float,
+    guarantee: str,
+    acknowledge: Callable[[list[tuple[str, bytes]]], None] | None,
 ) -> NativeDataSet: ...
 def window_of(
     time: NativeExpr,

@@ -23,7 +23,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md"), *ROOT.glob("examples/*.md")])
 BLOCK = re.compile(r"<!-- (file|run)(?: (\d+))?: (.+?) -->\n+```[a-z]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def matches(line: str, pattern: str) -> bool:
@@ -70,10 +71,18 @@ def test_programs_run_as_the_page_says(page: Path, tmp_path: Path) -> None:
         assert not different, f"{what}\n{different}\n\nprinted:\n{printed}"
 
 
+def places(page: Path) -> set[str]:
+    """What links to headings of a page are called."""
+    headings = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = [link for link in LINK.findall(page.read_text()) if "://" not in link and not link.startswith("mailto:")]
-    assert [link for link in targets if not (page.parent / link).exists()] == []
+    links = [link for link in LINK.findall(CODE.sub("", page.read_text())) if not re.match(r"\w+:", link[0])]
+    targets = [(page.parent / file if file else page, place) for file, place in links]
+    assert [target for target, _ in targets if not target.exists()] == []
+    assert [(target.name, place) for target, place in targets if place and place not in places(target)] == []
 
 
 def test_the_page_of_variables_is_complete() -> None:

@@ -99,6 +99,11 @@ impl OnError {
             _ => None,
         }
     }
+
+    /// The folder that they are written into, if they are.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        if let OnError::Quarantine(folder) = self { Some(folder.clone()) } else { None }
+    }
 }
 
 static RAW: LazyLock<SchemaRef> = LazyLock::new(|| schema(&DataType::Binary, headers::data_type()));

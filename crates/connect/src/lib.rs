@@ -51,6 +51,7 @@ mod sockets;
 mod tls;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -92,6 +93,8 @@ pub struct SourceSpec {
     pub bad: Arc<BadRecords>,
     /// What they are to a sink, if `on_error` says that they go to one: its source gives them beside the rows.
     pub bad_schema: Option<SchemaRef>,
+    /// The folder that they are written into, if it says so: at once, so a job that goes on after a failure may write one again.
+    pub bad_folder: Option<PathBuf>,
     /// The local files that it would read now: all hosts have to see the same.
     pub files: Option<ListFiles>,
     /// Makes one.

@@ -138,6 +138,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         },
         bad: Arc::default(),
         bad_schema: None,
+        bad_folder: None,
         files: None,
         make: Arc::new(move |context| Ok(Box::new(Rate::new(options.clone(), &made, context)?))),
     })

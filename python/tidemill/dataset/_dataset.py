@@ -594,6 +594,38 @@ class DataSet(DataSetWriters):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.collect())
 
+    def named(self, name: str) -> DataSet:
+        """The same rows of a stream, with a name for the last step that keeps something (windows, a join, `distinct`, `process`), or else its source.
+
+        Checkpoints, plans, errors and `late_to=` call that step so. A step without a name is found again by its kind and its number in the
+        order of the program; one that has a name is found by that, wherever it comes, and changes no other's number.
+
+        Parameters
+        ----------
+        name : str
+            One of the job's own.
+
+        Returns
+        -------
+        DataSet
+            The same rows.
+
+        Raises
+        ------
+        DataSetError
+            If this is no stream. When it is written: if the name is another step's, or rows come from several steps or from one that several
+            queries have in common.
+
+        >>> import tidemill as tm
+        >>> numbers = tm.stream.from_table(tm.from_dict({"n": [1, 2, 1]}).collect())
+        >>> kinds = numbers.distinct().named("kinds")
+        >>> "kinds" in kinds.explain()
+        True
+        """
+        if not isinstance(name, str) or not name.strip():
+            raise DataSetError(f"named({name!r}): a name is a text that is not empty")
+        return self._step(self._native.named(name))
+
     def write_stream(
         self,
         sink: AnySink,
@@ -610,6 +642,7 @@ class DataSet(DataSetWriters):
         guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
         watch: Callable[[Running], object] | None = None,
         loops: bool = False,
+        forget: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective. Several queries at once are written by `tidemill.stream.write`.
 
@@ -657,6 +690,9 @@ class DataSet(DataSetWriters):
         loops : bool, default=False
             Whether rows may come back to the topic, queue, stream or folder that the job has written them into, as those that are tried once
             more. Without, such a job does not begin: rows could go round for ever.
+        forget : iterable of str, optional
+            Steps and sources, by the names that errors and `tidemill checkpoints --state` have them, that the program had before and has no
+            longer: what the checkpoint has of them is not wanted. Without, such a job does not begin. Needs `checkpoint`.
 
         Returns
         -------
@@ -686,4 +722,5 @@ class DataSet(DataSetWriters):
             guarantee=guarantee,
             watch=watch,
             loops=loops,
+            forget=forget,
         )

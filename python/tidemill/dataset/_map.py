@@ -262,7 +262,7 @@ class KeyedRows:
         ttl : str, number of seconds or timedelta, optional
             Forget all that is kept of a key, its timers and alarms too, when the stream's time has gone on for so long since it
             first went on after the last row of it; by default never. Rows that are read together come together, however far apart their times are. A
-            source without ``time=`` has no time before its end, so nothing is forgotten.
+            source without ``time=`` has no time before its end, so nothing is forgotten; `explain` and a warning name it.
         state : mapping of str to str, or Arrow schema, optional
             What the state of a key has, which is then a dict of these: other names and types are an error. A program whose state
             has more of them than its checkpoint goes on from that, with None for what is new; one whose state has less, or has
@@ -322,7 +322,9 @@ class KeyedRows:
         def processor(folder: str, saves: bool) -> Processor:
             return Processor(called, name, self._keys, schema, kept, folder, saves, declared)
 
-        return self._data._step(self._data._native.process(name, list(self._keys), processor, given, keeps))
+        return self._data._step(
+            self._data._native.process(name, list(self._keys), processor, given, keeps, ttl is not None)
+        )
 
     def _apply(
         self, name: str, made: Callable[[Row, Table, NativeTable | None], list[NativeTable]], schema: Schema | None

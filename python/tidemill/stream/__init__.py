@@ -22,6 +22,7 @@ from tidemill.stream._redis import from_redis, redis_hashes, to_redis
 from tidemill.stream._running import Move, Running
 from tidemill.stream._sinks import Connector
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
+from tidemill.stream._source import from_function
 from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
 from tidemill.stream._tls import Tls
 from tidemill.stream._windows import Windows, behind, calendar, counting, custom, session, sliding, tumbling, window
@@ -50,6 +51,7 @@ __all__ = [
     "custom",
     "explain",
     "from_files",
+    "from_function",
     "from_kafka",
     "from_rabbitmq",
     "from_redis",

@@ -16,28 +16,12 @@ __all__ = ["look_at_sinks"]
 Spec = Mapping[str, Any]
 
 
-def look_at_sinks(
-    described: Iterable[tuple[str, Iterable[str]]], *, loops: bool = False, guarantee: str | None = None
-) -> None:
+def look_at_sinks(described: Iterable[tuple[str, Iterable[str]]], *, loops: bool = False) -> None:
     """Raise where a job must not begin, unless it may have `loops`; `described` are its sinks, each with the sources that its rows come from."""
     sinks = [(json.loads(sink), [json.loads(source) for source in sources]) for sink, sources in described]
-    if guarantee == "exactly once":
-        _check_folders_of_bad_records(source for _, sources in sinks for source in sources)
     _check_apart([sink for sink, _ in sinks])
     if not loops:
         _check_loops(sinks)
-
-
-def _check_folders_of_bad_records(sources: Iterable[Spec]) -> None:
-    """Raise where a source writes bad records into a folder: at once, and so again when it reads them again after a failure."""
-    for source in sources:
-        skipping = source.get("on_error")
-        folder = skipping.get("quarantine") if isinstance(skipping, dict) else None
-        if folder is not None:
-            raise DataSetError(
-                f"the job cannot give exactly once: the folder quarantine={folder!r} may have a bad record twice after a failure; "
-                f"give it a sink that commits, as quarantine=tm.stream.to_files({folder!r}) is"
-            )
 
 
 def _check_apart(sinks: list[Spec]) -> None:

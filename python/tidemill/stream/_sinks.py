@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from tidemill._inside import within
 from tidemill._tidemill import NativeTable
@@ -15,7 +15,10 @@ from tidemill.dataset._table import Table
 if TYPE_CHECKING:
     from tidemill.stream import Sink
 
-__all__ = ["Connector", "native_sink", "sink_name"]
+__all__ = ["Connector", "Guarantee", "native_sink", "sink_name"]
+
+#: What becomes of a row when its job fails and goes on.
+Guarantee = Literal["exactly once", "at least once", "at most once"]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tidemill._job import init
 from tidemill._tidemill import explain_stream, write_stream
@@ -17,7 +17,7 @@ from tidemill.dataset._read import _told
 from tidemill.stream import _late, _status
 from tidemill.stream._check import look_at_sinks
 from tidemill.stream._running import Running
-from tidemill.stream._sinks import native_sink, sink_name
+from tidemill.stream._sinks import Guarantee, native_sink, sink_name
 from tidemill.stream._time import Duration, seconds
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tidemill.stream._sinks import AnySink, LateTo
 
 __all__ = ["explain", "run", "write"]
-
-Guarantee = Literal["exactly once", "at least once", "at most once"]
 
 #: Options of checkpoints, as they are by default.
 _DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": 10, "timeout": 600, "keep": 3}
@@ -47,6 +45,7 @@ def write(
     guarantee: Guarantee | None = None,
     watch: Callable[[Running], object] | None = None,
     loops: bool = False,
+    forget: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Write several queries over streams, each to a sink of its own, as one job, until all have ended; collective.
 
@@ -59,7 +58,7 @@ def write(
     ----------
     queries : iterable of (DataSet, sink)
         Sinks are those of `DataSet.write_stream`.
-    late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch, loops
+    late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch, loops, forget
         As for `DataSet.write_stream`. `late_to` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
 
     Returns
@@ -97,6 +96,7 @@ def write(
         guarantee=guarantee,
         watch=watch,
         loops=loops,
+        forget=forget,
     )
 
 
@@ -122,6 +122,7 @@ def run(
     guarantee: str | None,
     watch: Callable[[Running], object] | None,
     loops: bool,
+    forget: Iterable[str],
 ) -> dict[str, Any]:
     """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
     if not isinstance(name, str) or not name:
@@ -145,6 +146,11 @@ def run(
         raise DataSetError(
             f"{needless}= needs checkpoint=: it says how checkpoints are made, and without there are none"
         )
+    forgotten = [forget] if isinstance(forget, str) else list(forget)
+    if isinstance(forget, str) or not all(isinstance(step, str) and step for step in forgotten):
+        raise DataSetError(f"forget={forget!r} is no list of names of steps, such as ['window 2']")
+    if forgotten and checkpoint is None:
+        raise DataSetError("forget= needs checkpoint=: it is of what a checkpoint has")
     late_sinks = _late_sinks(late_to)
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
@@ -165,11 +171,18 @@ def run(
             "timeout": seconds(timeout, "timeout"),
             "keep": keep,
             "at_most_once": at_most_once,
+            "forget": forgotten,
         }
     given = "None" if place is None else "given"
     of = f"of {len(queries)}"
     _workers.check_alike(
-        call, queries=of, name=repr(name), checkpoint=given, guarantee=repr(guarantee), loops=repr(loops)
+        call,
+        queries=of,
+        name=repr(name),
+        checkpoint=given,
+        guarantee=repr(guarantee),
+        loops=repr(loops),
+        forget=repr(forgotten),
     )
     # Worker 0 is who is heard.
     asked = stop if init().rank == 0 else None
@@ -186,7 +199,7 @@ def run(
         guarantee,
         watching,
         [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
-        lambda described: look_at_sinks(described, loops=loops, guarantee=guarantee),
+        lambda described: look_at_sinks(described, loops=loops),
     )
     _workers.report_bad_records(count, first)
     _late.report(late)

@@ -103,6 +103,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
         guarantee: Guarantee::ExactlyOnce,
         bad,
         bad_schema: options.on_error.schema(),
+        bad_folder: options.on_error.folder(),
         files: place.local_files(),
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());

@@ -134,6 +134,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         guarantee: if options.id.is_some() { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce },
         bad,
         bad_schema: options.on_error.schema(),
+        bad_folder: options.on_error.folder(),
         files: None,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());

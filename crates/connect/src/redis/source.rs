@@ -115,6 +115,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         guarantee: Guarantee::ExactlyOnce,
         bad,
         bad_schema: options.on_error.schema(),
+        bad_folder: options.on_error.folder(),
         files: None,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());

@@ -79,6 +79,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         guarantee: Guarantee::AtMostOnce,
         bad,
         bad_schema: options.on_error.schema(),
+        bad_folder: options.on_error.folder(),
         files: None,
         make: Arc::new(move |context| {
             tell_lost(context, &shown);

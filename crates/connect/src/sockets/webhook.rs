@@ -130,6 +130,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         },
         bad,
         bad_schema: None,
+        bad_folder: None,
         files: None,
         make: Arc::new(move |context| {
             let waits = options.answer == AnswerWhen::Durable;

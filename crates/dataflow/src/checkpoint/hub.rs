@@ -607,6 +607,7 @@ pub(crate) async fn restore(
     restored.ended = state.ended.len() as u32 == state.copies || manifest.finished;
     if state.copies == copies {
         restored.ended |= state.ended.contains(&copy);
+        restored.ended_copies.clone_from(&state.ended);
     }
     if let Some(bucket) = state.buckets.keys().find(|bucket| **bucket >= route.buckets()) {
         return Err(store.damaged(format!("task \"{task}\" has state of bucket {bucket}, of {}", route.buckets())));

@@ -74,6 +74,9 @@ pub struct CheckpointSettings {
     /// Whether the job may go on from the checkpoint before one that is damaged. Sinks may have committed rows since, which come
     /// again then.
     pub may_repeat: bool,
+    /// Tasks that the job has no longer, and whose state in a checkpoint before is not wanted: without these it does not begin. Those whose
+    /// names go on behind such a name and a comma go with it.
+    pub forget: Vec<String>,
 }
 
 impl CheckpointSettings {
@@ -83,7 +86,8 @@ impl CheckpointSettings {
         let unaligned_after = Some(Duration::from_secs(10));
         let timeout = Duration::from_secs(600);
         let interval = Duration::from_secs(10);
-        CheckpointSettings { store, interval, unaligned_after, timeout, keep: 3, at_most_once: false, may_repeat: true }
+        let (keep, at_most_once, may_repeat, forget) = (3, false, true, Vec::new());
+        CheckpointSettings { store, interval, unaligned_after, timeout, keep, at_most_once, may_repeat, forget }
     }
 
     /// In a folder of this machine, or one that all workers share.
@@ -136,6 +140,8 @@ pub struct Restored {
     pub epoch: u64,
     /// Whether the copy had ended: it has nothing more to do.
     pub ended: bool,
+    /// The copies that had, of as many as there are now: what is new is not for them.
+    pub ended_copies: BTreeSet<u32>,
     /// What its states consisted of then; `None` if the task did not say.
     pub schema: Option<StateSchema>,
     /// The buckets it owns, each with a whole and the changes since, in order.

@@ -91,6 +91,12 @@ impl Resume {
                 return Err(DataflowError::Checkpoint(reason));
             }
         }
+        if let Some(task) = flow.tasks.iter().find(|task| forgets(settings, &task.name)) {
+            return Err(DataflowError::Checkpoint(format!(
+                "forget= names \"{}\", which the job has, and goes on with; give it another name, by named(), to begin it anew",
+                task.name
+            )));
+        }
         let first = comm.rank() == 0;
         let run =
             format!("{:x}-{:x}", SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos()), std::process::id());
@@ -258,7 +264,7 @@ impl Resume {
                 if let Err(reason) = self.fits(&manifest) {
                     return Found::Error { reason };
                 }
-                let manifest = self.after_end(manifest);
+                let manifest = self.after_end(self.without_forgotten(manifest));
                 let Begin { claim, newest, .. } = &mut self.begin;
                 *newest += 1;
                 match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
@@ -275,6 +281,23 @@ impl Resume {
                 ),
             },
         }
+    }
+
+    /// A checkpoint without what the job has no use for any more. On worker 0.
+    fn without_forgotten(&self, mut manifest: Manifest) -> Manifest {
+        let (place, epoch) = (self.settings.store.place(), manifest.epoch);
+        manifest.tasks.retain(|name, state| {
+            let forgotten = forgets(&self.settings, name);
+            let lost = match state.schema.is_none() && state.has_only_prepared() {
+                true => "what was prepared and not committed by",
+                false => "the state of",
+            };
+            if forgotten && keeps(state, manifest.finished) {
+                eprintln!("tidemill: checkpoint {epoch} in {place}: {lost} \"{name}\" is forgotten");
+            }
+            !forgotten
+        });
+        manifest
     }
 
     /// A checkpoint as it is gone on from: of a job that has come to its end sources go on from where they ended, if no step has kept
@@ -308,24 +331,23 @@ impl Resume {
             ));
         }
         let known = |name: &String| self.members.iter().any(|member| &member.name == name);
-        let keeps = |state: &TaskState| {
-            !state.buckets.is_empty() || !state.splits.is_empty() || !state.in_flight.is_empty()
-                // It has given what it kept.
-                || manifest.finished && state.schema.is_some()
-        };
-        let kept = manifest.tasks.iter().filter(|(_, state)| keeps(state));
-        let lost = kept.map(|(name, _)| name).find(|name| !known(name));
+        let kept = manifest.tasks.iter().filter(|(_, state)| keeps(state, manifest.finished));
+        let lost = kept.map(|(name, _)| name).find(|name| !known(name) && !forgets(&self.settings, name));
         if let Some(name) = lost {
             // Steps that keep anything have a schema, sinks have none.
             let state = &manifest.tasks[name];
-            let remedy = match state.schema.is_none() && state.has_only_prepared() {
+            let remedy: String = match state.schema.is_none() && state.has_only_prepared() {
                 true => {
                     "; what it has prepared may not be committed yet: start the program as it was, and end it with `tidemill stop` \
                      or stop=, which leaves nothing to commit"
+                        .into()
                 }
                 false => {
-                    "; a step is found again by its kind and its number in the order of the program, a source by what it reads: start the \
-                     program with the steps and sources that it had, or begin anew in another place"
+                    format!(
+                        "; a step is found again by the name that named() gives it, or by its kind and its number in the order of the program, \
+                         a source by what it reads: start the program with the steps and sources that it had, do without what this one kept \
+                         by forget=[\"{name}\"], or begin anew in another place"
+                    )
                 }
             };
             return Err(format!(
@@ -380,6 +402,19 @@ impl Resume {
         }
         Ok(restored)
     }
+}
+
+/// Whether a task keeps anything, or has given what it kept when its job came to its end.
+fn keeps(state: &TaskState, finished: bool) -> bool {
+    let has_nothing = state.buckets.is_empty() && state.splits.is_empty() && state.in_flight.is_empty();
+    !has_nothing || finished && state.schema.is_some()
+}
+
+/// Whether a job wants to do without the state of a task.
+fn forgets(settings: &CheckpointSettings, task: &str) -> bool {
+    let of =
+        |name: &String| task.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(", "));
+    settings.forget.iter().any(of)
 }
 
 /// For stall reports: what worker 0 is doing.

@@ -22,6 +22,7 @@ use datafusion::physical_expr::PhysicalExpr;
 use super::calls::call_of;
 use super::groups::batch;
 use super::keyed::Keyed;
+use super::named::NamedTable;
 use super::shared::PartTable;
 use super::table::{StreamSink, of_stream};
 use super::window::is_time_window;
@@ -230,8 +231,10 @@ fn has_window(plan: &LogicalPlan) -> bool {
     let found = plan.exists(|node| {
         Ok(match node {
             LogicalPlan::Aggregate(of) => of.group_expr.iter().any(is_time_window),
-            // What the query has in common with others was cut out of it.
-            node => PartTable::cut_at(node).is_some_and(|part| has_window(&part)),
+            // What the query has in common with others was cut out of it, and what has a name lies below that.
+            node => {
+                PartTable::cut_at(node).or_else(|| NamedTable::named_at(node)).is_some_and(|below| has_window(&below))
+            }
         })
     });
     found.unwrap_or(false)

@@ -47,6 +47,7 @@ pub fn table_stream(
         guarantee: Guarantee::ExactlyOnce,
         spec: None,
         bad_to: None,
+        bad_folder: None,
         files: None,
         make: Arc::new(make),
     }

@@ -18,6 +18,7 @@
 //! | `saved`     | what copies share in checkpoints                                       |
 //! | `shared`    | what several queries of a job have in common                           |
 //! | `process`   | functions of programs over the rows of each key                        |
+//! | `named`     | names that programs give steps                                         |
 //! | `keyed`     | rows on their way to the owner of their key                            |
 //! | `late`      | rows that come too late                                                |
 //! | `panes`     | what is held of a stretch of time                                      |
@@ -51,6 +52,7 @@ mod keys;
 mod late;
 mod lower;
 mod memory;
+mod named;
 mod now;
 mod panes;
 mod process;
@@ -149,10 +151,20 @@ impl StreamJob {
                 ),
             });
         }
+        let folders = sources.iter().find_map(|source| Some((source.name(), source.bad_folder()?)));
+        if let (Guarantee::ExactlyOnce, Some((source, folder))) = (wanted, folders) {
+            let folder = folder.display();
+            return refused(format!(
+                "{source} may write a bad record into quarantine=\"{folder}\" again after a failure; give it a sink that commits, as \
+                 quarantine=tm.stream.to_files(\"{folder}\") is"
+            ));
+        }
         if let Some(StreamSink { name: sink, guarantee: gives, .. }) =
             sinks.iter().map(|task| &task.sink).find(|sink| sink.guarantee < wanted)
         {
-            return refused(format!("the sink {sink} gives {gives}; see docs/streams.md for sinks that give more"));
+            return refused(format!(
+                "the sink {sink} gives {gives}; see docs/stream-connectors.md for sinks that give more"
+            ));
         }
         Ok(())
     }

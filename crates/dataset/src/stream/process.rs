@@ -115,7 +115,8 @@ pub type MakeKeyedFunction =
 
 impl DataSet {
     /// What a function makes of a stream's rows by key: rows with `schema`. `keeps` says what it keeps of a key, if
-    /// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands for it in plans, errors and checkpoints.
+    /// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands for it in plans and
+    /// errors. A function that `waits` does something when time has passed, whatever comes.
     ///
     /// # Errors
     /// `UnknownColumn`; what the function fails with is an error of the job.
@@ -126,6 +127,7 @@ impl DataSet {
         function: MakeKeyedFunction,
         schema: SchemaRef,
         keeps: Option<SchemaRef>,
+        waits: bool,
     ) -> std::result::Result<Self, DataSetError> {
         let names = self.names();
         let place = |key: &String| {
@@ -134,7 +136,7 @@ impl DataSet {
         };
         let keys = keys.iter().map(place).collect::<std::result::Result<Vec<_>, _>>()?;
         let (state, input) = self.frame().clone().into_parts();
-        let process = Process { name: name.to_owned(), keys, function, schema, keeps };
+        let process = Process { name: name.to_owned(), keys, function, schema, keeps, waits };
         let table = ProcessTable { input, process: Arc::new(process) };
         let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
         DataSet::new(DataFrame::new(state, plan))
@@ -149,6 +151,7 @@ pub(crate) struct Process {
     function: MakeKeyedFunction,
     schema: SchemaRef,
     keeps: Option<SchemaRef>,
+    pub waits: bool,
 }
 
 impl Process {

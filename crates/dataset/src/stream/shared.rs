@@ -22,6 +22,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
 };
 
+use super::named::NamedTable;
 use super::process::ProcessTable;
 use super::table::{hidden_in, of_stream};
 use crate::map::MapTable;
@@ -112,6 +113,8 @@ impl Finder {
             Arc::new(map.over(self.cut(map.input.clone())?))
         } else if let Some(process) = table.downcast_ref::<ProcessTable>() {
             Arc::new(process.over(self.cut(process.input.clone())?))
+        } else if let Some(named) = table.downcast_ref::<NamedTable>() {
+            Arc::new(named.over(self.cut(named.input.clone())?))
         } else {
             return Ok(LogicalPlan::TableScan(scan));
         };

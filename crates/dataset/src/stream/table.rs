@@ -1,6 +1,7 @@
 //! Streams as tables: what a plan knows of a source that does not end.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -19,6 +20,7 @@ use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::{EventTimes, Source};
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 
+use super::named::NamedTable;
 use super::process::ProcessTable;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -51,6 +53,8 @@ pub struct StreamSource {
     pub spec: Option<Arc<str>>,
     /// Where what it meets that is no row goes, if it gives any.
     pub bad_to: Option<BadTo>,
+    /// The folder that it writes such records into, if it does: one may be there twice after a failure.
+    pub bad_folder: Option<PathBuf>,
     /// The local files that it would read now: all hosts have to see the same.
     pub files: Option<ListFiles>,
     /// Makes one.
@@ -124,10 +128,11 @@ impl DataSet {
     }
 }
 
-/// The plan that a table of a query hides: a function of the program is one over it.
+/// The plan that a table of a query hides: a function of the program is one over it, and so is a name.
 pub(crate) fn hidden_in(table: &dyn TableProvider) -> Option<&LogicalPlan> {
     let map = table.downcast_ref::<MapTable>().map(|map| &map.input);
-    map.or_else(|| table.downcast_ref::<ProcessTable>().map(|process| &process.input))
+    let process = || table.downcast_ref::<ProcessTable>().map(|process| &process.input);
+    map.or_else(process).or_else(|| table.downcast_ref::<NamedTable>().map(|named| &named.input))
 }
 
 pub(crate) fn of_stream(plan: &LogicalPlan) -> bool {

@@ -186,7 +186,8 @@ impl NativeDataSet {
     }
 
     /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread. `keeps` names what it keeps.
-    #[pyo3(signature = (name, keys, factory, schema, keeps = None))]
+    #[pyo3(signature = (name, keys, factory, schema, keeps = None, waits = false))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
     fn process(
         &self,
         py: Python<'_>,
@@ -195,10 +196,16 @@ impl NativeDataSet {
         factory: Py<PyAny>,
         schema: GivenSchema,
         keeps: Option<GivenSchema>,
+        waits: bool,
     ) -> PyResult<Self> {
         let schema = schema.resolve(py)?;
         let keeps = keeps.map(|keeps| keeps.resolve(py)).transpose()?;
-        Self::step(py, || self.0.process(name, &keys, keyed_function(factory), schema, keeps))
+        Self::step(py, || self.0.process(name, &keys, keyed_function(factory), schema, keeps, waits))
+    }
+
+    /// The same rows, by a name for the last step of the stream.
+    fn named(&self, py: Python<'_>, name: &str) -> PyResult<Self> {
+        Self::step(py, || self.0.named(name))
     }
 
     /// Whether its rows have no end.
@@ -421,9 +428,8 @@ pub fn together_with<T: Send>(
 }
 
 fn ended<T>(py: Python<'_>, outcome: Result<T, ActionError>, interrupt: Option<PyErr>) -> PyResult<T> {
-    if outcome.is_err() {
-        calls::interrupt(py);
-    }
+    // Also where a job was stopped: the functions that read its streams may wait for more.
+    calls::interrupt(py);
     match (outcome, interrupt) {
         (_, Some(interrupt)) => Err(interrupt),
         (Ok(value), None) => Ok(value),

@@ -14,6 +14,7 @@ mod frame;
 mod lookup;
 mod process;
 mod running;
+mod source;
 mod stream;
 mod table;
 mod value;
@@ -33,6 +34,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(memory_bytes, m)?)?;
     m.add_function(wrap_pyfunction!(stream::stream_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::stream_of_table, m)?)?;
+    m.add_function(wrap_pyfunction!(source::stream_of_function, m)?)?;
     m.add_function(wrap_pyfunction!(stream::window_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::write_stream, m)?)?;
     m.add_function(wrap_pyfunction!(stream::explain_stream, m)?)?;

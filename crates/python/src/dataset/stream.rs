@@ -35,9 +35,9 @@ use crate::graph::described;
 
 /// A column that tells time, by how many microseconds rows may be out of order, and splits be silent; what says how far time is:
 /// "latest", "arrival", or "column" and its name.
-type Times = (String, u64, u64, String, Option<String>);
+pub(super) type Times = (String, u64, u64, String, Option<String>);
 
-fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
+pub(super) fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
     let Some((column, out_of_order, idle_after, kind, by)) = given else { return Ok(None) };
     let told_by = match (kind.as_str(), by) {
         ("latest", None) => ToldBy::Latest,
@@ -47,6 +47,17 @@ fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
     };
     let times = EventTimes::of(column).out_of_order(Duration::from_micros(out_of_order));
     Ok(Some(times.idle_after(Duration::from_micros(idle_after)).told_by(told_by)))
+}
+
+pub(super) fn guaranteed(words: &str) -> PyResult<Guarantee> {
+    match words {
+        "exactly once" => Ok(Guarantee::ExactlyOnce),
+        "at least once" => Ok(Guarantee::AtLeastOnce),
+        "at most once" => Ok(Guarantee::AtMostOnce),
+        other => Err(PyValueError::new_err(format!(
+            "guarantee is \"exactly once\", \"at least once\" or \"at most once\", not {other:?}"
+        ))),
+    }
 }
 
 /// A table in memory as a stream.
@@ -98,6 +109,7 @@ pub fn stream_of(
         guarantee: found.guarantee,
         spec: Some(described),
         bad_to,
+        bad_folder: found.bad_folder,
         files: found.files,
         make: found.make,
     };
@@ -167,6 +179,7 @@ pub struct Checkpoints {
     timeout: f64,
     keep: usize,
     at_most_once: bool,
+    forget: Vec<String>,
 }
 
 impl Checkpoints {
@@ -186,6 +199,7 @@ impl Checkpoints {
             keep: self.keep,
             at_most_once: self.at_most_once,
             may_repeat: guarantee != Some(Guarantee::ExactlyOnce),
+            forget: self.forget,
         })
     }
 }
@@ -281,15 +295,7 @@ pub fn write_stream<'py>(
     });
     let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
     let late = late.map_or(Ok(LateTo::Nowhere), |late| late_to(py, engine, late))?;
-    let guarantee = guarantee.map(|words| match words {
-        "exactly once" => Ok(Guarantee::ExactlyOnce),
-        "at least once" => Ok(Guarantee::AtLeastOnce),
-        "at most once" => Ok(Guarantee::AtMostOnce),
-        other => Err(PyValueError::new_err(format!(
-            "guarantee is \"exactly once\", \"at least once\" or \"at most once\", not {other:?}"
-        ))),
-    });
-    let guarantee = guarantee.transpose()?;
+    let guarantee = guarantee.map(guaranteed).transpose()?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine, guarantee));
     let mut left_out = LeftOut::new(engine);
     let job = StreamJob {

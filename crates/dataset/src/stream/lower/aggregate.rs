@@ -91,7 +91,7 @@ impl Lower<'_> {
         let goes_by_time = |call: &WindowCall| !matches!(call.windows.kind, WindowKind::Count { ttl: None, .. });
         let input = match found.as_ref().is_some_and(|(_, call)| goes_by_time(call)) {
             true => self.timed(aggregate.input())?,
-            false => self.node(aggregate.input())?,
+            false => self.below(aggregate.input())?,
         };
         let Some((window_at, WindowCall { windows, time, late })) = found else {
             let keys: Vec<_> = groups.iter().map(|(key, _)| Arc::clone(key)).collect();

@@ -47,6 +47,7 @@ use self::ranked::partitions;
 use crate::error::{DataSetError, Result};
 use crate::stream::keyed::{Keyed, KeyedTask};
 use crate::stream::late::{LATE, LateRows, LateTo, MakeLateSink};
+use crate::stream::named::NamedExec;
 use crate::stream::process::{ProcessExec, ProcessTask};
 use crate::stream::shared::PartExec;
 use crate::stream::steps::{Steps, StepsTask};
@@ -124,6 +125,10 @@ pub(crate) struct Lower<'a> {
     /// Of every task that nothing else limits.
     copies: u32,
     tasks: u32,
+    /// What the program calls the step that comes next, from the top of the plan down.
+    given: Option<String>,
+    /// All that it has called any.
+    names: Vec<Arc<str>>,
     sources: Vec<SourceTask>,
     /// Of records that are no rows.
     bad_sinks: Vec<SinkTask>,
@@ -156,6 +161,8 @@ impl<'a> Lower<'a> {
             context: Arc::clone(&plans.context),
             copies,
             tasks: 0,
+            given: None,
+            names: Vec::new(),
             sources,
             bad_sinks,
             late: sinks.left_out,
@@ -171,7 +178,7 @@ impl<'a> Lower<'a> {
         for (plan, output) in plans.queries.iter().zip(sinks.rows) {
             lower.had = vec![0; plans.parts.len()];
             let rows = lower.node(plan).map_err(|error| of_query(error, output, sinks.rows))?;
-            let rows = lower.done(rows, |lower| lower.name("steps"));
+            let rows = lower.done(rows, |lower| lower.numbered("steps"));
             lower.sink("sink", &output.1, &rows.from, &rows.schema, ROWS);
             all.push(SinkTask { sink: output.1.clone(), sources: rows.sources });
         }
@@ -257,7 +264,13 @@ impl<'a> Lower<'a> {
         }
     }
 
+    /// The name of a step that keeps something: the one that the program gives it, or what it is, and its number. Steps with names are not
+    /// numbered, so that the others keep theirs when one comes before them.
     fn name(&mut self, what: &str) -> String {
+        self.given.take().unwrap_or_else(|| self.numbered(what))
+    }
+
+    fn numbered(&mut self, what: &str) -> String {
         self.tasks += 1;
         format!("{what} {}", self.tasks)
     }
@@ -284,7 +297,11 @@ impl<'a> Lower<'a> {
         if passes(plan) {
             return self.node(plan.children()[0]);
         }
+        if let Some(named) = any.downcast_ref::<NamedExec>() {
+            return self.named(named);
+        }
         if any.is::<UnionExec>() {
+            self.names_one("a union has several; name each before it")?;
             let times = Times { untimed: true, ..Times::default() };
             let mut all = Flowing { from: Vec::new(), schema: plan.schema(), times, sources: BTreeSet::new() };
             for child in plan.children() {
@@ -326,6 +343,7 @@ impl<'a> Lower<'a> {
     /// What queries have in common is lowered once, with all that is done to its rows, and each query has an edge from there. One that
     /// has it several times, as a join of a stream with itself does, has several of it, as it has alone.
     fn part(&mut self, exec: &PartExec) -> Result<Flowing> {
+        self.names_one("several queries have that step in common; name it where they do, before they part")?;
         let (part, nth) = (exec.part, self.had[exec.part]);
         self.had[part] += 1;
         let rows = match self.flowing[part].get(nth) {
@@ -395,16 +413,54 @@ impl<'a> Lower<'a> {
         }
     }
 
-    /// [`Lower::node`] for a step that gives results when a time has passed.
-    fn timed(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+    /// The rows below a name, which the first step takes that keeps something, or a source.
+    fn named(&mut self, exec: &NamedExec) -> Result<Flowing> {
+        self.names_one(&format!("it is called {:?} already", exec.step))?;
+        let name = &exec.step;
+        let alike = self.names.iter().filter(|other| *other == name);
+        if alike.clone().any(|other| !Arc::ptr_eq(other, name)) {
+            return Err(DataSetError::Query(format!(
+                "two steps are called {name:?} by named(); give each a name of its own"
+            )));
+        }
+        // A stream that is joined with itself has all its steps twice.
+        self.given = Some(match alike.count() {
+            0 => name.to_string(),
+            before => format!("{name}, {}", before + 1),
+        });
+        self.names.push(Arc::clone(name));
+        self.node(&exec.input)
+    }
+
+    /// Refuses a name for what is not one step.
+    fn names_one(&self, but: &str) -> Result<()> {
+        let Some(name) = &self.given else { return Ok(()) };
+        Err(DataSetError::Query(format!(
+            "named({name:?}) names the last step that keeps something, or a source: {but}"
+        )))
+    }
+
+    /// [`Lower::node`] for a step that keeps something, and has the name that is given itself.
+    fn below(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let given = self.given.take();
         let rows = self.node(plan)?;
+        self.given = given;
+        Ok(rows)
+    }
+
+    /// The same for one that gives results when a time has passed.
+    fn timed(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let rows = self.below(plan)?;
         rows.sources.iter().for_each(|&source| self.sources[source].waited = true);
         Ok(rows)
     }
 
     /// A function of the program over the rows of each key.
     fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<Flowing> {
-        let rows = self.node(&exec.input)?;
+        let rows = match exec.process.waits {
+            true => self.timed(&exec.input)?,
+            false => self.below(&exec.input)?,
+        };
         let times = after_step(plan, &rows);
         let keyed = Arc::new(Keyed::new(&rows.schema, columns_of(&exec.process.keys), false, None)?);
         // By this name states are found again, whatever the function is called.

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -43,6 +44,11 @@ impl SourceTask {
     /// Its name, and what lists the local files that it would read.
     pub(crate) fn files(&self) -> Option<(&str, &ListFiles)> {
         Some((self.name(), self.source.files.as_ref()?))
+    }
+
+    /// Where it writes what is no row, if that is a folder.
+    pub(crate) fn bad_folder(&self) -> Option<&Path> {
+        self.source.bad_folder.as_deref()
     }
 
     pub(crate) fn guarantee(&self) -> Guarantee {

@@ -1,0 +1,331 @@
+//! Streams that a function of the program reads: of each split an iterator of rows, which begins where a checkpoint says.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tidemill_dataflow::stream::sink::Guarantee;
+use tidemill_dataflow::stream::source::{Next, Source};
+use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_dataset::datafusion::arrow::compute::concat_batches;
+use tidemill_dataset::{DataSet, StreamSource};
+use tokio::time::{Sleep, sleep};
+
+use super::calls;
+use super::engine::{GivenSchema, QueryEngine};
+use super::frame::{NativeDataSet, told};
+use super::raised;
+use super::stream::{Times, guaranteed, times};
+use super::table::NativeTable;
+
+/// A stream of the splits that a program names. `factory` makes an object that reads a split behind a position: its `next` returns rows and
+/// the position behind them, neither when there are none now, or nothing at the end. `acknowledge` is called with splits and positions when
+/// nothing before these will be asked for again.
+#[pyfunction]
+#[pyo3(signature = (engine, name, factory, splits, schema, time, poll_every, guarantee, acknowledge))]
+#[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
+pub fn stream_of_function(
+    py: Python<'_>,
+    engine: &QueryEngine,
+    name: String,
+    factory: Py<PyAny>,
+    splits: Vec<String>,
+    schema: GivenSchema,
+    time: Option<Times>,
+    poll_every: f64,
+    guarantee: &str,
+    acknowledge: Option<Py<PyAny>>,
+) -> PyResult<NativeDataSet> {
+    let (guarantee, copies_max) = (guaranteed(guarantee)?, splits.len() as u32);
+    let of = Arc::new(Reading {
+        name: name.clone(),
+        factory: Arc::new(factory),
+        poll_every: Duration::from_secs_f64(poll_every),
+        rereads: guarantee > Guarantee::AtMostOnce,
+        acknowledge: acknowledge.map(Arc::new),
+    });
+    let source = StreamSource {
+        name,
+        schema: schema.resolve(py)?,
+        times: times(time)?,
+        copies_max,
+        guarantee,
+        spec: None,
+        bad_to: None,
+        bad_folder: None,
+        files: None,
+        make: Arc::new(move |context| Ok(Box::new(PythonSource::new(&of, &splits, context)?))),
+    };
+    let made = DataSet::from_stream(&engine.engine, source);
+    made.map(NativeDataSet).map_err(|error| raised(py, &error))
+}
+
+/// How splits are read.
+struct Reading {
+    name: String,
+    factory: Arc<Py<PyAny>>,
+    /// Of a split that has nothing.
+    poll_every: Duration,
+    rereads: bool,
+    acknowledge: Option<Arc<Py<PyAny>>>,
+}
+
+/// What a split has next.
+enum Read {
+    /// With the position behind them.
+    Rows(RecordBatch, Bytes),
+    Nothing,
+    End,
+}
+
+enum State {
+    Ready,
+    Reading(BoxFuture<'static, Result<(Arc<Py<PyAny>>, Read), String>>),
+    Resting(Pin<Box<Sleep>>),
+    /// Whether that has been told.
+    Over(bool),
+}
+
+struct Split {
+    name: String,
+    /// Behind what was given; `None`: at its beginning.
+    position: Option<Bytes>,
+    /// What reads it, once that has begun.
+    reader: Option<Arc<Py<PyAny>>>,
+    state: State,
+}
+
+impl Split {
+    fn new(name: &str, position: Option<Bytes>) -> Self {
+        Split { name: name.to_owned(), position, reader: None, state: State::Ready }
+    }
+
+    /// Calls the reader. It may block for as long as it likes.
+    fn read(&self, of: &Reading) -> BoxFuture<'static, Result<(Arc<Py<PyAny>>, Read), String>> {
+        let (factory, reader) = (Arc::clone(&of.factory), self.reader.clone());
+        let (name, position) = (self.name.clone(), self.position.clone());
+        Box::pin(calls::call(move |py| {
+            let read = || -> PyResult<_> {
+                let reader = match reader {
+                    Some(reader) => reader,
+                    None => {
+                        let position = position.map(|position| PyBytes::new(py, &position));
+                        Arc::new(factory.call1(py, (name, position))?)
+                    }
+                };
+                type Found<'py> = Option<(Option<PyRef<'py, NativeTable>>, Bound<'py, PyBytes>)>;
+                let read = match reader.call_method0(py, "next")?.extract::<Found<'_>>(py)? {
+                    None => Read::End,
+                    Some((None, _)) => Read::Nothing,
+                    Some((Some(table), position)) => {
+                        let rows = concat_batches(&table.schema, &table.batches);
+                        let rows = rows.map_err(|error| raised(py, &error.into()))?;
+                        Read::Rows(rows, Bytes::copy_from_slice(position.as_bytes()))
+                    }
+                };
+                Ok((reader, read))
+            };
+            read().map_err(|error| told(py, &error))
+        }))
+    }
+}
+
+/// One copy's source.
+struct PythonSource {
+    of: Arc<Reading>,
+    splits: Vec<Split>,
+    /// Who is asked first, so that each has its turn.
+    turn: usize,
+    acknowledging: Acknowledging,
+}
+
+/// Splits, and the positions where they stood.
+type Places = BTreeMap<String, Bytes>;
+
+/// What is told of checkpoints that are durable, if the program wants to hear it.
+#[derive(Default)]
+struct Acknowledging {
+    /// Where splits stood at the barriers of epochs that are not durable yet.
+    epochs: VecDeque<(u64, Places)>,
+    /// What is told next, and what was last.
+    due: Places,
+    told: Places,
+    telling: Option<BoxFuture<'static, Result<(), String>>>,
+}
+
+impl Acknowledging {
+    fn durable(&mut self, epoch: u64) {
+        while let Some((_, places)) = self.epochs.pop_front_if(|(passed, _)| *passed <= epoch) {
+            self.due.extend(places);
+        }
+    }
+
+    /// Tells what there is to tell; ready when there is nothing more.
+    fn poll(&mut self, of: &Reading, context: &mut Context<'_>) -> Poll<Result<(), TaskError>> {
+        loop {
+            if let Some(telling) = &mut self.telling {
+                ready!(telling.as_mut().poll(context))?;
+                self.telling = None;
+            }
+            let mut due = std::mem::take(&mut self.due);
+            due.retain(|split, position| self.told.get(split) != Some(position));
+            let Some(acknowledge) = of.acknowledge.clone().filter(|_| !due.is_empty()) else {
+                return Poll::Ready(Ok(()));
+            };
+            self.told.extend(due.clone());
+            self.telling = Some(Box::pin(calls::call(move |py| {
+                let places: Vec<_> = due.into_iter().map(|(split, place)| (split, PyBytes::new(py, &place))).collect();
+                acknowledge.call1(py, (places,)).map(drop).map_err(|error| told(py, &error))
+            })));
+        }
+    }
+}
+
+/// Before a position in a checkpoint, which is nothing at the beginning: whether the split was over there.
+const UNDER_WAY: u8 = 0;
+const OVER: u8 = 1;
+
+/// The epoch that a source hears of when its end is durable.
+const ALL: u64 = u64::MAX;
+
+impl PythonSource {
+    fn new(of: &Arc<Reading>, named: &[String], context: &TaskContext) -> Result<Self, TaskError> {
+        let mut splits = Vec::new();
+        let restored = context.restored();
+        for (name, saved) in restored.iter().flat_map(|restored| &restored.splits) {
+            let Some((over, position)) = saved.split_first() else {
+                return Err(format!("{}: the checkpoint has nothing of the split {name:?}", of.name).into());
+            };
+            if named.contains(name) {
+                let position = (!position.is_empty()).then(|| saved.slice(1..));
+                splits.push(Split::new(name, position));
+            } else if *over != OVER {
+                return Err(format!(
+                    "{}: the checkpoint has the split {name:?}, which is not over and which splits= does not name: what is left of it would \
+                     be lost; name it",
+                    of.name
+                )
+                .into());
+            }
+        }
+        let is_new = |name: &&String| restored.is_none_or(|restored| !restored.split_names.contains(*name));
+        let new: Vec<&String> = named.iter().filter(is_new).collect();
+        // A copy that has come to its end stays there.
+        let ended = |copy: &u32| restored.is_some_and(|restored| restored.ended_copies.contains(copy));
+        let reading: Vec<u32> = (0..context.copies()).filter(|copy| !ended(copy)).collect();
+        if let (true, Some(split)) = (reading.is_empty(), new.first()) {
+            return Err(format!(
+                "{}: splits= names {split:?}, and the source had come to its end before: read that as a source of its own",
+                of.name
+            )
+            .into());
+        }
+        let mine = |at: usize| reading[at % reading.len()] == context.copy();
+        splits.extend(new.iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, name)| Split::new(name, None)));
+        Ok(PythonSource { of: Arc::clone(of), splits, turn: 0, acknowledging: Acknowledging::default() })
+    }
+
+    /// Where those of its splits stand that have begun.
+    fn places(&self) -> Places {
+        self.splits.iter().filter_map(|split| Some((split.name.clone(), split.position.clone()?))).collect()
+    }
+
+    fn poll_split(&mut self, at: usize, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        let (split, number) = (&mut self.splits[at], at as u32);
+        loop {
+            match &mut split.state {
+                State::Over(true) => return Poll::Pending,
+                State::Over(told) => {
+                    *told = true;
+                    return Poll::Ready(Ok(Next::SplitEnd { split: number }));
+                }
+                State::Resting(rest) => {
+                    ready!(rest.as_mut().poll(context));
+                    split.state = State::Ready;
+                }
+                State::Ready => split.state = State::Reading(split.read(&self.of)),
+                State::Reading(reading) => {
+                    let (reader, read) = ready!(reading.as_mut().poll(context))?;
+                    split.reader = Some(reader);
+                    match read {
+                        Read::End => (split.reader, split.state) = (None, State::Over(false)),
+                        Read::Nothing => {
+                            split.state = State::Resting(Box::pin(sleep(self.of.poll_every)));
+                            return Poll::Ready(Ok(Next::CaughtUp { split: number, at: Instant::now() }));
+                        }
+                        Read::Rows(rows, position) => {
+                            (split.position, split.state) = (Some(position), State::Ready);
+                            if rows.num_rows() > 0 {
+                                return Poll::Ready(Ok(Next::rows(number, rows)));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Source for PythonSource {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        if let Poll::Ready(Err(error)) = self.acknowledging.poll(&self.of, context) {
+            return Poll::Ready(Err(error));
+        }
+        let count = self.splits.len();
+        for at in (self.turn..count).chain(0..self.turn) {
+            if let Poll::Ready(next) = self.poll_split(at, context) {
+                self.turn = (at + 1) % count;
+                return Poll::Ready(next);
+            }
+        }
+        match self.splits.iter().all(|split| matches!(split.state, State::Over(_))) {
+            true => Poll::Ready(Ok(Next::End)),
+            false => Poll::Pending,
+        }
+    }
+
+    fn split_name(&self, split: u32) -> String {
+        self.splits.get(split as usize).map_or_else(|| format!("split {split}"), |split| split.name.clone())
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        let place = |split: &Split| {
+            let over = if matches!(split.state, State::Over(_)) { OVER } else { UNDER_WAY };
+            [&[over], split.position.as_deref().unwrap_or_default()].concat().into()
+        };
+        Ok(self.splits.iter().map(|split| (split.name.clone(), place(split))).collect())
+    }
+
+    fn barrier(&mut self, epoch: u64) {
+        if self.of.acknowledge.is_some() {
+            self.acknowledging.epochs.push_back((epoch, self.places()));
+        }
+    }
+
+    fn durable(&mut self, epoch: u64) {
+        self.acknowledging.durable(epoch);
+        if epoch == ALL {
+            self.acknowledging.due = self.places();
+        }
+    }
+
+    fn rereads(&self) -> bool {
+        self.of.rereads
+    }
+
+    fn has_last_words(&self) -> bool {
+        self.of.acknowledge.is_some()
+    }
+
+    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(poll_fn(|context| self.acknowledging.poll(&self.of, context)))
+    }
+}

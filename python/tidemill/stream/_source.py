@@ -1,0 +1,183 @@
+"""Streams that a function of the program reads: from servers and files of which Tidemill knows nothing."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
+
+from tidemill._tidemill import NativeTable, stream_of_function
+from tidemill.dataset import _workers
+from tidemill.dataset._dataset import DataSet
+from tidemill.dataset._engine import engine
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._map import Row, Schema, _name, _table, given_schema
+from tidemill.dataset._read import _taken
+from tidemill.dataset._table import Table
+from tidemill.stream._sinks import Guarantee
+from tidemill.stream._time import Duration, Time, seconds, times
+
+__all__ = ["Read", "from_function"]
+
+#: Called with a split and the position that it goes on behind, which is None at the split's beginning. It gives, again and again, rows and
+#: the position behind them, or None when there is nothing at the moment; when it ends, the split has.
+Read = Callable[[str, Any], Iterable["tuple[list[Row] | Table | Any, Any] | None"]]
+
+
+def from_function(
+    read: Read,
+    schema: Schema,
+    *,
+    splits: Iterable[str] = ("all",),
+    time: Time | None = None,
+    out_of_order: Duration = 0,
+    idle_after: Duration = 1,
+    poll_every: Duration = 0.1,
+    guarantee: Guarantee = "exactly once",
+    acknowledge: Callable[[str, Any], object] | None = None,
+    name: str | None = None,
+) -> DataSet:
+    """Take a stream of what a function reads, which goes on where a checkpoint says: for whatever has no connector of its own.
+
+    Parameters
+    ----------
+    read : callable
+        ``read(split, position)`` returns an iterator, so it is a generator mostly. It yields pairs of rows and a position: rows are a list
+        of dicts, a `Table`, or a table with the Arrow PyCapsule interface; a position is whatever `read` needs to go on behind these rows,
+        and can be pickled. It yields ``None`` when there is nothing at the moment, and returns at the end of the split. At first
+        ``position`` is None; when the job goes on from a checkpoint it is that of the last rows which the checkpoint has. It may block: it
+        runs on threads that wait for nothing else, one at a time for each split, and not always the same one.
+    schema : mapping of str to str, or Arrow schema
+        What rows are.
+    splits : iterable of str, default=("all",)
+        The parts that can be read apart, such as shards, the same on every worker: they are dealt to the threads of all workers, and a call
+        of `read` is of one. A job may go on with more than it had, and without those that were over.
+    time, out_of_order, idle_after
+        As for `from_table`. A split is idle by what `read` yields: a None; while it waits, nothing is known of it.
+    poll_every : str, number of seconds or timedelta, default=0.1
+        How long after a None `read` is asked again.
+    guarantee : {"exactly once", "at least once", "at most once"}, default="exactly once"
+        What becomes of rows when a job fails and goes on from a checkpoint. Exactly once if the same rows come behind a position whenever
+        they are read. At least once if some come again, as from a queue that gives again what was not acknowledged; at most once if what came
+        since the checkpoint is lost. A job that is to give more does not begin.
+    acknowledge : callable, optional
+        ``acknowledge(split, position)`` is called when a checkpoint that has this position is durable, so nothing before it is asked for
+        again; without checkpoints at the end. Of several positions that have become durable since it was called only the last is told. A
+        job that fails after its checkpoint may not have told it.
+    name : str, optional
+        For plans and checkpoints; by default the function's.
+
+    Raises
+    ------
+    DataSetError
+        If an option makes no sense. What `read` fails with, and rows that are none of `schema`, are errors of the job, which name the split.
+
+    >>> import tidemill as tm
+    >>> def read(split, position):
+    ...     for number in range(position or 0, 3):
+    ...         yield [{"split": split, "number": number}], number + 1
+    >>> seen = []
+    >>> numbers = tm.stream.from_function(read, {"split": "str", "number": "int64"}, splits=["a", "b"])
+    >>> _ = numbers.write_stream(lambda table: seen.extend(tuple(row.values()) for row in table.to_pylist()))
+    >>> sorted(seen)
+    [('a', 0), ('a', 1), ('a', 2), ('b', 0), ('b', 1), ('b', 2)]
+    """
+    if not callable(read):
+        raise TypeError(f"from_function takes a function of a split and a position, not {read!r}")
+    called = _name(read) if name is None else name
+    if not isinstance(called, str) or not called:
+        raise DataSetError(f"name={name!r} is no name of a source: a text that is not empty")
+    given = given_schema(schema)
+    if given == []:
+        raise DataSetError(f"{called}: a schema has at least one column")
+    names = [splits] if isinstance(splits, str) else list(splits)
+    if not names or not all(isinstance(split, str) and split for split in names) or len(set(names)) < len(names):
+        raise DataSetError(f"splits={splits!r} are no names of splits: one text or more, each once, and none empty")
+    _workers.check_alike("stream.from_function", splits=repr(names), name=repr(called), guarantee=repr(guarantee))
+    empty = _table([], schema)
+
+    def reader(split: str, position: bytes | None) -> _Reader:
+        return _Reader(read, called, split, position, schema, empty)
+
+    rest = seconds(poll_every, "poll_every")
+    if rest == 0:
+        raise DataSetError(
+            f"poll_every={poll_every!r} is no time between two looks; it is more than zero, as '10ms' is"
+        )
+    if guarantee not in get_args(Guarantee):
+        raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
+    if acknowledge is not None and not callable(acknowledge):
+        raise TypeError(f"acknowledge= is a function of a split and a position, not {acknowledge!r}")
+
+    def durable(places: list[tuple[str, bytes]]) -> None:
+        for split, position in places:
+            with _named(f"{called}, split {split!r}, acknowledge"):
+                acknowledge(split, pickle.loads(position))  # type: ignore[misc]
+
+    told = times(time, out_of_order, idle_after)
+    return DataSet(
+        stream_of_function(
+            engine(), called, reader, names, given, told, rest, guarantee, None if acknowledge is None else durable
+        )
+    )
+
+
+#: Instead of what an iterator has no more of.
+_END = object()
+
+
+@contextmanager
+def _named(of: str) -> Iterator[None]:
+    """Errors of the function say which split it was."""
+    try:
+        yield
+    except Exception as error:
+        raise DataSetError(f"{of}: {type(error).__name__}: {error}") from error
+
+
+class _Reader:
+    """What reads a split, called by the engine."""
+
+    def __init__(
+        self, read: Read, name: str, split: str, position: bytes | None, schema: Schema, empty: NativeTable
+    ) -> None:
+        self._of = f"{name}, split {split!r}"
+        self._schema = schema
+        self._empty = empty
+        with _named(self._of):
+            found = read(split, None if position is None else pickle.loads(position))
+        if not isinstance(found, Iterable):
+            raise DataSetError(f"{self._of}: it returned {found!r}, which has no rows and positions; let it yield them")
+        self._rows = iter(found)
+
+    def next(self) -> tuple[NativeTable | None, bytes] | None:
+        """Rows and the position behind them; no rows, if there are none at the moment; None at the end."""
+        with _named(self._of):
+            found = next(self._rows, _END)
+        if found is _END:
+            return None
+        if found is None:
+            return None, b""
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise DataSetError(
+                f"{self._of}: it yields pairs of rows and the position behind them, or None, not {found!r}"
+            )
+        rows, position = found
+        try:
+            saved = pickle.dumps(position)
+        except Exception as error:
+            raise DataSetError(f"{self._of}: the position {position!r} cannot be pickled: {error}") from error
+        return self._native(rows), saved
+
+    def _native(self, rows: Any) -> NativeTable:
+        try:
+            if isinstance(rows, list):
+                return _table(rows, self._schema)
+            native = rows._native if isinstance(rows, Table) else _taken(rows)
+            announced, has = ([field for field, _ in table.fields] for table in (self._empty, native))
+            if sorted(announced) != sorted(has):
+                raise DataSetError(f"rows have the columns {has} where {announced} were announced")
+            return native.cast(self._empty)
+        except (DataSetError, TypeError) as error:
+            raise DataSetError(f"{self._of}: {error}") from error

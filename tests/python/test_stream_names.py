@@ -1,0 +1,256 @@
+"""Steps that a program gives names: their states are found by these, wherever they come, and done without where that is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import launched
+import pytest
+import tidemill as tm
+
+Row = dict[str, Any]
+Query = tuple[tm.DataSet, Callable[[tm.Table], None]]
+
+TENS = tm.window(tm.tumbling("10s"), on="at")
+
+
+def rows_of(seconds: list[int]) -> tm.Table:
+    return tm.from_dict({"s": seconds}).select(key=tm.col("s") % 3, at=tm.col("s").cast("timestamp[s]")).collect()
+
+
+def stream(seconds: list[int] | None = None, **options: Any) -> tm.DataSet:
+    return tm.stream.from_table(rows_of(list(range(100)) if seconds is None else seconds), time="at", **options)
+
+
+def written(data: tm.DataSet, **options: Any) -> list[Row]:
+    seen: list[Row] = []
+    data.write_stream(lambda table: seen.extend(table.to_pylist()), **options)
+    return sorted(seen, key=repr)
+
+
+QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
+    "windows": lambda rows: rows.group_by("key", TENS).agg(n=tm.count(), last=tm.col("at").max()),
+    "sessions": lambda rows: rows.group_by("key", tm.window(tm.stream.session("2s"), on="at")).agg(n=tm.count()),
+    "rows": lambda rows: rows.group_by("key", tm.window(tm.stream.counting(10))).agg(n=tm.count()),
+    "distinct": lambda rows: rows.select("key").distinct(),
+    "join": lambda rows: rows.join(rows.select("key", "at", twice=tm.col("key") * 2), on=["key", "at"]),
+    "process": lambda rows: rows.select("key").key_by("key").process(lambda key, rows, context: rows, {"key": "int64"}),
+    "source": lambda rows: rows.select("key"),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_name_changes_no_result(name: str) -> None:
+    """Nor what is done behind it: filters, columns that are left out, a window of results, SQL."""
+    named, plain = QUERIES[name](stream()).named("mine"), QUERIES[name](stream())
+    assert named.schema == plain.schema
+    assert written(named) == written(plain) != []
+    some = [data.filter(tm.col("key") > 0).select("key") for data in (named, plain)]
+    assert written(some[0]) == written(some[1]) != []
+    asked = [tm.sql("select key + 1 as k from rows where key < 2", rows=data) for data in (named, plain)]
+    assert written(asked[0]) == written(asked[1]) != []
+    text = named.explain()
+    assert "mine" in text and "NamedExec" not in text
+
+
+def test_columns_that_nobody_wants_are_not_kept() -> None:
+    """A name is no wall: what is left out behind it is left out of the state."""
+    windows = stream().group_by("key", TENS).agg(n=tm.count(), last=tm.col("at").max())
+    assert "max(" in windows.explain()
+    assert "max(" not in windows.named("mine").select("key", "n").explain()
+
+
+def test_names_and_numbers() -> None:
+    """A step with a name is not numbered, so that others keep their numbers when one comes before them."""
+    rows = stream()
+    windows = rows.group_by("key", TENS).agg(n=tm.count())
+    plain = windows.explain(), windows.named("w").explain()
+    assert "source table 1" in plain[0] and "window 2" in plain[0]
+    assert "source table 1" in plain[1] and "window 2" not in plain[1] and "w, first half 0" in plain[1]
+    both = tm.stream.explain([(stream().named("numbers").distinct().named("kinds"), print), (windows, print)])
+    assert "source table 1" in both and "window 2" in both and "numbers" in both and "kinds" in both
+    # One that is joined with itself has its steps twice.
+    itself = windows.named("w")
+    joined = itself.join(itself.select("key", "window_end", m="n"), on=["key", "window_end"]).named("pairs").explain()
+    assert "w, 2" in joined and "pairs" in joined
+
+
+def test_late_rows_of_a_step_by_its_name() -> None:
+    """A sink for late rows of a step with a name, also of a window behind one whose results come by time."""
+    seconds = [*range(20), *range(30, 60), 3, *range(60, 70)]
+    windows = stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).named("tens")
+    twenties = windows.group_by(tm.window(tm.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
+    for late_to in ("tens", None):
+        late, seen = list[Row](), list[Row]()
+
+        def keep(table: tm.Table, late: list[Row] = late) -> None:
+            late.extend(table.to_pylist())
+
+        twenties.write_stream(
+            lambda table, seen=seen: seen.extend(table.to_pylist()),
+            late_to=keep if late_to is None else {late_to: keep},
+        )
+        assert [row["at"].second for row in late] == [3]
+        assert sum(row["n"] for row in seen) == len(seconds) - 1
+
+
+def test_wrong_names() -> None:
+    """Each is refused before anything runs, and says what would be right."""
+    rows = stream()
+    windows = rows.group_by("key", TENS).agg(n=tm.count())
+    with pytest.raises(tm.DataSetError, match="a name is a text that is not empty"):
+        rows.named(" ")
+    with pytest.raises(tm.DataSetError, match="this is no stream"):
+        tm.from_dict({"a": [1]}).named("a")
+
+    def refused(why: str, *data: tm.DataSet) -> None:
+        with pytest.raises(tm.DataSetError, match=why):
+            tm.stream.write([(one, lambda table: None) for one in data])
+
+    refused('it is called "a" already', windows.named("a").named("b"))
+    refused('two steps are called "a"', windows.named("a"), rows.distinct().named("a"))
+    refused("a union has several; name each before it", rows.union(stream()).named("a"))
+    refused("several queries have that step in common", windows, windows.named("a"))
+    # Where they have it in common by its name it is one.
+    named = windows.named("a")
+    counts = list[int]()
+    tm.stream.write([(named, lambda table: counts.append(table.num_rows)), (named.select("n"), lambda table: None)])
+    assert sum(counts) == 30
+
+
+TIMES = {"once": 1, "twice": 2, "thrice": 3}
+NONE = {"n": 0, "sum": 0}
+
+
+def totals(name: str, numbers: tm.DataSet, seen: dict[str, Row]) -> Query:
+    """A function that adds up multiples of numbers: all are of one kind and schema, and are told apart by their names alone."""
+
+    def add(key: Row, rows: list[Row], context: tm.stream.KeyContext) -> Row:
+        state = context.state or NONE
+        context.state = {"sum": state["sum"] + sum(row["x"] for row in rows), "n": state["n"] + len(rows)}
+        return {**key, **context.state}
+
+    def keep(table: tm.Table) -> None:
+        seen[name] = max(seen.get(name, NONE), *table.to_pylist(), key=lambda row: int(row["n"]))
+
+    state = {"sum": "int64", "n": "int64"}
+    data = numbers.select(key=tm.lit("a"), x=tm.col("number") * TIMES[name])
+    return data.key_by("key").process(add, {"key": "str", **state}, state=state).named(name), keep
+
+
+def numbers(rows: int | None) -> tm.DataSet:
+    return tm.stream.rate(20_000, rows=rows, splits=1).named("numbers")
+
+
+def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A program whose steps come in another order, among others, goes on with the state of each; one that is gone is only done without if
+    that is said, and then its state is gone for good."""
+    seen = dict[str, Row]()
+
+    def run(*names: str, rows: int | None = None, **options: Any) -> None:
+        source = numbers(rows)
+        before = {name: row["n"] for name, row in seen.items()}
+
+        def stop() -> bool:
+            more = (name for name in names if seen.get(name, NONE)["n"] > before.get(name, 0))
+            return rows is None and len(list(more)) == len(names)
+
+        tm.stream.write(
+            [totals(name, source, seen) for name in names], checkpoint=tmp_path, every="100ms", stop=stop, **options
+        )
+
+    def check(name: str, first: int = 0) -> None:
+        row = seen[name]
+        assert row["sum"] == TIMES[name] * sum(range(first, first + row["n"])), (name, row)
+
+    run("once", "twice")
+    check("once")
+    check("twice")
+    read = seen["once"]["n"]
+    run("thrice", "twice", "once")
+    check("once")
+    check("twice")
+    assert seen["once"]["n"] > read
+    # It has had nothing of what was read before it was there.
+    check("thrice", read)
+    with pytest.raises(
+        tm.DataSetError,
+        match=r'they hold state of a task "twice", which the job has no longer; a step is found again by the name that named\(\) gives it'
+        r'.*do without what this one kept by forget=\["twice"\]',
+    ):
+        run("once", "thrice")
+    with pytest.raises(
+        tm.DataSetError, match=r'forget= names "once", which the job has, and goes on with; give it another name'
+    ):
+        run("once", "thrice", forget=["twice", "once"])
+    capfd.readouterr()
+    run("once", "thrice", forget=["twice"])
+    assert re.search(r'checkpoint \d+ in .*: the state of "twice" is forgotten', capfd.readouterr().err)
+    check("once")
+    check("thrice", read)
+    # What a program says once too often forgets nothing more.
+    run("thrice", "once", forget=["twice"])
+    assert "forgotten" not in capfd.readouterr().err
+    before, _ = seen["once"]["n"], seen.pop("twice")
+    run("twice", "once", "thrice")
+    check("twice", before)
+    total = max(row["n"] for row in seen.values()) + 5000
+    run("twice", "once", "thrice", rows=total)
+    check("once")
+    check("twice", before)
+    check("thrice", read)
+    assert seen["once"]["n"] == total
+
+
+def test_a_source_that_is_gone(tmp_path: Path) -> None:
+    """Where it stood is not wanted any more; its window gives what it kept."""
+    for name in ("a", "b"):
+        lines = [json.dumps({"key": name, "at": at}) for at in range(95)]
+        (tmp_path / f"{name}.json").write_text("".join(line + "\n" for line in lines))
+
+    def rows(name: str) -> tm.DataSet:
+        schema = {"key": "str", "at": "timestamp[s]"}
+        return tm.stream.from_files(tmp_path / f"{name}.json", schema, time="at", idle_after="50ms").named(name)
+
+    seen = list[Row]()
+
+    def run(data: tm.DataSet, wanted: int, **options: Any) -> None:
+        seen.clear()
+        windows = data.group_by("key", TENS).agg(n=tm.count()).named("counts")
+        windows.write_stream(
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tmp_path / "c",
+            every="50ms",
+            stop=lambda: sum(row["n"] for row in seen) >= wanted,
+            **options,
+        )
+
+    run(rows("a").union(rows("b")), 180)
+    assert sum(row["n"] for row in seen) == 180
+    with pytest.raises(tm.DataSetError, match=r'state of a task "b".*forget=\["b"\]'):
+        run(rows("a"), 0)
+    with (tmp_path / "a.json").open("a") as file:
+        file.writelines(json.dumps({"key": "a", "at": at}) + "\n" for at in range(95, 105))
+    run(rows("a"), 15, forget=["b"])
+    # The rest of both, which the window had kept, and what has come.
+    assert sorted((row["key"], row["window_start"].second, row["n"]) for row in seen) == [("a", 30, 10), ("b", 30, 5)]
+
+
+def test_options_that_are_wrong(tmp_path: Path) -> None:
+    """`forget` is a list of names, of what a checkpoint has."""
+    with pytest.raises(tm.DataSetError, match="forget='window 2' is no list of names of steps"):
+        stream().write_stream(print, checkpoint=tmp_path, forget="window 2")
+    with pytest.raises(tm.DataSetError, match="forget= needs checkpoint="):
+        stream().write_stream(print, forget=["window 2"])
+
+
+def test_names_are_shown(tmp_path: Path) -> None:
+    """By what lists checkpoints, too."""
+    windows = tm.stream.rate(5000, rows=1000, step="10ms").group_by("key", tm.window(tm.tumbling("1s"), on="time"))
+    windows.agg(n=tm.count()).named("per second").write_stream(lambda table: None, checkpoint=tmp_path)
+    listed = launched.run("checkpoints", tmp_path, "--state").stdout.decode()
+    assert re.search(r"per second, version 1: windows of 1000000 us", listed), listed
