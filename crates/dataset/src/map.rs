@@ -17,20 +17,17 @@ use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
-    SendableRecordBatchStream,
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, SendableRecordBatchStream,
 };
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
 
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
-use crate::step::one_input;
+use crate::step::{one_input, unordered};
 
 /// Makes batches of a batch, or an error in words. It may take its time, but not a thread of the query's: whoever waits for it may
 /// be gone before it is done.
@@ -129,13 +126,8 @@ impl MapExec {
             Some(columns) => Arc::new(schema.project(columns)?),
             None => Arc::clone(&schema),
         };
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(projected),
-            Partitioning::UnknownPartitioning(input.output_partitioning().partition_count()),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        let (properties, metrics) = (Arc::new(properties), ExecutionPlanMetricsSet::new());
+        let properties = unordered(projected, input.output_partitioning().partition_count());
+        let metrics = ExecutionPlanMetricsSet::new();
         Ok(MapExec { input, function, name, schema, projection, properties, metrics })
     }
 }

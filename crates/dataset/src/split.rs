@@ -15,21 +15,20 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::expressions::Literal;
-use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr, ScalarFunctionExpr};
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType, ReplaceChildrenOptions};
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+use datafusion::physical_plan::execution_plan::ReplaceChildrenOptions;
 use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::unnest::UnnestExec;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
-    SendableRecordBatchStream,
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, SendableRecordBatchStream,
 };
 use futures::{StreamExt, TryStreamExt};
 use memchr::memmem::Finder;
 
 use crate::dataset::SLICE_ROWS;
-use crate::step::with_new_children;
+use crate::step::{unordered, with_new_children};
 
 /// Texts up to this length lie in their views (Arrow's format).
 const INLINE_MAX: usize = 12;
@@ -79,13 +78,8 @@ impl SplitExec {
         schema: SchemaRef,
     ) -> Self {
         let partitions = input.output_partitioning().partition_count();
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(schema),
-            Partitioning::UnknownPartitioning(partitions),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        let (properties, metrics) = (Arc::new(properties), ExecutionPlanMetricsSet::new());
+        let properties = unordered(schema, partitions);
+        let metrics = ExecutionPlanMetricsSet::new();
         SplitExec { input, columns, split, by, keeps_nulls, properties, metrics }
     }
 }

@@ -1,4 +1,20 @@
-//! What the steps of plans that are ours say alike, within their `impl ExecutionPlan`.
+//! What the steps of plans that are ours say alike.
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::physical_expr::EquivalenceProperties;
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::{Partitioning, PlanProperties};
+
+/// Of a step whose rows come in no order that is known, and as they are made. A stream may well have no end; who lowers its plan looks for
+/// steps that would wait for one.
+pub(crate) fn unordered(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
+    let (equal, partitions) = (EquivalenceProperties::new(schema), Partitioning::UnknownPartitioning(partitions));
+    Arc::new(PlanProperties::new(equal, partitions, EmissionType::Incremental, Boundedness::Bounded))
+}
+
+// Within their `impl ExecutionPlan`.
 
 /// A step that has no steps below it, and no expressions.
 macro_rules! no_input {

@@ -13,16 +13,14 @@ use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
 };
 
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
 use crate::sources::table_at;
-use crate::step::one_input;
+use crate::step::{one_input, unordered};
 
 impl DataSet {
     /// The same rows; the last step of the stream that keeps something, or else its source, is called `name`.
@@ -109,13 +107,8 @@ pub(crate) struct NamedExec {
 
 impl NamedExec {
     fn new(step: Arc<str>, input: Arc<dyn ExecutionPlan>) -> Self {
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(input.schema()),
-            Partitioning::UnknownPartitioning(1),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        NamedExec { step, input, properties: Arc::new(properties) }
+        let properties = unordered(input.schema(), 1);
+        NamedExec { step, input, properties }
     }
 }
 

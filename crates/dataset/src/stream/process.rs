@@ -17,10 +17,8 @@ use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
 };
 use tidemill_dataflow::checkpoint::{Buckets, Snapshot, StateSchema};
 use tidemill_dataflow::operator::{Flow, Released};
@@ -37,7 +35,7 @@ use crate::dataset::DataSet;
 use crate::error::DataSetError;
 use crate::map::fitted;
 use crate::number_keys::group_values;
-use crate::step::one_input;
+use crate::step::{one_input, unordered};
 
 /// Rows of several keys, those of each together.
 #[derive(Debug)]
@@ -222,13 +220,8 @@ impl ProcessExec {
             Some(columns) => Arc::new(process.schema.project(columns)?),
             None => Arc::clone(&process.schema),
         };
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(schema),
-            Partitioning::UnknownPartitioning(1),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        Ok(ProcessExec { input, process, projection, properties: Arc::new(properties) })
+        let properties = unordered(schema, 1);
+        Ok(ProcessExec { input, process, projection, properties })
     }
 }
 

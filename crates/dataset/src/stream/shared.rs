@@ -16,10 +16,8 @@ use datafusion::datasource::{TableType, provider_as_source, source_as_provider};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableScan, TableSource};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
 };
 
 use super::named::NamedTable;
@@ -27,7 +25,7 @@ use super::process::ProcessTable;
 use super::table::{hidden_in, of_stream};
 use crate::map::MapTable;
 use crate::sources::table_at;
-use crate::step::no_input;
+use crate::step::{no_input, unordered};
 
 /// The queries, which read what they have in common as tables, and these parts. A part reads only parts before it.
 pub(crate) struct Shared {
@@ -189,13 +187,8 @@ impl TableProvider for PartTable {
             Some(columns) => Arc::new(self.schema.project(columns)?),
             None => Arc::clone(&self.schema),
         };
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(schema),
-            Partitioning::UnknownPartitioning(1),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        Ok(Arc::new(PartExec { part: self.part, projection: projection.cloned(), properties: Arc::new(properties) }))
+        let properties = unordered(schema, 1);
+        Ok(Arc::new(PartExec { part: self.part, projection: projection.cloned(), properties }))
     }
 }
 

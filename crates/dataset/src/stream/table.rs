@@ -11,10 +11,8 @@ use datafusion::datasource::TableType;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties, SendableRecordBatchStream,
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
 };
 use tidemill_dataflow::stream::sink::{Guarantee, Sink};
 use tidemill_dataflow::stream::source::{EventTimes, Source};
@@ -27,7 +25,7 @@ use crate::engine::Engine;
 use crate::error::DataSetError;
 use crate::map::MapTable;
 use crate::sources::each_table;
-use crate::step::no_input;
+use crate::step::{no_input, unordered};
 
 /// Makes the source of one copy.
 pub type MakeSource = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Source>, TaskError> + Send + Sync>;
@@ -182,14 +180,8 @@ impl StreamExec {
             Some(columns) => Arc::new(source.schema.project(columns)?),
             None => Arc::clone(&source.schema),
         };
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(schema),
-            Partitioning::UnknownPartitioning(1),
-            EmissionType::Incremental,
-            // It may well have no end; who lowers the plan looks for steps that would wait for one.
-            Boundedness::Bounded,
-        );
-        Ok(StreamExec { source, projection, properties: Arc::new(properties) })
+        let properties = unordered(schema, 1);
+        Ok(StreamExec { source, projection, properties })
     }
 }
 

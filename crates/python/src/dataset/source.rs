@@ -86,9 +86,12 @@ enum Read {
     End,
 }
 
+/// A reader, and what it has read.
+type Call = BoxFuture<'static, Result<(Arc<Py<PyAny>>, Read), String>>;
+
 enum State {
     Ready,
-    Reading(BoxFuture<'static, Result<(Arc<Py<PyAny>>, Read), String>>),
+    Reading(Call),
     Resting(Pin<Box<Sleep>>),
     /// Whether that has been told.
     Over(bool),
@@ -109,7 +112,7 @@ impl Split {
     }
 
     /// Calls the reader. It may block for as long as it likes.
-    fn read(&self, of: &Reading) -> BoxFuture<'static, Result<(Arc<Py<PyAny>>, Read), String>> {
+    fn read(&self, of: &Reading) -> Call {
         let (factory, reader) = (Arc::clone(&of.factory), self.reader.clone());
         let (name, position) = (self.name.clone(), self.position.clone());
         Box::pin(calls::call(move |py| {
