@@ -64,6 +64,20 @@ def test_columns_that_nobody_wants_are_not_kept() -> None:
     assert "max(" not in windows.named("mine").select("key", "n").explain()
 
 
+def test_rows_that_nobody_wants_are_not_kept() -> None:
+    """The same of a filter behind it: it is where it would be without a name."""
+
+    def crossed(data: tm.DataSet) -> int:
+        """The rows that came to the window."""
+        edges = data.filter(tm.col("key") > 1).write_stream(lambda table: None)["edges"]
+        return sum(edge["rows_sent"] for edge in edges if ", first half 0.parts -> " in edge["edge"])
+
+    windows = QUERIES["windows"](stream())
+    # Of three keys it is one.
+    assert crossed(windows.named("mine")) == crossed(windows) > 0
+    assert sum(row["n"] for row in written(windows.named("mine").filter(tm.col("key") > 1))) == 33
+
+
 def test_names_and_numbers() -> None:
     """A step with a name is not numbered, so that others keep their numbers when one comes before them."""
     rows = stream()
@@ -113,6 +127,7 @@ def test_wrong_names() -> None:
 
     refused('it is called "a" already', windows.named("a").named("b"))
     refused('two steps are called "a"', windows.named("a"), rows.distinct().named("a"))
+    refused('two steps are called "window 2", one of them by named', windows, rows.distinct().named("window 2"))
     refused("a union has several; name each before it", rows.union(stream()).named("a"))
     refused("several queries have that step in common", windows, windows.named("a"))
     # Where they have it in common by its name it is one.

@@ -56,26 +56,13 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use serde_json::Value;
-pub use tidemill_dataflow::stream::sink::Guarantee;
-use tidemill_dataflow::stream::sink::Sink;
-use tidemill_dataflow::stream::source::Source;
-use tidemill_dataflow::{TaskContext, TaskError};
+pub use tidemill_dataflow::stream::sink::{Guarantee, MakeSink};
+pub use tidemill_dataflow::stream::source::{ListFiles, MakeSource};
 
 pub use self::redis::RedisHashes;
 pub use bad::BadRecords;
 pub use error::ConnectError;
 pub use objects::{Objects, OpenObjects, no_objects};
-
-/// Makes the source of one copy.
-pub type MakeSource = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Source>, TaskError> + Send + Sync>;
-/// Makes the sink of one copy.
-pub type MakeSink = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Sink>, TaskError> + Send + Sync>;
-
-/// Lists files.
-///
-/// # Errors
-/// A folder that cannot be read, naming it.
-pub type ListFiles = Arc<dyn Fn() -> Result<Vec<String>, TaskError> + Send + Sync>;
 
 /// A source that can be made.
 #[derive(Clone)]

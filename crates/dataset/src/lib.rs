@@ -100,7 +100,7 @@ pub use records::read_records;
 pub use stores::{ObjectPlace, StorageOptions};
 pub use stream::{
     BadTo, Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, LookAtSinks, MakeKeyedFunction, MakeLateSink,
-    MakeSink, MakeSource, StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
+    StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
 };
 pub use unite::unite;
 pub use write::Output;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -82,6 +83,9 @@ pub trait Sink: Send {
         0.0
     }
 }
+
+/// Makes the sink of one copy.
+pub type MakeSink = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Sink>, TaskError> + Send + Sync>;
 
 impl Sink for Box<dyn Sink> {
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {

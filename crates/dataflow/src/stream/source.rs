@@ -126,6 +126,15 @@ pub trait Source: Send {
     }
 }
 
+/// Makes the source of one copy.
+pub type MakeSource = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Source>, TaskError> + Send + Sync>;
+
+/// Lists the local files that a source would read.
+///
+/// # Errors
+/// A folder that cannot be read, naming it.
+pub type ListFiles = Arc<dyn Fn() -> Result<Vec<String>, TaskError> + Send + Sync>;
+
 impl Source for Box<dyn Source> {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
         self.as_mut().poll_next(context)

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use tidemill_collective::Op;
+use tidemill_dataflow::stream::source::ListFiles;
 
 use super::{Result, Workers};
 use crate::error::DataSetError;
-use crate::stream::ListFiles;
 
 /// A shared file system may show a new file to other hosts as much later: NFS looks into a folder again after a minute at most.
 const SEEN_AFTER: Duration = Duration::from_secs(60);

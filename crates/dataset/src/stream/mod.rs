@@ -84,7 +84,7 @@ pub use memory::table_stream;
 pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 pub use spans::Calendar;
 pub(crate) use table::hidden_in;
-pub use table::{BadTo, ListFiles, MakeSink, MakeSource, StreamOutput, StreamSink, StreamSource};
+pub use table::{BadTo, StreamOutput, StreamSink, StreamSource};
 pub use window::{Early, WindowKind, Windows};
 pub(crate) use window::{sql_functions, window_parts};
 

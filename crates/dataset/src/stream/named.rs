@@ -12,7 +12,7 @@ use datafusion::dataframe::DataFrame;
 use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableProviderFilterPushDown};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
 };
@@ -76,22 +76,28 @@ impl TableProvider for NamedTable {
         TableType::View
     }
 
+    /// What is filtered behind it, and which columns are left out, is so below it, too: so that nothing is computed and kept there that
+    /// nobody wants.
+    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
+        Ok(vec![TableProviderFilterPushDown::Exact; filters.len()])
+    }
+
     async fn scan(
         &self,
         session: &dyn Session,
         projection: Option<&Vec<usize>>,
-        _filters: &[Expr],
+        filters: &[Expr],
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let plan = match projection {
-            // So that nothing is computed and kept below that nobody wants.
-            Some(columns) => {
-                let columns = columns.iter().map(|&column| Expr::from(self.input.schema().qualified_field(column)));
-                LogicalPlanBuilder::from(self.input.clone()).project(columns.collect::<Vec<_>>())?.build()?
-            }
-            None => self.input.clone(),
-        };
-        let input = session.create_physical_plan(&plan).await?;
+        let mut plan = LogicalPlanBuilder::from(self.input.clone());
+        if let Some(filter) = filters.iter().cloned().reduce(Expr::and) {
+            plan = plan.filter(filter)?;
+        }
+        if let Some(columns) = projection {
+            let columns = columns.iter().map(|&column| Expr::from(self.input.schema().qualified_field(column)));
+            plan = plan.project(columns.collect::<Vec<_>>())?;
+        }
+        let input = session.create_physical_plan(&plan.build()?).await?;
         Ok(Arc::new(NamedExec::new(Arc::clone(&self.name), input)))
     }
 }

@@ -14,9 +14,8 @@ use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
 };
-use tidemill_dataflow::stream::sink::{Guarantee, Sink};
-use tidemill_dataflow::stream::source::{EventTimes, Source};
-use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
+use tidemill_dataflow::stream::sink::{Guarantee, MakeSink};
+use tidemill_dataflow::stream::source::{EventTimes, ListFiles, MakeSource};
 
 use super::named::NamedTable;
 use super::process::ProcessTable;
@@ -26,13 +25,6 @@ use crate::error::DataSetError;
 use crate::map::MapTable;
 use crate::sources::each_table;
 use crate::step::{no_input, unordered};
-
-/// Makes the source of one copy.
-pub type MakeSource = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Source>, TaskError> + Send + Sync>;
-/// Lists the files of a source.
-pub type ListFiles = Arc<dyn Fn() -> std::result::Result<Vec<String>, TaskError> + Send + Sync>;
-/// Makes the sink of one copy.
-pub type MakeSink = Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn Sink>, TaskError> + Send + Sync>;
 
 /// A source, as queries know it.
 #[derive(Clone)]

@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 use tidemill_connect::{ConnectError, Objects, OpenObjects};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError, TaskState};
 use tidemill_dataflow::stream::Control;
-use tidemill_dataflow::stream::sink::{Guarantee, Sink};
+use tidemill_dataflow::stream::sink::{Guarantee, MakeSink, Sink};
 use tidemill_dataflow::stream::source::{EventTimes, ToldBy};
 use tidemill_dataflow::{Progress, TaskContext, TaskError, WorkerStatus};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    BadTo, Calendar, DataSet, DataSetError, LateRows, LateTo, LookAtSinks, MakeLateSink, MakeSink, StorageOptions,
-    StreamJob, StreamSink, StreamSource, Windows, table_stream,
+    BadTo, Calendar, DataSet, DataSetError, LateRows, LateTo, LookAtSinks, MakeLateSink, StorageOptions, StreamJob,
+    StreamSink, StreamSource, Windows, table_stream,
 };
 
 use super::calls::{self, Call};

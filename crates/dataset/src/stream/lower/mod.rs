@@ -198,6 +198,12 @@ impl<'a> Lower<'a> {
             let by = lower.source_task(by, source);
             lower.graph.replace(*task, by);
         }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = lower.graph.tasks().find(|task| !seen.insert(*task)) {
+            return Err(DataSetError::Query(format!(
+                "two steps are called {twice:?}, one of them by named(); give it a name that no step has without that"
+            )));
+        }
         let shared = lower.shared.iter().map(|&task| lower.graph.task_name(task).to_owned()).collect();
         Ok(Lowered { graph: lower.graph, sources: lower.sources, sinks: all, shared })
     }

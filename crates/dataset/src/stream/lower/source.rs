@@ -10,7 +10,7 @@ use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::ExecutionPlan;
 use tidemill_dataflow::stream::sink::Guarantee;
-use tidemill_dataflow::stream::source::time_column;
+use tidemill_dataflow::stream::source::{ListFiles, time_column};
 use tidemill_dataflow::{TaskId, TaskSpec};
 
 use super::{BAD, Branch, Flowing, Lower, ROWS, SinkTask, columns_of};
@@ -18,7 +18,7 @@ use crate::dataset::SLICE_ROWS;
 use crate::error::{DataSetError, Result};
 use crate::stream::memory::table_stream;
 use crate::stream::steps::Steps;
-use crate::stream::table::{ListFiles, StreamExec, StreamSource};
+use crate::stream::table::{StreamExec, StreamSource};
 use crate::stream::times::Times;
 
 /// A source of a graph.
