@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import importlib
 import os
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -291,3 +293,61 @@ def test_smart_plugs_as_a_program(tmp_path: Path, workers: int) -> None:
         expected += [f"  {end}  house {house}: {percent:.1f} %" for (end, house), percent in percents[-6:]]
     assert printed(workers, "smart_plugs.py", tmp_path / "readings.csv", "--slice", "30m") == expected
     assert printed(workers, "smart_plugs.py")[0] == "1728 predictions for plugs, 576 for houses; the last of houses:"
+
+
+def by_hour(path: Path, table: str) -> list[tuple[str, str, int, int]]:
+    """What is in the table of sales, or has to be in the end: by SQL over all orders."""
+    query = {
+        "sales": "select shop, hour, orders, cents from sales order by 1, 2",
+        "orders": "select shop, strftime('%Y-%m-%dT%H:00:00', at), count(*), sum(cents) from orders group by 1, 2 order by 1, 2",
+    }
+    with contextlib.closing(sqlite3.connect(path, timeout=60)) as database:
+        return database.execute(query[table]).fetchall()
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_table_changes_as_a_program(tmp_path: Path, workers: int) -> None:
+    """Of a table that is there, and of one that it makes up."""
+    path = tmp_path / "shops.db"
+    example("table_changes").make_up(path)
+    made_up, given = (printed(workers, "table_changes.py", *args) for args in ([], [path]))
+    assert made_up == given and len(given) == 5
+    assert sum(int(line.split()[2]) for line in given) == 20_000
+    assert by_hour(path, "sales") == by_hour(path, "orders")
+
+
+@pytest.mark.usefixtures("examples")
+def test_a_table_that_grows(tmp_path: Path) -> None:
+    """Rows that are added while the job runs, and while none does, are in the sums once; hours that are not over wait in the checkpoint."""
+    path = tmp_path / "shops.db"
+    example("table_changes").make_up(path)
+    follow = ["run", "-n", "2", "--restarts", "1", ROOT / "examples/table_changes.py", path, "--follow"]
+
+    def follows_until(hours: int) -> None:
+        job = launched.start(*follow)
+        launched.wait_until(lambda: job.poll() is not None or len(by_hour(path, "sales")) >= hours, f"{hours} hours")
+        assert job.poll() is None, job.communicate()
+        assert launched.run("stop", "sales").returncode == 0
+        _, err = job.communicate(timeout=launched.PATIENCE_S)
+        assert job.returncode == 0, err.decode()
+
+    def add(first: int) -> None:
+        """Ten hours of orders, one a minute."""
+        times = [datetime(2026, 1, 7, 22, 40) + timedelta(minutes=first + n) for n in range(600)]
+        with contextlib.closing(sqlite3.connect(path, timeout=60)) as database, database:
+            orders = [(f"shop {n % 5}", n, at.isoformat()) for n, at in enumerate(times)]
+            database.executemany("insert into orders (shop, cents, at) values (?, ?, ?)", orders)
+
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute(example("table_changes").SALES)
+    # The last hour of each shop waits for its end.
+    follows_until(len(by_hour(path, "orders")) - 5)
+    add(0)
+    follows_until(len(by_hour(path, "orders")) - 5)
+    add(600)
+    follows_until(len(by_hour(path, "orders")) - 5)
+    complete = {(shop, hour): sums for shop, hour, *sums in by_hour(path, "orders")}
+    found = by_hour(path, "sales")
+    assert len(found) == len(complete) - 5
+    assert all(complete[shop, hour] == sums for shop, hour, *sums in found)

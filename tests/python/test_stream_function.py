@@ -215,6 +215,23 @@ def test_a_stop_while_it_waits(tmp_path: Path, how: str) -> None:
     assert closed.wait(launched.PATIENCE_S)
 
 
+@pytest.mark.parametrize("splits", [2, 5])
+def test_a_split_that_comes_later_is_waited_for(splits: int) -> None:
+    """Time would go on with the first that gives rows, and those of the others be late."""
+    start = datetime(2026, 1, 1)
+
+    def read(split: str, position: int | None) -> Yielded:
+        # The first have much to give before anything comes of the last.
+        time.sleep(0.05 * int(split))
+        for first in range(0, 1000, 100):
+            yield [{"at": start + timedelta(seconds=n)} for n in range(first, first + 100)], first + 100
+
+    rows = tm.stream.from_function(read, {"at": "timestamp[us]"}, splits=map(str, range(splits)), time="at")
+    seen = written(rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()))
+    assert tm.stream.late_rows() == 0
+    assert [row["n"] for row in sorted(seen, key=lambda row: row["window_start"])] == [10 * splits] * 100
+
+
 def test_a_split_that_has_nothing_holds_no_time_back() -> None:
     """It says so by None; the windows of others come."""
     start = datetime(2026, 1, 1)

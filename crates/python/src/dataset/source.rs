@@ -16,6 +16,7 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::compute::concat_batches;
+use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{DataSet, StreamSource};
 use tokio::time::{Sleep, sleep};
 
@@ -45,8 +46,10 @@ pub fn stream_of_function(
     acknowledge: Option<Py<PyAny>>,
 ) -> PyResult<NativeDataSet> {
     let (guarantee, copies_max) = (guaranteed(guarantee)?, splits.len() as u32);
+    let schema = schema.resolve(py)?;
     let of = Arc::new(Reading {
         name: name.clone(),
+        schema: Arc::clone(&schema),
         factory: Arc::new(factory),
         poll_every: Duration::from_secs_f64(poll_every),
         rereads: guarantee > Guarantee::AtMostOnce,
@@ -54,7 +57,7 @@ pub fn stream_of_function(
     });
     let source = StreamSource {
         name,
-        schema: schema.resolve(py)?,
+        schema,
         times: times(time)?,
         copies_max,
         guarantee,
@@ -71,6 +74,7 @@ pub fn stream_of_function(
 /// How splits are read.
 struct Reading {
     name: String,
+    schema: SchemaRef,
     factory: Arc<Py<PyAny>>,
     /// Of a split that has nothing.
     poll_every: Duration,
@@ -145,6 +149,8 @@ impl Split {
 struct PythonSource {
     of: Arc<Reading>,
     splits: Vec<Split>,
+    /// So many have been told of: time must not go on without one from which nothing has come yet.
+    told: usize,
     /// Who is asked first, so that each has its turn.
     turn: usize,
     acknowledging: Acknowledging,
@@ -233,7 +239,8 @@ impl PythonSource {
         }
         let mine = |at: usize| reading[at % reading.len()] == context.copy();
         splits.extend(new.iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, name)| Split::new(name, None)));
-        Ok(PythonSource { of: Arc::clone(of), splits, turn: 0, acknowledging: Acknowledging::default() })
+        let acknowledging = Acknowledging::default();
+        Ok(PythonSource { of: Arc::clone(of), splits, told: 0, turn: 0, acknowledging })
     }
 
     /// Where those of its splits stand that have begun.
@@ -283,6 +290,11 @@ impl Source for PythonSource {
             return Poll::Ready(Err(error));
         }
         let count = self.splits.len();
+        if self.told < count {
+            self.told += 1;
+            let nothing = RecordBatch::new_empty(Arc::clone(&self.of.schema));
+            return Poll::Ready(Ok(Next::rows(self.told as u32 - 1, nothing)));
+        }
         for at in (self.turn..count).chain(0..self.turn) {
             if let Poll::Ready(next) = self.poll_split(at, context) {
                 self.turn = (at + 1) % count;
