@@ -47,8 +47,7 @@ def orders(path: Path, follow: bool = False) -> tm.DataSet:
     def read(split: str, position: int | None) -> Iterator[tuple[list[dict[str, Any]], int] | None]:
         last = position or 0
         query = "select id, shop, cents, at from orders where id > ? and id % ? = ? order by id limit ?"
-        # Calls come one at a time, but not always on the same thread.
-        with closing(sqlite3.connect(path, check_same_thread=False)) as database:
+        with closing(sqlite3.connect(path)) as database:
             while True:
                 found = database.execute(query, (last, SPLITS, int(split), ROWS_MAX)).fetchall()
                 if found:

@@ -132,6 +132,103 @@ def test_splits_that_are_not_named_any_more(tmp_path: Path) -> None:
         run("a")
 
 
+def test_a_split_that_was_over_is_named_again(tmp_path: Path) -> None:
+    """It is not read again, whatever was named meanwhile."""
+    seen = list[Row]()
+
+    def read(split: str, position: int | None) -> Yielded:
+        for n in range(position or 0, 5 if split == "over" else 10_000):
+            time.sleep(0.001)
+            yield [{"split": split, "n": n}], n + 1
+
+    def run(*splits: str) -> None:
+        before = len(seen)
+        tm.stream.from_function(read, SCHEMA, splits=splits).write_stream(
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tmp_path,
+            every="20ms",
+            stop=lambda: len(of(seen, "over")) >= 5 and len(of(seen[before:], "long")) > 50,
+        )
+
+    for splits in (["over", "long"], ["long"], ["long"], ["over", "long"]):
+        run(*splits)
+    assert of(seen, "over") == list(range(5))
+    assert of(seen, "long") == list(range(len(of(seen, "long"))))
+
+
+@pytest.mark.parametrize("splits", [3, 600])
+def test_many_functions_that_wait(tmp_path: Path, splits: int) -> None:
+    """However many there are, checkpoints are made, others go on, and the job can be stopped."""
+    over = threading.Event()
+
+    def read(split: str, position: int | None) -> Yielded:
+        yield [{"split": split, "n": 0}], 0
+        over.wait(launched.PATIENCE_S)
+
+    seen, checkpoints = set[str](), tmp_path / "c"
+    source = tm.stream.from_function(read, SCHEMA, splits=map(str, range(splits)))
+    source.write_stream(
+        lambda table: seen.update(table.to_dict()["split"]),
+        checkpoint=checkpoints,
+        every="50ms",
+        stop=lambda: len(seen) == splits and len(launched.epochs(checkpoints)) > 1,
+    )
+    over.set()
+    assert len(seen) == splits
+
+
+def test_a_function_that_has_nothing_new() -> None:
+    """Rows that are none, and a position that is none either, are nothing: its thread rests, and the time of others goes on."""
+    asked, over = list[str](), threading.Event()
+    start = datetime(2026, 1, 1)
+
+    def read(split: str, position: int | None) -> Yielded:
+        for n in range(50 if split == "loud" else 0):
+            yield [{"at": start + timedelta(seconds=n)}], n
+        while not over.is_set():
+            asked.append(split)
+            yield [], 0 if split == "silent" else 49
+
+    rows = tm.stream.from_function(
+        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_every="20ms"
+    )
+    begun = time.monotonic()
+    rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(lambda table: over.set())
+    # Once at its position, and then after each rest.
+    assert len(asked) <= 4 + 2 * (time.monotonic() - begun) / 0.02
+
+
+def test_an_acknowledgement_that_was_lost(tmp_path: Path) -> None:
+    """A split had ended when its job failed, before it could be told: it is when the job goes on, or a queue would keep all for ever."""
+    told, fails, more = list[int](), [True], list[int]()
+
+    def read(split: str, position: int | None) -> Yielded:
+        for n in range(position or 0, 5 if split == "short" else 10_000):
+            time.sleep(0.001)
+            yield [{"split": split, "n": n}], n + 1
+
+    def acknowledge(split: str, position: int) -> None:
+        if split != "short":
+            more.append(position)
+            return
+        if position == 5 and fails.pop():
+            raise ConnectionError("away")
+        told.append(position)
+
+    def run() -> None:
+        before = len(more)
+        tm.stream.from_function(read, SCHEMA, splits=["short", "long"], acknowledge=acknowledge).write_stream(
+            lambda table: None, checkpoint=tmp_path, every="20ms", stop=lambda: len(more) > before + 3
+        )
+
+    with pytest.raises(tm.DataSetError, match=r"(?s)split 'short', acknowledge: ConnectionError: away"):
+        run()
+        run()
+    fails[:] = [False]
+    run()
+    assert told[-1] == 5
+
+
 def test_a_source_that_had_come_to_its_end(tmp_path: Path) -> None:
     """While others of its job go on nothing new is read by it: that is refused, not missed."""
     seen = list[Row]()
@@ -343,6 +440,8 @@ def test_functions_that_are_wrong() -> None:
     fails("mine, split 's'.*'one'", lambda *_: [([{"n": "one"}], 1)])
     fails("mine, split 's': int has no __arrow_c_stream__", lambda *_: [(5, 1)])
     fails(r"rows have the columns \['m'\] where \['n'\] were announced", lambda *_: [(pa.table({"m": [1]}), 1)])
+    fails(r"column 'n' is Float64 where Int64 was announced: cast it", lambda *_: [(pa.table({"n": [1.7]}), 1)])
+    fails("mine, split 's': rows came with the position None", lambda *_: [([{"n": 1}], None)])
     fails("(?s)mine, split 's'.*no such machine", raises)
     fails("(?s)mine, split 's'.*argument", lambda split: [])
 
@@ -359,7 +458,8 @@ def test_options_that_are_wrong() -> None:
     refused("splits=.* are no names of splits", splits=[1])
     refused("a schema has at least one column", schema={})
     refused("name='' is no name of a source", name="")
-    refused('column "at" is not there|at', time="at")
+    refused('there is no column "at"', time="at")
+    refused("splits=5 are no names of splits", splits=5)
     refused("poll_every=0 is no time between two looks", poll_every=0)
     refused("poll_every='soon' is no length of time", poll_every="soon")
     refused("guarantee='twice' is not 'exactly once' or", guarantee="twice")

@@ -118,6 +118,8 @@ def test_wrong_names() -> None:
     windows = rows.group_by("key", TENS).agg(n=tm.count())
     with pytest.raises(tm.DataSetError, match="a name is a text that is not empty"):
         rows.named(" ")
+    with pytest.raises(tm.DataSetError, match="a name has no comma with a space behind it"):
+        rows.named("orders, eu")
     with pytest.raises(tm.DataSetError, match="this is no stream"):
         tm.from_dict({"a": [1]}).named("a")
 
@@ -195,7 +197,7 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
     with pytest.raises(
         tm.DataSetError,
         match=r'they hold state of a task "twice", which the job has no longer; a step is found again by the name that named\(\) gives it'
-        r'.*do without what this one kept by forget=\["twice"\]',
+        r'.*call it what it was, by named\("twice"\); where it is gone, do without what it kept by forget=\["twice"\]',
     ):
         run("once", "thrice")
     with pytest.raises(
@@ -261,6 +263,8 @@ def test_options_that_are_wrong(tmp_path: Path) -> None:
         stream().write_stream(print, checkpoint=tmp_path, forget="window 2")
     with pytest.raises(tm.DataSetError, match="forget= needs checkpoint="):
         stream().write_stream(print, forget=["window 2"])
+    with pytest.raises(tm.DataSetError, match="forget=None is no list of names of steps"):
+        stream().write_stream(print, checkpoint=tmp_path, forget=None)  # type: ignore[arg-type]
 
 
 def test_names_are_shown(tmp_path: Path) -> None:

@@ -295,7 +295,9 @@ def remembered(rows: pa.Table) -> Rows:
 def test_items_are_forgotten(tmp_path: Any) -> None:
     """Each when it was put so long ago, whatever has become of the others; over snapshots, on disk, and without another row."""
     dice = random.Random(3)
-    rows = among_others((dice.randrange(1100), dice.choice("ab")) for _ in range(150))
+    # No two at one time, so that time goes on behind each.
+    times = dice.sample([ms for ms in range(1100) if ms % 10 != 3], 150)
+    rows = among_others((ms, dice.choice("ab")) for ms in times)
     expected = remembered(rows)
     assert {row["tenths"] for row in expected} >= {1, 2, 3} and {row["times"] for row in expected} > {1, 5}
 
@@ -507,6 +509,9 @@ def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
     for _ in range(2):
         before, one = one, processor("three")
         one.restore(0, 1, [part for _, _, part in before.snapshot(whole=True)])
+        # Time is told again as it was, or as it was even before that: splits are read anew.
+        one.time(0)
+        one.time(-5)
     one.time(1_000_000_000)
     assert len(one._entries) == 1
     parts = [part for _, _, part in one.snapshot(whole=False)]
@@ -526,6 +531,27 @@ def test_a_time_to_live_without_time_is_told_of() -> None:
 
     assert "table: it has no time=" in rows.process(nothing, {"k": "int64"}, ttl="1h").explain()
     assert "it has no time=" not in rows.process(nothing, {"k": "int64"}).explain()
+
+
+@pytest.mark.parametrize("ttl", [None, "1s", "1h"])
+def test_what_a_timer_puts_does_not_keep_the_key(tmp_path: Any, ttl: str | None) -> None:
+    """The time to live of a key counts from its rows, whatever else it does meanwhile."""
+    calls = list[datetime]()
+
+    def again(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
+        context.list_state("l", ttl=ttl).append(1)
+        assert context.time is not None
+        calls.append(context.time)
+        context.set_timer(context.time + 5 * SECOND)
+
+    one = Processor(again, "again", ("k",), {"k": "str"}, 12_000_000, str(tmp_path), True)
+    one.time(0)
+    key = tm.from_dict({"k": ["a"]}).collect()._native
+    one.rows(key, [1], [1], key)
+    for second in range(1, 100):
+        one.time(second * 1_000_000)
+    assert [(at - datetime(1970, 1, 1)).seconds for at in calls] == [0, 5, 10]
+    assert not one._entries
 
 
 def test_keys_of_all_kinds() -> None:
@@ -705,21 +731,21 @@ def test_aggregates_are_forgotten(tmp_path: Any) -> None:
     assert add(one, 1) == 1
     one.time(9_000_000)
     assert add(one, 2) == 3
-    one.time(9_000_000)
+    one.time(9_000_001)
     parts = [part for _, _, part in one.snapshot(whole=True)]
     one.time(18_000_000)
     assert add(one, 3) == 6
-    one.time(18_000_000)
-    one.time(27_999_999)
-    assert one._entries
+    one.time(18_000_001)
     one.time(28_000_000)
+    assert one._entries
+    one.time(28_000_001)
     assert not one._entries
     assert add(one, 4) == 4
     again = processor()
-    again.restore(9_000_000, 1, parts)
-    again.time(18_999_999)
-    assert again._entries
+    again.restore(9_000_001, 1, parts)
     again.time(19_000_000)
+    assert again._entries
+    again.time(19_000_001)
     assert not again._entries
 
 
@@ -908,7 +934,7 @@ def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int |
         assert one.rows(names, [1] * keys, ends, names) == []
         clock += 1000 * step_ms
     assert one.held_bytes() < 1_000_000
-    one.time(0)
+    one.time(1)
     one.time(3_600_000_000 - 1)
     assert len(one._entries) == (keys if ttl is None else 0)
     if ttl is None:
@@ -933,9 +959,12 @@ def test_a_timer_when_a_key_is_forgotten(tmp_path: Any) -> None:
     key = tm.from_dict({"k": [1]}).collect()._native
     one.rows(key, [1], [1], key)
     assert len(one._timers) == 1
-    one.time(0)
+    one.time(1)
     made, _ = one.time(7_000_000)
-    assert len(made) == 1 and not one._entries
+    assert len(made) == 1
+    # Its rows count from a microsecond later.
+    one.time(7_000_001)
+    assert not one._entries
 
 
 def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:

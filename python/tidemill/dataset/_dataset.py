@@ -598,7 +598,8 @@ class DataSet(DataSetWriters):
         """The same rows of a stream, with a name for the last step that keeps something (windows, a join, `distinct`, `process`), or else its source.
 
         Checkpoints, plans, errors and `late_to=` call that step so. A step without a name is found again by its kind and its number in the
-        order of the program; one that has a name is found by that, wherever it comes, and changes no other's number.
+        order of the program; one that has a name is found by that, wherever it comes, and has no number: a step that gets a name later moves
+        the numbers of those behind it.
 
         Parameters
         ----------
@@ -624,6 +625,10 @@ class DataSet(DataSetWriters):
         """
         if not isinstance(name, str) or not name.strip():
             raise DataSetError(f"named({name!r}): a name is a text that is not empty")
+        if ", " in name:
+            raise DataSetError(
+                f"named({name!r}): a name has no comma with a space behind it, as tasks of a step are called by its name and that"
+            )
         return self._step(self._native.named(name))
 
     def write_stream(

@@ -96,7 +96,8 @@ class _Entry:
 
     def count_from(self, now: int) -> bool:
         """Time has gone on to what has come since it last did. Whether items changed by that."""
-        self.touched = now
+        if self.touched == _NEVER:
+            self.touched = now
         return sum(items._count_from(now) for items in self.items.values()) > 0
 
     def is_empty(self) -> bool:
@@ -405,11 +406,13 @@ class Processor:
 
     def time(self, now: int) -> tuple[list[NativeTable], bool]:
         """Time has passed, in microseconds. Returns also whether this must be called again."""
+        # Who goes on may be told a time again that was before its rows.
+        goes_on = now > self._now
         self._now = max(now, self._now)
         if self._now < _END:
             self._latest = self._now
         more = self._bring("due", self._now)
-        if self._now < _END:
+        if goes_on and self._now < _END:
             for key in self._fresh & self._entries.keys():
                 entry = self._entries[key]
                 if entry.count_from(self._now):

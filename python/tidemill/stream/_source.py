@@ -46,13 +46,14 @@ def from_function(
         ``read(split, position)`` returns an iterator, so it is a generator mostly. It yields pairs of rows and a position: rows are a list
         of dicts, a `Table`, or a table with the Arrow PyCapsule interface; a position is whatever `read` needs to go on behind these rows,
         and can be pickled. It yields ``None`` when there is nothing at the moment, and returns at the end of the split. At first
-        ``position`` is None; when the job goes on from a checkpoint it is that of the last rows which the checkpoint has. It may block: it
-        runs on threads that wait for nothing else, one at a time for each split, and not always the same one.
+        ``position`` is None; when the job goes on from a checkpoint it is that of the last rows which the checkpoint has. It may block:
+        each split has a thread of its own, on which all of this happens.
     schema : mapping of str to str, or Arrow schema
         What rows are.
     splits : iterable of str, default=("all",)
         The parts that can be read apart, such as shards, the same on every worker: they are dealt to the threads of all workers, and a call
-        of `read` is of one. A job may go on with more than it had, and without those that were over.
+        of `read` is of one. A job may go on with more than it had, and without those that were over. One that was over
+        may be asked once more when the job goes on.
     time, out_of_order, idle_after
         As for `from_table`. A split is idle by what `read` yields: a None; while it waits, nothing is known of it.
     poll_every : str, number of seconds or timedelta, default=0.1
@@ -63,8 +64,8 @@ def from_function(
         since the checkpoint is lost. A job that is to give more does not begin.
     acknowledge : callable, optional
         ``acknowledge(split, position)`` is called when a checkpoint that has this position is durable, so nothing before it is asked for
-        again; without checkpoints at the end. Of several positions that have become durable since it was called only the last is told. A
-        job that fails after its checkpoint may not have told it.
+        again; without checkpoints at the end. Of several positions that have become durable since it was called only the last is told. What
+        was not told when a job failed is told when it goes on, with the next checkpoint.
     name : str, optional
         For plans and checkpoints; by default the function's.
 
@@ -91,14 +92,14 @@ def from_function(
     given = given_schema(schema)
     if given == []:
         raise DataSetError(f"{called}: a schema has at least one column")
-    names = [splits] if isinstance(splits, str) else list(splits)
+    names = [splits] if isinstance(splits, str) else list(splits) if isinstance(splits, Iterable) else []
     if not names or not all(isinstance(split, str) and split for split in names) or len(set(names)) < len(names):
         raise DataSetError(f"splits={splits!r} are no names of splits: one text or more, each once, and none empty")
     _workers.check_alike("stream.from_function", splits=repr(names), name=repr(called), guarantee=repr(guarantee))
     empty = _table([], schema)
 
     def reader(split: str, position: bytes | None) -> _Reader:
-        return _Reader(read, called, split, position, schema, empty)
+        return _Reader(read, called, split, position, schema, empty, needs_position=guarantee != "at most once")
 
     rest = seconds(poll_every, "poll_every")
     if rest == 0:
@@ -136,15 +137,50 @@ def _named(of: str) -> Iterator[None]:
         raise DataSetError(f"{of}: {type(error).__name__}: {error}") from error
 
 
+#: Units of time, the coarser first.
+_UNITS = {"s": 0, "ms": 1, "us": 2, "\N{MICRO SIGN}s": 2, "ns": 3}
+
+
+def _may_be(found: str, wanted: str) -> bool:
+    """Whether values of a type, as Arrow calls it, are none but those of another one when they are cast."""
+    if found == wanted or found == "Null" or found.startswith("Dictionary"):
+        return True
+    if found.startswith("Float") and wanted.startswith("Float"):
+        return found <= wanted
+    if found.startswith(("Int", "UInt")) and wanted == "Float64":
+        return found not in ("Int64", "UInt64")
+    for begins in (("Int", "UInt"), ("Utf8", "LargeUtf8"), ("Binary", "LargeBinary", "FixedSizeBinary")):
+        if found.startswith(begins) and wanted.startswith(begins):
+            return True
+    # A finer unit has all times of a coarser one; what is in lists and structs is not looked at.
+    (of, _, more), (other, _, then) = found.partition("("), wanted.partition("(")
+    if of != other or not more:
+        return False
+    if of not in ("Timestamp", "Duration", "Time32", "Time64"):
+        return of in ("List", "LargeList", "ListView", "Struct", "Map", "FixedSizeList")
+    (unit, _, zone), (finer, _, same) = more.rstrip(")").partition(", "), then.rstrip(")").partition(", ")
+    return zone == same and _UNITS.get(unit, 9) <= _UNITS.get(finer, -1)
+
+
 class _Reader:
     """What reads a split, called by the engine."""
 
     def __init__(
-        self, read: Read, name: str, split: str, position: bytes | None, schema: Schema, empty: NativeTable
+        self,
+        read: Read,
+        name: str,
+        split: str,
+        position: bytes | None,
+        schema: Schema,
+        empty: NativeTable,
+        *,
+        needs_position: bool,
     ) -> None:
         self._of = f"{name}, split {split!r}"
         self._schema = schema
         self._empty = empty
+        self._needs_position = needs_position
+        self._saved = position
         with _named(self._of):
             found = read(split, None if position is None else pickle.loads(position))
         if not isinstance(found, Iterable):
@@ -168,16 +204,29 @@ class _Reader:
             saved = pickle.dumps(position)
         except Exception as error:
             raise DataSetError(f"{self._of}: the position {position!r} cannot be pickled: {error}") from error
-        return self._native(rows), saved
+        native = self._native(rows)
+        if native.num_rows == 0 and (position is None or saved == self._saved):
+            # Asked at once again and again it would keep its thread, and the time of the others.
+            return None, b""
+        if position is None and self._needs_position:
+            raise DataSetError(
+                f"{self._of}: rows came with the position None, which is the split's beginning: a job that goes on would read them again; "
+                'give where to go on behind them, or say guarantee="at most once"'
+            )
+        self._saved = saved
+        return native, saved
 
     def _native(self, rows: Any) -> NativeTable:
         try:
             if isinstance(rows, list):
                 return _table(rows, self._schema)
             native = rows._native if isinstance(rows, Table) else _taken(rows)
-            announced, has = ([field for field, _ in table.fields] for table in (self._empty, native))
-            if sorted(announced) != sorted(has):
-                raise DataSetError(f"rows have the columns {has} where {announced} were announced")
+            announced, found = (dict(table.fields) for table in (self._empty, native))
+            if sorted(announced) != sorted(found):
+                raise DataSetError(f"rows have the columns {list(found)} where {list(announced)} were announced")
+            for column, wanted in announced.items():
+                if not _may_be(found[column], wanted):
+                    raise DataSetError(f"column {column!r} is {found[column]} where {wanted} was announced: cast it")
             return native.cast(self._empty)
         except (DataSetError, TypeError) as error:
             raise DataSetError(f"{self._of}: {error}") from error

@@ -146,7 +146,7 @@ def run(
         raise DataSetError(
             f"{needless}= needs checkpoint=: it says how checkpoints are made, and without there are none"
         )
-    forgotten = [forget] if isinstance(forget, str) else list(forget)
+    forgotten = list(forget) if isinstance(forget, Iterable) and not isinstance(forget, str) else [forget]
     if isinstance(forget, str) or not all(isinstance(step, str) and step for step in forgotten):
         raise DataSetError(f"forget={forget!r} is no list of names of steps, such as ['window 2']")
     if forgotten and checkpoint is None:

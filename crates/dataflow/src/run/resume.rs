@@ -345,8 +345,9 @@ impl Resume {
                 false => {
                     format!(
                         "; a step is found again by the name that named() gives it, or by its kind and its number in the order of the program, \
-                         a source by what it reads: start the program with the steps and sources that it had, do without what this one kept \
-                         by forget=[\"{name}\"], or begin anew in another place"
+                         a source by what it reads: start the program with the steps and sources that it had; where this one has another name or \
+                         number now, call it what it was, by named(\"{name}\"); where it is gone, do without what it kept by \
+                         forget=[\"{name}\"], or begin anew in another place"
                     )
                 }
             };

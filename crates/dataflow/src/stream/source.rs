@@ -117,6 +117,11 @@ pub trait Source: Send {
         false
     }
 
+    /// Whether these are said again when the job goes on and its copy had come to its end before: it may have failed just then.
+    fn repeats_last_words(&self) -> bool {
+        false
+    }
+
     /// What is left to do outside, such as to wait until acknowledgements have arrived.
     ///
     /// # Errors
@@ -166,6 +171,10 @@ impl Source for Box<dyn Source> {
 
     fn has_last_words(&self) -> bool {
         self.as_ref().has_last_words()
+    }
+
+    fn repeats_last_words(&self) -> bool {
+        self.as_ref().repeats_last_words()
     }
 
     fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -297,6 +306,10 @@ pub(crate) async fn drive<S: Source>(
     if context.had_ended() {
         if let Some(states) = states {
             states.end(snapshot(&mut source, clock.as_ref())?).await?;
+        }
+        if source.repeats_last_words() {
+            source.durable(ALL);
+            source.last_words().await?;
         }
         return Ok(());
     }

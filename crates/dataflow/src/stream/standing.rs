@@ -123,7 +123,7 @@ impl Stalls {
             if source.untimed && source.copy == 0 && !seen.2 && now.saturating_duration_since(seen.1) >= self.patience {
                 seen.2 = true;
                 said.push(format!(
-                    "{} has no time=, so windows and what else waits for the stream's time give nothing before it ends; name the column \
+                    "{} has no time=, so what waits for the stream's time, such as windows and ttl=, waits for its end; name the column \
                      with its rows' times, or use tm.stream.arrival()",
                     source.task
                 ));

@@ -21,7 +21,7 @@ fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarante
 pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
     let mut text = String::new();
     for source in lowered.sources.iter().filter(|source| source.is_missed()) {
-        let why = "it has no time=, so steps behind it that wait for time, as windows do, give nothing before it ends";
+        let why = "it has no time=, so what waits for time behind it, such as windows and ttl=, waits for its end";
         text.push_str(&format!("{}: {why}\n", source.name()));
     }
     for task in &lowered.shared {

@@ -5,11 +5,15 @@
 //! is raised in it, as soon as it is in Python code, and nobody waits for it for long.
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use parking_lot::{Condvar, Mutex};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use tokio::sync::oneshot;
 
 use crate::graph::cancelled_class;
 
@@ -92,31 +96,96 @@ pub async fn call<T: Send + 'static>(
 ) -> Result<T, String> {
     let leave = Leave(Arc::default());
     let life = Arc::clone(&leave.0);
-    let called = tokio::task::spawn_blocking(move || {
-        let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
-        Python::attach(|py| {
-            // SAFETY: it only tells the number of this thread, as Python knows it.
-            let thread = unsafe { ffi::PyThread_get_thread_ident() } as u64;
-            {
-                let mut life = life.lock();
-                if *life == Stage::Ended {
-                    return Err("nobody waits for it any more".to_owned());
-                }
-                *life = Stage::Running(thread);
-            }
-            let outcome = work(py);
-            *life.lock() = Stage::Ended;
-            // An exception that was sent has come too late.
-            // SAFETY: the GIL is held; this is the thread's own number.
-            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
-            outcome
-        })
-    });
+    let called = tokio::task::spawn_blocking(move || run(&life, work));
     called.await.unwrap_or_else(|error| {
         // It panicked, or never began: there is nothing to end.
         *leave.0.lock() = Stage::Ended;
         Err(error.to_string())
     })
+}
+
+/// The call itself, on the thread that it is for.
+fn run<T>(life: &Life, work: impl FnOnce(Python<'_>) -> Result<T, String>) -> Result<T, String> {
+    let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
+    Python::attach(|py| {
+        // SAFETY: it only tells the number of this thread, as Python knows it.
+        let thread = unsafe { ffi::PyThread_get_thread_ident() } as u64;
+        {
+            let mut life = life.lock();
+            if *life == Stage::Ended {
+                return Err("nobody waits for it any more".to_owned());
+            }
+            *life = Stage::Running(thread);
+        }
+        let outcome = work(py);
+        *life.lock() = Stage::Ended;
+        // An exception that was sent has come too late.
+        // SAFETY: the GIL is held; this is the thread's own number.
+        unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
+        outcome
+    })
+}
+
+/// A thread of its own for calls that may block for as long as they like, one after the other: those of a runtime are not so many that all
+/// may. It ends when this is dropped, and the call that it is in has ended.
+pub struct Caller {
+    name: String,
+    works: Option<Sender<Work>>,
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+impl Caller {
+    /// It has no thread before its first call.
+    pub fn new(name: &str) -> Self {
+        // The end of a text, to the system.
+        Caller { name: name.replace('\0', " "), works: None }
+    }
+
+    /// [`call`] on this thread.
+    pub fn call<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, String>> {
+        let leave = Leave(Arc::default());
+        let (life, (answer, answered)) = (Arc::clone(&leave.0), oneshot::channel());
+        // Nobody may wait for it any more.
+        let sent = self.send(Box::new(move || drop(answer.send(run(&life, work)))));
+        Box::pin(async move {
+            let outcome = match sent {
+                Ok(()) => answered.await.unwrap_or_else(|_| Err("its thread has died".into())),
+                Err(error) => Err(error),
+            };
+            *leave.0.lock() = Stage::Ended;
+            outcome
+        })
+    }
+
+    /// Drops an object of Python's where it was used, behind all calls.
+    pub fn release(&mut self, object: Arc<Py<PyAny>>) {
+        let release = move || {
+            if let Some(_call) = Call::begin() {
+                Python::attach(|_| drop(object));
+            }
+        };
+        if self.works.is_some() {
+            drop(self.send(Box::new(release)));
+        }
+    }
+
+    fn send(&mut self, work: Work) -> Result<(), String> {
+        let works = match &self.works {
+            Some(works) => works,
+            None => {
+                let (sender, works) = mpsc::channel::<Work>();
+                let body = move || works.into_iter().for_each(|work| work());
+                let started = thread::Builder::new().name(self.name.clone()).spawn(body);
+                started.map_err(|error| format!("no thread for {}: {error}", self.name))?;
+                self.works.insert(sender)
+            }
+        };
+        works.send(work).map_err(|_| format!("the thread of {} has died", self.name))
+    }
 }
 
 /// Waits until calls that were left have ended, at most so long. Returns how many have not.

@@ -20,7 +20,7 @@ use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{DataSet, StreamSource};
 use tokio::time::{Sleep, sleep};
 
-use super::calls;
+use super::calls::{self, Caller};
 use super::engine::{GivenSchema, QueryEngine};
 use super::frame::{NativeDataSet, told};
 use super::raised;
@@ -103,6 +103,7 @@ enum State {
 
 struct Split {
     name: String,
+    caller: Caller,
     /// Behind what was given; `None`: at its beginning.
     position: Option<Bytes>,
     /// What reads it, once that has begun.
@@ -111,15 +112,16 @@ struct Split {
 }
 
 impl Split {
-    fn new(name: &str, position: Option<Bytes>) -> Self {
-        Split { name: name.to_owned(), position, reader: None, state: State::Ready }
+    fn new(of: &Reading, name: &str, position: Option<Bytes>) -> Self {
+        let caller = Caller::new(&format!("{}, {name}", of.name));
+        Split { name: name.to_owned(), caller, position, reader: None, state: State::Ready }
     }
 
     /// Calls the reader. It may block for as long as it likes.
-    fn read(&self, of: &Reading) -> Call {
+    fn read(&mut self, of: &Reading) -> Call {
         let (factory, reader) = (Arc::clone(&of.factory), self.reader.clone());
         let (name, position) = (self.name.clone(), self.position.clone());
-        Box::pin(calls::call(move |py| {
+        self.caller.call(move |py| {
             let read = || -> PyResult<_> {
                 let reader = match reader {
                     Some(reader) => reader,
@@ -141,7 +143,20 @@ impl Split {
                 Ok((reader, read))
             };
             read().map_err(|error| told(py, &error))
-        }))
+        })
+    }
+
+    /// Lets go of its reader, on the thread that called it.
+    fn close(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            self.caller.release(reader);
+        }
+    }
+}
+
+impl Drop for Split {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -149,6 +164,8 @@ impl Split {
 struct PythonSource {
     of: Arc<Reading>,
     splits: Vec<Split>,
+    /// What was saved of those that are over and not named any more: named again, they are not read again.
+    over: Vec<(String, Bytes)>,
     /// So many have been told of: time must not go on without one from which nothing has come yet.
     told: usize,
     /// Who is asked first, so that each has its turn.
@@ -207,7 +224,7 @@ const ALL: u64 = u64::MAX;
 
 impl PythonSource {
     fn new(of: &Arc<Reading>, named: &[String], context: &TaskContext) -> Result<Self, TaskError> {
-        let mut splits = Vec::new();
+        let (mut splits, mut past) = (Vec::new(), Vec::new());
         let restored = context.restored();
         for (name, saved) in restored.iter().flat_map(|restored| &restored.splits) {
             let Some((over, position)) = saved.split_first() else {
@@ -215,7 +232,7 @@ impl PythonSource {
             };
             if named.contains(name) {
                 let position = (!position.is_empty()).then(|| saved.slice(1..));
-                splits.push(Split::new(name, position));
+                splits.push(Split::new(of, name, position));
             } else if *over != OVER {
                 return Err(format!(
                     "{}: the checkpoint has the split {name:?}, which is not over and which splits= does not name: what is left of it would \
@@ -223,6 +240,8 @@ impl PythonSource {
                     of.name
                 )
                 .into());
+            } else {
+                past.push((name.clone(), saved.clone()));
             }
         }
         let is_new = |name: &&String| restored.is_none_or(|restored| !restored.split_names.contains(*name));
@@ -238,9 +257,9 @@ impl PythonSource {
             .into());
         }
         let mine = |at: usize| reading[at % reading.len()] == context.copy();
-        splits.extend(new.iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, name)| Split::new(name, None)));
+        splits.extend(new.iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, name)| Split::new(of, name, None)));
         let acknowledging = Acknowledging::default();
-        Ok(PythonSource { of: Arc::clone(of), splits, told: 0, turn: 0, acknowledging })
+        Ok(PythonSource { of: Arc::clone(of), splits, over: past, told: 0, turn: 0, acknowledging })
     }
 
     /// Where those of its splits stand that have begun.
@@ -266,7 +285,10 @@ impl PythonSource {
                     let (reader, read) = ready!(reading.as_mut().poll(context))?;
                     split.reader = Some(reader);
                     match read {
-                        Read::End => (split.reader, split.state) = (None, State::Over(false)),
+                        Read::End => {
+                            split.close();
+                            split.state = State::Over(false);
+                        }
                         Read::Nothing => {
                             split.state = State::Resting(Box::pin(sleep(self.of.poll_every)));
                             return Poll::Ready(Ok(Next::CaughtUp { split: number, at: Instant::now() }));
@@ -316,7 +338,8 @@ impl Source for PythonSource {
             let over = if matches!(split.state, State::Over(_)) { OVER } else { UNDER_WAY };
             [&[over], split.position.as_deref().unwrap_or_default()].concat().into()
         };
-        Ok(self.splits.iter().map(|split| (split.name.clone(), place(split))).collect())
+        let places = self.splits.iter().map(|split| (split.name.clone(), place(split)));
+        Ok(places.chain(self.over.iter().cloned()).collect())
     }
 
     fn barrier(&mut self, epoch: u64) {
@@ -337,6 +360,10 @@ impl Source for PythonSource {
     }
 
     fn has_last_words(&self) -> bool {
+        self.of.acknowledge.is_some()
+    }
+
+    fn repeats_last_words(&self) -> bool {
         self.of.acknowledge.is_some()
     }
 
