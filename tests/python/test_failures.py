@@ -370,7 +370,7 @@ def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
 def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: str, transport: str) -> None:
     """What goes on in the background knows its peers too; "its peers" would help nobody."""
     program = f"""
-        import pathlib, time
+        import os, time
         import numpy as np
         import tidemill as tm
 
@@ -380,7 +380,7 @@ def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: 
             if comm.rank == 0:
                 {wait}
             elif comm.rank == 1:
-                while not pathlib.Path("told").exists(): time.sleep(0.02)  # line 12
+                while not os.access("told", os.F_OK): time.sleep(0.02)  # line 12, and no function of Python's library
                 raise SystemExit(0)
             else:
                 {wait if words.endswith("#") else "pass"}
