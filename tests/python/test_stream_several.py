@@ -136,7 +136,7 @@ def test_time_is_waited_for_by_whoever_does() -> None:
     """A source without time= that only the second query waits for is named all the same."""
     stream = tm.stream.from_table(table())
     queries = [(stream.select("n"), print), (counts(stream), print)]
-    assert "table: it has no time=, so steps behind it that wait for time" in tm.stream.explain(queries)
+    assert "table: it has no time=, so what waits for time behind it" in tm.stream.explain(queries)
     assert "it has no time=" not in tm.stream.explain(queries[:1])
     first, second = seen_by(*(query for query, _ in queries))
     assert len(first) == sum(row["rows"] for row in second) == 2000
