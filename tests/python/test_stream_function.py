@@ -50,7 +50,7 @@ def test_each_split_is_read_in_order() -> None:
     assert "source numbers 1" in text and "numbers: is read again from where the checkpoint says" in text
 
 
-@pytest.mark.parametrize("kind", ["list", "table", "arrow", "polars"])
+@pytest.mark.parametrize("kind", ["list", "table", "arrow", "coded", "polars"])
 def test_rows_of_all_kinds(kind: str) -> None:
     """Columns are taken by their names, and are then what the schema says; a batch may be empty, and its position counts."""
     wanted: list[Row] = [{"split": "x", "n": n} for n in range(6)]
@@ -65,6 +65,9 @@ def test_rows_of_all_kinds(kind: str) -> None:
                 "list": lambda some=some: some,
                 "table": lambda columns=columns: tm.from_dict(columns).collect(),
                 "arrow": lambda columns=columns: pa.table({**columns, "n": pa.array(columns["n"], pa.int8())}),
+                "coded": lambda columns=columns: pa.table(
+                    {name: pa.array(values).dictionary_encode() for name, values in columns.items()}
+                ),
                 "polars": lambda columns=columns: polars.DataFrame(columns),
             }
             yield made[kind](), {"n": n}
@@ -441,6 +444,8 @@ def test_functions_that_are_wrong() -> None:
     fails("mine, split 's': int has no __arrow_c_stream__", lambda *_: [(5, 1)])
     fails(r"rows have the columns \['m'\] where \['n'\] were announced", lambda *_: [(pa.table({"m": [1]}), 1)])
     fails(r"column 'n' is Float64 where Int64 was announced: cast it", lambda *_: [(pa.table({"n": [1.7]}), 1)])
+    coded = pa.table({"n": pa.array([1.7]).dictionary_encode()})
+    fails("column 'n' is Dictionary.* where Int64 was announced: cast it", lambda *_: [(coded, 1)])
     fails("mine, split 's': rows came with the position None", lambda *_: [([{"n": 1}], None)])
     fails("(?s)mine, split 's'.*no such machine", raises)
     fails("(?s)mine, split 's'.*argument", lambda split: [])

@@ -143,7 +143,10 @@ _UNITS = {"s": 0, "ms": 1, "us": 2, "\N{MICRO SIGN}s": 2, "ns": 3}
 
 def _may_be(found: str, wanted: str) -> bool:
     """Whether values of a type, as Arrow calls it, are none but those of another one when they are cast."""
-    if found == wanted or found == "Null" or found.startswith("Dictionary"):
+    if found.startswith("Dictionary("):
+        # Of its indexes and its values.
+        return _may_be(found[:-1].partition(", ")[2], wanted)
+    if found in (wanted, "Null"):
         return True
     if found.startswith("Float") and wanted.startswith("Float"):
         return found <= wanted
