@@ -52,6 +52,7 @@ mod shown;
 mod sync;
 mod widest;
 mod wire;
+pub mod work;
 
 pub use ends::ends;
 pub use error::{DataflowError, TaskError};

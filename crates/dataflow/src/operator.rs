@@ -14,6 +14,7 @@ use crate::error::TaskError;
 use crate::flow::{Inputs, Item, Outputs};
 use crate::run::TaskContext;
 use crate::stream::{Control, EventTime, Mark};
+use crate::work::Work;
 
 /// Batches on their way out of an operator, by output port.
 #[derive(Debug, Default)]
@@ -66,6 +67,17 @@ pub enum Flow {
 
 /// What is done with batches. Calls come one at a time.
 pub trait Operator: Send {
+    /// Is called once, before all else.
+    fn begin(&mut self, context: &TaskContext) {
+        let _ = context;
+    }
+
+    /// Whether it calls functions of the program for rows, which may take any time: then it gets no more rows at once than take a
+    /// moment, by what calls before have taken, and barriers and time pass between. Asked once.
+    fn calls_program(&self) -> bool {
+        false
+    }
+
     /// Takes a batch of an input port. What it emits should not be many times what it took: return [`Flow::More`] and emit
     /// the rest in [`Operator::more`], so that a slow receiver bounds memory.
     ///
@@ -208,6 +220,12 @@ pub(crate) async fn drive(
         // So have those that it would hear from, and what it had to say at its end it has said.
         return Ok(());
     }
+    operator.begin(context);
+    let calls_program = operator.calls_program();
+    if calls_program {
+        inputs.give_few();
+    }
+    let work = context.work(context.task());
     let mut ticks = operator.ticks().map(|every| {
         let mut ticks = interval_at(Instant::now() + every, every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -232,10 +250,10 @@ pub(crate) async fn drive(
                     found = inputs.recv_any(|port| wanted[port]) => Some(found?),
                 };
                 let Some(found) = found else {
-                    let flow = operator.on_tick(&mut emit)?;
+                    let flow = work.time(0, || operator.on_tick(&mut emit))?;
                     // Most often there is nothing to say, and what the outputs collect goes on being collected.
                     if flow == Flow::More || !emit.0.is_empty() {
-                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
                         outputs.flush().await?;
                     }
                     continue;
@@ -244,22 +262,29 @@ pub(crate) async fn drive(
             }
         };
         let flow = match found {
-            Some((port, Some(Item::Batch(batch)))) => operator.on_batch(port, batch, &mut emit)?,
+            Some((port, Some(Item::Batch(batch)))) => {
+                let (rows, since) = (batch.num_rows(), Instant::now());
+                let flow = work.time(rows, || operator.on_batch(port, batch, &mut emit))?;
+                if calls_program {
+                    inputs.port(port).took(rows, since.elapsed());
+                }
+                flow
+            }
             Some((_, Some(Item::Mark(mark)))) => {
                 match &mark {
                     // It ends idleness, and tells nothing of time.
                     Mark::Watermark(EventTime::MIN) => {}
                     Mark::Watermark(time) => {
-                        let flow = operator.on_watermark(*time, &mut emit)?;
-                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                        let flow = work.time(0, || operator.on_watermark(*time, &mut emit))?;
+                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
                     }
                     Mark::Idle => {
                         let flow = operator.on_idle(&mut emit)?;
-                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
                     }
                     Mark::Barrier(barrier) => {
                         let flow = operator.before_barrier(&mut emit)?;
-                        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+                        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
                         if let Some(states) = context.states() {
                             states.save_kept(barrier.epoch, |whole| operator.snapshot(whole))?;
                         }
@@ -284,10 +309,10 @@ pub(crate) async fn drive(
             Some((port, None)) => operator.on_input_end(port, &mut emit)?,
             None => return Err("the operator wants none of the ports that have not ended".into()),
         };
-        send(&mut operator, flow, &mut emit, &mut outputs).await?;
+        send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
     }
-    let flow = operator.on_end(&mut emit)?;
-    send(&mut operator, flow, &mut emit, &mut outputs).await
+    let flow = work.time(0, || operator.on_end(&mut emit))?;
+    send(&mut operator, flow, &mut emit, &mut outputs, &work).await
 }
 
 async fn send(
@@ -295,6 +320,7 @@ async fn send(
     mut flow: Flow,
     emit: &mut Emit,
     outputs: &mut Outputs,
+    work: &Work,
 ) -> Result<(), TaskError> {
     loop {
         for (port, batch) in emit.0.drain(..) {
@@ -306,7 +332,7 @@ async fn send(
         if flow == Flow::Done {
             return Ok(());
         }
-        flow = operator.more(emit)?;
+        flow = work.time(0, || operator.more(emit))?;
     }
 }
 

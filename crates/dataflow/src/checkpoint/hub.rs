@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tidemill_net::notice;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -60,6 +61,8 @@ pub(crate) struct Hub {
     writing: Mutex<Vec<JoinHandle<()>>>,
     /// On worker 0: the last one that was, or that the run goes on from.
     made: Mutex<Option<CheckpointMade>>,
+    /// The last epoch that was begun, and when.
+    injected: Mutex<Option<(u64, Instant)>>,
     last: Mutex<Option<Arc<Manifest>>>,
     /// See [`Resume::sinks`].
     sinks: Vec<String>,
@@ -72,11 +75,13 @@ pub struct CheckpointMade {
     pub at_ms: u64,
     /// Bytes of state that it refers to, also those of checkpoints before.
     pub bytes: u64,
+    /// How long it took, from its barrier to its manifest, in milliseconds; 0 of one that the run goes on from.
+    pub took_ms: u64,
 }
 
 impl CheckpointMade {
-    fn of(manifest: &Manifest) -> Self {
-        CheckpointMade { at_ms: manifest.at_ms, bytes: manifest.state_bytes() }
+    fn of(manifest: &Manifest, took_ms: u64) -> Self {
+        CheckpointMade { at_ms: manifest.at_ms, bytes: manifest.state_bytes(), took_ms }
     }
 }
 
@@ -102,6 +107,7 @@ impl Hub {
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
             made: Mutex::default(),
+            injected: Mutex::default(),
             last: Mutex::new(begin.from.clone()),
             sinks: sinks.clone(),
         };
@@ -205,7 +211,7 @@ impl Hub {
         // Rows that a checkpoint has, and that are also on their way, would come twice.
         let unaligned_after = settings.unaligned_after.filter(|_| !settings.at_most_once);
         let (interval, timeout) = (settings.interval, settings.timeout);
-        *self.made.lock() = begin.from.as_deref().map(CheckpointMade::of);
+        *self.made.lock() = begin.from.as_deref().map(|manifest| CheckpointMade::of(manifest, 0));
         let mut coordinator = Coordinator::new(&job, members, Pace { interval, unaligned_after, timeout }, &begin);
         let begun = Instant::now();
         // Who is still in here when this ends hears so.
@@ -217,7 +223,7 @@ impl Hub {
             match self.holds() {
                 Ok(()) => lapsed = false,
                 Err(error @ StoreError::Taken { .. }) => return Err(error.to_string()),
-                Err(error) if !std::mem::replace(&mut lapsed, true) => eprintln!("tidemill: {error}"),
+                Err(error) if !std::mem::replace(&mut lapsed, true) => notice!("{error}"),
                 Err(_) => {}
             }
             let event = match tokio::time::timeout(TICK, heard.recv()).await {
@@ -235,6 +241,7 @@ impl Hub {
             for action in coordinator.handle(begun.elapsed(), at_ms, event) {
                 match action {
                     Action::Inject(barrier) => {
+                        *self.injected.lock() = Some((barrier.epoch, Instant::now()));
                         let header = Header::new(Kind::Inject, self.links.run);
                         self.send_others(|| Frame::new(&header, &[barrier.encode().into()]));
                         self.inject(barrier);
@@ -256,10 +263,10 @@ impl Hub {
                     Action::Answer { id, outcome } => match (answers.remove(&id), outcome) {
                         // If nobody waits any more, nobody need know.
                         (Some(answer), outcome) => drop(answer.send(outcome)),
-                        (None, Err(reason)) => eprintln!("tidemill: {reason}"),
+                        (None, Err(reason)) => notice!("{reason}"),
                         (None, Ok(_)) => {}
                     },
-                    Action::Warn(message) => eprintln!("tidemill: {message}"),
+                    Action::Warn(message) => notice!("{message}"),
                     Action::Fail(message) => return Err(message),
                     Action::Finished => {
                         self.settle().await;
@@ -291,9 +298,7 @@ impl Hub {
         if let Some(last) = last
             && let Err(error) = self.settle_last(&last).await
         {
-            eprintln!(
-                "tidemill: {error}; what its sinks have committed is committed once more by the next run of the job"
-            );
+            notice!("{error}; what its sinks have committed is committed once more by the next run of the job");
         }
         if let Some(hold) = hold {
             hold.give_back().await;
@@ -322,8 +327,10 @@ impl Hub {
         let epoch = manifest.epoch;
         let result = self.make_durable(&manifest).await;
         let stored = result.is_ok();
+        let injected = self.injected.lock().filter(|(of, _)| *of == epoch);
+        let took_ms = injected.map_or(0, |(_, at)| at.elapsed().as_millis() as u64);
         if stored {
-            *self.made.lock() = Some(CheckpointMade::of(&manifest));
+            *self.made.lock() = Some(CheckpointMade::of(&manifest, took_ms));
             *self.last.lock() = Some(Arc::new(manifest));
         }
         let failure = |error: StoreError| StoreFailure {
@@ -335,7 +342,7 @@ impl Hub {
             let _ = events.send(Heard::Event(Event::Stored { epoch, result: result.map_err(failure) }));
         }
         if stored && let Err(error) = self.store.prune(keep, epoch).await {
-            eprintln!("tidemill: old checkpoints could not be removed: {error}");
+            notice!("old checkpoints could not be removed: {error}");
         }
     }
 }

@@ -4,6 +4,7 @@
 //! epochs/00000000000000000042            the manifest of epoch 42; it is there when the checkpoint is
 //! state/RUN/42-3-0                       what copy 0 of task 3 saved at epoch 42, its parts one after the other
 //! claims/00000000000000000007            a run has begun, the seventh that did
+//! made                                   there is, or has been, a manifest: a place that lost its own is not taken for a new one
 //! lock, or in an object store lease      whose place it is
 //! ```
 //!
@@ -23,6 +24,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures_util::{TryStreamExt, stream};
@@ -97,6 +99,8 @@ pub struct CheckpointStore {
     folder: Option<PathBuf>,
     /// The client that renews the lease.
     leases: Option<Arc<dyn ObjectStore>>,
+    /// It is known to say that there has been a manifest.
+    marked: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for CheckpointStore {
@@ -196,12 +200,13 @@ impl CheckpointStore {
             place: folder.display().to_string(),
             folder: Some(folder),
             leases: None,
+            marked: Arc::default(),
         })
     }
 
     /// In an object store, beneath `prefix`; `url` stands for it in messages.
     pub fn objects(objects: Arc<dyn ObjectStore>, prefix: Path, url: impl Into<String>) -> Self {
-        CheckpointStore { objects, prefix, place: url.into(), folder: None, leases: None }
+        CheckpointStore { objects, prefix, place: url.into(), folder: None, leases: None, marked: Arc::default() }
     }
 
     /// The same, in which a job keeps others out by a lease: a small object that it writes anew every three seconds. That is done by
@@ -448,9 +453,22 @@ impl CheckpointStore {
         let bytes = Bytes::from(manifest.encode());
         // A store's client tries again when an answer is lost, and then finds its own.
         if self.create(&path, bytes.clone()).await? || self.get(&path).await? == bytes {
+            // Behind it: without a manifest nothing was committed, and the place is as good as new.
+            if !self.marked.load(Ordering::Relaxed) {
+                self.create(&self.path("made"), Bytes::new()).await?;
+                self.marked.store(true, Ordering::Relaxed);
+            }
             return Ok(());
         }
         Err(self.taken_by_another().await)
+    }
+
+    /// Whether there has ever been a manifest.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) async fn had_checkpoints(&self) -> Result<bool, StoreError> {
+        Ok(self.find(&self.path("made")).await?.is_some())
     }
 
     /// Writes what a copy has saved, parts one after the other, as one object. Returns where each lies.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
@@ -60,6 +60,8 @@ pub(crate) struct Edge {
     relays: HashMap<(u32, u32), Relay>,
     /// Streams of other workers that have not ended, and blocks that wait in relays.
     pending: AtomicI64,
+    /// What a row takes this worker's copies that it leads to, in nanoseconds; 0: not known, or so little that it does not matter.
+    row_ns: AtomicU64,
 }
 
 /// How much memory an edge may take.
@@ -114,6 +116,7 @@ impl Edge {
             debts: HashMap::new(),
             relays: HashMap::new(),
             pending: AtomicI64::new(0),
+            row_ns: AtomicU64::new(0),
         };
         new.window_bytes = new.window(limits.queue_bytes);
         let window = new.window_bytes;
@@ -152,6 +155,16 @@ impl Edge {
             }
         }
         new
+    }
+
+    /// Notes what a row takes who receives it. Senders of this worker then send fewer at a time, and have fewer queued.
+    pub(crate) fn note_row_ns(&self, ns: u64) {
+        self.row_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// See [`Edge::note_row_ns`].
+    pub(crate) fn row_ns(&self) -> u64 {
+        self.row_ns.load(Ordering::Relaxed)
     }
 
     /// Each stream's part of what one copy's queue may hold.

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -19,6 +20,7 @@ use crate::error::{DataflowError, TaskError};
 use crate::link::Guard;
 use crate::run::{CancelToken, block_on};
 use crate::stream::{Confluence, Control, EventTime, Gate, Hurry, Mark, Recording, Seen};
+use crate::work::Pace;
 
 /// What a stream of batches consists of.
 #[derive(Clone, Debug)]
@@ -39,6 +41,9 @@ impl Item {
         }
     }
 }
+
+/// Who gets so many rows at a time takes no time that anybody would notice.
+const SLOW_ROWS_MAX: usize = 4096;
 
 /// What a recording is told of what a stream brings.
 fn seen(item: Option<&Item>) -> Seen<RecordBatch> {
@@ -63,7 +68,7 @@ struct Overtaking {
 struct Ahead {
     stream: u32,
     item: Option<Item>,
-    _guard: Option<Arc<Guard>>,
+    guard: Option<Arc<Guard>>,
 }
 
 /// As a stream's number: rows that were in flight when the run began.
@@ -84,13 +89,43 @@ pub struct Input {
     replay: Option<Replay>,
     ahead: VecDeque<Ahead>,
     meter: Meter,
+    /// Of who calls functions of the program: how many rows it gets at a time.
+    pace: Option<Pace>,
 }
 
 impl Input {
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
         let marks = streaming.then(Confluence::default);
-        let (overtaking, replay, ahead, meter) = Default::default();
-        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks, overtaking, replay, ahead, meter }
+        let (overtaking, replay, ahead, meter, pace) = Default::default();
+        Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks, overtaking, replay, ahead, meter, pace }
+    }
+
+    /// Gives out no more rows at a time than take a moment to work on: marks pass between them.
+    pub(crate) fn give_few(&mut self) {
+        if self.marks.is_some() {
+            self.pace = Some(Pace::default());
+        }
+    }
+
+    /// Rows that it has given out have taken so long.
+    pub(crate) fn took(&mut self, rows: usize, time: Duration) {
+        let Some(pace) = &mut self.pace else { return };
+        pace.learn(rows, time);
+        let slow = pace.rows() < SLOW_ROWS_MAX;
+        let row_ns = if slow { pace.row_ns() } else { 0 };
+        self.streams.iter().for_each(|end| end.edge.note_row_ns(row_ns));
+    }
+
+    /// The rows that are given out now; the others come next.
+    fn bounded(&mut self, stream: u32, item: Item, guard: Option<Arc<Guard>>) -> Item {
+        match (item, self.pace) {
+            (Item::Batch(rows), Some(pace)) if rows.num_rows() > pace.rows() => {
+                let rest = rows.slice(pace.rows(), rows.num_rows() - pace.rows());
+                self.ahead.push_front(Ahead { stream, item: Some(Item::Batch(rest)), guard });
+                Item::Batch(rows.slice(0, pace.rows()))
+            }
+            (item, _) => item,
+        }
     }
 
     /// Lets barriers overtake the rows that come here: input port `port` of a copy that `states` are of.
@@ -232,11 +267,14 @@ impl Input {
                 }
                 return Poll::Ready(Ok(Some((0, Item::Mark(mark)))));
             }
-            let (stream, item) = match self.ahead.pop_front() {
-                Some(Ahead { stream, item, .. }) => (stream, item),
+            let (stream, item, guard) = match self.ahead.pop_front() {
+                Some(Ahead { stream, item, guard }) => (stream, item, guard),
                 None if self.open == 0 => return Poll::Ready(Ok(None)),
                 None => match self.inlet.poll_take(None, context) {
-                    Poll::Ready((stream, packet)) => (stream, self.unpack(stream, packet)?),
+                    Poll::Ready((stream, packet)) => {
+                        let guard = self.pace.and_then(|_| packet.guard());
+                        (stream, self.unpack(stream, packet)?, guard)
+                    }
                     Poll::Pending => {
                         // A barrier may have come into a hurry since it was looked for; else it wakes this copy.
                         if self.overtaking.as_ref().is_some_and(|of| of.hurry.poll(context).is_ready())
@@ -251,6 +289,7 @@ impl Input {
             match item {
                 Some(Item::Mark(mark)) => self.mark(stream, mark)?,
                 Some(item) => {
+                    let item = self.bounded(stream, item, guard);
                     // What was in flight before is of no stream.
                     if let (Item::Batch(batch), Some(end)) = (&item, self.streams.get(stream as usize)) {
                         self.meter.begin(&end.edge, batch);
@@ -272,7 +311,7 @@ impl Input {
         let Some(StreamEnd { edge, .. }) = self.streams.first() else { return Ok(()) };
         let wrong = |error: TaskError| DataflowError::Edge { edge: edge.name.clone(), reason: error.to_string() };
         let rows = replay.rows(&edge.schema).map_err(wrong)?;
-        let first = |rows| Ahead { stream: FROM_BEFORE, item: Some(Item::Batch(rows)), _guard: None };
+        let first = |rows| Ahead { stream: FROM_BEFORE, item: Some(Item::Batch(rows)), guard: None };
         self.ahead.extend(rows.into_iter().map(first));
         Ok(())
     }
@@ -309,7 +348,7 @@ impl Input {
             let guard = packet.guard();
             let item = self.unpack(stream, packet)?;
             recording.note(stream as usize, seen(item.as_ref()));
-            self.ahead.push_back(Ahead { stream, item, _guard: guard });
+            self.ahead.push_back(Ahead { stream, item, guard });
         }
         // If nobody waits for it, the checkpoint was given up.
         drop(sender.send(recording.into_rows()));

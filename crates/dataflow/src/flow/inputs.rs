@@ -55,6 +55,11 @@ impl Inputs {
         &mut self.ports[index]
     }
 
+    /// See [`Input::give_few`].
+    pub(crate) fn give_few(&mut self) {
+        self.ports.iter_mut().for_each(Input::give_few);
+    }
+
     /// The ports, each to be read by itself.
     pub fn into_ports(self) -> Vec<Input> {
         self.ports

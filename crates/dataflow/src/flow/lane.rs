@@ -24,6 +24,7 @@ use crate::local::part::Part;
 use crate::metrics;
 use crate::stream::{Hurry, Mark};
 use crate::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
+use crate::work::{CALL, QUEUE};
 
 /// A block is not much larger than this: batches that are, are cut.
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
@@ -74,6 +75,8 @@ pub(super) struct Lane {
     state: Biased<State>,
     /// Something waits in the pack.
     packing: AtomicBool,
+    /// It leads to one copy, of this worker.
+    is_to_one_here: bool,
 }
 
 struct State {
@@ -131,14 +134,14 @@ impl End {
         End { place: Place::There { target, workers, encoder: None }, blocks: 0, rows: 0 }
     }
 
-    /// Hands a batch over to a copy of this worker; its credit of `cost` has been taken.
-    fn hand_over(&mut self, way: &Way, batch: RecordBatch, cost: u64) {
+    /// Hands a batch over to a copy of this worker; `credit` has been taken for it, which is `cost` or more.
+    fn hand_over(&mut self, way: &Way, batch: RecordBatch, cost: u64, credit: u64) {
         let Place::Here { inlet, stream, account, valve } = &self.place else { unreachable!("asked of a copy here") };
         let metrics = &way.edge.metrics;
         metrics::add(&metrics.local_blocks, 1);
         metrics::add(&metrics.local_bytes, cost);
         let rows = batch.num_rows() as u64;
-        inlet.push(*stream, Packet::Batch(batch, Arc::new(Guard::local(account, valve, cost))));
+        inlet.push(*stream, Packet::Batch(batch, Arc::new(Guard::weighed(account, valve, cost, credit))));
         self.count(rows);
     }
 
@@ -186,7 +189,7 @@ impl End {
         if let Place::Here { account, .. } = &self.place {
             let cost = batch_bytes(batch) + BATCH_COST_BYTES;
             account.settle(taken, cost);
-            self.hand_over(way, batch.clone(), cost);
+            self.hand_over(way, batch.clone(), cost, cost);
             return Ok(());
         }
         let frame = self.frame(way, Rows::Batch(batch))?.into_buffer();
@@ -257,9 +260,11 @@ impl Lane {
             }
         });
         let accounts = accounts.collect();
+        let is_to_one_here = matches!(ends.as_slice(), [End { place: Place::Here { .. }, .. }]);
         let state =
             State { ends, pack: Pack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
-        Arc::new(Lane { way: Arc::clone(way), accounts, state: Biased::new(state), packing: AtomicBool::new(false) })
+        let (way, state, packing) = (Arc::clone(way), Biased::new(state), AtomicBool::new(false));
+        Arc::new(Lane { way, accounts, state, packing, is_to_one_here })
     }
 
     /// Whether all receivers have let go of their ends.
@@ -276,6 +281,10 @@ impl Lane {
 
     /// Sends a batch, now or with others before the turn is over.
     pub(super) async fn send(self: &Arc<Self>, batch: RecordBatch) -> Result<(), TaskError> {
+        let row_ns = self.way.edge.row_ns();
+        if row_ns > 0 && self.is_to_one_here {
+            return self.send_slowly(batch, row_ns).await;
+        }
         let bytes = batch_bytes(&batch);
         let packs = {
             let mut state = self.state.lock();
@@ -298,6 +307,29 @@ impl Lane {
             true => self.begin_pack(batch, bytes).await,
             false => self.send_now(batch, bytes).await,
         }
+    }
+
+    /// Sends a batch to a copy of this worker whose rows take long: so many rows at a time as it takes between two marks, and no more than
+    /// it gets through soon, however small they are. Else a barrier would wait behind all that fits into the window's bytes.
+    async fn send_slowly(&self, batch: RecordBatch, row_ns: u64) -> Result<(), TaskError> {
+        let way = &self.way;
+        self.flush()?;
+        let step = ((CALL.as_nanos() as u64 / row_ns) as usize).max(1);
+        let (mut from, mut waited) = (0, 0);
+        while from < batch.num_rows() && !self.is_stopped() {
+            let piece = batch.slice(from, step.min(batch.num_rows() - from));
+            from += piece.num_rows();
+            let cost = batch_bytes(&piece) + BATCH_COST_BYTES;
+            let queue_ns = QUEUE.as_nanos() as u64;
+            let weight = (piece.num_rows() as u64).saturating_mul(row_ns).min(queue_ns) as f64 / queue_ns as f64;
+            let credit = cost.max((weight * way.edge.window_bytes as f64) as u64);
+            // Nothing is locked while it waits for credit.
+            waited += self.accounts[0].0.acquire_owing(credit, way.hurry.as_ref(), true).await;
+            metrics::add(&way.edge.metrics.rows_sent, piece.num_rows() as u64);
+            self.state.lock().ends[0].hand_over(way, piece, cost, credit);
+        }
+        metrics::add(&way.edge.metrics.blocked_ns, waited);
+        Ok(())
     }
 
     /// Puts rows of the only column, given as bytes, to those that wait, without a batch; `false`: they have to be sent as one.
@@ -391,7 +423,7 @@ impl Lane {
                 waited += account.acquire(cost, way.hurry.as_ref()).await;
                 let mut state = self.state.lock();
                 state.unread += cost;
-                state.ends[at].hand_over(way, batch.clone(), cost);
+                state.ends[at].hand_over(way, batch.clone(), cost, cost);
                 continue;
             };
             let theirs = accounts.split_off(..workers.len()).expect("every place has its accounts");

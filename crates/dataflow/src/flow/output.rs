@@ -226,6 +226,11 @@ impl Output {
         &self.schema
     }
 
+    /// What a row takes who receives it here, in nanoseconds; 0: not known, or so little that it does not matter.
+    pub(crate) fn row_ns(&self) -> u64 {
+        self.outlets.iter().map(|outlet| outlet.way.edge.row_ns()).max().unwrap_or(0)
+    }
+
     /// Whether anybody still takes what is sent: not if all receivers have let go of their ends. Who makes rows at a cost
     /// looks, and ends early; to send on is no error.
     pub fn is_wanted(&self) -> bool {

@@ -50,6 +50,11 @@ impl Account {
     /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Who has a barrier in
     /// a hurry behind him may owe as much again as the window: it would wait with him. Returns the nanoseconds it waited.
     pub(crate) async fn acquire(&self, bytes: u64, hurry: Option<&Hurry>) -> u64 {
+        self.acquire_owing(bytes, hurry, false).await
+    }
+
+    /// The same; one with a barrier in a hurry `may_owe_all` that it has left to send.
+    pub(crate) async fn acquire_owing(&self, bytes: u64, hurry: Option<&Hurry>, may_owe_all: bool) -> u64 {
         let mut since = None;
         poll_fn(|context| {
             let mut state = self.state.lock();
@@ -60,7 +65,7 @@ impl Account {
             state.waiting = Some(context.waker().clone());
             if let Some(hurry) = hurry
                 && hurry.poll(context).is_ready()
-                && state.available > -self.window_bytes
+                && (may_owe_all || state.available > -self.window_bytes)
             {
                 state.available -= bytes as i64;
                 return Poll::Ready(());
@@ -180,6 +185,8 @@ impl Debt {
 /// locked: it never locks the engine itself.
 pub(crate) struct Guard {
     bytes: u64,
+    /// What it has cost its sender: more than its bytes where rows take long.
+    credit: u64,
     owner: Owner,
 }
 
@@ -189,12 +196,18 @@ enum Owner {
 }
 
 impl Guard {
+    #[cfg(test)]
     pub(crate) fn local(account: &Arc<Account>, valve: &Arc<Valve>, bytes: u64) -> Self {
-        Guard { bytes, owner: Owner::Local(Arc::clone(account), Arc::clone(valve)) }
+        Self::weighed(account, valve, bytes, bytes)
+    }
+
+    /// Of a batch of this process, for which so much credit was taken.
+    pub(crate) fn weighed(account: &Arc<Account>, valve: &Arc<Valve>, bytes: u64, credit: u64) -> Self {
+        Guard { bytes, credit, owner: Owner::Local(Arc::clone(account), Arc::clone(valve)) }
     }
 
     pub(crate) fn remote(debt: &Arc<Debt>, bytes: u64) -> Self {
-        Guard { bytes, owner: Owner::Remote(Arc::clone(debt)) }
+        Guard { bytes, credit: bytes, owner: Owner::Remote(Arc::clone(debt)) }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -205,8 +218,8 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         match &self.owner {
-            Owner::Local(account, valve) => account.release(valve.pass(self.bytes)),
-            Owner::Remote(debt) => debt.add(self.bytes),
+            Owner::Local(account, valve) => account.release(valve.pass(self.credit)),
+            Owner::Remote(debt) => debt.add(self.credit),
         }
     }
 }

@@ -7,6 +7,7 @@ use tidemill_collective::Communicator;
 use crate::checkpoint::{CopyStates, Restored};
 use crate::memory::{Governor, Reservation};
 use crate::stream::Sources;
+use crate::work::{Work, Works};
 
 /// Given to every copy of a task. Clones are the same.
 #[derive(Clone)]
@@ -22,6 +23,7 @@ pub(crate) struct Inner {
     pub governor: Governor,
     pub states: Option<Arc<CopyStates>>,
     pub sources: Arc<Sources>,
+    pub works: Arc<Works>,
 }
 
 impl TaskContext {
@@ -79,6 +81,11 @@ impl TaskContext {
     /// Whether what an operator keeps is saved: at most once nothing is.
     pub fn saves(&self) -> bool {
         self.makes_checkpoints() && !self.at_most_once()
+    }
+
+    /// Where the working time of a step of this copy counts: the task itself, or a function of the program within it.
+    pub fn work(&self, step: &str) -> Arc<Work> {
+        self.0.works.of(step)
     }
 
     /// Its part in checkpoints, if the job makes any.

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidemill_collective::{Communicator, Op};
-use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait};
+use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait, notice};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
 
@@ -497,6 +497,7 @@ impl Run {
             governor: self.governor.clone(),
             states: states.clone(),
             sources: Arc::clone(&self.state.progress.sources),
+            works: Arc::clone(&self.state.progress.works),
         }));
         let running = Copy {
             task: task.name.clone(),
@@ -594,7 +595,7 @@ impl Run {
                     }
                     told = state.send_progress(told);
                     for stall in state.progress.stalls(&mut stalls) {
-                        eprintln!("tidemill: {stall}");
+                        notice!("{stall}");
                     }
                 }
                 Err(error) => {

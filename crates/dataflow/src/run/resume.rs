@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use tidemill_collective::{Communicator, Op};
-use tidemill_net::{Caller, Engine, Rank};
+use tidemill_net::{Caller, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
 use crate::checkpoint::coordinator::{Begin, Member};
@@ -32,6 +32,8 @@ pub(crate) struct Resume {
     pub restored: HashMap<(u32, u32), Restored>,
     /// Worker 0's: what keeps other jobs out.
     pub hold: Option<Hold>,
+    /// Worker 0's: the checkpoint that it goes on from, as it was numbered, and when it was made.
+    found: Option<(u64, u64)>,
 }
 
 /// What worker 0 found.
@@ -119,6 +121,7 @@ impl Resume {
             begin: Begin::default(),
             restored: HashMap::new(),
             hold: None,
+            found: None,
         };
         let (mut failed, mut older, mut none) = (None, Vec::new().into_iter(), true);
         if first {
@@ -150,6 +153,7 @@ impl Resume {
                     match read {
                         Ok(restored) if all[0] == Read::Whole as u8 => {
                             resume.restored = restored;
+                            resume.tell_found();
                             for member in &mut resume.members {
                                 member.route = member.route_in(&manifest);
                                 member.behind(&manifest);
@@ -206,6 +210,14 @@ impl Resume {
         let before = kept(&store)?;
         let newest = before.manifests.first();
         newest.map_or(Ok(()), |newest| self.fits(newest))?;
+        if before.is_empty() && pool.block_on(store.had_checkpoints()).map_err(|error| error.to_string())? {
+            let place = store.place();
+            return Err(format!(
+                "checkpoints in {place}: a job has made some there, and epochs/, which says what they are, is gone or empty; to begin anew \
+                 would write again what its sinks have. Bring epochs/ back; or, if rows may come again, remove all of {place} or name \
+                 another place"
+            ));
+        }
         let known = newest.map_or(0, |newest| newest.claim);
         self.hold = Some(self.hold(comm, run)?);
         self.begin.claim = pool.block_on(store.claim(known, run)).map_err(|error| error.to_string())?;
@@ -215,11 +227,21 @@ impl Resume {
         let newest = kept.manifests.iter().map(|manifest| manifest.epoch).max();
         for (epoch, reason) in &kept.damaged {
             match newest {
-                Some(newest) if newest > *epoch => eprintln!("tidemill: checkpoint {epoch} is damaged: {reason}"),
+                Some(newest) if newest > *epoch => notice!("checkpoint {epoch} is damaged: {reason}"),
                 _ => self.leave_out(*epoch, reason)?,
             }
         }
         Ok(kept)
+    }
+
+    /// Says where the job goes on from. On worker 0.
+    fn tell_found(&self) {
+        if let Some((epoch, at_ms)) = self.found {
+            let (job, place) = (&self.job, self.settings.store.place());
+            let now_ms = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64);
+            let age_s = now_ms.saturating_sub(at_ms) as f64 / 1e3;
+            notice!("job \"{job}\" resumes from checkpoint {epoch} of {place}, made {age_s:.1} s ago");
+        }
     }
 
     /// Keeps other jobs out from now on; waits until it is certain that one that held the place does no more. On worker 0.
@@ -231,8 +253,8 @@ impl Resume {
         let outcome = endpoint.wait(&WaitsForPlace, |_| hold.outcome().map(Ok)).map_err(|error| error.to_string())?;
         outcome.map_err(|denied| store.denied(denied).to_string())?;
         if let Some(reason) = hold.unconditional() {
-            eprintln!(
-                "tidemill: checkpoints in {}: this store cannot keep a second job out ({reason}): see to it that none writes there, as \
+            notice!(
+                "checkpoints in {}: this store cannot keep a second job out ({reason}): see to it that none writes there, as \
                  it would end this one",
                 store.place()
             );
@@ -247,7 +269,7 @@ impl Resume {
     fn leave_out(&self, epoch: u64, reason: &str) -> Result<(), String> {
         let again = "rows that sinks have committed since the checkpoint before it come again";
         if self.settings.may_repeat {
-            eprintln!("tidemill: checkpoint {epoch} is left out: {reason}; {again}");
+            notice!("checkpoint {epoch} is left out: {reason}; {again}");
             return Ok(());
         }
         Err(format!(
@@ -265,6 +287,7 @@ impl Resume {
                     return Found::Error { reason };
                 }
                 let manifest = self.after_end(self.without_forgotten(manifest));
+                self.found = (!manifest.finished).then_some((manifest.epoch, manifest.at_ms));
                 let Begin { claim, newest, .. } = &mut self.begin;
                 *newest += 1;
                 match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
@@ -293,7 +316,7 @@ impl Resume {
                 false => "the state of",
             };
             if forgotten && keeps(state, manifest.finished) {
-                eprintln!("tidemill: checkpoint {epoch} in {place}: {lost} \"{name}\" is forgotten");
+                notice!("checkpoint {epoch} in {place}: {lost} \"{name}\" is forgotten");
             }
             !forgotten
         });
@@ -309,13 +332,13 @@ impl Resume {
         let (job, place, epoch) = (&self.job, self.settings.store.place(), manifest.epoch);
         let ended = format!("job \"{job}\" had come to its end, at checkpoint {epoch} in {place}");
         if self.members.iter().any(|member| member.schema.is_some()) {
-            eprintln!(
-                "tidemill: {ended}: nothing to do, for its windows and other steps have given what they kept; let it begin anew in another \
+            notice!(
+                "{ended}: nothing to do, for its windows and other steps have given what they kept; let it begin anew in another \
                  place, or stop it before its end (`tidemill stop`, stop=) where it is to go on"
             );
             return manifest;
         }
-        eprintln!("tidemill: {ended}: its sources go on from there");
+        notice!("{ended}: its sources go on from there");
         manifest.finished = false;
         manifest.tasks.values_mut().for_each(|task| task.ended.clear());
         manifest

@@ -20,6 +20,7 @@ use crate::rebalance::{Rebalance, Rebalancing};
 use crate::route_map::RouteMap;
 use crate::stream::{Control, SourceReport, Sources, Stalls};
 use crate::wire::{Frame, Header, Kind, Received};
+use crate::work::{WorkReport, Works};
 
 /// See the module.
 pub(crate) struct RunState {
@@ -33,12 +34,14 @@ pub(crate) struct RunState {
 
 /// How far a run is, in units of its own, such as rows read. Every worker tells of itself, worker 0 learns of all.
 pub struct Progress {
+    worker: u32,
     edges: OnceLock<Vec<Arc<Edge>>>,
     here: AtomicU64,
     /// By worker, as last heard of.
     elsewhere: Vec<AtomicU64>,
     checkpoints: Option<Arc<Hub>>,
     pub(crate) sources: Arc<Sources>,
+    pub(crate) works: Arc<Works>,
     /// What this worker says of itself, until it is sent.
     status: Mutex<Option<Vec<u8>>>,
     /// What others have said, and when that came; on worker 0.
@@ -61,14 +64,16 @@ pub struct WorkerStatus {
 }
 
 impl Progress {
-    fn new(workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
+    fn new(worker: u32, workers: u32, checkpoints: Option<Arc<Hub>>) -> Self {
         let elsewhere = (0..workers).map(|_| AtomicU64::new(0)).collect();
         Progress {
+            worker,
             edges: OnceLock::new(),
             here: AtomicU64::new(0),
             elsewhere,
             checkpoints,
             sources: Arc::default(),
+            works: Arc::default(),
             status: Mutex::default(),
             statuses: Mutex::default(),
             over: (0..workers).map(|_| AtomicBool::new(false)).collect(),
@@ -117,6 +122,16 @@ impl Progress {
     /// Where the time of this worker's sources stands, and which split holds it back.
     pub fn sources(&self) -> Vec<SourceReport> {
         self.sources.reports()
+    }
+
+    /// The worker.
+    pub fn worker(&self) -> u32 {
+        self.worker
+    }
+
+    /// How long this worker's copies have worked, by step.
+    pub fn works(&self) -> Vec<WorkReport> {
+        self.works.reports()
     }
 
     /// What is to be said of sources whose time stands.
@@ -183,7 +198,7 @@ impl RunState {
             cancel: Arc::default(),
             copies_left: AtomicUsize::new(copies),
             faults: Mutex::new(Faults { finished, ..Faults::default() }),
-            progress: Progress::new(links.workers(), checkpoints.clone()),
+            progress: Progress::new(links.me, links.workers(), checkpoints.clone()),
             checkpoints,
         })
     }

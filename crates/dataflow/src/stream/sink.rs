@@ -132,6 +132,7 @@ type Prepared = BTreeMap<(u64, String), Bytes>;
 /// Runs a sink to its end.
 pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &TaskContext) -> Result<(), TaskError> {
     sink.begin().await?;
+    let work = context.work(context.task());
     let states = context.states();
     let at_most_once = context.at_most_once();
     let mut prepared = Prepared::new();
@@ -189,7 +190,10 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
             item = inputs.recv_any(|_| true), if !is_full => Wake::Item(item?.and_then(|(_, item)| item)),
         };
         match wake {
-            Wake::Item(Some(Item::Batch(rows))) => sink.write(rows).await?,
+            Wake::Item(Some(Item::Batch(rows))) => {
+                let count = rows.num_rows();
+                work.time_async(count, sink.write(rows)).await?;
+            }
             Wake::Item(Some(Item::Mark(Mark::Barrier(barrier)))) => {
                 prepare(&mut sink, &mut prepared, name(barrier.epoch), at_most_once).await?;
                 last = barrier.epoch;

@@ -21,6 +21,7 @@ use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
 use crate::flow::Outputs;
 use crate::run::TaskContext;
+use crate::work::QUEUE;
 
 /// What a source has next.
 #[derive(Debug)]
@@ -105,6 +106,11 @@ pub trait Source: Send {
         let _ = epoch;
     }
 
+    /// Whoever has its rows takes a moment for so many: larger batches only make barriers wait. A source need not heed it.
+    fn give_at_most(&mut self, rows: usize) {
+        let _ = rows;
+    }
+
     /// Whether it gives rows again that lie behind the place it begins at. Those of another one cannot come twice, so with at most
     /// once they do not wait for checkpoints.
     fn rereads(&self) -> bool {
@@ -163,6 +169,10 @@ impl Source for Box<dyn Source> {
 
     fn durable(&mut self, epoch: u64) {
         self.as_mut().durable(epoch);
+    }
+
+    fn give_at_most(&mut self, rows: usize) {
+        self.as_mut().give_at_most(rows);
     }
 
     fn rereads(&self) -> bool {
@@ -317,7 +327,7 @@ pub(crate) async fn drive<S: Source>(
         true => Some(Held::new(&snapshot(&mut source, clock.as_ref())?)),
         false => None,
     };
-    let (mut waiting, mut ended) = (false, false);
+    let (mut waiting, mut ended, mut slow) = (false, false, false);
     // The last epoch whose checkpoint has what it kept before its end.
     let mut passed = context.restored().map_or(0, |restored| restored.epoch);
     loop {
@@ -345,6 +355,15 @@ pub(crate) async fn drive<S: Source>(
                 match &mut held {
                     Some(held) => held.keep(next),
                     None => give(next, &mut clock, &mut outputs).await?,
+                }
+                let row_ns = outputs.port(ROWS_PORT).row_ns();
+                if row_ns > 0 || slow {
+                    slow = row_ns > 0;
+                    source.give_at_most(if slow {
+                        (QUEUE.as_nanos() as u64 / row_ns).max(1) as usize
+                    } else {
+                        usize::MAX
+                    });
                 }
                 if !outputs.port(ROWS_PORT).is_wanted() {
                     // An end like any other: the places of its splits are kept.
