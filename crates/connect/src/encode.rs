@@ -1,15 +1,20 @@
-//! Rows to bytes: JSON lines and CSV.
+//! Rows to bytes: JSON lines, CSV and Parquet.
 //!
 //! JSON has no numbers that are NaN or infinite, and Arrow's own encoder makes nulls of them. Here they are the texts "NaN", "Infinity" and
 //! "-Infinity", as Jackson writes them (and so Spark and Kafka's tools), which are read into floats again.
 
-use std::sync::{Arc, LazyLock};
+use std::io::{self, Write};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use arrow::array::{Array, ArrowPrimitiveType, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, FieldRef, Float16Type, Float32Type, Float64Type};
+use arrow::datatypes::{DataType, FieldRef, Float16Type, Float32Type, Float64Type, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::json::writer::{LineDelimited, NullableEncoder, make_encoder};
 use arrow::json::{Encoder, EncoderFactory, EncoderOptions, WriterBuilder};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::Compression;
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
 use serde::Deserialize;
 
 /// How rows are written down.
@@ -21,6 +26,96 @@ pub(crate) enum RowFormat {
     Json,
     /// Values between commas.
     Csv,
+    /// Columns, in files with a footer.
+    Parquet,
+}
+
+/// What a Parquet file holds before it goes to disk as a row group.
+const GROUP_BYTES: usize = 32 << 20;
+
+/// One file's rows on their way to bytes: those that are ready are taken when there are enough.
+pub(crate) struct FileEncoder {
+    kind: Kind,
+    begun: bool,
+}
+
+enum Kind {
+    Lines { format: RowFormat, bytes: Vec<u8> },
+    Parquet { writer: Box<ArrowWriter<Shared>>, bytes: Shared },
+}
+
+/// Where a Parquet writer, which keeps what it writes to, leaves its bytes.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("nothing panics with it locked").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl FileEncoder {
+    /// # Errors
+    /// For types that the format has no way to write.
+    pub(crate) fn new(format: RowFormat, schema: &SchemaRef) -> Result<Self, ArrowError> {
+        let kind = match format {
+            RowFormat::Parquet => {
+                let bytes = Shared::default();
+                let settings = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+                let writer = ArrowWriter::try_new(bytes.clone(), SchemaRef::clone(schema), Some(settings));
+                Kind::Parquet {
+                    writer: Box::new(writer.map_err(|error| ArrowError::ParquetError(error.to_string()))?),
+                    bytes,
+                }
+            }
+            RowFormat::Json | RowFormat::Csv => Kind::Lines { format, bytes: Vec::new() },
+        };
+        Ok(FileEncoder { kind, begun: false })
+    }
+
+    pub(crate) fn write(&mut self, rows: &RecordBatch) -> Result<(), ArrowError> {
+        let is_new = !std::mem::replace(&mut self.begun, true);
+        match &mut self.kind {
+            Kind::Lines { format, bytes } => format.encode(rows, is_new, bytes),
+            Kind::Parquet { writer, .. } => {
+                let failed = |error: ParquetError| ArrowError::ParquetError(error.to_string());
+                writer.write(rows).map_err(failed)?;
+                // What it holds grows until a group is full; groups by rows alone could be of any size.
+                if writer.in_progress_size() >= GROUP_BYTES { writer.flush().map_err(failed) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Nothing more comes: the rest of the file is ready.
+    pub(crate) fn finish(&mut self) -> Result<(), ArrowError> {
+        match &mut self.kind {
+            Kind::Lines { .. } => Ok(()),
+            Kind::Parquet { writer, .. } => {
+                writer.finish().map(drop).map_err(|error| ArrowError::ParquetError(error.to_string()))
+            }
+        }
+    }
+
+    /// Bytes that are ready.
+    pub(crate) fn ready(&self) -> usize {
+        match &self.kind {
+            Kind::Lines { bytes, .. } => bytes.len(),
+            Kind::Parquet { bytes, .. } => bytes.0.lock().expect("nothing panics with it locked").len(),
+        }
+    }
+
+    /// Takes them.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        match &mut self.kind {
+            Kind::Lines { bytes, .. } => std::mem::take(bytes),
+            Kind::Parquet { bytes, .. } => std::mem::take(&mut *bytes.0.lock().expect("nothing panics with it locked")),
+        }
+    }
 }
 
 impl RowFormat {
@@ -29,6 +124,7 @@ impl RowFormat {
         match self {
             RowFormat::Json => "jsonl",
             RowFormat::Csv => "csv",
+            RowFormat::Parquet => "parquet",
         }
     }
 
@@ -40,6 +136,7 @@ impl RowFormat {
         match self {
             RowFormat::Json => json_lines(rows, NotFinite::Text, out),
             RowFormat::Csv => arrow::csv::WriterBuilder::new().with_header(header).build(out).write(rows),
+            RowFormat::Parquet => Err(ArrowError::NotYetImplemented("Parquet has files, and no lines".into())),
         }
     }
 }

@@ -46,7 +46,7 @@ struct Options {
     rows: Option<u64>,
     /// Of all splits together; 0 is as fast as they are taken.
     rows_per_second: f64,
-    /// What copies share among them.
+    /// What copies share among them; 0: as many as there are copies, of every worker's threads one.
     splits: u32,
     /// Keys are from 0 to this, exclusive.
     keys: u64,
@@ -66,7 +66,7 @@ impl Default for Options {
         Options {
             rows: None,
             rows_per_second: 0.0,
-            splits: 1,
+            splits: 0,
             keys: 1000,
             seed: 0,
             times: Times::Counted,
@@ -109,7 +109,7 @@ impl Options {
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
     let options: Options = options::read(NAME, spec)?;
     let wrong = |reason: &str| Err(ConnectError::option(NAME, reason));
-    let counts = [("splits", options.splits.into()), ("keys", options.keys), ("batch_rows", options.batch_rows.into())];
+    let counts = [("keys", options.keys), ("batch_rows", options.batch_rows.into())];
     if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
         return wrong(&format!("`{name}` has to be at least 1"));
     }
@@ -160,11 +160,18 @@ struct Rate {
     /// Rows of each split before this run.
     begun: Option<(Instant, Vec<u64>)>,
     rest: Option<Pin<Box<Sleep>>>,
+    /// Rows at a time.
+    most: u64,
 }
 
 impl Rate {
-    fn new(options: Options, schema: &SchemaRef, context: &TaskContext) -> Result<Self, TaskError> {
-        let places = match context.restored().filter(|restored| !restored.splits.is_empty()) {
+    fn new(mut options: Options, schema: &SchemaRef, context: &TaskContext) -> Result<Self, TaskError> {
+        let restored = context.restored().filter(|restored| !restored.split_names.is_empty());
+        if options.splits == 0 {
+            // As many as there were when the job began: a row's split says which row it is.
+            options.splits = restored.map_or(context.copies(), |restored| restored.split_names.len() as u32);
+        }
+        let places = match restored {
             Some(restored) => {
                 let place = |saved| place(saved, options.splits);
                 restored.splits.iter().map(place).collect::<Result<Vec<_>, _>>()?
@@ -174,7 +181,7 @@ impl Rate {
         let splits: Vec<_> = places.into_iter().map(|(split, next)| Split { split, next, told_end: false }).collect();
         // The last one first: whoever hears of it knows that there are the others, and does not go ahead of them.
         let turn = splits.len().saturating_sub(1);
-        Ok(Rate { options, schema: SchemaRef::clone(schema), splits, turn, begun: None, rest: None })
+        Ok(Rate { options, schema: SchemaRef::clone(schema), splits, turn, begun: None, rest: None, most: u64::MAX })
     }
 
     /// How far a split may be now, and when there is more.
@@ -208,6 +215,10 @@ fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), Ta
 }
 
 impl Source for Rate {
+    fn give_at_most(&mut self, rows: usize) {
+        self.most = rows as u64;
+    }
+
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
         loop {
             if let Some(rest) = &mut self.rest {
@@ -226,7 +237,7 @@ impl Source for Rate {
             for step in 0..self.splits.len() {
                 let at = (self.turn + step) % self.splits.len();
                 let (due, next) = self.due(at, now, begun, before[at]);
-                let rows = u64::from(self.options.batch_rows);
+                let rows = u64::from(self.options.batch_rows).min(self.most);
                 let split = &mut self.splits[at];
                 if split.next >= self.options.rows_of(split.split) {
                     if !split.told_end {
@@ -326,9 +337,7 @@ mod tests {
 
     #[test]
     fn wrong_options_are_refused() {
-        for spec in
-            [json!({"splits": 0}), json!({"rows_per_second": -1.0}), json!({"keys": 0}), json!({"step_us": -1.0})]
-        {
+        for spec in [json!({"keys": 0}), json!({"rows_per_second": -1.0}), json!({"step_us": -1.0})] {
             source(&spec, None).unwrap_err();
         }
         let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Int64, true)]));

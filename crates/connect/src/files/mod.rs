@@ -5,9 +5,11 @@
 //! | `list`   | which files there are                            |
 //! | `tail`   | one file: whole lines from where it was left     |
 //! | `source` | all files, in turn                               |
+//! | `folders`| rows by the folder that they belong to           |
 //! | `sink`   | rows into files that appear when they are whole  |
 //! | `upload` | rows into objects that do                        |
 
+mod folders;
 mod list;
 mod sink;
 mod source;

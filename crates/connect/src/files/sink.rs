@@ -6,6 +6,8 @@
 //! | *prepare*     | synced, `.part-EPOCH-COPY-UNIQUE.ready`         |
 //! | *commit*      | `part-EPOCH-COPY-UNIQUE.jsonl`                  |
 //!
+//! With `partition_by` that is done in each folder `column=value` that rows come for.
+//!
 //! Names that begin with a dot are not there for readers. A rename is the commit: where it has been done already, nothing is
 //! left to do. What an earlier run left behind is removed when the job goes on: files that are open, and those that are ready
 //! and that the checkpoint it goes on from does not know. Until it is committed a file is locked, which ends with the process: where
@@ -29,8 +31,9 @@ use tidemill_dataflow::stream::sink::{Sink, split_name};
 use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
 use tokio::task::spawn_blocking;
 
+use super::folders::Folders;
 use super::upload::Uploads;
-use crate::encode::RowFormat;
+use crate::encode::{FileEncoder, RowFormat};
 use crate::error::ConnectError;
 use crate::objects::OpenObjects;
 use crate::{Guarantee, SinkSpec, hash, options};
@@ -58,6 +61,9 @@ struct Options {
     /// What names of files begin with.
     #[serde(default = "part")]
     prefix: String,
+    /// Columns that name folders, and are not in the files.
+    #[serde(default)]
+    partition_by: Vec<String>,
 }
 
 fn part() -> String {
@@ -77,8 +83,12 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
         return Err(wrong(format!("`prefix` is {:?}: it has to be letters, digits and _", options.prefix)));
     }
     // What cannot be written is found out before there are rows.
-    let empty = RecordBatch::new_empty(SchemaRef::clone(schema));
-    options.format.encode(&empty, true, &mut Vec::new()).map_err(|error| wrong(error.to_string()))?;
+    let folders = Folders::new(&options.partition_by, schema).map_err(wrong)?;
+    let tried = FileEncoder::new(options.format, &folders.schema).and_then(|mut encoder| {
+        encoder.write(&RecordBatch::new_empty(SchemaRef::clone(&folders.schema)))?;
+        encoder.finish()
+    });
+    tried.map_err(|error| wrong(error.to_string()))?;
     Ok(SinkSpec {
         name: format!("files {}", without_passwords(&options.path.to_string_lossy())),
         copies_max: 0,
@@ -86,29 +96,40 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
         make: Arc::new(move |context| {
             Ok(match &objects {
                 Some(objects) => {
-                    Box::new(Uploads::new(objects.clone(), options.format, &options.prefix, context)) as Box<dyn Sink>
+                    let (objects, prefix) = (objects.clone(), &options.prefix);
+                    Box::new(Uploads::new(objects, options.format, &folders, prefix, context)) as Box<dyn Sink>
                 }
-                None => Box::new(Files::new(options.clone(), context)?),
+                None => Box::new(Files::new(options.clone(), folders.clone(), context)?),
             })
         }),
     })
 }
 
-/// What a checkpoint keeps: the file's names, in the folder.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a checkpoint keeps of a file: its names, in the folder, with that of the folder within it that names a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Ready {
     ready: String,
     whole: String,
 }
 
+/// What a checkpoint keeps: one file, or those of several folders.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Prepared {
+    One(Ready),
+    Several(Vec<Ready>),
+}
+
 struct Files {
     options: Options,
+    folders: Folders,
     copy: u32,
     /// Of this run.
     unique: String,
     /// Files of this run so far.
     files: u64,
-    open: Option<Open>,
+    /// By folder.
+    open: BTreeMap<String, Open>,
     /// Not yet committed, by name: each is open for its lock.
     ready: BTreeMap<String, Arc<File>>,
     context: TaskContext,
@@ -117,16 +138,17 @@ struct Files {
 struct Open {
     path: PathBuf,
     file: Arc<File>,
-    buffer: Vec<u8>,
+    number: u64,
+    encoder: FileEncoder,
 }
 
 impl Files {
-    fn new(options: Options, context: &TaskContext) -> Result<Self, TaskError> {
+    fn new(options: Options, folders: Folders, context: &TaskContext) -> Result<Self, TaskError> {
         let folder = &options.path;
         fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
         let (copy, context) = (context.copy(), context.clone());
         let (unique, ready) = (hash::unique(), BTreeMap::new());
-        Ok(Files { options, copy, unique, files: 0, open: None, ready, context })
+        Ok(Files { options, folders, copy, unique, files: 0, open: BTreeMap::new(), ready, context })
     }
 
     /// Removes what an earlier run left, of this copy.
@@ -135,8 +157,9 @@ impl Files {
         loop {
             let (folder, prefix, context) =
                 (self.options.path.clone(), self.options.prefix.clone(), self.context.clone());
+            let depth = self.folders.depth();
             let look = move || {
-                clear(&folder, &prefix, |copy, ready| {
+                clear(&folder, &prefix, depth, &|copy, ready| {
                     // Of copies that there are no more, the first one takes care.
                     let is_mine = copy == context.copy() || (copy >= context.copies() && context.copy() == 0);
                     is_mine && ready.is_none_or(|epoch| !is_prepared(&context, epoch, copy))
@@ -150,47 +173,68 @@ impl Files {
         }
     }
 
-    async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
+    async fn write(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
         if rows.num_rows() == 0 {
             return Ok(());
         }
-        let is_new = self.open.is_none();
-        let open = match &mut self.open {
-            Some(open) => open,
-            None => {
-                self.files += 1;
-                let name = format!(".{}-{}-{}{}.open", self.options.prefix, self.copy, self.unique, self.files);
-                let path = self.options.path.join(name);
-                let file = Arc::new(File::create_new(&path).map_err(|error| failed(&path, &error))?);
-                // Where a file system has no locks, nothing keeps another job out.
-                let _ = file.try_lock();
-                self.open.insert(Open { path, file, buffer: Vec::new() })
+        for (folder, rows) in self.folders.split(rows)? {
+            if !self.open.contains_key(&folder) {
+                let open = self.create(&folder)?;
+                self.open.insert(folder.clone(), open);
             }
-        };
-        self.options.format.encode(rows, is_new, &mut open.buffer)?;
-        match open.buffer.len() >= BUFFER_BYTES {
-            true => open.flush(false).await,
-            false => Ok(()),
+            // Of many folders each may hold less.
+            let most = BUFFER_BYTES / self.open.len().div_ceil(64);
+            let open = self.open.get_mut(&folder).expect("just put there");
+            open.encoder.write(&rows)?;
+            if open.encoder.ready() >= most {
+                open.flush(false).await?;
+            }
         }
+        Ok(())
+    }
+
+    fn create(&mut self, folder: &str) -> Result<Open, TaskError> {
+        self.files += 1;
+        let name = format!(".{}-{}-{}{}.open", self.options.prefix, self.copy, self.unique, self.files);
+        let within = self.options.path.join(folder);
+        if !folder.is_empty() {
+            fs::create_dir_all(&within).map_err(|error| failed(&within, &error))?;
+        }
+        let path = within.join(name);
+        let file = Arc::new(File::create_new(&path).map_err(|error| failed(&path, &error))?);
+        // Where a file system has no locks, nothing keeps another job out.
+        let _ = file.try_lock();
+        let encoder = FileEncoder::new(self.options.format, &self.folders.schema)?;
+        Ok(Open { path, file, number: self.files, encoder })
     }
 
     async fn prepare(&mut self, epoch: u64) -> Result<Bytes, TaskError> {
-        let Some(mut open) = self.open.take() else { return Ok(Bytes::new()) };
-        open.flush(true).await?;
-        let name = format!("{}-{epoch:010}-{}-{}{}", self.options.prefix, self.copy, self.unique, self.files);
-        let names =
-            Ready { ready: format!(".{name}.ready"), whole: format!("{name}.{}", self.options.format.ending()) };
-        self.ready.insert(names.ready.clone(), open.file);
-        let (from, to) = (open.path, self.options.path.join(&names.ready));
-        let folder = self.options.path.clone();
-        spawn_blocking(move || make_ready(&from, &to, &folder)).await??;
-        Ok(serde_json::to_vec(&names)?.into())
+        let mut all = Vec::new();
+        for (folder, mut open) in std::mem::take(&mut self.open) {
+            open.encoder.finish()?;
+            open.flush(true).await?;
+            let name = format!("{}-{epoch:010}-{}-{}{}", self.options.prefix, self.copy, self.unique, open.number);
+            let within = |name: String| if folder.is_empty() { name } else { format!("{folder}/{name}") };
+            let ready = within(format!(".{name}.ready"));
+            let whole = within(format!("{name}.{}", self.options.format.ending()));
+            self.ready.insert(ready.clone(), open.file);
+            let (from, to) = (open.path, self.options.path.join(&ready));
+            let (top, depth) = (self.options.path.clone(), self.folders.depth());
+            spawn_blocking(move || make_ready(&from, &to, &top, depth)).await??;
+            all.push(Ready { ready, whole });
+        }
+        let prepared = match all.len() {
+            0 => return Ok(Bytes::new()),
+            1 => Prepared::One(all.remove(0)),
+            _ => Prepared::Several(all),
+        };
+        Ok(serde_json::to_vec(&prepared)?.into())
     }
 }
 
 impl Open {
     async fn flush(&mut self, sync: bool) -> Result<(), TaskError> {
-        let (file, buffer, path) = (Arc::clone(&self.file), std::mem::take(&mut self.buffer), self.path.clone());
+        let (file, buffer, path) = (Arc::clone(&self.file), self.encoder.take(), self.path.clone());
         let write = move || {
             let written = file.as_ref().write_all(&buffer).and_then(|()| if sync { file.sync_all() } else { Ok(()) });
             written.map_err(|error| failed(&path, &error))
@@ -205,7 +249,7 @@ impl Sink for Files {
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(async move { Files::write(self, &rows).await })
+        Box::pin(Files::write(self, rows))
     }
 
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
@@ -213,17 +257,18 @@ impl Sink for Files {
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        let names: Ready = match serde_json::from_slice(&prepared) {
-            Ok(names) => names,
+        let files = match serde_json::from_slice(&prepared) {
+            Ok(Prepared::One(file)) => vec![file],
+            Ok(Prepared::Several(files)) => files,
             Err(error) => {
                 let text = format!("the checkpoint has what no files sink prepared: {error}");
                 return Box::pin(ready(Err(text.into())));
             }
         };
         let folder = self.options.path.clone();
-        let locked = self.ready.remove(&names.ready);
+        let locked: Vec<_> = files.iter().map(|names| self.ready.remove(&names.ready)).collect();
         let commit = move || {
-            let done = commit(&folder, &names);
+            let done = files.iter().try_for_each(|names| commit(&folder, names));
             drop(locked);
             done
         };
@@ -231,9 +276,13 @@ impl Sink for Files {
     }
 }
 
-fn make_ready(from: &Path, to: &Path, folder: &Path) -> Result<(), TaskError> {
+/// `top` is the sink's folder, so many above that of the file: all between may be new, and have to outlast a loss of power, too.
+fn make_ready(from: &Path, to: &Path, top: &Path, depth: usize) -> Result<(), TaskError> {
     match fs::rename(from, to) {
-        Ok(()) => sync(folder).map_err(|error| failed(folder, &error)),
+        Ok(()) => {
+            let mut folders = to.ancestors().skip(1).take(depth + 1);
+            folders.try_for_each(|folder| sync(folder).map_err(|error| failed(top, &error)))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(format!("{} is gone: another job that writes there has removed it; {OWN}", from.display()).into())
         }
@@ -253,7 +302,8 @@ fn commit(folder: &Path, names: &Ready) -> Result<(), TaskError> {
         }
         Err(error) => return Err(failed(&from, &error)),
     }
-    sync(folder).map_err(|error| failed(folder, &error))
+    let within = to.parent().unwrap_or(folder);
+    sync(within).map_err(|error| failed(within, &error))
 }
 
 /// Whether the checkpoint that the job goes on from has what a copy prepared at an epoch.
@@ -262,16 +312,23 @@ fn is_prepared(context: &TaskContext, epoch: u64, copy: u32) -> bool {
 }
 
 /// Removes what an earlier run left, of a copy and, if it is ready, of an epoch that `is_left` says. Returns a file that somebody still
-/// holds, which stays.
+/// holds, which stays. Looks into folders of values, so deep.
 fn clear(
     folder: &Path,
     prefix: &str,
-    is_left: impl Fn(u32, Option<u64>) -> bool,
+    depth: usize,
+    is_left: &dyn Fn(u32, Option<u64>) -> bool,
 ) -> Result<Option<PathBuf>, TaskError> {
     let entries = fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
     for entry in entries {
         let entry = entry.map_err(|error| failed(folder, &error))?;
         let name = entry.file_name();
+        if depth > 0 && name.to_str().is_some_and(|name| name.contains('=')) && entry.path().is_dir() {
+            match clear(&entry.path(), prefix, depth - 1, is_left)? {
+                None => continue,
+                held => return Ok(held),
+            }
+        }
         if let Some((copy, of)) = name.to_str().and_then(|name| left(name, prefix))
             && is_left(copy, of)
         {
@@ -331,7 +388,7 @@ mod tests {
         for name in names {
             File::create(folder.path().join(name)).unwrap();
         }
-        let clear = || clear(folder.path(), "part", |copy, ready| copy == 0 && ready != Some(3)).unwrap();
+        let clear = || clear(folder.path(), "part", 0, &|copy, ready| copy == 0 && ready != Some(3)).unwrap();
         let held = [".part-0-u1.open", ".part-0000000004-0-u2.ready"].map(|name| folder.path().join(name));
         let locked = held.each_ref().map(|path| File::open(path).unwrap());
         locked.iter().for_each(|file| file.try_lock().unwrap());
@@ -349,8 +406,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::write(path(".part-0-u1.open"), "x\n").unwrap();
-        make_ready(&path(".part-0-u1.open"), &path("ready"), folder.path()).unwrap();
-        let error = make_ready(&path(".part-0-u1.open"), &path("ready"), folder.path()).unwrap_err().to_string();
+        make_ready(&path(".part-0-u1.open"), &path("ready"), folder.path(), 0).unwrap();
+        let error = make_ready(&path(".part-0-u1.open"), &path("ready"), folder.path(), 0).unwrap_err().to_string();
         assert!(error.contains(".part-0-u1.open is gone: another job") && error.contains(OWN), "{error}");
     }
 

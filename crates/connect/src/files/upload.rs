@@ -9,6 +9,7 @@
 //! Its name is its own, so where an upload is gone and the object is there, it was completed before. What a run that fails has begun
 //! stays, unseen, until the store's own rules remove uploads that do not end.
 
+use std::collections::BTreeMap;
 use std::future::ready;
 
 use arrow::array::RecordBatch;
@@ -21,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use crate::encode::RowFormat;
+use super::folders::Folders;
+use crate::encode::{FileEncoder, RowFormat};
 use crate::hash;
 use crate::objects::Objects;
 
@@ -37,64 +39,102 @@ struct Uploaded {
     parts: Vec<String>,
 }
 
+/// What a checkpoint keeps of all: one, or those of several folders.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Prepared {
+    One(Uploaded),
+    Several(Vec<Uploaded>),
+}
+
 /// The sink of one copy.
 pub(super) struct Uploads {
     objects: Objects,
     format: RowFormat,
+    folders: Folders,
     /// What names of objects begin with: the option, the copy, the run.
     name: String,
     /// Objects of this run so far.
     made: u64,
-    open: Option<Uploaded>,
-    buffer: Vec<u8>,
+    /// By folder.
+    open: BTreeMap<String, Open>,
+}
+
+struct Open {
+    path: Path,
+    encoder: FileEncoder,
+    begun: Option<Uploaded>,
 }
 
 impl Uploads {
-    pub(super) fn new(objects: Objects, format: RowFormat, prefix: &str, context: &TaskContext) -> Self {
+    pub(super) fn new(
+        objects: Objects,
+        format: RowFormat,
+        folders: &Folders,
+        prefix: &str,
+        context: &TaskContext,
+    ) -> Self {
         let name = format!("{prefix}-{}-{}", context.copy(), hash::unique());
-        Uploads { objects, format, name, made: 0, open: None, buffer: Vec::new() }
+        Uploads { objects, format, folders: folders.clone(), name, made: 0, open: BTreeMap::new() }
     }
 
-    async fn write(&mut self, rows: &RecordBatch) -> Result<(), TaskError> {
+    async fn write(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
         if rows.num_rows() == 0 {
             return Ok(());
         }
-        let is_new = self.open.is_none() && self.buffer.is_empty();
-        self.format.encode(rows, is_new, &mut self.buffer)?;
-        match self.buffer.len() >= PART_BYTES {
-            true => self.put().await,
-            false => Ok(()),
-        }
-    }
-
-    /// Uploads what there is.
-    async fn put(&mut self) -> Result<(), TaskError> {
-        let objects = &self.objects;
-        let open = match &mut self.open {
-            Some(open) => open,
-            None => {
+        for (folder, rows) in self.folders.split(rows)? {
+            if !self.open.contains_key(&folder) {
                 self.made += 1;
-                let path = objects.path.clone().join(format!("{}{}.{}", self.name, self.made, self.format.ending()));
-                let upload = objects.ask(&path, || objects.uploads.create_multipart(&path)).await?;
-                self.open.insert(Uploaded { object: path.to_string(), upload, parts: Vec::new() })
+                let mut path = self.objects.path.clone();
+                for part in folder.split('/').filter(|part| !part.is_empty()) {
+                    path = path.join(part);
+                }
+                let path = path.join(format!("{}{}.{}", self.name, self.made, self.format.ending()));
+                let encoder = FileEncoder::new(self.format, &self.folders.schema)?;
+                self.open.insert(folder.clone(), Open { path, encoder, begun: None });
             }
-        };
-        let path = Path::parse(&open.object)?;
-        let (bytes, at) = (Bytes::from(std::mem::take(&mut self.buffer)), open.parts.len());
-        let part =
-            objects.ask(&path, || objects.uploads.put_part(&path, &open.upload, at, bytes.clone().into())).await?;
-        open.parts.push(part.content_id);
+            let open = self.open.get_mut(&folder).expect("just put there");
+            open.encoder.write(&rows)?;
+            if open.encoder.ready() >= PART_BYTES {
+                open.put(&self.objects).await?;
+            }
+        }
         Ok(())
     }
 
     async fn prepare(&mut self) -> Result<Bytes, TaskError> {
-        if !self.buffer.is_empty() {
-            self.put().await?;
+        let mut all = Vec::new();
+        for (_, mut open) in std::mem::take(&mut self.open) {
+            open.encoder.finish()?;
+            if open.encoder.ready() > 0 {
+                open.put(&self.objects).await?;
+            }
+            all.extend(open.begun);
         }
-        match self.open.take() {
-            Some(uploaded) => Ok(serde_json::to_vec(&uploaded)?.into()),
-            None => Ok(Bytes::new()),
-        }
+        let prepared = match all.len() {
+            0 => return Ok(Bytes::new()),
+            1 => Prepared::One(all.remove(0)),
+            _ => Prepared::Several(all),
+        };
+        Ok(serde_json::to_vec(&prepared)?.into())
+    }
+}
+
+impl Open {
+    /// Uploads what there is.
+    async fn put(&mut self, objects: &Objects) -> Result<(), TaskError> {
+        let path = &self.path;
+        let open = match &mut self.begun {
+            Some(open) => open,
+            None => {
+                let upload = objects.ask(path, || objects.uploads.create_multipart(path)).await?;
+                self.begun.insert(Uploaded { object: path.to_string(), upload, parts: Vec::new() })
+            }
+        };
+        let (bytes, at) = (Bytes::from(self.encoder.take()), open.parts.len());
+        let part = objects.ask(path, || objects.uploads.put_part(path, &open.upload, at, bytes.clone().into())).await?;
+        open.parts.push(part.content_id);
+        Ok(())
     }
 }
 
@@ -109,7 +149,7 @@ impl Sink for Uploads {
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(async move { Uploads::write(self, &rows).await })
+        Box::pin(Uploads::write(self, rows))
     }
 
     fn prepare(&mut self, _: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
@@ -118,7 +158,13 @@ impl Sink for Uploads {
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
         match serde_json::from_slice(&prepared) {
-            Ok(uploaded) => Box::pin(commit(&self.objects, uploaded)),
+            Ok(Prepared::One(uploaded)) => Box::pin(commit(&self.objects, uploaded)),
+            Ok(Prepared::Several(all)) => Box::pin(async move {
+                for uploaded in all {
+                    commit(&self.objects, uploaded).await?;
+                }
+                Ok(())
+            }),
             Err(error) => {
                 let text = format!("the checkpoint has what no sink of objects prepared: {error}");
                 Box::pin(ready(Err(text.into())))
