@@ -804,6 +804,7 @@ def write_stream(
     watch: Callable[[NativeRunning], object] | None = None,
     late: Sequence[tuple[str | None, object, str]] | None = None,
     look_at_sinks: Callable[[list[tuple[str, list[str]]]], object] | None = None,
+    log: Callable[[list[str], tuple[int, float, int] | None], object] | None = None,
 ) -> tuple[dict[str, Any], int, str | None, list[tuple[str, int, int]]]: ...
 def explain_stream(
     engine: QueryEngine, comm: Comm, outputs: Sequence[tuple[NativeDataSet, object | None, str]]
@@ -811,6 +812,7 @@ def explain_stream(
 def list_checkpoints(
     engine: QueryEngine, place: str, storage_options: dict[str, str], verify: bool
 ) -> list[tuple[int, tuple[str, int, bool, int, list[tuple[str, int, tuple[int, str] | None]]] | None, str | None]]: ...
+def join_files(parquet: bool, parts: list[str], out: str, codec: str) -> None: ...
 def copy_checkpoint(
     engine: QueryEngine, place: str, to: str, storage_options: dict[str, str], epoch: int | None
 ) -> tuple[int, int]: ...

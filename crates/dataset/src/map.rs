@@ -115,6 +115,11 @@ pub(crate) struct MapExec {
 }
 
 impl MapExec {
+    /// What plans and errors call the function.
+    pub(crate) fn function_name(&self) -> &str {
+        &self.name
+    }
+
     fn new(
         input: Arc<dyn ExecutionPlan>,
         function: BatchFunction,

@@ -50,6 +50,9 @@ impl Contract {
         if let Some(dir) = &options.spill_dir {
             common.push(("TIDEMILL_SPILL_DIR", dir.into()));
         }
+        if let Some(address) = &options.metrics {
+            common.push(("TIDEMILL_METRICS", address.into()));
+        }
         if let Some(columns) = terminal::columns() {
             common.push(("TIDEMILL_TERMINAL", columns.to_string().into()));
         }

@@ -38,6 +38,10 @@ pub struct JobOptions {
     #[arg(long, value_name = "DIR")]
     pub spill_dir: Option<PathBuf>,
 
+    /// Where running streams show their figures to Prometheus, such as 127.0.0.1:9100; without a host it is loopback
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
+
     /// Leave workers to the system's scheduler; by default each gets an equal share of the cores for itself, if there are
     /// enough
     #[arg(long, action = ArgAction::SetTrue)]
@@ -239,8 +243,8 @@ fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
 /// What an application's own help does not know.
 pub const APP_HELP: &str = "
 options of the job, anywhere among the others; `tidemill run --help` explains them:
-  -n N, --threads T, --memory SIZE, --spill-dir DIR, --no-bind, --transport KIND, --stall-warning SECONDS, --grace SECONDS,
-  --restarts N, --no-prefix";
+  -n N, --threads T, --memory SIZE, --spill-dir DIR, --metrics ADDRESS, --no-bind, --transport KIND, --stall-warning SECONDS,
+  --grace SECONDS, --restarts N, --no-prefix";
 
 const RUN_HELP: &str = "\
 Each line that a worker prints gets its rank in front; standard input goes to rank 0. Ctrl-C and SIGTERM are passed on;

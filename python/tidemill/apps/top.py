@@ -27,6 +27,12 @@ Looks = dict[tuple[str, int], Look]
 _FLOW = ("rows/s", "remote/s", "queued", "blocked")
 _EDGES = ("", *_FLOW, "time", "behind", "held back by")
 _PARTS = ("", *_FLOW, "spilled")
+_STEPS = ("step", "busy", "rows/s", "ms/row")
+#: A step of which no copy works for so much of the time is not shown, unless it is a function of the program.
+_BUSY_MIN = 0.01
+#: A checkpoint is pointed out when it is so many times older than it should be; one that is made very often, after some seconds.
+_OVERDUE_TIMES = 5
+_OVERDUE_S = 5.0
 #: Who has told nothing for so long is pointed out, and as much later as workers of large jobs tell less often.
 _QUIET_S = 5.0
 _QUIET_S_PER_WORKER = 0.01
@@ -126,7 +132,8 @@ def _grouped(looks: Looks) -> list[list[Look]]:
 def _lines(looks: list[Look], each_worker: bool) -> list[str]:
     """What is shown of a job."""
     job = [status for _, status in looks]
-    lines = [_heading(job), *_elsewhere(job), *_quiet(job)]
+    steps = _steps(looks)
+    lines = [_heading(job), *_elsewhere(job), *_quiet(job), *_overdue(job, steps)]
     for what, counted in (("came too late", "late"), ("had no time", "untimed")):
         counts: Counter[str] = Counter()
         for step, count in (count for status in job for count in status.get(counted, [])):
@@ -135,6 +142,9 @@ def _lines(looks: list[Look], each_worker: bool) -> list[str]:
             lines.append(f"  {what}: " + ", ".join(f"{count:,} rows for {step}" for step, count in counts.items()))
     flows = [_flows(look) for look in looks]
     lines += _table([_EDGES, *_edges(job, flows)], texts=(0, 7))
+    shown = [step for step in steps if step.busy >= _BUSY_MIN or step.is_function]
+    if shown:
+        lines += _table([_STEPS, *(step.cells() for step in shown)], texts=(0,))
     lines += _held_back([source for status in job for source in status.get("sources", [])])
     parts: dict[str, list[int]] = {}
     if each_worker:
@@ -215,6 +225,68 @@ def _flows(look: Look) -> dict[str, _Flow]:
             flow.remote = (edge["remote_bytes"] - old["remote_bytes"]) / seconds
             flow.blocked = (edge["blocked_ns"] - old["blocked_ns"]) / 1e9 / seconds
     return flows
+
+
+@dataclass
+class _Step:
+    """How a step works: on the worker where it has most to do, as a part of the time of its copies there; rows of all workers."""
+
+    name: str
+    busy: float = 0.0
+    rows: float = 0.0
+    busy_s: float = 0.0
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function of the program within a task."""
+        return " in " in self.name
+
+    def row_ms(self) -> float | None:
+        """How long a row takes."""
+        return 1e3 * self.busy_s / self.rows if self.rows > 0 else None
+
+    def cells(self) -> tuple[str, ...]:
+        """As in the table, below `_STEPS`."""
+        row_ms = self.row_ms()
+        taken = "" if row_ms is None else f"{row_ms:.1f}" if row_ms >= 10 else f"{row_ms:.2g}"
+        return self.name, f"{100 * min(self.busy, 1):.0f}%", f"{self.rows:,.0f}", taken
+
+
+def _steps(looks: list[Look]) -> list[_Step]:
+    """How busy each step is, those that are most first; none before a second look."""
+    steps: dict[str, _Step] = {}
+    for before, status in looks:
+        seconds = status["at_s"] - before["at_s"] if before else 0.0
+        if before is None or seconds <= 0 or status["over"] or _is_quiet(status):
+            continue
+        olds = {work["step"]: work for work in before.get("steps", [])}
+        for work in status.get("steps", []):
+            old = olds.get(work["step"], {"busy_ns": 0, "rows": 0})
+            step = steps.setdefault(work["step"], _Step(work["step"]))
+            busy_s = (work["busy_ns"] - old["busy_ns"]) / 1e9 / seconds
+            step.busy = max(step.busy, busy_s / max(work["copies"], 1))
+            step.busy_s += busy_s
+            step.rows += (work["rows"] - old["rows"]) / seconds
+    return sorted(steps.values(), key=lambda step: -step.busy)
+
+
+def _overdue(job: list[Status], steps: list[_Step]) -> list[str]:
+    """That the newest checkpoint is long overdue, and which step is slow."""
+    first = job[0]
+    every_s = first.get("every_s")
+    if not every_s or first["durable"] is None or first["worker"] != 0:
+        return []
+    made = first.get("checkpoint")
+    age_s = first["at_s"] - max(made["at_s"] if made else 0.0, first["begun_s"])
+    if age_s <= max(_OVERDUE_TIMES * every_s, _OVERDUE_S):
+        return []
+    what = "the newest checkpoint is" if made else "no checkpoint yet, after"
+    line = f"  checkpoints are late: {what} {_short(age_s)}{' old' if made else ''}, one is due every {_short(every_s)}"
+    # Of a task and a function within it, which are about as busy, the function is what people know.
+    slow = max(steps, key=lambda step: step.busy * (1.25 if step.is_function else 1), default=None)
+    if slow is not None and slow.busy >= 0.5:
+        line += f"; slow is {slow.name}, {100 * min(slow.busy, 1):.0f}% busy"
+    return [line]
 
 
 def _edges(job: list[Status], flows: list[dict[str, _Flow]]) -> list[tuple[str, ...]]:

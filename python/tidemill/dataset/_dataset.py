@@ -532,8 +532,16 @@ class DataSet(DataSetWriters):
         return Table(NativeTable.from_lists(described))
 
     def show(self, count: int = 20) -> None:
-        """Print at most `count` rows, on worker 0."""
-        table = self.limit(count).collect(root=0)
+        """Print at most `count` rows, on worker 0.
+
+        A stream runs until it has given so many, or ends; nothing is committed, so sources that can be read again are where they were.
+        """
+        if self._native.is_stream():
+            from tidemill.stream._show import first_rows
+
+            table = first_rows(self, count)
+        else:
+            table = self.limit(count).collect(root=0)
         from tidemill._job import current_rank
 
         if current_rank() == 0:
@@ -640,7 +648,7 @@ class DataSet(DataSetWriters):
         checkpoint: str | Path | None = None,
         storage_options: StorageOptions | None = None,
         every: Duration | None = None,
-        unaligned_after: Duration | None = 10,
+        unaligned_after: Duration | Literal["every"] | None = "every",
         timeout: Duration = 600,
         keep: int = 3,
         stop: Callable[[], bool] | None = None,
@@ -673,9 +681,9 @@ class DataSet(DataSetWriters):
         every : str, number of seconds or timedelta, optional
             From the beginning of one checkpoint to that of the next, more than zero: by default 10 seconds and, with at most once,
             a tenth of one, for rows wait for them there.
-        unaligned_after : str, number of seconds or timedelta, default=10
-            A checkpoint that is held up longer by rows which wait for slow steps is made with these rows in it; ``None`` lets it
-            wait.
+        unaligned_after : str, number of seconds or timedelta, default="every"
+            A checkpoint that is held up longer by rows which wait for slow steps is made with these rows in it: by default after as
+            long as `every`, from 1 to 10 seconds. ``None`` lets it wait.
         timeout : str, number of seconds or timedelta, default=600
             A checkpoint that takes longer is given up, with a warning.
         keep : int, default=3

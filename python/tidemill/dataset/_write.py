@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import re
-from collections.abc import Iterable
+import secrets
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidemill._tidemill import NativeDataSet
+from tidemill._tidemill import NativeDataSet, join_files
 from tidemill.dataset import _workers
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
@@ -44,6 +48,7 @@ class DataSetWriters:
         header: bool = True,
         compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
         partition_by: Iterable[str] = (),
+        single_file: bool = False,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
@@ -61,8 +66,11 @@ class DataSetWriters:
         compression : {"gzip", "bzip2", "xz", "zstd"}, optional
         partition_by : iterable of str
             A folder ``column=value`` for each different value of these columns, which then are not in the files.
+        single_file : bool, default=False
+            Write one file, `path` itself, in place of a folder: on a file system that all workers share. What workers wrote is put together
+            on worker 0, so it takes longer.
         overwrite : bool, default=False
-            Whether an existing folder is replaced, at the very end.
+            Whether an existing folder, or file, is replaced, at the very end.
         storage_options : mapping of str to str, optional
             As for `read_csv`.
 
@@ -76,8 +84,9 @@ class DataSetWriters:
         DataSetError
             On every worker; then nothing is left behind, and an existing folder is as it was.
         """
-        csv = {"delimiter": delimiter, "header": header}
-        return _write(self._native, path, "csv", compression or "", partition_by, overwrite, storage_options, **csv)
+        layout: dict[str, Any] = {"delimiter": delimiter, "header": header}
+        to = (path, "csv", compression or "", partition_by, overwrite, storage_options)
+        return _write_one(self._native, *to, **layout) if single_file else _write(self._native, *to, **layout)
 
     def write_json(
         self,
@@ -85,6 +94,7 @@ class DataSetWriters:
         *,
         compression: Literal["gzip", "bzip2", "xz", "zstd"] | None = None,
         partition_by: Iterable[str] = (),
+        single_file: bool = False,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
@@ -92,7 +102,8 @@ class DataSetWriters:
 
         JSON has no NaN and no infinity: they become null.
         """
-        return _write(self._native, path, "json", compression or "", partition_by, overwrite, storage_options)
+        to = (path, "json", compression or "", partition_by, overwrite, storage_options)
+        return _write_one(self._native, *to) if single_file else _write(self._native, *to)
 
     def write_parquet(
         self,
@@ -100,6 +111,7 @@ class DataSetWriters:
         *,
         compression: str | None = "zstd",
         partition_by: Iterable[str] = (),
+        single_file: bool = False,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
@@ -113,7 +125,8 @@ class DataSetWriters:
         """
         kind = "none" if compression is None else compression
         codec = _PARQUET_CODECS.get(kind, kind)
-        return _write(self._native, path, "parquet", codec, partition_by, overwrite, storage_options)
+        to = (path, "parquet", codec, partition_by, overwrite, storage_options)
+        return _write_one(self._native, *to) if single_file else _write(self._native, *to)
 
     def write_ipc(
         self,
@@ -121,6 +134,7 @@ class DataSetWriters:
         *,
         compression: Literal["lz4", "zstd"] | None = "lz4",
         partition_by: Iterable[str] = (),
+        single_file: bool = False,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> int:
@@ -131,7 +145,8 @@ class DataSetWriters:
         compression : {"lz4", "zstd"} or None, default="lz4"
             Of each buffer; files without any can be mapped into memory and used as they are.
         """
-        return _write(self._native, path, "ipc", compression or "none", partition_by, overwrite, storage_options)
+        to = (path, "ipc", compression or "none", partition_by, overwrite, storage_options)
+        return _write_one(self._native, *to) if single_file else _write(self._native, *to)
 
     def write_records(
         self, path: str | Path, *, overwrite: bool = False, storage_options: StorageOptions | None = None
@@ -221,3 +236,102 @@ def _write(
         )
     _workers.report_bad_rows(data)
     return rows
+
+
+def _write_one(
+    data: NativeDataSet,
+    path: str | Path,
+    format: str,
+    compression: str,
+    partition_by: Iterable[str],
+    overwrite: bool,
+    storage_options: StorageOptions | None,
+    **layout: Any,
+) -> int:
+    """Write one file: a folder beside it, which worker 0 then puts together. Collective."""
+    from tidemill._job import init
+
+    place = os.fspath(path)
+    if "://" in place:
+        raise DataSetError(f"single_file=True writes a file on a shared file system; {place} is in a store")
+    if names_of([partition_by], "partition_by"):
+        raise DataSetError("single_file=True is one file, and partition_by= many folders: choose one")
+    if format == "csv" and compression == "zstd" and layout["header"]:
+        raise DataSetError("single_file=True has no header where compression='zstd': take 'gzip', or header=False")
+    _workers.check_alike(f"write_{format}", path=repr(place), single_file="True")
+    job, file = init(), Path(place)
+
+    def agreed(work: Callable[[], Any]) -> Any:
+        """What worker 0 does or fails with, on all."""
+        done: tuple[Any, str | None] = (None, None)
+        if job.rank == 0:
+            try:
+                done = (work(), None)
+            except OSError as error:
+                done = (None, f"{error.filename or place}: {error.strerror or error}")
+            except DataSetError as error:
+                done = (None, str(error))
+        made, failed = job.comm.bcast(done) if job.size > 1 else done
+        if failed is not None:
+            raise DataSetError(failed)
+        return made
+
+    def begin() -> str:
+        if file.is_dir():
+            raise DataSetError(f"{place} is a folder; single_file=True writes a file: name another path")
+        if file.exists() and not overwrite:
+            raise DataSetError(f"{place} is there already; overwrite=True replaces it")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return str(file.parent / f".{file.name}.{secrets.token_hex(4)}")
+
+    hidden = Path(agreed(begin))
+    parts, whole = hidden.with_name(f"{hidden.name}.parts"), hidden.with_name(f"{hidden.name}.whole")
+    # The header comes once, in front of all.
+    within = {**layout, "header": False} if format == "csv" else layout
+    try:
+        rows = _write(data, parts, format, compression, (), False, storage_options, **within)
+
+        def finish() -> None:
+            files = sorted((at for at in parts.rglob("*") if at.is_file()), key=_by_numbers)
+            if format in ("parquet", "ipc"):
+                join_files(format == "parquet", [str(at) for at in files], str(whole), compression)
+            else:
+                head = _header(data.names, layout["delimiter"]) if format == "csv" and layout["header"] else b""
+                with whole.open("xb") as out:
+                    out.write(_compressed(head, compression) if head else b"")
+                    for at in files:
+                        with at.open("rb") as part:
+                            shutil.copyfileobj(part, out, 1 << 20)
+                    out.flush()
+                    os.fsync(out.fileno())
+            whole.replace(file)
+
+        agreed(finish)
+    finally:
+        if job.rank == 0:
+            whole.unlink(missing_ok=True)
+            shutil.rmtree(parts, ignore_errors=True)
+    return rows
+
+
+def _by_numbers(file: Path) -> list[tuple[int, str]]:
+    """Sorts ``part-2`` before ``part-10``."""
+    words = re.split(r"(\d+)", file.name)
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
+
+
+def _header(names: list[str], delimiter: str) -> bytes:
+    import csv
+
+    line = io.StringIO()
+    csv.writer(line, delimiter=delimiter, lineterminator="\n").writerow(names)
+    return line.getvalue().encode()
+
+
+def _compressed(text: bytes, compression: str) -> bytes:
+    """As a part of its own, which may be put before others of its kind."""
+    if not compression:
+        return text
+    # Some builds of Python lack one.
+    module = importlib.import_module({"gzip": "gzip", "bzip2": "bz2", "xz": "lzma"}[compression])
+    return bytes(module.compress(text))

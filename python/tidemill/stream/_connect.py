@@ -93,7 +93,7 @@ def rate(
     *,
     rows: int | None = None,
     keys: int = 1000,
-    splits: int = 1,
+    splits: int | None = None,
     seed: int = 0,
     step: Duration | None = None,
     out_of_order: Duration = 0,
@@ -109,8 +109,9 @@ def rate(
         How many there are; without it they have no end.
     keys : int, default=1000
         ``key`` is from 0 to this, exclusive, by a hash of the number.
-    splits : int, default=1
-        What workers share among them: no more of them than this make rows.
+    splits : int, optional
+        Into how many shares the rows are dealt, each with an event time of its own; no more threads than this make rows. By default
+        one share for each thread of each worker. A job that resumes from a checkpoint keeps the number it began with.
     seed : int, default=0
         Other seeds make other keys.
     step : str, number of seconds or timedelta, optional
@@ -118,6 +119,8 @@ def rate(
     out_of_order, idle_after : str, number of seconds or timedelta
         As for `from_table`.
     """
+    if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
+        raise DataSetError(f"splits={splits!r} has to be at least 1, or None for one for each thread")
     step_us = None if step is None else float(micros(step, "step"))
     options = {"rows": rows, "keys": keys, "splits": splits, "seed": seed, "step_us": step_us}
     spec = described("rate", rows_per_second=speed(rows_per_s), **options)
@@ -226,11 +229,12 @@ def _is_there(path: str) -> bool:
 def to_files(
     path: str | os.PathLike[str],
     *,
-    format: Literal["json", "csv"] = "json",
+    format: Literal["json", "csv", "parquet"] = "json",
     prefix: str = "part",
+    partition_by: str | Iterable[str] = (),
     storage_options: Mapping[str, str] | None = None,
 ) -> Connector:
-    """A sink of `DataSet.write_stream`: files of lines in a folder, or objects of a store, each row once.
+    """A sink of `DataSet.write_stream`: files in a folder, or objects of a store, each row once.
 
     A file appears, whole, when the checkpoint that its rows belong to is durable. In JSON nulls are left out, and a NaN or an infinity is a text (``"NaN"``,
     ``"Infinity"``, ``"-Infinity"``), which `from_files` reads as a number.
@@ -241,14 +245,23 @@ def to_files(
         A folder for this sink alone, that all workers share and no query that its rows come from reads; or a URL (``s3://``, ``gs://``, ``az://``). In a store rows are uploaded in parts as
         they come, which nobody sees before the upload is completed; what a run that fails has begun stays so, until the store's
         own rules remove uploads that do not end.
-    format : {"json", "csv"}, default="json"
+    format : {"json", "csv", "parquet"}, default="json"
+        Each thread writes one file for each checkpoint (without checkpoints, for each second). Parquet files hold up to 32 MB of rows
+        in memory before these go to disk; make checkpoints less often (``every="1 minute"``) for fewer and larger files.
     prefix : str, default="part"
         What names of files begin with. Of two sinks with one folder each needs its own.
+    partition_by : str or iterable of str, optional
+        A folder ``column=value`` for each different value of these columns, which then are not in the files: what `tidemill.read_parquet`,
+        Hive, Spark and DuckDB read. A null is ``column=__HIVE_DEFAULT_PARTITION__``.
     storage_options : mapping of str to str, optional
         Of a URL: what the store has to be told, as for `tidemill.read_csv`.
     """
     storage = dict(storage_options) if storage_options else None
-    return Connector(described("files", path=os.fspath(path), format=format, prefix=prefix, storage_options=storage))
+    keys = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+    if not all(isinstance(key, str) for key in keys):
+        raise DataSetError(f"partition_by={partition_by!r} is no list of names of columns, such as ['day']")
+    options: dict[str, Any] = {"format": format, "prefix": prefix, "partition_by": keys or None}
+    return Connector(described("files", path=os.fspath(path), storage_options=storage, **options))
 
 
 def from_kafka(

@@ -48,7 +48,14 @@ def native_sink(sink: AnySink) -> Any:
         if not callable(sink):
             raise TypeError("a sink is a function of a table, or has the methods write, prepare and commit")
         called = within("a sink", sink)
-        return lambda rows: called(Table(rows))
+
+        def write(rows: NativeTable) -> None:
+            called(Table(rows))
+
+        # Of the package's own: how many copies it may have.
+        if (most := getattr(sink, "_copies_max", None)) is not None:
+            write._copies_max = most  # type: ignore[attr-defined]
+        return write
     if missing := [method for method in ("write", "commit") if not hasattr(sink, method)]:
         raise TypeError(f"a sink that has prepare needs {' and '.join(missing)}, too")
     return _TableSink(cast("Sink", sink))

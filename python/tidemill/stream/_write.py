@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidemill._job import init
 from tidemill._tidemill import explain_stream, write_stream
@@ -14,7 +16,7 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _told
-from tidemill.stream import _late, _status
+from tidemill.stream import _late, _log, _metrics, _status
 from tidemill.stream._check import look_at_sinks
 from tidemill.stream._running import Running
 from tidemill.stream._sinks import Guarantee, native_sink, sink_name
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["explain", "run", "write"]
 
 #: Options of checkpoints, as they are by default.
-_DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": 10, "timeout": 600, "keep": 3}
+_DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": "every", "timeout": 600, "keep": 3}
 
 
 def write(
@@ -38,7 +40,7 @@ def write(
     checkpoint: str | Path | None = None,
     storage_options: StorageOptions | None = None,
     every: Duration | None = None,
-    unaligned_after: Duration | None = 10,
+    unaligned_after: Duration | Literal["every"] | None = "every",
     timeout: Duration = 600,
     keep: int = 3,
     stop: Callable[[], bool] | None = None,
@@ -115,7 +117,7 @@ def run(
     checkpoint: str | Path | None,
     storage_options: StorageOptions | None,
     every: Duration | None,
-    unaligned_after: Duration | None,
+    unaligned_after: Duration | Literal["every"] | None,
     timeout: Duration,
     keep: int,
     stop: Callable[[], bool] | None,
@@ -163,11 +165,17 @@ def run(
             raise DataSetError(f"every={every!r} is no time between two checkpoints; it is more than zero, as '1s' is")
         if seconds(timeout, "timeout") == 0:
             raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
+        every_s = seconds((0.1 if at_most_once else 10) if every is None else every, "every")
+        unaligned_s: float | None = None
+        if unaligned_after == "every":
+            unaligned_s = min(10.0, max(every_s, 1.0))
+        elif unaligned_after is not None:
+            unaligned_s = seconds(unaligned_after, "unaligned_after")
         place = {
             "place": os.fspath(checkpoint),
             "storage_options": _told(storage_options),
-            "every": seconds((0.1 if at_most_once else 10) if every is None else every, "every"),
-            "unaligned_after": None if unaligned_after is None else seconds(unaligned_after, "unaligned_after"),
+            "every": every_s,
+            "unaligned_after": unaligned_s,
             "timeout": seconds(timeout, "timeout"),
             "keep": keep,
             "at_most_once": at_most_once,
@@ -188,22 +196,63 @@ def run(
     asked = stop if init().rank == 0 else None
     watching = (lambda native: watch(Running(native, copies()))) if watch is not None and init().rank == 0 else None
     status = _status.place(name, init().comm)
-    report, count, first, late = write_stream(
-        engine(),
-        init().comm,
-        [(query._native, native_sink(sink), sink_name(sink)) for query, sink in queries],
-        name,
-        place,
-        asked,
-        status,
-        guarantee,
-        watching,
-        [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
-        lambda described: look_at_sinks(described, loops=loops),
-    )
+    with _figures(json.loads(status[1])["job_id"]):
+        report, count, first, late = write_stream(
+            engine(),
+            init().comm,
+            [(query._native, native_sink(sink), sink_name(sink)) for query, sink in queries],
+            name,
+            place,
+            asked,
+            status,
+            guarantee,
+            watching,
+            [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
+            lambda described: look_at_sinks(described, loops=loops),
+            _log.tell,
+        )
     _workers.report_bad_records(count, first)
     _late.report(late)
     return report
+
+
+def run_plainly(call: str, query: DataSet, sink: Any) -> None:
+    """Write a stream without checkpoints, by the name of `call`; collective."""
+    run(
+        call,
+        [(query, sink)],
+        late_to=None,
+        name=call,
+        checkpoint=None,
+        storage_options=None,
+        every=None,
+        unaligned_after="every",
+        timeout=600,
+        keep=3,
+        stop=None,
+        guarantee=None,
+        watch=None,
+        loops=True,
+        forget=(),
+    )
+
+
+@contextmanager
+def _figures(job_id: str) -> Iterator[None]:
+    """Serve figures of the job from worker 0, if they are wanted; that it cannot is an error on every worker. Collective."""
+    job = init()
+    with ExitStack() as serving:
+        failed: str | None = None
+        if job.rank == 0:
+            try:
+                serving.enter_context(_metrics.serving(job_id))
+            except DataSetError as error:
+                failed = str(error)
+        if job.size > 1:
+            failed = job.comm.bcast(failed)
+        if failed is not None:
+            raise DataSetError(failed)
+        yield
 
 
 def _late_sinks(late_to: Any) -> list[tuple[str | None, Any]]:

@@ -12,7 +12,7 @@ use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::exchange::Partition;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{Emit, Operator, TaskError};
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::groups::batch;
 use super::late::{LATE_PORT, LateCount};
@@ -110,6 +110,14 @@ pub(crate) struct KeyedTask {
 }
 
 impl Operator for KeyedTask {
+    fn begin(&mut self, context: &TaskContext) {
+        self.steps.begin(context);
+    }
+
+    fn calls_program(&self) -> bool {
+        self.steps.calls_program()
+    }
+
     fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         for rows in self.steps.apply(rows)? {
             let late = self.shape.late(&rows, self.now)?;

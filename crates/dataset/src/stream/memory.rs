@@ -17,8 +17,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::table::StreamSource;
 
-/// Slices are dealt to so many splits, however many copies read them: a job may go on with others.
-const SPLITS: usize = 8;
+/// Slices are dealt to so many splits at least, and to one for each copy that reads them. There stay as many when a job resumes with
+/// another number of copies.
+const SPLITS_MIN: usize = 8;
 
 /// The rows of a table, each slice of at most `slice_rows` as a batch; `rows_per_s` of all copies together, 0 as fast as
 /// they go. Every worker gives the same table.
@@ -43,7 +44,7 @@ pub fn table_stream(
         name: name.to_owned(),
         schema,
         times,
-        copies_max: SPLITS as u32,
+        copies_max: 0,
         guarantee: Guarantee::ExactlyOnce,
         spec: None,
         bad_to: None,
@@ -57,6 +58,8 @@ struct TableStream {
     slices: Arc<Vec<RecordBatch>>,
     /// Of each split its number and its next slice; those that are over stay.
     splits: Vec<(usize, usize)>,
+    /// Splits of all copies.
+    all: usize,
     /// Splits whose end has been told.
     told: Vec<bool>,
     /// Seconds for a row of this copy.
@@ -68,6 +71,10 @@ struct TableStream {
 
 impl TableStream {
     fn new(slices: Arc<Vec<RecordBatch>>, context: &TaskContext, rows_per_s: f64) -> Result<Self, TaskError> {
+        let all = match context.restored() {
+            Some(restored) => restored.split_names.len(),
+            None => SPLITS_MIN.max(context.copies() as usize),
+        };
         let splits: Vec<(usize, usize)> = match context.restored() {
             Some(restored) => {
                 let split = |(name, saved): (&String, &Bytes)| -> Result<(usize, usize), TaskError> {
@@ -86,12 +93,12 @@ impl TableStream {
             }
             None => {
                 let mine = |split: &usize| split % context.copies() as usize == context.copy() as usize;
-                (0..SPLITS).filter(mine).map(|split| (split, split)).collect()
+                (0..all).filter(mine).map(|split| (split, split)).collect()
             }
         };
         let row_s = if rows_per_s > 0.0 { f64::from(context.copies()) / rows_per_s } else { 0.0 };
         let told = vec![false; splits.len()];
-        Ok(TableStream { slices, splits, told, row_s, begun: None, rows: 0, pause: None })
+        Ok(TableStream { slices, splits, all, told, row_s, begun: None, rows: 0, pause: None })
     }
 }
 
@@ -127,7 +134,7 @@ impl Source for TableStream {
                     return self.poll_next(context);
                 }
             }
-            *next += SPLITS;
+            *next += self.all;
             self.rows += rows.num_rows() as u64;
             return Poll::Ready(Ok(Next::rows(at as u32, rows.clone())));
         }

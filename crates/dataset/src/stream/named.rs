@@ -136,7 +136,10 @@ impl ExecutionPlan for NamedExec {
     one_input!(self, input => Ok(Arc::new(NamedExec::new(Arc::clone(&self.step), input))));
 
     fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let error = format!("{} is a step of a stream: write it with write_stream", self.step);
+        let error = format!(
+            "{} is a step of a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
+            self.step
+        );
         Err(DataFusionError::from(DataSetError::Unsupported(error)))
     }
 }

@@ -249,7 +249,10 @@ impl ExecutionPlan for ProcessExec {
     one_input!(self, input => Ok(Arc::new(ProcessExec::new(input, Arc::clone(&self.process), self.projection.clone())?)));
 
     fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let error = format!("{} is called for the keys of a stream: write it with write_stream", self.process.name);
+        let error = format!(
+            "{} is called for the keys of a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
+            self.process.name
+        );
         Err(DataFusionError::from(DataSetError::Unsupported(error)))
     }
 }
@@ -343,6 +346,10 @@ impl ProcessTask {
 }
 
 impl Operator for ProcessTask {
+    fn calls_program(&self) -> bool {
+        true
+    }
+
     fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         let columns = self.keyed.keys();
         let keys = rows.project(&columns)?;

@@ -19,7 +19,8 @@ use datafusion::physical_plan::{
     ExecutionPlan, PhysicalExpr, SendableRecordBatchStream, collect, replace_children_if_necessary,
 };
 use tidemill_dataflow::operator::Flow;
-use tidemill_dataflow::{Emit, Operator, TaskError, wait_in_copy};
+use tidemill_dataflow::work::Work;
+use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError, wait_in_copy};
 
 use super::groups::batch;
 use crate::map::MapExec;
@@ -48,6 +49,8 @@ pub(crate) struct PlanStep {
     context: Arc<TaskContext>,
     /// The plan over the slot that batches are put into; what it makes of its tables is made once, and kept.
     running: Option<(Arc<dyn ExecutionPlan>, Arc<Slot>)>,
+    /// Of a function of the program: where the time that it takes counts.
+    work: Option<Arc<Work>>,
 }
 
 impl Clone for PlanStep {
@@ -96,11 +99,30 @@ impl PlanStep {
         leaf: &Arc<dyn ExecutionPlan>,
         context: &Arc<TaskContext>,
     ) -> Self {
-        PlanStep { plan: Arc::clone(plan), leaf: Arc::clone(leaf), context: Arc::clone(context), running: None }
+        PlanStep {
+            plan: Arc::clone(plan),
+            leaf: Arc::clone(leaf),
+            context: Arc::clone(context),
+            running: None,
+            work: None,
+        }
+    }
+
+    /// What the program calls its function, if this is one.
+    fn function(&self) -> Option<&str> {
+        let any: &dyn Any = self.plan.as_ref();
+        any.downcast_ref::<MapExec>().map(MapExec::function_name)
     }
 
     /// What the plan makes of these rows.
     pub(crate) fn apply(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
+        match self.work.clone() {
+            Some(work) => work.time(rows.num_rows(), || self.run(rows)),
+            None => self.run(rows),
+        }
+    }
+
+    fn run(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
         if self.running.is_none() {
             let schema = self.leaf.schema();
             let slot = Arc::new(Slot { schema: Arc::clone(&schema), rows: Mutex::default() });
@@ -126,6 +148,22 @@ pub(crate) struct Steps(Vec<Step>);
 impl Steps {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Has functions of the program count how long they take, each by itself. Of a copy that is about to begin.
+    pub(crate) fn begin(&mut self, context: &CopyContext) {
+        for step in &mut self.0 {
+            if let Step::Plan(plan) = step
+                && let Some(function) = plan.function()
+            {
+                plan.work = Some(context.work(&format!("{function} in {}", context.task())));
+            }
+        }
+    }
+
+    /// Whether functions of the program are among them.
+    pub(crate) fn calls_program(&self) -> bool {
+        self.0.iter().any(|step| matches!(step, Step::Plan(plan) if plan.function().is_some()))
     }
 
     /// Whether they only choose columns, which costs nothing to do again.
@@ -215,6 +253,14 @@ impl Step {
 pub(crate) struct StepsTask(pub Steps);
 
 impl Operator for StepsTask {
+    fn begin(&mut self, context: &CopyContext) {
+        self.0.begin(context);
+    }
+
+    fn calls_program(&self) -> bool {
+        self.0.calls_program()
+    }
+
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> std::result::Result<Flow, TaskError> {
         self.0.apply(batch)?.into_iter().for_each(|batch| emit.send(batch));
         Ok(Flow::Done)

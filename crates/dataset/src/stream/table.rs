@@ -195,6 +195,9 @@ impl ExecutionPlan for StreamExec {
     no_input!();
 
     fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        Err(DataFusionError::Plan(format!("{} is a stream: write it with write_stream", self.source.name)))
+        Err(DataFusionError::Plan(format!(
+            "{} is a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
+            self.source.name
+        )))
     }
 }

@@ -42,6 +42,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<lookup::NativeRedisHashes>()?;
     m.add_function(wrap_pyfunction!(stream::list_checkpoints, m)?)?;
     m.add_function(wrap_pyfunction!(stream::copy_checkpoint, m)?)?;
+    m.add_function(wrap_pyfunction!(table::join_files, m)?)?;
     Ok(())
 }
 

@@ -22,6 +22,7 @@ use tidemill_dataset::{
     BadTo, Calendar, DataSet, DataSetError, LateRows, LateTo, LookAtSinks, MakeLateSink, StorageOptions, StreamJob,
     StreamSink, StreamSource, Windows, table_stream,
 };
+use tidemill_net::notice;
 
 use super::calls::{self, Call};
 use super::engine::{GivenSchema, QueryEngine};
@@ -236,17 +237,17 @@ impl LeftOut {
         self.looked = Instant::now();
         if let (more @ 1.., Some(first)) = self.take(engine) {
             let records = if more == 1 { "1 record was" } else { &format!("{more} records were") };
-            eprintln!("tidemill: {records} left out; the first: {first}");
+            notice!("{records} left out; the first: {first}");
         }
         for (step, late, untimed) in self.late.counts() {
             let told = self.late_told.insert(step.clone(), [late, untimed]).unwrap_or_default();
             if let more @ 1.. = late - told[0] {
                 let came = if more == 1 { "1 row came" } else { &format!("{more} rows came") };
-                eprintln!("tidemill: {came} too late for {step}: left out");
+                notice!("{came} too late for {step}: left out");
             }
             if let more @ 1.. = untimed - told[1] {
                 let had = if more == 1 { "1 row had" } else { &format!("{more} rows had") };
-                eprintln!("tidemill: {had} no time for {step}: left out");
+                notice!("{had} no time for {step}: left out");
             }
         }
     }
@@ -261,6 +262,114 @@ impl LeftOut {
     }
 }
 
+/// Hands what the job says, and which checkpoints it makes, to a function of Python that logs.
+struct Log {
+    function: Py<PyAny>,
+    durable: u64,
+    looked: Instant,
+}
+
+impl Log {
+    const EVERY: Duration = Duration::from_millis(200);
+
+    fn new(function: Py<PyAny>) -> Self {
+        notice::keep();
+        Log { function, durable: 0, looked: Instant::now() }
+    }
+
+    fn look(&mut self, py: Python<'_>, run: &Progress) -> PyResult<()> {
+        if self.looked.elapsed() < Self::EVERY {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        let durable = run.durable().filter(|&durable| run.worker() == 0 && durable > self.durable);
+        let made = durable.zip(run.checkpoint());
+        if let Some((epoch, _)) = made {
+            self.durable = epoch;
+        }
+        self.tell(py, made.map(|(epoch, made)| (epoch, made.took_ms as f64 / 1e3, made.bytes)))
+    }
+
+    fn tell(&mut self, py: Python<'_>, made: Option<(u64, f64, u64)>) -> PyResult<()> {
+        let said = notice::take();
+        if !said.is_empty() || made.is_some() {
+            self.function.call1(py, (said, made))?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells when the newest checkpoint is long overdue, and which step is slow. On worker 0, who knows.
+struct Overdue {
+    every: Option<Duration>,
+    last: u64,
+    since: Instant,
+    /// After which age it is told next.
+    next: Duration,
+}
+
+impl Overdue {
+    /// So many times the interval is too old.
+    const TIMES: u32 = 5;
+    /// What is done more often than that may be late for reasons that nobody need know.
+    const LEAST: Duration = Duration::from_secs(5);
+
+    fn new(every: Option<Duration>) -> Self {
+        let mut new = Overdue { every, last: 0, since: Instant::now(), next: Duration::ZERO };
+        new.again();
+        new
+    }
+
+    fn again(&mut self) {
+        self.since = Instant::now();
+        self.next = (self.every.unwrap_or_default() * Self::TIMES).max(Self::LEAST);
+    }
+
+    fn look(&mut self, run: &Progress) {
+        let (Some(every), Some(durable)) = (self.every, run.durable()) else { return };
+        if run.worker() != 0 {
+            return;
+        }
+        if durable != self.last {
+            self.last = durable;
+            self.again();
+        }
+        let age = self.since.elapsed();
+        if age < self.next {
+            return;
+        }
+        self.next = age * 2;
+        let newest = match durable {
+            0 => format!("no checkpoint for {:.0} s", age.as_secs_f64()),
+            epoch => format!("the newest checkpoint, {epoch}, is {:.0} s old", age.as_secs_f64()),
+        };
+        let slow = slowest(run).map_or_else(String::new, |slow| format!("; the step that works most is {slow}"));
+        notice!("{newest}, and one is due every {every:?}{slow}; `tidemill top` shows all steps");
+    }
+}
+
+/// The step that works most, of all workers that are known of: functions of the program before the steps that they are in.
+fn slowest(run: &Progress) -> Option<String> {
+    let mut steps: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
+    let mut add = |step: &str, busy_ns: u64, rows: u64| {
+        let of = steps.entry(step.to_owned()).or_default();
+        (of.0, of.1, of.2) = (of.0 + busy_ns, of.1 + rows, of.2.max(busy_ns));
+    };
+    run.works().iter().for_each(|work| add(&work.step, work.busy_ns, work.rows));
+    for worker in run.statuses() {
+        let Ok(told) = serde_json::from_slice::<Value>(&worker.status) else { continue };
+        for work in told["steps"].as_array().into_iter().flatten() {
+            let number = |key: &str| work[key].as_u64().unwrap_or(0);
+            add(work["step"].as_str().unwrap_or_default(), number("busy_ns"), number("rows"));
+        }
+    }
+    // A function's time is part of its step's: the function is what people know.
+    let weight = |step: &str, busy: u64| if step.contains(" in ") { busy + busy / 4 } else { busy };
+    let (step, (busy_ns, rows, _)) = steps.into_iter().max_by_key(|(step, (busy, ..))| weight(step, *busy))?;
+    let each = if rows > 0 { format!(", {:.3} ms a row", busy_ns as f64 / 1e6 / rows as f64) } else { String::new() };
+    (busy_ns > 0).then(|| format!("{step}: busy for {:.1} s{each}", busy_ns as f64 / 1e9))
+}
+
 /// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and by step how
 /// many rows because they came too late, and because they had no time.
 type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64)>);
@@ -273,7 +382,7 @@ type Late = (Option<String>, Py<PyAny>, String);
 
 /// Writes streams, each to its sink, until they end; collective.
 #[pyfunction]
-#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None))]
+#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None, log = None))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
 pub fn write_stream<'py>(
     py: Python<'py>,
@@ -288,6 +397,7 @@ pub fn write_stream<'py>(
     watch: Option<Py<PyAny>>,
     late: Option<Vec<Late>>,
     look_at_sinks: Option<Py<PyAny>>,
+    log: Option<Py<PyAny>>,
 ) -> PyResult<Told<'py>> {
     let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
         let set = set.get();
@@ -297,17 +407,21 @@ pub fn write_stream<'py>(
     let late = late.map_or(Ok(LateTo::Nowhere), |late| late_to(py, engine, late))?;
     let guarantee = guarantee.map(guaranteed).transpose()?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine, guarantee));
+    let checkpoints = checkpoints.transpose()?;
+    let every = checkpoints.as_ref().map(|settings| settings.interval);
+    let mut overdue = Overdue::new(every);
+    let mut log = log.map(Log::new);
     let mut left_out = LeftOut::new(engine);
     let job = StreamJob {
         name,
-        checkpoints: checkpoints.transpose()?,
+        checkpoints,
         guarantee,
         late,
         left_out: Arc::clone(&left_out.late),
         look_at_sinks: look_at_sinks.map(sinks_seen_by),
     };
     let workers = comm.get(py)?.size();
-    let status = status.map(|(file, about)| Status::new(file, &about, workers));
+    let status = status.map(|(file, about)| Status::new(file, &about, workers, every));
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
@@ -315,6 +429,7 @@ pub fn write_stream<'py>(
     let report = together_with(py, engine, comm, |workers, look| {
         workers.stream(&engine.engine, &outputs, &job, &mut |run| {
             left_out.look(engine);
+            overdue.look(run);
             if let Some(status) = &mut status
                 && status.tell(run, &left_out.late, engine.engine.governor().spilled_bytes() - spilled)
                 && !std::mem::replace(&mut stopping, true)
@@ -322,6 +437,9 @@ pub fn write_stream<'py>(
                 run.request(Control::Stop);
             }
             look(&mut |py| {
+                if let Some(log) = &mut log {
+                    log.look(py, run)?;
+                }
                 if let (Some(watch), Some(running)) = (&watch, &running) {
                     running.get().look(run);
                     watch.call1(py, (running.clone_ref(py),))?;
@@ -337,6 +455,9 @@ pub fn write_stream<'py>(
             })
         })
     });
+    if let Some(log) = &mut log {
+        log.tell(py, None)?;
+    }
     match report {
         Ok(report) => {
             if let Some(status) = &mut status {
@@ -389,6 +510,8 @@ struct Status {
     /// Who it is.
     about: Value,
     every: Duration,
+    /// Between checkpoints, if there are any.
+    every_checkpoint: Option<Duration>,
     told: Option<Instant>,
 }
 
@@ -397,9 +520,9 @@ impl Status {
     /// Of many workers each tells less often, so that worker 0 has no more to do than to hear so often of somebody.
     const EVERY_WORKER: Duration = Duration::from_millis(4);
 
-    fn new(file: Option<PathBuf>, about: &str, workers: u32) -> PyResult<Self> {
+    fn new(file: Option<PathBuf>, about: &str, workers: u32, every_checkpoint: Option<Duration>) -> PyResult<Self> {
         let every = Self::EVERY.max(Self::EVERY_WORKER * workers);
-        let status = Status { file, about: described_by(about)?, every, told: None };
+        let status = Status { file, about: described_by(about)?, every, every_checkpoint, told: None };
         // Of a process that had the same number once.
         status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
         Ok(status)
@@ -426,10 +549,13 @@ impl Status {
         let mut status = self.about.clone();
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
         status["durable"] = json!(run.durable());
+        status["every_s"] = json!(self.every_checkpoint.map(|every| every.as_secs_f64()));
         let checkpoint = run.checkpoint();
-        status["checkpoint"] =
-            json!(checkpoint.map(|made| json!({"at_s": made.at_ms as f64 / 1e3, "bytes": made.bytes})));
+        status["checkpoint"] = json!(checkpoint.map(
+            |made| json!({"at_s": made.at_ms as f64 / 1e3, "bytes": made.bytes, "took_s": made.took_ms as f64 / 1e3})
+        ));
         status["edges"] = json!(edges);
+        status["steps"] = json!(run.works());
         status["sources"] = json!(run.sources());
         let left_out = late.counts();
         let of = |count: fn(&(String, u64, u64)) -> u64| {
@@ -533,6 +659,11 @@ fn connector_sink(open: &Arc<OpenObjects>, spec: &Value, schema: &SchemaRef) -> 
 fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<StreamSink> {
     let sink = Arc::new(sink);
     let whole = sink.bind(py).hasattr("prepare")?;
+    // Those of the package may want all rows in one place.
+    let copies_max = match sink.bind(py).hasattr("_copies_max")? {
+        true => sink.bind(py).getattr("_copies_max")?.extract()?,
+        false => 0,
+    };
     let make = move |_: &SchemaRef| -> MakeSink {
         let sink = Arc::clone(&sink);
         Arc::new(move |_: &TaskContext| {
@@ -547,7 +678,7 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
         })
     };
     let guarantee = if whole { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
-    Ok(StreamSink { name, copies_max: 0, guarantee, spec: None, make: Arc::new(make) })
+    Ok(StreamSink { name, copies_max, guarantee, spec: None, make: Arc::new(make) })
 }
 
 /// A Python function that is called with each table, or an object with the three methods of a sink.

@@ -425,3 +425,16 @@ fn numpy_type(kind: &DataType) -> Option<(&'static str, usize)> {
         _ => return None,
     })
 }
+
+/// Writes the rows of files, in order, into one new file; see `tidemill_dataset::join_files`.
+#[pyfunction]
+pub fn join_files(
+    py: Python<'_>,
+    parquet: bool,
+    parts: Vec<std::path::PathBuf>,
+    out: std::path::PathBuf,
+    codec: &str,
+) -> PyResult<()> {
+    let joined = py.detach(|| tidemill_dataset::join_files(parquet, &parts, &out, codec));
+    joined.map_err(|error| raised(py, &error))
+}

@@ -112,6 +112,14 @@ impl FirstHalf {
 }
 
 impl Operator for FirstHalf {
+    fn begin(&mut self, context: &TaskContext) {
+        self.steps.begin(context);
+    }
+
+    fn calls_program(&self) -> bool {
+        self.steps.calls_program()
+    }
+
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         let rows = batch.num_rows();
         for batch in self.steps.apply(batch)? {

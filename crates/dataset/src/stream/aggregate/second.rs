@@ -457,6 +457,10 @@ impl Holds for SecondHalf {
 }
 
 impl Operator for SecondHalf {
+    fn begin(&mut self, context: &TaskContext) {
+        self.steps.begin(context);
+    }
+
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         self.settle(emit)?;
         let (shape, rows) = (Arc::clone(&self.shape), batch.num_rows());

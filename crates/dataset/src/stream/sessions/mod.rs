@@ -35,7 +35,7 @@ use datafusion::logical_expr::EmitTo;
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::StateSchema;
 use tidemill_dataflow::operator::Flow;
-use tidemill_dataflow::{Emit, Operator, TaskError};
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 pub(crate) use task::SecondHalf;
 
@@ -287,6 +287,14 @@ impl FirstHalf {
 }
 
 impl Operator for FirstHalf {
+    fn begin(&mut self, context: &TaskContext) {
+        self.steps.begin(context);
+    }
+
+    fn calls_program(&self) -> bool {
+        self.steps.calls_program()
+    }
+
     fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         let shape = &self.shape;
         for rows in self.steps.apply(rows)? {
