@@ -26,11 +26,16 @@ def start(*args: str | Path, env: Mapping[str, str] | None = None, **more: objec
 
 
 def run(
-    *args: str | Path, env: Mapping[str, str] | None = None, stdin: bytes = b""
+    *args: str | Path, env: Mapping[str, str] | None = None, stdin: bytes = b"", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run ``tidemill`` with `args` to its end."""
     return subprocess.run(
-        command(*args), env={**os.environ, **(env or {})}, input=stdin, capture_output=True, timeout=PATIENCE_S
+        command(*args),
+        env={**os.environ, **(env or {})},
+        input=stdin,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        cwd=cwd,
     )
 
 

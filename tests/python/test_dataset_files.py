@@ -965,3 +965,38 @@ def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:
         tm.read_json(tmp_path / "none", each_host=True)
     with pytest.raises(tm.DataSetError, match=r"quarantine=.* cannot be with each_host=True"):
         tm.read_csv(tmp_path, on_error="quarantine", quarantine=tmp_path.with_name("bad"), each_host=True)
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [
+        ("csv", {}),
+        ("csv", {"compression": "gzip", "delimiter": ";"}),
+        ("json", {"compression": "zstd"}),
+        ("parquet", {}),
+        ("parquet", {"compression": "gzip(6)"}),
+        ("ipc", {"compression": None}),
+        ("ipc", {}),
+    ],
+)
+def test_one_file(tmp_path: Path, format: str, options: dict[str, Any]) -> None:
+    """The rows of all partitions in one file, in their order; nothing else is left, and an existing file is replaced only if that is wanted."""
+    data = tm.from_dict({"n": list(range(30_000)), 'a "b"': ["x,y"] * 30_000}).sort("n", descending=True)
+    path = tmp_path / "deep" / f"whole.{format}"
+    write, read = getattr(data, f"write_{format}"), getattr(tm, f"read_{format}")
+    assert write(path, single_file=True, **options) == 30_000
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    layout = {"delimiter": options["delimiter"]} if "delimiter" in options else {}
+    packed = path.with_name(f"{path.name}.{'gz' if options.get('compression') == 'gzip' else 'zst'}")
+    if format in ("csv", "json") and "compression" in options:
+        path.rename(packed)
+        path = packed
+    found = read(path, **layout).collect().to_dict()
+    assert found == {"n": list(range(29_999, -1, -1)), 'a "b"': ["x,y"] * 30_000}
+    with pytest.raises(tm.DataSetError, match="is there already; overwrite=True replaces it"):
+        write(path, single_file=True, **options)
+    assert getattr(data.limit(1), f"write_{format}")(path, single_file=True, overwrite=True, **options) == 1
+    assert read(path, **layout).count() == 1
+    with pytest.raises(tm.DataSetError, match="is a folder; single_file=True writes a file"):
+        write(tmp_path / "deep", single_file=True, overwrite=True, **options)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -342,7 +342,9 @@ def test_what_a_stream_cannot_do_is_said() -> None:
     ):
         with pytest.raises(tm.DataSetError, match="a sort; rank the rows of each window instead"):
             written(sorted_first)
-    with pytest.raises(tm.DataSetError, match="write it with write_stream"):
+    with pytest.raises(
+        tm.DataSetError, match=r"such as write_stream\(print\), or look at its first rows with show\(\)"
+    ):
         stream.collect()
     with pytest.raises(tm.DataSetError, match=r'"key" .* does not tell time: cast it to a timestamp'):
         tm.stream.from_table(table(some(10)), time="key")
@@ -576,3 +578,48 @@ def test_workers_that_differ(tmp_path: Path, argument: str, message: str) -> Non
     )
     done = subprocess.run(launched.command("run", "-n", "2", "app.py"), cwd=tmp_path, capture_output=True, timeout=60)
     assert done.returncode == 1 and message in done.stderr.decode(), done
+
+
+def test_show_prints_the_first_rows_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a stream without an end, and of one that has fewer."""
+    tm.stream.rate(1000, splits=1).select("number").show(3)
+    assert capsys.readouterr().out.split() == ["+--------+", "|", "number", "|", *_bars(3)]
+    tm.stream.from_table(tm.from_dict({"n": [7]}).collect()).show()
+    assert "| 7 |" in capsys.readouterr().out
+    with pytest.raises(tm.DataSetError, match="oh no"):
+        tm.stream.rate(1000).map(_fails, {"x": "int64"}).show()
+
+
+def _fails(row: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("oh no")
+
+
+def _bars(count: int) -> list[str]:
+    rows = [word for number in range(count) for word in ("|", str(number), "|")]
+    return ["+--------+", *rows, "+--------+"]
+
+
+def test_a_generator_has_a_split_for_each_thread(tmp_path: Path) -> None:
+    """One has as many as threads, so that all of them make rows; a job that goes on has as many as it began with, and the same rows."""
+    app = tmp_path / "app.py"
+    app.write_text("""
+import sys
+from pathlib import Path
+import tidemill as tm
+
+rows = tm.stream.rate(20_000, rows=10_000)
+table = tm.stream.from_table(tm.from_dict({"n": list(range(5000))}).collect(), rows_per_batch=10)
+if tm.init().rank == 0 and sys.argv[1] == "first":
+    text = tm.stream.explain([(rows, print), (table, print)]) if tm.init().size == 1 else ""
+    print(*[line for line in text.splitlines() if "source" in line][:2], sep="\\n")
+out = tm.stream.to_files("out")
+stop = lambda: sys.argv[1] == "first" and any(Path("out").glob("part-*"))
+rows.write_stream(out, checkpoint="checkpoints", every="50ms", stop=stop)
+""")
+    first = launched.run("run", "-n", "1", "--threads", "11", app, "first", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr.decode()
+    assert first.stdout.decode().count("11") >= 2, first.stdout.decode()
+    second = launched.run("run", "-n", "1", "--threads", "3", app, "second", cwd=tmp_path)
+    assert second.returncode == 0, second.stderr.decode()
+    numbers = tm.read_json(tmp_path / "out").collect().to_dict()["number"]
+    assert sorted(numbers) == list(range(10_000))

@@ -347,3 +347,35 @@ def test_a_window_more_after_the_end(tmp_path: Path) -> None:
         tm.DataSetError, match=r'has come to its end and had no task "window \d"; begin anew in another'
     ):
         counts.write_stream(lambda rows: None, checkpoint=tmp_path)
+
+
+def test_a_place_that_lost_its_epochs_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A job that began anew there would write its output twice. One that resumes says from where."""
+    place = tmp_path / "checkpoints"
+    seen: list[int] = []
+
+    def run() -> None:
+        before = len(seen)
+        tm.stream.rate(2000).write_stream(
+            lambda table: seen.extend(table.to_dict()["number"]),
+            checkpoint=place,
+            every="20ms",
+            stop=lambda: len(seen) > before and bool(launched.epochs(place)),
+        )
+
+    run()
+    assert "resumes" not in capfd.readouterr().err
+    newest = max(int(epoch.name) for epoch in launched.epochs(place))
+    run()
+    assert f'job "stream" resumes from checkpoint {newest} of {place}' in capfd.readouterr().err
+    assert len(seen) == len(set(seen))
+    for left in launched.epochs(place):
+        left.unlink()
+    before = len(seen)
+    with pytest.raises(tm.DataSetError, match=r"epochs/, which says what they are, is gone.* Bring epochs/ back; or"):
+        run()
+    assert len(seen) == before
+    # A run that is killed before its first checkpoint leaves a claim and states, and has committed nothing.
+    (place / "made").unlink()
+    run()
+    assert seen[before:].count(0) == 1

@@ -52,6 +52,35 @@ def test_files_to_files(tmp_path: Path) -> None:
     assert (sum(row["n"] for row in rows), sum(row["s"] for row in rows)) == (3000, sum(range(3000)))
 
 
+@pytest.mark.parametrize("format", ["json", "csv", "parquet"])
+def test_folders_of_values(tmp_path: Path, format: Any) -> None:
+    """Folders ``column=value`` in each format: a job that is stopped and resumes has each row once, and what a killed one left is cleared away."""
+    count, out = 4000, tmp_path / "out"
+    rows = tm.from_dict({"n": list(range(count))}).select(
+        "n", place=tm.when(tm.col("n") % 3 == 0).then(tm.lit(None)).otherwise(tm.lit("a/b c=%")), day=tm.col("n") % 2
+    )
+    table = rows.collect()
+
+    def run(stop: Callable[[], bool] | None) -> None:
+        stream = tm.stream.from_table(table, rows_per_batch=50, rows_per_s=20_000)
+        sink = tm.stream.to_files(out, format=format, partition_by=["day", "place"])
+        stream.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="50ms", stop=stop)
+
+    run(lambda: any(out.rglob("part-*")))
+    # As a job that was killed leaves it.
+    left = next(iter(out.glob("day=*/place=*"))) / ".part-0-left1.open"
+    left.write_text("not whole")
+    run(None)
+    assert not left.exists()
+    read = {"json": tm.read_json, "csv": tm.read_csv, "parquet": tm.read_parquet}[format]
+    found = read(out).collect().to_pylist()
+    wanted = {(n, None if n % 3 == 0 else "a/b c=%", str(n % 2)) for n in range(count)}
+    assert len(found) == count
+    assert {(int(row["n"]), row["place"], str(row["day"])) for row in found} == wanted
+    with pytest.raises(tm.DataSetError, match='names "nothing", which is no column; there are: n, place, day'):
+        tm.stream.from_table(table).write_stream(tm.stream.to_files(tmp_path / "o", partition_by="nothing"))
+
+
 def test_csv_and_text(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x;key\n1;a\n2;b\n")
     seen: list[dict[str, Any]] = []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import launched
 import pytest
 import tidemill as tm
+from servers.server import free_ports
 
 APP = """
 import sys
@@ -166,3 +168,82 @@ def test_a_source_without_time(tmp_path: Path) -> None:
     assert b"files rows: it has no time=" in out and b"rate: it has no time=" not in out
     warned = [line for line in err.read_text().splitlines() if "has no time=" in line]
     assert len(warned) == 1 and "source files rows" in warned[0], warned
+
+
+SLOW = """
+import time
+from pathlib import Path
+import tidemill as tm
+
+def enrich(row):
+    while Path("held").exists():
+        time.sleep(0.01)
+    time.sleep(0.002)
+    return row
+
+rows = tm.stream.rate(5000, splits=1)
+slow = rows.map(enrich, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
+counts = slow.group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+counts.write_stream(tm.stream.to_files("counts"), name="slow", checkpoint="checkpoints", every="500ms")
+"""
+
+
+def test_a_slow_function_is_named_and_holds_no_checkpoint_up(tmp_path: Path) -> None:
+    """While it hangs, a warning and top say so; 2 ms a row let checkpoints through and results come, and the job stops when it is asked."""
+    (tmp_path / "app.py").write_text(SLOW)
+    (tmp_path / "held").touch()
+    env, err = {"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path / "err"
+    with err.open("wb") as to:
+        job = launched.start("run", "-n", "1", "app.py", env=env, cwd=tmp_path, stderr=to)
+    try:
+        launched.wait_until(lambda: "one is due every 500ms" in err.read_text(), "a warning")
+        warning = next(line for line in err.read_text().splitlines() if "due every" in line)
+        assert "no checkpoint for" in warning and "the step that works most is enrich" in warning, warning
+        shown = launched.run("top", "--once", env=env).stdout.decode()
+        assert re.search(
+            r"checkpoints are late: no checkpoint yet, after .*; slow is .*enrich.* in .*, \d+% busy", shown
+        ), shown
+        (tmp_path / "held").unlink()
+        launched.wait_until(lambda: len(launched.epochs(tmp_path / "checkpoints")) > 1, "checkpoints")
+        launched.wait_until(lambda: results(tmp_path) != [], "results")
+        shown = launched.run("top", "--once", env=env).stdout.decode()
+        step = re.search(r"enrich.* in .* +(\d+)% +[\d,]+ +([\d.]+)$", shown, re.MULTILINE)
+        assert step and float(step[2]) >= 2, shown
+        stopped = launched.run("stop", "slow", env=env)
+        assert stopped.returncode == 0, stopped.stderr.decode()
+        assert job.wait(launched.PATIENCE_S) == 0, err.read_text()
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_logs_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Logging hears of checkpoints; an HTTP client reads the same figures that top shows, while the job runs."""
+    (port,) = free_ports(1)
+    monkeypatch.setenv("TIDEMILL_METRICS", f":{port}")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    pages: list[str] = []
+
+    def look(running: tm.stream.Running) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            pages.append(answer.read().decode())
+
+    def is_over() -> bool:
+        return any("tidemill_checkpoint_bytes" in page for page in pages)
+
+    stream = tm.stream.rate(1000).map(dict, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
+    with caplog.at_level("INFO", "tidemill"):
+        stream.write_stream(
+            lambda table: None, name='a "job"', checkpoint=tmp_path / "c", every="100ms", watch=look, stop=is_over
+        )
+    page = next(page for page in pages if "tidemill_checkpoint_bytes" in page)
+    samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert all(float(value) >= 0 for value in samples.values())
+    of = r'\{job="a \\"job\\"",worker="0"'
+    for name in (r"rows_total%s,edge=", r"step_busy_seconds_total%s,step=.* in ", r"checkpoint_age_seconds%s\}$"):
+        assert any(re.match("tidemill_" + name % of, sample) for sample in samples), page
+    made = [record for record in caplog.records if record.name == "tidemill.stream.checkpoints"]
+    assert any(re.match(r"checkpoint \d+ was made in", record.getMessage()) for record in made)
+    monkeypatch.setenv("TIDEMILL_METRICS", "nowhere")
+    with pytest.raises(tm.DataSetError, match="is no address"):
+        stream.write_stream(print)
