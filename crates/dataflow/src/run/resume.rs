@@ -286,8 +286,9 @@ impl Resume {
                 if let Err(reason) = self.fits(&manifest) {
                     return Found::Error { reason };
                 }
-                let manifest = self.after_end(self.without_forgotten(manifest));
+                // Of a job that had come to its end that is said.
                 self.found = (!manifest.finished).then_some((manifest.epoch, manifest.at_ms));
+                let manifest = self.after_end(self.without_forgotten(manifest));
                 let Begin { claim, newest, .. } = &mut self.begin;
                 *newest += 1;
                 match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
