@@ -40,6 +40,14 @@ pub(crate) fn decorrelated(plan: LogicalPlan) -> Result<LogicalPlan> {
     Subqueries::default().plan(plan)
 }
 
+/// The step that a subquery is an expression of: DataFusion looks for some kinds only in some steps.
+#[derive(Clone, Copy, PartialEq)]
+enum Context {
+    Filter,
+    Projection,
+    Other,
+}
+
 /// Rewrites the subqueries of one statement; counts the names it makes.
 #[derive(Default)]
 struct Subqueries {
@@ -216,15 +224,20 @@ impl Subqueries {
             _ => return Ok(plan),
         };
         let before = columns_of(plan.schema());
-        let in_filter = matches!(plan, LogicalPlan::Filter(_));
-        let changed = plan.clone().map_expressions(|expr| match in_filter {
-            true => {
-                let mut parts = split_conjunction(&expr).into_iter().cloned();
-                let first = self.expr(parts.next().expect("an expression has a part"), &mut input, true)?;
-                let all = parts.try_fold(first, |all, part| Ok::<_, DataFusionError>(all.and(self.expr(part, &mut input, true)?)));
-                all.map(Transformed::yes)
+        let context = match &plan {
+            LogicalPlan::Filter(_) => Context::Filter,
+            LogicalPlan::Projection(_) => Context::Projection,
+            _ => Context::Other,
+        };
+        let changed = plan.clone().map_expressions(|expr| {
+            let mut parts = match context {
+                Context::Filter => split_conjunction(&expr).into_iter().cloned().collect(),
+                _ => vec![expr],
             }
-            false => self.expr(expr, &mut input, false).map(Transformed::yes),
+            .into_iter();
+            let first = self.expr(parts.next().expect("an expression has a part"), &mut input, context)?;
+            let all = parts.try_fold(first, |all, part| Ok::<_, DataFusionError>(all.and(self.expr(part, &mut input, context)?)));
+            all.map(Transformed::yes)
         })?;
         let exprs = changed.data.expressions();
         let input = Arc::new(input);
@@ -251,26 +264,27 @@ impl Subqueries {
             let inputs = before.len() - step.window_expr.len();
             columns.drain(inputs..inputs + added);
         }
-        let columns = columns.into_iter().zip(&before).map(|(column, before)| called(Expr::Column(column), before));
+        let columns = columns.into_iter().zip(&before).filter(|(_, before)| before.name != Aggregate::INTERNAL_GROUPING_ID);
+        let columns = columns.map(|(column, before)| called(Expr::Column(column), before));
         LogicalPlanBuilder::from(step).project(columns)?.build()
     }
 
-    /// An expression over `input`, to which the results of its subqueries are joined. `is_condition`: null is as good as false.
-    fn expr(&self, expr: Expr, input: &mut LogicalPlan, is_condition: bool) -> Result<Expr> {
+    /// An expression over `input`, to which the results of its subqueries are joined.
+    fn expr(&self, expr: Expr, input: &mut LogicalPlan, context: Context) -> Result<Expr> {
         let is_top = is_subquery(&expr) || matches!(&expr, Expr::Not(inner) if is_subquery(inner));
-        let is_plain_condition = is_condition && is_top;
         expr.transform_down(|expr| {
             if !is_subquery(&expr) {
                 return Ok(Transformed::no(expr));
             }
-            let made = self.subquery(expr, input, is_condition, is_plain_condition)?;
+            let made = self.subquery(expr, input, context, is_top)?;
             Ok(Transformed::new(made, true, TreeNodeRecursion::Jump))
         })
         .data()
     }
 
-    /// One subquery's value over `input`. `in_filter`: within a filter; `is_top`: one of its conditions, or the negation of one.
-    fn subquery(&self, expr: Expr, input: &mut LogicalPlan, in_filter: bool, is_top: bool) -> Result<Expr> {
+    /// One subquery's value over `input`. `is_top`: it is a whole condition, or the negation of one.
+    fn subquery(&self, expr: Expr, input: &mut LogicalPlan, context: Context, is_top: bool) -> Result<Expr> {
+        let in_filter = context == Context::Filter;
         match expr {
             Expr::Exists(Exists { subquery, negated }) => {
                 let subquery = self.nested(subquery)?;
@@ -285,25 +299,25 @@ impl Subqueries {
                 let refers = self.refers_to(&subquery, input);
                 let uncorrelated = outer_columns(&subquery.subquery).is_empty();
                 let plain_value = matches!(expr.as_ref(), Expr::Column(_)) && !has_subquery(&expr);
-                if is_top && refers && plain_value && is_plain(&subquery.subquery, false) && (!negated || uncorrelated) {
+                if in_filter && is_top && refers && plain_value && is_plain(&subquery.subquery, false) && (!negated || uncorrelated) {
                     return Ok(Expr::InSubquery(InSubquery { expr, subquery, negated }));
                 }
-                let expr = self.expr(*expr, input, false)?;
+                let expr = self.expr(*expr, input, Context::Other)?;
                 let found = self.is_in(expr, &subquery.subquery, input)?;
                 Ok(if negated { Expr::Not(Box::new(found)) } else { found })
             }
             Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }) => {
                 let subquery = self.nested(subquery)?;
-                let expr = self.expr(*expr, input, false)?;
+                let expr = self.expr(*expr, input, Context::Other)?;
                 self.compared(expr, op, quantifier, &subquery.subquery, input)
             }
             Expr::ScalarSubquery(subquery) => {
                 let subquery = self.nested(subquery)?;
-                if outer_columns(&subquery.subquery).is_empty()
+                let is_plain = outer_columns(&subquery.subquery).is_empty()
                     || (self.refers_to(&subquery, input)
                         && has_one_row(&subquery.subquery)
-                        && is_plain(&subquery.subquery, true))
-                {
+                        && is_plain(&subquery.subquery, true));
+                if context != Context::Other && is_plain {
                     return Ok(Expr::ScalarSubquery(subquery));
                 }
                 self.scalar(&subquery.subquery, input)
@@ -639,7 +653,9 @@ impl Subqueries {
     ) -> Result<(LogicalPlan, Expr)> {
         let name = self.name("row").table().to_owned();
         let order = order.iter().map(|key| Ok(SortKey { expr: domain.inner(key.expr.clone())?, ..key.clone() }));
-        let number = row_number().partition_by(by).order_by(order.collect::<Result<Vec<_>>>()?).build()?;
+        let order = order.collect::<Result<Vec<_>>>()?;
+        let number = row_number().partition_by(by);
+        let number = if order.is_empty() { number } else { number.order_by(order) }.build()?;
         let plan = LogicalPlanBuilder::from(lifted).window(vec![number.alias(name.clone())])?.build()?;
         Ok((plan, Expr::Column(Column::from_name(name))))
     }
@@ -709,9 +725,13 @@ impl Subqueries {
             parts.push(Arc::new(LogicalPlanBuilder::from(made).project(wanted.collect::<Vec<_>>())?.build()?));
         }
         for _ in empty {
-            let total = Aggregate::try_new(Arc::clone(&step.input), Vec::new(), step.aggr_expr.clone())?;
-            let own = columns_of(&total.schema);
-            let lifted = self.lift_total(&total, domain)?;
+            let (own, lifted) = match step.aggr_expr.is_empty() {
+                true => (Vec::new(), domain.values.clone()),
+                false => {
+                    let total = Aggregate::try_new(Arc::clone(&step.input), Vec::new(), step.aggr_expr.clone())?;
+                    (columns_of(&total.schema), self.lift_total(&total, domain)?)
+                }
+            };
             let mut wanted = Vec::new();
             for at in 0..all.len() {
                 wanted.push(lit(ScalarValue::try_from(step.schema.field(at).data_type())?));
@@ -737,7 +757,7 @@ impl Subqueries {
     /// An aggregate over all rows has a row even where there are none.
     fn lift_total(&self, step: &Aggregate, domain: &Domain) -> Result<LogicalPlan> {
         let before = columns_of(&step.schema);
-        let total = Domain { name: self.name("domain"), ..self.again(domain)? };
+        let total = self.again(domain)?;
         let lifted = self.lift(&step.input, &total)?;
         let aggregates = step.aggr_expr.iter().cloned().map(|expr| total.inner(expr)).collect::<Result<Vec<_>>>()?;
         let made = LogicalPlan::Aggregate(Aggregate::try_new(Arc::new(lifted), total.columns(), aggregates)?);

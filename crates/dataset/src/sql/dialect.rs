@@ -4,7 +4,7 @@
 use std::any::TypeId;
 
 use datafusion::sql::sqlparser::ast::Expr;
-use datafusion::sql::sqlparser::dialect::{Dialect, GenericDialect};
+use datafusion::sql::sqlparser::dialect::{Dialect, GenericDialect, Precedence};
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::parser::{Parser, ParserError};
 
@@ -39,7 +39,7 @@ impl Dialect for SqlDialect {
         GenericDialect.is_identifier_part(character)
     }
 
-    fn parse_infix(&self, parser: &mut Parser, left: &Expr, precedence: u8) -> Option<Result<Expr, ParserError>> {
+    fn parse_infix(&self, parser: &mut Parser, left: &Expr, _: u8) -> Option<Result<Expr, ParserError>> {
         let negated = if parser.parse_keywords(&[Keyword::IS, Keyword::DISTINCT, Keyword::FROM]) {
             false
         } else if parser.parse_keywords(&[Keyword::IS, Keyword::NOT, Keyword::DISTINCT, Keyword::FROM]) {
@@ -48,6 +48,8 @@ impl Dialect for SqlDialect {
             return None;
         };
         let left = Box::new(left.clone());
+        // A comparison that follows compares the answer, as it does in other engines.
+        let precedence = self.prec_value(Precedence::Eq);
         Some(parser.parse_subexpr(precedence).map(Box::new).map(|right| match negated {
             false => Expr::IsDistinctFrom(left, right),
             true => Expr::IsNotDistinctFrom(left, right),

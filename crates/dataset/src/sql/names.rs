@@ -29,7 +29,9 @@ impl VisitorMut for TellApart {
         let mut taken: HashSet<String> = HashSet::new();
         for item in &select.projection {
             if let SelectItem::ExprWithAlias { alias, .. } = item {
-                taken.insert(alias.value.clone());
+                if !taken.insert(alias.value.clone()) {
+                    return ControlFlow::Break(format!("two columns of the query are named {:?}; rename one", alias.value));
+                }
             }
         }
         for item in &mut select.projection {
