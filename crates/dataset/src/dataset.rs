@@ -280,11 +280,15 @@ impl DataSet {
         let aggregates = self.with_durations(aggregates)?;
         let functions = find_aggregate_exprs(&aggregates);
         // Two that differ only by a cast would have the same name.
-        let named: Vec<(String, &Expr)> = functions.iter().enumerate().map(|(at, function)| {
-            let name = function.schema_name().to_string();
-            let is_first = functions[..at].iter().all(|other| other.schema_name().to_string() != name);
-            (if is_first { name } else { format!("{name} {at}") }, function)
-        }).collect();
+        let named: Vec<(String, &Expr)> = functions
+            .iter()
+            .enumerate()
+            .map(|(at, function)| {
+                let name = function.schema_name().to_string();
+                let is_first = functions[..at].iter().all(|other| other.schema_name().to_string() != name);
+                (if is_first { name } else { format!("{name} {at}") }, function)
+            })
+            .collect();
         let functions_named = named.iter().map(|(name, function)| match *name == function.schema_name().to_string() {
             true => (*function).clone(),
             false => (*function).clone().alias(name.clone()),

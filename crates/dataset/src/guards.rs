@@ -13,7 +13,7 @@ use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, Tr
 use datafusion::common::{DFSchema, ScalarValue, TableReference};
 use datafusion::error::Result;
 use datafusion::logical_expr::expr::{BinaryExpr, Case, Cast};
-use datafusion::logical_expr::utils::{conjunction, disjunction, split_conjunction, split_binary};
+use datafusion::logical_expr::utils::{conjunction, disjunction, split_binary, split_conjunction};
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Operator};
 use datafusion::optimizer::{AnalyzerRule, ApplyOrder, OptimizerConfig, OptimizerRule};
 
@@ -81,7 +81,9 @@ fn may_guard(expr: &Expr) -> bool {
     expr.apply(|part| {
         match part {
             Expr::BinaryExpr(BinaryExpr { op: Operator::And | Operator::Or, .. }) => guards = true,
-            Expr::BinaryExpr(BinaryExpr { op: Operator::Divide | Operator::Modulo, .. }) | Expr::Cast(_) => guarded = true,
+            Expr::BinaryExpr(BinaryExpr { op: Operator::Divide | Operator::Modulo, .. }) | Expr::Cast(_) => {
+                guarded = true
+            }
             Expr::ScalarFunction(call) if is_checked(call) || parses(call.name()) => guarded = true,
             Expr::AggregateFunction(call) if call.params.filter.is_some() => guards = true,
             _ => {}
@@ -109,9 +111,10 @@ fn conditions(expr: Expr, schema: &DFSchema, in_order: bool) -> Result<Transform
         let relations = relations(part);
         // Guards of other tables would keep a join from seeing its key.
         let keeps_key = |guard: &Expr| !is_key(part) || self::relations(guard).is_subset(&relations);
-        let guards = parts.iter().enumerate().filter(|(other, guard)| {
-            sound[*other] && *other != at && (!in_order || *other < at) && keeps_key(guard)
-        });
+        let guards = parts
+            .iter()
+            .enumerate()
+            .filter(|(other, guard)| sound[*other] && *other != at && (!in_order || *other < at) && keeps_key(guard));
         let guard = conjunction(guards.map(|(_, guard)| guard.clone()));
         let guarded = match guard {
             Some(guard) => guarded(part.clone(), &guard, schema)?,
@@ -128,44 +131,42 @@ fn conditions(expr: Expr, schema: &DFSchema, in_order: bool) -> Result<Transform
 
 /// An expression in which AND, OR and the filters of aggregates guard what is within it.
 fn within(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
-    expr.transform_up(|part| {
-        match part {
-            Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::And | Operator::Or), right }) => {
-                if !can_fail(&right, schema)? {
-                    return Ok(Transformed::no(Expr::BinaryExpr(BinaryExpr { left, op, right })));
-                }
-                let mut guards = Vec::new();
-                for part in split_binary(&left, op) {
-                    if can_guard(part, schema)? {
-                        guards.push(part.clone());
-                    }
-                }
-                let guard = match op {
-                    Operator::And => conjunction(guards).map(Expr::is_not_false),
-                    _ => disjunction(guards).map(Expr::is_not_true),
-                };
-                let right = match guard {
-                    Some(guard) => guarded(*right, &guard, schema)?,
-                    None => Transformed::no(*right),
-                };
-                Ok(right.update_data(|right| Expr::BinaryExpr(BinaryExpr { left, op, right: Box::new(right) })))
+    expr.transform_up(|part| match part {
+        Expr::BinaryExpr(BinaryExpr { left, op: op @ (Operator::And | Operator::Or), right }) => {
+            if !can_fail(&right, schema)? {
+                return Ok(Transformed::no(Expr::BinaryExpr(BinaryExpr { left, op, right })));
             }
-            Expr::AggregateFunction(mut call) => {
-                let Some(filter) = call.params.filter.clone().filter(|filter| can_guard(filter, schema).unwrap_or(false))
-                else {
-                    return Ok(Transformed::no(Expr::AggregateFunction(call)));
-                };
-                let mut changed = false;
-                for arg in &mut call.params.args {
-                    let made = guarded(std::mem::take(arg), &filter, schema)?;
-                    changed |= made.transformed;
-                    *arg = made.data;
+            let mut guards = Vec::new();
+            for part in split_binary(&left, op) {
+                if can_guard(part, schema)? {
+                    guards.push(part.clone());
                 }
-                let call = Expr::AggregateFunction(call);
-                Ok(if changed { Transformed::yes(call) } else { Transformed::no(call) })
             }
-            other => Ok(Transformed::no(other)),
+            let guard = match op {
+                Operator::And => conjunction(guards).map(Expr::is_not_false),
+                _ => disjunction(guards).map(Expr::is_not_true),
+            };
+            let right = match guard {
+                Some(guard) => guarded(*right, &guard, schema)?,
+                None => Transformed::no(*right),
+            };
+            Ok(right.update_data(|right| Expr::BinaryExpr(BinaryExpr { left, op, right: Box::new(right) })))
         }
+        Expr::AggregateFunction(mut call) => {
+            let Some(filter) = call.params.filter.clone().filter(|filter| can_guard(filter, schema).unwrap_or(false))
+            else {
+                return Ok(Transformed::no(Expr::AggregateFunction(call)));
+            };
+            let mut changed = false;
+            for arg in &mut call.params.args {
+                let made = guarded(std::mem::take(arg), &filter, schema)?;
+                changed |= made.transformed;
+                *arg = made.data;
+            }
+            let call = Expr::AggregateFunction(call);
+            Ok(if changed { Transformed::yes(call) } else { Transformed::no(call) })
+        }
+        other => Ok(Transformed::no(other)),
     })
 }
 

@@ -20,14 +20,16 @@ use datafusion::common::{Column, DFSchema, NullEquality, ScalarValue, TableRefer
 use datafusion::error::{DataFusionError, Result};
 use datafusion::functions_aggregate::expr_fn::{count, first_value, max, min};
 use datafusion::functions_window::expr_fn::row_number;
-use datafusion::logical_expr::expr::{Exists, InSubquery, SetComparison, SetQuantifier, Sort as SortKey, WindowFunction};
+use datafusion::logical_expr::expr::{
+    Exists, InSubquery, SetComparison, SetQuantifier, Sort as SortKey, WindowFunction,
+};
 use datafusion::logical_expr::logical_plan::{
     Aggregate, Distinct, FetchType, Join, Limit, SkipType, Sort, SubqueryAlias, Union, Window,
 };
 use datafusion::logical_expr::utils::{enumerate_grouping_sets, grouping_set_to_exprlist, split_conjunction};
 use datafusion::logical_expr::{
-    Expr, ExprFunctionExt, GroupingSet, JoinType, LogicalPlan, LogicalPlanBuilder, Operator, Subquery,
-    binary_expr, lit, when,
+    Expr, ExprFunctionExt, GroupingSet, JoinType, LogicalPlan, LogicalPlanBuilder, Operator, Subquery, binary_expr,
+    lit, when,
 };
 
 use super::one_row::one_row;
@@ -144,7 +146,9 @@ fn is_subquery(expr: &Expr) -> bool {
 fn is_plain(plan: &LogicalPlan, may_aggregate: bool) -> bool {
     let correlated = |exprs: &[Expr]| exprs.iter().any(Expr::contains_outer);
     match plan {
-        _ if outer_columns(plan).is_empty() => !plan.exists(|step| Ok(matches!(step, LogicalPlan::Limit(_)))).unwrap_or(true),
+        _ if outer_columns(plan).is_empty() => {
+            !plan.exists(|step| Ok(matches!(step, LogicalPlan::Limit(_)))).unwrap_or(true)
+        }
         LogicalPlan::Projection(step) => !correlated(&step.expr) && is_plain(&step.input, may_aggregate),
         LogicalPlan::SubqueryAlias(step) => is_plain(&step.input, may_aggregate),
         LogicalPlan::Filter(step) => {
@@ -236,7 +240,8 @@ impl Subqueries {
             }
             .into_iter();
             let first = self.expr(parts.next().expect("an expression has a part"), &mut input, context)?;
-            let all = parts.try_fold(first, |all, part| Ok::<_, DataFusionError>(all.and(self.expr(part, &mut input, context)?)));
+            let all = parts
+                .try_fold(first, |all, part| Ok::<_, DataFusionError>(all.and(self.expr(part, &mut input, context)?)));
             all.map(Transformed::yes)
         })?;
         let exprs = changed.data.expressions();
@@ -264,7 +269,8 @@ impl Subqueries {
             let inputs = before.len() - step.window_expr.len();
             columns.drain(inputs..inputs + added);
         }
-        let columns = columns.into_iter().zip(&before).filter(|(_, before)| before.name != Aggregate::INTERNAL_GROUPING_ID);
+        let columns =
+            columns.into_iter().zip(&before).filter(|(_, before)| before.name != Aggregate::INTERNAL_GROUPING_ID);
         let columns = columns.map(|(column, before)| called(Expr::Column(column), before));
         LogicalPlanBuilder::from(step).project(columns)?.build()
     }
@@ -299,7 +305,13 @@ impl Subqueries {
                 let refers = self.refers_to(&subquery, input);
                 let uncorrelated = outer_columns(&subquery.subquery).is_empty();
                 let plain_value = matches!(expr.as_ref(), Expr::Column(_)) && !has_subquery(&expr);
-                if in_filter && is_top && refers && plain_value && is_plain(&subquery.subquery, false) && (!negated || uncorrelated) {
+                if in_filter
+                    && is_top
+                    && refers
+                    && plain_value
+                    && is_plain(&subquery.subquery, false)
+                    && (!negated || uncorrelated)
+                {
                     return Ok(Expr::InSubquery(InSubquery { expr, subquery, negated }));
                 }
                 let expr = self.expr(*expr, input, Context::Other)?;
@@ -383,9 +395,9 @@ impl Subqueries {
         let lifted = self.lift(plan, &domain)?;
         let name = self.name("exists");
         let found = match domain.outer.is_empty() {
-            true => LogicalPlanBuilder::from(lifted).limit(0, Some(1))?.project(vec![
-                lit(true).alias_qualified(Some(name.clone()), "found"),
-            ])?,
+            true => LogicalPlanBuilder::from(lifted)
+                .limit(0, Some(1))?
+                .project(vec![lit(true).alias_qualified(Some(name.clone()), "found")])?,
             false => {
                 let keys = LogicalPlanBuilder::from(lifted).project(domain.columns())?.distinct()?;
                 let mut columns = renamed(domain.columns(), &name);
@@ -406,13 +418,15 @@ impl Subqueries {
         let all = LogicalPlanBuilder::from(lifted.clone())
             .aggregate(domain.columns(), vec![count(lit(1)).alias("n"), count(theirs.clone()).alias("known")])?;
         let mut columns = renamed(domain.columns(), &counted);
-        columns.extend(["n", "known"].map(|name| {
-            Expr::Column(Column::from_name(name)).alias_qualified(Some(counted.clone()), name)
-        }));
+        columns.extend(
+            ["n", "known"]
+                .map(|name| Expr::Column(Column::from_name(name)).alias_qualified(Some(counted.clone()), name)),
+        );
         let all = all.project(columns)?.build()?;
         let mut columns = renamed(domain.columns(), &matched);
         columns.push(theirs.clone().alias_qualified(Some(matched.clone()), "value"));
-        let values = LogicalPlanBuilder::from(lifted).filter(theirs.is_not_null())?.project(columns)?.distinct()?.build()?;
+        let values =
+            LogicalPlanBuilder::from(lifted).filter(theirs.is_not_null())?.project(columns)?.distinct()?.build()?;
         let column = |name: &TableReference, column: &str| Expr::Column(Column::new(Some(name.clone()), column));
         *input = self.join_on(input, all, &references, &domain, &counted, None, JoinType::Left)?;
         let same = value.clone().eq(column(&matched, "value"));
@@ -457,7 +471,9 @@ impl Subqueries {
         )?;
         let mut columns = renamed(domain.columns(), &name);
         let named = ["n", "known", "least", "most"];
-        columns.extend(named.map(|column| Expr::Column(Column::from_name(column)).alias_qualified(Some(name.clone()), column)));
+        columns.extend(
+            named.map(|column| Expr::Column(Column::from_name(column)).alias_qualified(Some(name.clone()), column)),
+        );
         let all = all.project(columns)?.build()?;
         *input = self.join_on(input, all, &references, &domain, &name, None, JoinType::Left)?;
         let [n, known, least, most] = named.map(|column| Expr::Column(Column::new(Some(name.clone()), column)));
@@ -531,7 +547,8 @@ impl Subqueries {
             return Ok(plan.clone());
         }
         if outer_columns(plan).is_empty() {
-            if matches!(plan, LogicalPlan::EmptyRelation(empty) if empty.produce_one_row && empty.schema.fields().is_empty()) {
+            if matches!(plan, LogicalPlan::EmptyRelation(empty) if empty.produce_one_row && empty.schema.fields().is_empty())
+            {
                 return Ok(domain.values.clone());
             }
             return LogicalPlanBuilder::from(plan.clone()).cross_join(domain.values.clone())?.build();
@@ -546,9 +563,9 @@ impl Subqueries {
         let inner = |exprs: &[Expr]| exprs.iter().cloned().map(|expr| domain.inner(expr)).collect::<Result<Vec<_>>>();
         match plan {
             LogicalPlan::Projection(step) => restored(self.lift(&step.input, domain)?, inner(&step.expr)?),
-            LogicalPlan::Filter(step) => {
-                LogicalPlanBuilder::from(self.lift(&step.input, domain)?).filter(domain.inner(step.predicate.clone())?)?.build()
-            }
+            LogicalPlan::Filter(step) => LogicalPlanBuilder::from(self.lift(&step.input, domain)?)
+                .filter(domain.inner(step.predicate.clone())?)?
+                .build(),
             LogicalPlan::SubqueryAlias(step) => {
                 let lifted = self.lift(&step.input, domain)?;
                 let own = exprs_of(step.input.schema());
@@ -591,23 +608,28 @@ impl Subqueries {
                     let lifted = self.lift(input, domain)?;
                     // Columns of a union are found by their places.
                     let columns = columns_of(lifted.schema());
-                    let plain = columns.into_iter().enumerate().map(|(at, column)| Expr::Column(column).alias(format!("u{at}")));
+                    let plain = columns
+                        .into_iter()
+                        .enumerate()
+                        .map(|(at, column)| Expr::Column(column).alias(format!("u{at}")));
                     Ok(Arc::new(LogicalPlanBuilder::from(lifted).project(plain)?.build()?))
                 });
                 let all = LogicalPlan::Union(Union::try_new_with_loose_types(lifted.collect::<Result<Vec<_>>>()?)?);
                 let column = |at: usize| Expr::Column(Column::from_name(format!("u{at}")));
                 let own = (0..before.len()).map(|at| called(column(at), &before[at]));
-                let theirs = (0..domain.outer.len())
-                    .map(|at| called(column(before.len() + at), &domain.column(at)));
+                let theirs = (0..domain.outer.len()).map(|at| called(column(before.len() + at), &domain.column(at)));
                 LogicalPlanBuilder::from(all).project(own.chain(theirs).collect::<Vec<_>>())?.build()
             }
             LogicalPlan::Join(join) => self.lift_join(join, domain),
-            other => unsupported(&format!("a {}", other.display().to_string().split([':', ' ']).next().unwrap_or("step"))),
+            other => {
+                unsupported(&format!("a {}", other.display().to_string().split([':', ' ']).next().unwrap_or("step")))
+            }
         }
     }
 
     fn lift_limit(&self, step: &Limit, domain: &Domain) -> Result<LogicalPlan> {
-        let (SkipType::Literal(skip), FetchType::Literal(fetch)) = (step.get_skip_type()?, step.get_fetch_type()?) else {
+        let (SkipType::Literal(skip), FetchType::Literal(fetch)) = (step.get_skip_type()?, step.get_fetch_type()?)
+        else {
             return unsupported("a LIMIT that is not a number");
         };
         // What orders the rows may be below what takes the order's columns away.
@@ -702,12 +724,15 @@ impl Subqueries {
                 Ok(by)
             });
             let sets = Expr::GroupingSet(GroupingSet::GroupingSets(sets.collect::<Result<Vec<_>>>()?));
-            let made = LogicalPlan::Aggregate(Aggregate::try_new(Arc::new(lifted), vec![sets], inner(&step.aggr_expr)?)?);
+            let made =
+                LogicalPlan::Aggregate(Aggregate::try_new(Arc::new(lifted), vec![sets], inner(&step.aggr_expr)?)?);
             let columns = columns_of(made.schema());
             let keys = domain.outer.len();
             // Not all of the original's keys need to be in these sets.
             let made_keys: Vec<Expr> = match &made {
-                LogicalPlan::Aggregate(made) => grouping_set_to_exprlist(&made.group_expr)?.into_iter().cloned().collect(),
+                LogicalPlan::Aggregate(made) => {
+                    grouping_set_to_exprlist(&made.group_expr)?.into_iter().cloned().collect()
+                }
                 _ => unreachable!("it was made an aggregate"),
             };
             let wanted = all.iter().enumerate().map(|(at, key)| {
@@ -721,7 +746,8 @@ impl Subqueries {
             });
             let mut wanted = wanted.collect::<Result<Vec<_>>>()?;
             wanted.extend(columns[made_keys.len()..].iter().cloned().map(Expr::Column));
-            let wanted = wanted.into_iter().chain(domain.columns()).enumerate().map(|(at, expr)| expr.alias(number(at)));
+            let wanted =
+                wanted.into_iter().chain(domain.columns()).enumerate().map(|(at, expr)| expr.alias(number(at)));
             parts.push(Arc::new(LogicalPlanBuilder::from(made).project(wanted.collect::<Vec<_>>())?.build()?));
         }
         for _ in empty {
@@ -741,7 +767,8 @@ impl Subqueries {
             let kind = step.schema.field(all.len()).data_type();
             wanted.push(lit(ScalarValue::UInt64(Some(bits)).cast_to(kind)?));
             wanted.extend(own.into_iter().map(Expr::Column));
-            let wanted = wanted.into_iter().chain(domain.columns()).enumerate().map(|(at, expr)| expr.alias(number(at)));
+            let wanted =
+                wanted.into_iter().chain(domain.columns()).enumerate().map(|(at, expr)| expr.alias(number(at)));
             parts.push(Arc::new(LogicalPlanBuilder::from(lifted).project(wanted.collect::<Vec<_>>())?.build()?));
         }
         let all = match parts.len() {
@@ -771,11 +798,15 @@ impl Subqueries {
             .build()?;
         let own = step.aggr_expr.iter().enumerate().map(|(at, aggregate)| {
             let value = Expr::Column(made_columns[total.outer.len() + at].clone());
-            let Expr::AggregateFunction(function) = aggregate.clone().unalias() else { return Ok(called(value, &before[at])) };
+            let Expr::AggregateFunction(function) = aggregate.clone().unalias() else {
+                return Ok(called(value, &before[at]));
+            };
             let of_none = function.func.default_value(step.schema.field(at).data_type())?;
             let value = match of_none.is_null() {
                 true => value,
-                false => when(Expr::Column(Column::from_name(marker.clone())).is_null(), lit(of_none)).otherwise(value)?,
+                false => {
+                    when(Expr::Column(Column::from_name(marker.clone())).is_null(), lit(of_none)).otherwise(value)?
+                }
             };
             Ok(called(value, &before[at]))
         });
@@ -804,7 +835,9 @@ impl Subqueries {
             JoinType::Right | JoinType::RightSemi | JoinType::RightAnti => other.columns(),
             JoinType::Full => {
                 let either = domain.columns().into_iter().zip(other.columns());
-                either.map(|(one, other)| when(one.clone().is_not_null(), one).otherwise(other)).collect::<Result<_>>()?
+                either
+                    .map(|(one, other)| when(one.clone().is_not_null(), one).otherwise(other))
+                    .collect::<Result<_>>()?
             }
             JoinType::LeftMark | JoinType::RightMark => return unsupported("a mark join"),
         };
@@ -828,8 +861,11 @@ fn value_of(column: &Column, references: &[Expr], input: &LogicalPlan) -> Result
     if input.schema().has_column(column) {
         return Ok(Expr::Column(column.clone()));
     }
-    let reference = references.iter().find(|expr| matches!(expr, Expr::OuterReferenceColumn(_, outer) if outer == column));
-    reference.cloned().ok_or_else(|| DataFusionError::Plan(format!("no column {column} in the query around a subquery")))
+    let reference =
+        references.iter().find(|expr| matches!(expr, Expr::OuterReferenceColumn(_, outer) if outer == column));
+    reference
+        .cloned()
+        .ok_or_else(|| DataFusionError::Plan(format!("no column {column} in the query around a subquery")))
 }
 
 /// A domain's columns as those of another table.

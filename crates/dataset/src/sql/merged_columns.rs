@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use datafusion::sql::sqlparser::ast::{
-    BinaryOperator, ExcludeSelectItem, Expr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query, Select,
-    SelectItem, SetExpr, TableFactor, Value, VisitMut, VisitorMut,
+    BinaryOperator, ExcludeSelectItem, Expr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query,
+    Select, SelectItem, SetExpr, TableFactor, Value, VisitMut, VisitorMut,
 };
 
 use super::call;
@@ -28,10 +28,12 @@ impl VisitorMut for WriteOut<'_> {
             return ControlFlow::Continue(());
         }
         // What a query orders by is a column of its result first.
-        let gives = |name: &str| select.projection.iter().any(|item| match item {
-            SelectItem::ExprWithAlias { alias, .. } => alias.value == name,
-            _ => false,
-        });
+        let gives = |name: &str| {
+            select.projection.iter().any(|item| match item {
+                SelectItem::ExprWithAlias { alias, .. } => alias.value == name,
+                _ => false,
+            })
+        };
         let hidden: Vec<_> = merged.iter().filter(|(name, _)| !gives(name)).cloned().collect();
         if let Some(order) = &mut query.order_by
             && let OrderByKind::Expressions(keys) = &mut order.kind
@@ -53,6 +55,8 @@ impl WriteOut<'_> {
     /// Writes the joins of a SELECT out, and returns what the keys' names stand for.
     fn joins(&self, select: &mut Select) -> ControlFlow<String, Vec<(String, Expr)>> {
         let mut merged: Vec<(String, Expr)> = Vec::new();
+        // What `*` stands for: each table, and which of its columns are keys.
+        let mut all: Vec<Shown> = Vec::new();
         for table in &mut select.from {
             let is_one = |join: &JoinOperator| match join {
                 JoinOperator::Right(by) | JoinOperator::RightOuter(by) | JoinOperator::FullOuter(by) => {
@@ -61,11 +65,16 @@ impl WriteOut<'_> {
                 _ => false,
             };
             if !table.joins.iter().any(|join| is_one(&join.join_operator)) {
+                let factors = std::iter::once(&table.relation).chain(table.joins.iter().map(|join| &join.relation));
+                all.extend(factors.map(|factor| Shown { table: named(factor).cloned(), keys: Vec::new() }));
                 continue;
             }
+            let first = all.len();
             let mut left = vec![self.factor(&table.relation)?];
+            all.push(Shown { table: Some(left[0].0.clone()), keys: Vec::new() });
             for join in &mut table.joins {
                 let right = self.factor(&join.relation)?;
+                all.push(Shown { table: Some(right.0.clone()), keys: Vec::new() });
                 if let Some(names) = self.keys(&join.join_operator, &left, &right)? {
                     let mut conditions = Vec::new();
                     for name in names {
@@ -73,8 +82,13 @@ impl WriteOut<'_> {
                         let known = merged.iter().position(|(merged, _)| *merged == name);
                         let ours = match known {
                             Some(at) => merged[at].1.clone(),
-                            None => owner(&left, &name)?,
+                            None => {
+                                let at = owner(&left, &name)?;
+                                all[first + at].keys.push(name.clone());
+                                qualified(&left[at].0, &name)
+                            }
                         };
+                        all.last_mut().expect("it has the table").keys.push(name.clone());
                         conditions.push(equal(ours.clone(), theirs.clone()));
                         let column = match &join.join_operator {
                             JoinOperator::Right(_) | JoinOperator::RightOuter(_) => theirs,
@@ -100,26 +114,22 @@ impl WriteOut<'_> {
             }
         }
         if !merged.is_empty() {
-            rename(select, &merged);
+            rename(select, &merged, &all)?;
         }
         ControlFlow::Continue(merged)
     }
 
     /// A table's name within the query, and its columns where they are known.
     fn factor(&self, factor: &TableFactor) -> ControlFlow<String, (Ident, Option<&Vec<String>>)> {
-        let (alias, name) = match factor {
-            TableFactor::Table { name, alias, .. } => (alias, name.0.last().and_then(|part| part.as_ident())),
-            TableFactor::Derived { alias, .. } => (alias, None),
-            _ => (&None, None),
+        let columns = match factor {
+            TableFactor::Table { name, alias, .. } if alias.as_ref().is_none_or(|alias| alias.columns.is_empty()) => {
+                name.0.last().and_then(|part| part.as_ident()).and_then(|name| self.0.get(&name.value))
+            }
+            _ => None,
         };
-        let columns = match alias {
-            Some(alias) if !alias.columns.is_empty() => None,
-            _ => name.and_then(|name| self.0.get(&name.value)),
-        };
-        match (alias, name) {
-            (Some(alias), _) => ControlFlow::Continue((alias.name.clone(), columns)),
-            (None, Some(name)) => ControlFlow::Continue((name.clone(), columns)),
-            _ => ControlFlow::Break(
+        match named(factor) {
+            Some(name) => ControlFlow::Continue((name.clone(), columns)),
+            None => ControlFlow::Break(
                 "a table beside a RIGHT or FULL JOIN with USING, or a NATURAL one, needs a name; add AS name".into(),
             ),
         }
@@ -141,7 +151,8 @@ impl WriteOut<'_> {
                 let all: Option<Vec<&Vec<String>>> = left.iter().map(|(_, columns)| *columns).collect();
                 let (Some(all), Some(theirs)) = (all, right.1) else {
                     return ControlFlow::Break(
-                        "the columns of a NATURAL RIGHT or FULL JOIN are not known here; name them with USING (...)".into(),
+                        "the columns of a NATURAL RIGHT or FULL JOIN are not known here; name them with USING (...)"
+                            .into(),
                     );
                 };
                 let common = theirs.iter().filter(|name| all.iter().any(|columns| columns.contains(name)));
@@ -149,6 +160,25 @@ impl WriteOut<'_> {
             }
             _ => ControlFlow::Continue(None),
         }
+    }
+}
+
+/// A table of a query, for `*`.
+struct Shown {
+    /// `None` if the query gives it no name.
+    table: Option<Ident>,
+    /// Columns that are keys of joins, and shown as such.
+    keys: Vec<String>,
+}
+
+/// The name that a query gives a table.
+fn named(factor: &TableFactor) -> Option<&Ident> {
+    match factor {
+        TableFactor::Table { alias: Some(alias), .. } | TableFactor::Derived { alias: Some(alias), .. } => {
+            Some(&alias.name)
+        }
+        TableFactor::Table { name, .. } => name.0.last().and_then(|part| part.as_ident()),
+        _ => None,
     }
 }
 
@@ -173,12 +203,13 @@ fn equal(left: Expr, right: Expr) -> Expr {
     Expr::BinaryOp { left: Box::new(left), op: BinaryOperator::Eq, right: Box::new(right) }
 }
 
-/// The column of the one table to the left that has it.
-fn owner(left: &[(Ident, Option<&Vec<String>>)], name: &str) -> ControlFlow<String, Expr> {
-    let may_have = |columns: &Option<&Vec<String>>| columns.is_none_or(|columns| columns.iter().any(|other| other == name));
-    let owners: Vec<&Ident> = left.iter().filter(|(_, columns)| may_have(columns)).map(|(table, _)| table).collect();
+/// The place of the one table to the left that has a column.
+fn owner(left: &[(Ident, Option<&Vec<String>>)], name: &str) -> ControlFlow<String, usize> {
+    let may_have =
+        |columns: &Option<&Vec<String>>| columns.is_none_or(|columns| columns.iter().any(|other| other == name));
+    let owners: Vec<usize> = (0..left.len()).filter(|at| may_have(&left[*at].1)).collect();
     match owners.as_slice() {
-        [table] => ControlFlow::Continue(qualified(table, name)),
+        [at] => ControlFlow::Continue(*at),
         [] => ControlFlow::Break(format!("USING ({name}): no table to the left of the join has a column {name:?}")),
         _ => ControlFlow::Break(format!(
             "USING ({name}): more than one table to the left may have {name:?}; write ON with the table's name"
@@ -187,7 +218,7 @@ fn owner(left: &[(Ident, Option<&Vec<String>>)], name: &str) -> ControlFlow<Stri
 }
 
 /// Puts what keys stand for in the place of their bare names.
-fn rename(select: &mut Select, merged: &[(String, Expr)]) {
+fn rename(select: &mut Select, merged: &[(String, Expr)], all: &[Shown]) -> ControlFlow<String> {
     let mut items = Vec::new();
     for item in std::mem::take(&mut select.projection) {
         match item {
@@ -201,24 +232,32 @@ fn rename(select: &mut Select, merged: &[(String, Expr)]) {
                 });
             }
             SelectItem::Wildcard(mut options) => {
-                // Keys come first, once.
-                let is_hidden = |name: &str| match &options.opt_exclude {
-                    Some(ExcludeSelectItem::Single(hidden)) => hidden.to_string() == name,
-                    Some(ExcludeSelectItem::Multiple(hidden)) => hidden.iter().any(|hidden| hidden.to_string() == name),
-                    None => false,
+                let hidden = match options.opt_exclude.take() {
+                    Some(ExcludeSelectItem::Single(name)) => vec![name],
+                    Some(ExcludeSelectItem::Multiple(names)) => names,
+                    None => Vec::new(),
                 };
-                let shown = merged.iter().filter(|(name, _)| !is_hidden(name));
-                items.extend(
-                    shown.map(|(name, expr)| SelectItem::ExprWithAlias { expr: expr.clone(), alias: quoted(name) }),
-                );
-                let mut hidden: Vec<ObjectName> = merged.iter().map(|(name, _)| ObjectName::from(vec![quoted(name)])).collect();
-                match options.opt_exclude.take() {
-                    Some(ExcludeSelectItem::Single(name)) => hidden.push(name),
-                    Some(ExcludeSelectItem::Multiple(names)) => hidden.extend(names),
-                    None => {}
+                if !hidden.is_empty() || options.opt_except.is_some() {
+                    return ControlFlow::Break(
+                        "* with EXCLUDE or EXCEPT cannot stand beside a RIGHT or FULL JOIN with USING; name the columns".into(),
+                    );
                 }
-                options.opt_exclude = Some(ExcludeSelectItem::Multiple(hidden));
-                items.push(SelectItem::Wildcard(options));
+                // Keys come first, once.
+                items.extend(
+                    merged
+                        .iter()
+                        .map(|(name, expr)| SelectItem::ExprWithAlias { expr: expr.clone(), alias: quoted(name) }),
+                );
+                for shown in all {
+                    let Some(table) = &shown.table else {
+                        return ControlFlow::Break("a table needs a name for * to show it here; add AS name".into());
+                    };
+                    let keys = shown.keys.iter().map(|key| ObjectName::from(vec![quoted(key)])).collect::<Vec<_>>();
+                    let mut options = options.clone();
+                    options.opt_exclude = (!keys.is_empty()).then_some(ExcludeSelectItem::Multiple(keys));
+                    let kind = SelectItemQualifiedWildcardKind::ObjectName(ObjectName::from(vec![table.clone()]));
+                    items.push(SelectItem::QualifiedWildcard(kind, options));
+                }
             }
             other => items.push(other),
         }
@@ -232,6 +271,7 @@ fn rename(select: &mut Select, merged: &[(String, Expr)]) {
     }
     select.projection = items;
     select.from = from;
+    ControlFlow::Continue(())
 }
 
 fn quoted(name: &str) -> Ident {

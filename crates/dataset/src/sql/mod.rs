@@ -22,9 +22,9 @@ use datafusion::execution::SessionState;
 use datafusion::logical_expr::{LogicalPlan, ScalarUDF};
 use datafusion::sql::parser::{DFParserBuilder, Statement};
 use datafusion::sql::sqlparser::ast::{
-    BinaryOperator, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, ObjectName,
-    Query, Select, SetExpr, SetOperator, SetQuantifier, TableFactor, UnaryOperator, Value, Visit, VisitMut, Visitor,
-    visit_expressions_mut,
+    BinaryOperator, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident,
+    ObjectName, Query, Select, SetExpr, SetOperator, SetQuantifier, TableFactor, UnaryOperator, Value, Visit, VisitMut,
+    Visitor, visit_expressions_mut,
 };
 
 use self::between::drawn_once;

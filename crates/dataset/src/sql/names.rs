@@ -30,7 +30,10 @@ impl VisitorMut for TellApart {
         for item in &select.projection {
             if let SelectItem::ExprWithAlias { alias, .. } = item {
                 if !taken.insert(alias.value.clone()) {
-                    return ControlFlow::Break(format!("two columns of the query are named {:?}; rename one", alias.value));
+                    return ControlFlow::Break(format!(
+                        "two columns of the query are named {:?}; rename one",
+                        alias.value
+                    ));
                 }
             }
         }
