@@ -32,7 +32,9 @@ for number, usual in {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run slow tests too, and every case of matrices that are sampled")
+    parser.addoption(
+        "--all", action="store_true", help="run slow tests too, and every case of matrices that are sampled"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

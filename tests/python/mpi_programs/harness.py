@@ -84,4 +84,6 @@ def main(names: dict[str, Any], wanted: list[str] | None = None) -> None:
             sys.stderr.flush()
             MPI.COMM_WORLD.Abort(1)
     if MPI.COMM_WORLD.Get_rank() == 0:
-        print(f"{Path(names['__file__']).stem} ok: {len(checks)} checks on {MPI.COMM_WORLD.Get_size()} ranks", flush=True)
+        print(
+            f"{Path(names['__file__']).stem} ok: {len(checks)} checks on {MPI.COMM_WORLD.Get_size()} ranks", flush=True
+        )
