@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs only with --all (`make test-all`), or when it is asked for by name")
     config.addinivalue_line(
         "markers",
-        "sampled(count, always=()): of the test's cases, runs those whose first parameter is in `always` and `count` others, "
+        "sampled(count, always=()): of the test's cases, runs those with a parameter in `always` and `count` others, "
         "drawn with TIDEMILL_TEST_SEED; all of them with --all, or when they are asked for by name",
     )
 
@@ -81,7 +81,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         if item not in left_out and (sampled := item.get_closest_marker("sampled")):
             assert isinstance(item, pytest.Function)
-            if next(iter(item.callspec.params.values())) not in sampled.kwargs.get("always", ()):
+            if not any(value in sampled.kwargs.get("always", ()) for value in item.callspec.params.values()):
                 matrices[item.nodeid.partition("[")[0]].append(item)
     for name, cases in matrices.items():
         (count,) = next(cases[0].iter_markers("sampled")).args
