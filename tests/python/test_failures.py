@@ -285,6 +285,8 @@ def test_results_that_cannot_be_sent_are_told_to_who_waits_for_them(tmp_path: Pa
     assert len([out for out in outputs if out == "told\n"]) == 2, outputs
 
 
+# The comparison is the same on every transport.
+@pytest.mark.sampled(4, always=("auto",))
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("usual", "odd", "words"),
