@@ -3,6 +3,7 @@
 //! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames what would
 //! clash. A wrong column or type is an error of the step that uses it, not of the action.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -51,10 +52,19 @@ impl DataSet {
             return Ok(DataSet { frame });
         }
         // Qualifiers are of use inside SQL only; here they would make `col("a")` ambiguous after a join.
+        let mut taken: HashSet<String> = HashSet::new();
         let columns: Vec<Expr> = schema
             .iter()
             .map(|(qualifier, field)| {
-                Expr::Column(Column::new(qualifier.cloned(), field.name())).alias(field.name().clone())
+                // `SELECT a.*, b.*` may have a name twice.
+                let is_free = |name: &String| {
+                    !taken.contains(name) && (name == field.name() || !schema.has_column_with_unqualified_name(name))
+                };
+                let mut names = std::iter::once(field.name().clone())
+                    .chain((1..).map(|number| format!("{}_{number}", field.name())));
+                let name = names.find(is_free).expect("numbers do not end");
+                taken.insert(name.clone());
+                Expr::Column(Column::new(qualifier.cloned(), field.name())).alias(name)
             })
             .collect();
         Ok(DataSet { frame: frame.select(columns)? })
@@ -95,7 +105,8 @@ impl DataSet {
     pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
         // A session of its own: the tables of one query are no concern of another.
         let context = engine.session().enable_url_table();
-        let statement = sql::parsed(&context.state(), query)?;
+        let columns = tables.iter().map(|(name, table)| (name.clone(), table.names())).collect();
+        let statement = sql::parsed(&context.state(), query, &columns)?;
         let known: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
         for (name, table) in tables {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
@@ -109,7 +120,7 @@ impl DataSet {
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         let plan = context.state().statement_to_plan(statement).await?;
         options.verify_plan(&plan)?;
-        DataSet::new(context.execute_logical_plan(plan).await?)
+        DataSet::new(context.execute_logical_plan(sql::corrected(plan)?).await?)
     }
 
     /// Whether rows that cannot be read are left out of it.
@@ -268,8 +279,22 @@ impl DataSet {
         let keys: Vec<Expr> = self.with_durations(keys)?.into_iter().map(named).collect();
         let aggregates = self.with_durations(aggregates)?;
         let functions = find_aggregate_exprs(&aggregates);
+        // Two that differ only by a cast would have the same name.
+        let named: Vec<(String, &Expr)> = functions
+            .iter()
+            .enumerate()
+            .map(|(at, function)| {
+                let name = function.schema_name().to_string();
+                let is_first = functions[..at].iter().all(|other| other.schema_name().to_string() != name);
+                (if is_first { name } else { format!("{name} {at}") }, function)
+            })
+            .collect();
+        let functions_named = named.iter().map(|(name, function)| match *name == function.schema_name().to_string() {
+            true => (*function).clone(),
+            false => (*function).clone().alias(name.clone()),
+        });
         let plan = LogicalPlanBuilder::from(self.frame.logical_plan().clone())
-            .aggregate(keys.clone(), functions.clone())?
+            .aggregate(keys.clone(), functions_named.collect::<Vec<_>>())?
             .build()?;
         // The plan's node computes bare functions; what is built around them comes after.
         let output = |key: &Expr| match window_parts(key) {
@@ -284,14 +309,13 @@ impl DataSet {
         for expr in aggregates {
             let name = output_name(&expr);
             let rest = expr.transform_down(|node| {
-                Ok(if functions.contains(&node) {
-                    Transformed::new(
-                        Expr::Column(Column::from_name(node.schema_name().to_string())),
+                Ok(match named.iter().find(|(_, function)| **function == node) {
+                    Some((name, _)) => Transformed::new(
+                        Expr::Column(Column::from_name(name.clone())),
                         true,
                         datafusion::common::tree_node::TreeNodeRecursion::Jump,
-                    )
-                } else {
-                    Transformed::no(node)
+                    ),
+                    None => Transformed::no(node),
                 })
             })?;
             outputs.push(rest.data.unalias().alias(name));

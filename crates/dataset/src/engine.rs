@@ -20,7 +20,6 @@ use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::optimizer::{Analyzer, AnalyzerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation};
@@ -31,11 +30,14 @@ use crate::durations::SqlDurations;
 use crate::error::{DataSetError, Result};
 use crate::frames::{CheckFrames, SqlFrames};
 use crate::group::ByNumber;
+use crate::guards::GuardConditions;
 use crate::instead::Instead;
 use crate::lenient::{BadRow, BadRows};
 use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number_functions};
+use crate::optimizer::{logical_rules, physical_rules};
 use crate::spill::SpillFiles;
 use crate::split::SplitExec;
+use crate::sql::planning_functions;
 use crate::stores::Stores;
 use crate::stream::{behind_function, sql_functions};
 use crate::times::{DatesAsTimes, time_functions};
@@ -372,7 +374,7 @@ fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
 fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Governor) -> SessionContext {
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
         vec![Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) })];
-    rules.extend(PhysicalOptimizer::new().rules);
+    rules.extend(physical_rules());
     rules.push(Arc::new(CheckFrames));
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
     let budget_bytes = governor.settings().budget_bytes;
@@ -382,10 +384,12 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes)];
     analyzer.extend(Analyzer::new().rules);
     // When all types are known.
-    analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _]);
+    analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _, Arc::new(GuardConditions) as _]);
+    let builder = builder.with_optimizer_rules(logical_rules());
     let builder = builder.with_physical_optimizer_rules(rules).with_analyzer_rules(analyzer);
     let context = SessionContext::new_with_state(builder.build());
     let functions = sql_functions().chain([behind_function()]).chain(time_functions()).chain(number_functions());
+    let functions = functions.chain(planning_functions());
     functions.for_each(|function| context.register_udf(function));
     aggregate_functions().for_each(|function| context.register_udaf(function));
     context

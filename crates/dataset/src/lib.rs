@@ -14,6 +14,8 @@
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
 //! | `numbers` | what numbers mean: sums and products that do not fit are errors            |
+//! | `guards`  | a condition guards what is right of it                                    |
+//! | `optimizer` | DataFusion's rules, with guards around those that are wrong; `sql`: what a query means |
 //! | `parts`   | tables of which every worker holds a part; `own_files`: of files that only some hosts have |
 //! | `split`   | texts to rows of their parts                                              |
 //! | `spill`   | files, with checksums, that DataFusion's steps spill to                   |
@@ -46,6 +48,7 @@ mod file_table;
 mod files;
 mod frames;
 mod group;
+mod guards;
 mod held;
 mod instead;
 mod ipc_sink;
@@ -60,6 +63,7 @@ mod mark;
 mod npy;
 mod number_keys;
 mod numbers;
+mod optimizer;
 mod own_files;
 mod part_sink;
 mod parts;

@@ -19,7 +19,7 @@ mod totals;
 use arrow::datatypes::DataType;
 use datafusion::logical_expr::{AggregateUDF, ScalarUDF};
 
-pub(crate) use arithmetic::CheckArithmetic;
+pub(crate) use arithmetic::{CheckArithmetic, is_checked};
 pub(crate) use float_keys::{CompareFloats, beneath};
 
 /// Functions of ours that take the place of DataFusion's.
