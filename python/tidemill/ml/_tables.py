@@ -18,6 +18,7 @@ __all__ = [
     "is_table",
     "local_rows",
     "mapped",
+    "no_distances",
     "weights_and_rest",
     "with_columns",
 ]
@@ -66,6 +67,14 @@ def fitted_columns(estimator: Any, x: DataSet | Table) -> list[str]:
             "select the columns"
         )
     return found
+
+
+def no_distances(estimator: str) -> TypeError:
+    """The error for a DataSet where a matrix of distances is wanted."""
+    return TypeError(
+        f"X is a DataSet, whose rows have no order, so {estimator} cannot tell which column is whose distance: give metric='euclidean' or a "
+        "function if its rows are vectors, or an array of distances"
+    )
 
 
 def is_table(x: object) -> TypeGuard[DataSet | Table]:
