@@ -550,7 +550,7 @@ def test_distances_by_a_function() -> None:
         MDS(metric=lambda a, b: 1.0).fit(x)
     with pytest.raises(ValueError, match="must be symmetric"):
         MDS(metric=lambda a, b: np.abs(a[:, None, 0] - 2 * b[:, 0]) * (a[:, None, 0] != b[:, 0])).fit(x)
-    with pytest.raises(ValueError, match="'euclidean' or a function of two arrays of rows. Got 'cosine'"):
+    with pytest.raises(ValueError, match=r"'euclidean' or a function of two arrays of rows\. Got 'cosine'"):
         MDS(metric="cosine").fit(x)
 
 
