@@ -160,3 +160,24 @@ def test_a_part_of_the_job_can_cluster_by_itself() -> None:
     even, odd, *rest = run(clusters_of_part, workers=4)
     assert odd - even > 90
     assert rest == [even, odd]
+
+
+def fit_data_set(x: NDArray[Any], parameters: dict[str, Any]) -> tuple[float, int, int]:
+    """On a worker: inertia, this worker's rows, and how many rows the query has in other clusters than the nearest."""
+    data = tidemill.from_arrow(tidemill.Table.from_numpy({f"c{at}": column for at, column in enumerate(x.T)}))
+    data = data.repartition(4)
+    model = KMeans(**parameters).fit(data)
+    told = model.predict(data).collect().to_numpy()
+    labels = told.pop("cluster")
+    wrong = int((model.predict(np.column_stack(list(told.values()))) != labels).sum())
+    return model.inertia_, len(model.labels_), wrong
+
+
+def test_rows_of_a_data_set_are_dealt_out() -> None:
+    x = data(900, 3)
+    parameters = {"n_clusters": 6, "init": x[:6], "tol": 0}
+    alone = KMeans(**parameters).fit(x)
+    found = tidemill.run(fit_data_set, x, parameters, workers=3)
+    assert sum(rows for _, rows, _ in found) == 900
+    for inertia, _, wrong in found:
+        assert inertia == pytest.approx(alone.inertia_) and wrong == 0

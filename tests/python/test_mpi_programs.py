@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import launched
@@ -90,3 +91,39 @@ def test_the_programs_hold_for_real_mpi() -> None:
     )
     text = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0 and text.count("checks on 2 ranks") == len(NAMES), text
+
+
+def test_the_command_for_mpi4pys_own_tests(tmp_path: Path) -> None:
+    """A test passes when it passes on every rank, and what is out of scope is not run."""
+    (tmp_path / "arrayimpl.py").write_text("ArrayBackends = []\n")
+    (tmp_path / "test_win.py").write_text("raise RuntimeError('is not run')\n")
+    (tmp_path / "test_small.py").write_text(
+        textwrap.dedent("""
+            import unittest
+            from mpi4py import MPI
+            from mpi4py.util import pkl5
+
+            class TestSmall(unittest.TestCase):
+                def testSum(self):
+                    self.assertEqual(pkl5.Intracomm(MPI.COMM_WORLD).allreduce(1), 2)
+
+                def testFirst(self):
+                    self.assertEqual(MPI.COMM_WORLD.rank, 0)
+
+                @unittest.skip("always")
+                def testSkipped(self):
+                    pass
+        """)
+    )
+    tool = Path(__file__).parents[2] / "tools/mpi4py-tests"
+    done = subprocess.run(
+        [sys.executable, tool, "--folder", tmp_path, "-n", "2"],
+        capture_output=True,
+        text=True,
+        timeout=launched.PATIENCE_S,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "test_win: not run (one-sided communication)" in done.stdout
+    assert "test_small: 1 failed, 1 passed, 1 skipped" in done.stdout
+    assert "  TestSmall.testFirst: AssertionError: 1 != 0" in done.stdout
+    assert done.stdout.endswith("1 of 2 passed (50.0 %), 1 skipped\n")

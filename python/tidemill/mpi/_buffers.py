@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill._errors import UnsupportedError, fail
 from tidemill.mpi._datatype import Bytes, Datatype, Layout, by_code, predefined
+from tidemill.mpi._dlpack import array_of_capsule
 
 Unpack = Callable[[int | None], None]
 #: Memory, count, element type of the native code, what to do after receiving, and the caller's datatype.
@@ -122,10 +123,10 @@ def _array_of(buffer: Any) -> NDArray[Any] | None:
             flat = np.frombuffer(view, np.uint8) if view.nbytes else _EMPTY
             return flat.view(f"V{view.itemsize}") if view.itemsize > 1 and view.nbytes else flat
     if hasattr(buffer, "__dlpack__"):
-        device, _ = buffer.__dlpack_device__()
-        if int(device) not in (1, 3, 11):  # the memory of the host, plain or reachable by a GPU too
-            raise TypeError("message: " + _GPU.format(where=f"GPU (DLPack device type {int(device)})"))
-        return np.from_dlpack(buffer)
+        device, number = map(operator.index, buffer.__dlpack_device__())
+        if device not in (1, 3, 11):  # the memory of the host, plain or reachable by a GPU too
+            raise TypeError("message: " + _GPU.format(where=f"GPU (DLPack device type {device}, number {number})"))
+        return array_of_capsule(buffer.__dlpack__())
     if hasattr(buffer, "__array_interface__"):
         return np.asarray(buffer)
     return None
@@ -138,8 +139,12 @@ def datatype_of(given: Any) -> Datatype:
     ------
     KeyError
         If there is no such datatype.
+    ValueError
+        If it is null.
     """
     if isinstance(given, Datatype):
+        if not given:
+            raise ValueError("message: the datatype is DATATYPE_NULL (or was freed)")
         return given
     try:
         return by_code[given]
