@@ -142,7 +142,12 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
             DataSetError::Query(wrong_type(text).unwrap_or_else(|| text.clone()))
         }
         DataFusionError::SQL(error, _) => DataSetError::Query(format!("SQL: {error}")),
-        DataFusionError::Execution(text) => DataSetError::Data(text.clone()),
+        DataFusionError::Execution(text) => {
+            match text.split_once(" user-defined coercion failed with: Error during planning: ") {
+                Some((_, told)) => DataSetError::Query(told.to_owned()),
+                None => DataSetError::Data(text.clone()),
+            }
+        }
         DataFusionError::ParquetError(error) => DataSetError::Data(error.to_string()),
         DataFusionError::ObjectStore(error) => DataSetError::Io(error.to_string()),
         DataFusionError::IoError(error) => DataSetError::Io(error.to_string()),
