@@ -123,3 +123,14 @@ def test_algorithms_and_repeatable_sums_are_chosen_by_keyword() -> None:
         comm.Allreduce(np.ones(3), total, algorithm="no such algorithm")
     with pytest.raises(MPI.Exception):
         comm.Bcast(total, algorithm="pairwise")
+
+
+def test_who_gives_an_object_is_told_of_the_small_letter() -> None:
+    """It was "expecting buffer or list/tuple", of a list."""
+    comm = tidemill.init().comm
+    for given in ([1, 2, 3], [1.0, 2], 5, "text", None):
+        with pytest.raises(TypeError, match=r"message: expecting buffer or list/tuple.*bcast for Bcast"):
+            comm.Bcast(given)
+    for given in ([1], [1, 2, 3, 4, 5]):
+        with pytest.raises(ValueError, match=r"message: expecting 2 to 4 items.*bcast for Bcast"):
+            comm.Bcast(given)
