@@ -180,7 +180,7 @@ index = large.sort("x").with_row_index().to_dict()
 print(index["index"] == list(range(20000)), index["x"] == sorted(index["x"]))
 print(large.describe().to_dict()["x"][:2], len(large.describe(root=0)) > 0)
 least, most = -(2**63), 2**63 - 1
-wide = tm.from_dict({"k": [n % 3 for n in range(30000)], "x": [(least, most, 7)[n // 3 % 3] for n in range(30000)]})
+wide = tm.from_dict({"k": [n % 3 for n in range(27000)], "x": [(least, most, 7)[n // 3 % 3] for n in range(27000)]})
 print(wide.group_by("k").mean().sort("k").to_dict()["x"], wide.select(tm.mean("x")).to_dict()["x"])
 """
 

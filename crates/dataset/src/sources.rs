@@ -146,13 +146,13 @@ fn blamed(query: &DataFrame, text: &str) -> Option<String> {
                         let is_meant = cast.expr.get_type(&schema).is_ok_and(|of| is_text(&of) == *of_text);
                         // Literals are cast when the query is planned.
                         if is_meant && !cast.expr.column_refs().is_empty() {
-                            add(part.human_display().to_string());
+                            add(shown_expr(part));
                         }
                     }
                     (Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide | Operator::Modulo, right }), None) => {
                         let is_exact = left.get_type(&schema).is_ok_and(|of| !of.is_floating());
                         if is_exact && (!matches!(right.as_ref(), Expr::Literal(..)) || is_zero(right)) {
-                            add(right.human_display().to_string());
+                            add(shown_expr(right));
                         }
                     }
                     _ => {}
@@ -180,6 +180,19 @@ fn blamed(query: &DataFrame, text: &str) -> Option<String> {
 /// Between an error and the expressions that it is of.
 const BLAMED: &str = ", in ";
 
+/// An expression as people write it.
+fn shown_expr(expr: &Expr) -> String {
+    match expr {
+        Expr::Column(column) => column.name.clone(),
+        Expr::Alias(alias) => shown_expr(&alias.expr),
+        Expr::Cast(cast) => format!("cast({} as {})", shown_expr(&cast.expr), cast.field.data_type()),
+        Expr::ScalarFunction(call) => {
+            call.func.display_name(&call.args).unwrap_or_else(|_| expr.human_display().to_string())
+        }
+        other => other.human_display().to_string(),
+    }
+}
+
 fn is_zero(expr: &Expr) -> bool {
     let Expr::Literal(value, _) = expr else { return false };
     datafusion::common::ScalarValue::new_zero(&value.data_type()).is_ok_and(|zero| zero == *value)
@@ -190,7 +203,10 @@ fn cast_type(text: &str) -> Option<(String, bool)> {
     let after = |before: &str| text.split_once(before).map(|(_, rest)| rest);
     if text.contains(CAST) {
         let rest = after("' to value of ")?;
-        return Some((rest[..rest.rfind(" type")?].to_owned(), true));
+        let to = &rest[..rest.rfind(" type")?];
+        // Of decimals it names the widest.
+        let to = if to.starts_with("Decimal") { to.split('(').next()? } else { to };
+        return Some((to.to_owned(), true));
     }
     if text.contains("Error parsing timestamp from ") {
         return Some(("Timestamp".to_owned(), true));

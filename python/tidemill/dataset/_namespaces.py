@@ -75,16 +75,15 @@ class Strings:
         return call("regexp_count", self._expr, lit(pattern))
 
     def replace(self, old: str | Expr, new: str | Expr) -> Expr:
-        """With every `old` replaced, as it is."""
-        if old == "" and isinstance(old, str):
-            raise ValueError("replace: there is nothing to replace; a text that is not empty is needed")
+        """With every `old` replaced, as it is; an empty one is between all characters, as in Python."""
+        if isinstance(old, str) and isinstance(new, str) and not old:
+            # The engine's function finds nothing empty.
+            return call("regexp_replace", self._expr, lit(""), lit(_literally(new)), lit("g"))
         return call("replace", self._expr, as_value(old), as_value(new))
 
     def replace_match(self, pattern: str, new: str) -> Expr:
         r"""With everything that `pattern` finds replaced; ``\1`` in `new` is what the first parentheses found, ``\\`` a backslash."""
-        # For the engine a dollar sign is special, too.
-        ready = re.sub(r"\\(\d+)|\\(\\)|\$", lambda found: f"${{{found[1]}}}" if found[1] else found[2] or "$$", new)
-        return call("regexp_replace", self._expr, lit(pattern), lit(ready), lit("g"))
+        return call("regexp_replace", self._expr, lit(pattern), lit(_literally(new, groups=True)), lit("g"))
 
     def slice(self, start: int, length: int | None = None) -> Expr:
         """The characters from `start` (0 is the first) on, at most `length`."""
@@ -153,6 +152,13 @@ class Strings:
         if not formats:
             return self._expr.cast("datetime[us]", strict=strict)
         return call("strptime" if strict else "try_strptime", self._expr, *map(lit, formats))
+
+
+def _literally(new: str, *, groups: bool = False) -> str:
+    """What the engine is to put in place of a match, for which a dollar sign is special, too; with Python's references to `groups`."""
+    if not groups:
+        return new.replace("$", "$$")
+    return re.sub(r"\\(\d+)|\\(\\)|\$", lambda found: f"${{{found[1]}}}" if found[1] else found[2] or "$$", new)
 
 
 class DateTimes:
