@@ -670,5 +670,5 @@ def test_whole_numbers_of_64_bits() -> None:
         small = tm.from_dict({"x": [1, 2]}).select(x.cast(kind).mean())
         assert small.schema["x"] == ("Decimal128(9, 5)" if kind.startswith("decimal") else "Float64")
         assert [float(value) for value in small.to_dict()["x"]] == [1.5]
-    with pytest.raises(tm.DataSetError, match="^there is no avg of Utf8; cast it to a type that has one$"):
+    with pytest.raises(tm.DataSetError, match=r"^there is no avg of Utf8; cast it to a type that has one$"):
         tm.from_dict({"x": ["a"]}).select(x.mean()).collect()

@@ -147,7 +147,7 @@ def test_partitions_cover_everything(postgresql: PostgreSQL) -> None:
     data.write_database("parts", postgresql.uri)
     for column in columns:
         for count in (2, 3, 7, 60):
-            queries = _parts(postgresql.uri, "select * from parts;", column, count)
+            queries = _parts(postgresql.uri, "select * from parts -- all of them", column, count)
             parts = [_read(postgresql.uri, query) for query in queries]
             assert len(parts) == count
             found = [value for part in parts for value in part[column]]

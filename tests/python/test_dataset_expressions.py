@@ -418,7 +418,10 @@ def test_texts_that_are_times_of_several_formats() -> None:
         None,
         None,
     ]
-    assert evaluate(s.str.to_datetime(strict=False), s=["2024-02-29T01:00:00", "x"]) == [dt.datetime(2024, 2, 29, 1), None]
+    assert evaluate(s.str.to_datetime(strict=False), s=["2024-02-29T01:00:00", "x"]) == [
+        dt.datetime(2024, 2, 29, 1),
+        None,
+    ]
     with pytest.raises(tm.DataSetError, match=r'"soon" is no time as any of "%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y" says'):
         evaluate(s.str.to_date(*forms), s=texts)
     table = tm.from_dict({"s": texts})

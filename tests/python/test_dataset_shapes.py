@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import launched
+import pyarrow as pa
 import pytest
 import tidemill as tm
 from datasets import rows
@@ -124,6 +125,9 @@ def test_counts_and_groups(sales: tm.DataSet) -> None:
     assert rows(groups.max()) == [("n", "tea", 3), ("s", "tea", 5), (None, None, 7)]
     assert rows(groups.min("item")) == [("n", "salt"), ("s", "tea"), (None, None)]
     assert rows(groups.count()) == [("n", 3), ("s", 1), (None, 1)]
+    coded = tm.from_arrow(pa.table({"k": [1, 1, 2], "c": pa.array(["a", "b", None]).dictionary_encode()}))
+    assert rows(coded.group_by("k").max()) == [(1, "b"), (2, None)]
+    assert coded.fill_null("?").sort("k").to_dict()["c"][2] == "?" and coded.describe()["c"][8] == "b"
     with pytest.raises(tm.DataSetError, match="no column beside the keys"):
         sales.select("shop").group_by("shop").sum()
     x = tm.col("sold")

@@ -125,18 +125,12 @@ def write(data: DataSet, table: str, connection: Connection, if_exists: Literal[
                     "a connection of ADBC is needed, such as adbc_driver_postgresql.dbapi.connect(...) or a URI makes; "
                     f"{type(opened).__module__}.{type(opened).__name__} is none"
                 )
-            # Drivers know no views of texts.
-            ready = NativeTable.take(rows).cast([(name, _PLAIN.get(kind, kind)) for name, kind in rows.schema.items()])
-            cursor.adbc_ingest(table, ready.__arrow_c_stream__(), mode=modes[if_exists])
+            cursor.adbc_ingest(table, rows.__arrow_c_stream__(), mode=modes[if_exists])
             opened.commit()
         return len(rows)
 
     count = _together(put, f"write_database: table {table!r}")
     return int(job.comm.bcast(count))
-
-
-#: Types that drivers take, for those that they do not.
-_PLAIN = {"Utf8View": "Utf8", "BinaryView": "Binary", "LargeBinary": "Binary"}
 
 
 def _together(work: Callable[[], Any], call: str) -> Any:
@@ -213,7 +207,7 @@ def _read(connection: Connection, query: str) -> Table:
 def _parts(connection: Connection, query: str, column: str, count: int) -> list[str]:
     """A query for each worker, which together have all rows."""
     name = '"' + column.replace('"', '""') + '"'
-    inner = f"({query.strip().rstrip(';')}) as tidemill_rows"
+    inner = f"({query.strip().rstrip(';')}\n) as tidemill_rows"  # it may end with a comment
     found = _read(connection, f"select min({name}) as low, max({name}) as high from {inner}").to_pylist()[0]
     low, high = found["low"], found["high"]
     if low is None:

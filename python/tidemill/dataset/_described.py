@@ -8,6 +8,7 @@ from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, col, lit
 from tidemill.dataset._functions import count
+from tidemill.dataset._shape import plain_kind
 from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _EXACT_ROWS_MAX = 10_000_000
 
 def described(data: DataSet, root: int | None) -> Table:
     """See `DataSet.describe`."""
-    kinds = data.schema
+    kinds = {name: plain_kind(kind) for name, kind in data.schema.items()}
     if not kinds:
         raise DataSetError("describe needs a column; there is none")
     counts = data.select(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, col, columns, flat, names_of
 from tidemill.dataset._functions import count
+from tidemill.dataset._shape import plain_kind
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
@@ -79,7 +80,11 @@ class GroupBy:
         wanted = names_of(names, which)
         if not wanted:
             keys = {key.output_name for key in flat(self._keys)}
-            wanted = [name for name, kind in self._data.schema.items() if name not in keys and kind.startswith(kinds)]
+            wanted = [
+                name
+                for name, kind in self._data.schema.items()
+                if name not in keys and plain_kind(kind).startswith(kinds)
+            ]
             if not wanted:
                 raise DataSetError(f"{which}: there is no column beside the keys to make one of")
         return self.agg(*(getattr(col(name), which)() for name in wanted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
     from tidemill.dataset._read import ArrowStream
 
-__all__ = ["concat", "filled", "pivoted", "unpivoted"]
+__all__ = ["concat", "filled", "pivoted", "plain_kind", "unpivoted"]
 
 #: What a cell of a pivoted table may be made of its values.
 Made = Literal["first", "last", "sum", "mean", "min", "max", "median", "count"]
@@ -122,8 +123,15 @@ def unpivoted(
     return data.select(*keys, names, values).explode(variable_name, value_name)
 
 
+def plain_kind(kind: str) -> str:
+    """The type of the values, where they lie in a dictionary."""
+    found = re.fullmatch(r"Dictionary\(\w+, (.*)\)", kind)
+    return found[1] if found else kind
+
+
 def _family(kind: str) -> str:
     """Types that an array has together."""
+    kind = plain_kind(kind)
     if kind.startswith(("Int", "UInt", "Float", "Decimal")):
         return "number"
     return "text" if kind in ("Utf8", "LargeUtf8", "Utf8View") else kind
@@ -163,8 +171,7 @@ def _fits(value: Any, kind: str) -> bool:
         raise DataSetError('fill_null with an expression needs the columns that it is for: fill_null(expression, "a")')
     for of, names in _FILLED:
         if isinstance(value, of):
-            # "Time" begins the name of a timestamp, too.
-            return kind.startswith(names)
+            return plain_kind(kind).startswith(names)
     raise TypeError(f"fill_null: {value!r} is no value of a column")
 
 
