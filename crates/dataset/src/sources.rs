@@ -181,6 +181,7 @@ fn blamed(query: &DataFrame, text: &str) -> Option<String> {
 const BLAMED: &str = ", in ";
 
 /// An expression as people write it.
+#[expect(deprecated, reason = "our own operators tell by it how they are written")]
 fn shown_expr(expr: &Expr) -> String {
     match expr {
         Expr::Column(column) => column.name.clone(),
