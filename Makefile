@@ -88,7 +88,7 @@ setup-peers: ## Install Open MPI and MPICH where that is possible without asking
 	@tools/setup-peers
 
 .PHONY: setup-servers
-setup-servers: ## Install Kafka, Redis and RabbitMQ where that is possible without asking
+setup-servers: ## Install Kafka, Redis, RabbitMQ and PostgreSQL where that is possible without asking
 	@tools/setup-servers
 
 .PHONY: setup-browser

@@ -643,7 +643,8 @@ def test_files_are_not_blamed_for_what_a_query_computes(tmp_path: Path) -> None:
             (tm.col("x").sum(), 'the sum of "x" is beyond the range of Int64'),
             (tm.col("x") + tm.col("x"), r"x \+ x is beyond the range of Int64"),
             (tm.col("x") // tm.col("z"), "(?i)divide by zero"),
-            (tm.col("s").str.to_date("%Y"), "from 'one' using format"),
+            (tm.col("s").str.to_date("%Y"), '"one" is no time as "%Y" says'),
+            (tm.col("s").cast("int64"), r"Cannot cast string 'one' to value of Int64 type, in cast\(s as Int64\);"),
         ):
             with pytest.raises(tm.DataSetError, match=words) as raised:
                 read.select(y=wrong).collect()

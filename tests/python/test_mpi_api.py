@@ -208,3 +208,14 @@ def test_functions_of_attributes_that_raise() -> None:
         comm.Delete_attr(key)
     assert raised.value.Get_error_class() == MPI.ERR_OTHER
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_who_gives_an_object_is_told_of_the_small_letter() -> None:
+    """It was "expecting buffer or list/tuple", of a list."""
+    comm = tidemill.init().comm
+    for given in ([1, 2, 3], [1.0, 2], 5, "text", None):
+        with pytest.raises(TypeError, match=r"message: expecting buffer or list/tuple.*bcast for Bcast"):
+            comm.Bcast(given)
+    for given in ([1], [1, 2, 3, 4, 5]):
+        with pytest.raises(ValueError, match=r"message: expecting 2 to 4 items.*bcast for Bcast"):
+            comm.Bcast(given)

@@ -70,6 +70,13 @@ _GPU = (
     "copy it there first"
 )
 
+_A_LIST = "a list being [buffer, count, datatype]"
+_SMALL = "for Python objects there are the calls with a small letter, such as bcast for Bcast"
+
+
+def _no_buffer(given: object) -> str:
+    return f"message: expecting buffer or list/tuple, not {type(given).__name__}; {_SMALL}"
+
 
 def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
     """The memory of an object as a flat array of bytes that shares it.
@@ -88,7 +95,7 @@ def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
     """Bytes of a buffer, and the code of the datatype it implies (``None``: none)."""
     array = _array_of(buffer)
     if array is None:
-        raise TypeError("message: expecting buffer or list/tuple")
+        raise TypeError(_no_buffer(buffer))
     if writable and not array.flags.writeable:
         raise ValueError("message: the buffer is read-only but shall receive")
     if array.flags.c_contiguous:
@@ -174,11 +181,13 @@ class _Spec:
             elif len(spec) == 4:
                 buffer, counts, displacements, datatype = spec
             else:
-                raise ValueError("message: expecting 2 to 4 items")
+                raise ValueError(f"message: expecting 2 to 4 items, {_A_LIST}; {_SMALL}")
+            if isinstance(buffer, (int, float, str)):
+                raise TypeError(f"message: expecting buffer or list/tuple, {_A_LIST}, not {spec!r}; {_SMALL}")
         else:
             buffer = spec
             if buffer is None or buffer is BOTTOM or isinstance(buffer, _Constant):
-                raise TypeError("message: expecting buffer or list/tuple")
+                raise TypeError(_no_buffer(buffer))
         self.counts, self.displacements = counts, displacements
         self.has_memory = not (buffer is None or buffer is BOTTOM)
         if self.has_memory:
