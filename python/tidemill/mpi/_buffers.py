@@ -146,12 +146,8 @@ def datatype_of(given: Any) -> Datatype:
     ------
     KeyError
         If there is no such datatype.
-    ValueError
-        If it is null.
     """
     if isinstance(given, Datatype):
-        if not given:
-            raise ValueError("message: the datatype is DATATYPE_NULL (or was freed)")
         return given
     try:
         return by_code[given]

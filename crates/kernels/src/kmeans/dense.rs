@@ -342,14 +342,13 @@ impl<T: Element> Step<'_, '_, T> {
             for lane in 0..look::POINTS {
                 let scale = f64::from(glance.scale[lane]);
                 found.squared[lane] = glance.norms[lane];
-                found.norm[lane] = f64::from(glance.roots[lane]);
                 found.error[lane] = f64::from(glance.errors[lane]);
                 found.best[lane] = f64::from(glance.best[lane]) * scale;
                 found.second[lane] = f64::from(glance.second[lane]) * scale;
                 found.label[lane] = glance.index[lane] as u32;
             }
             if let Some(precision) = &precision {
-                found.judge_distances(look::POINTS, precision, !self.part.upper.is_empty());
+                found.judge_distances(look::POINTS, precision);
                 for (lane, &i) in now.iter().enumerate() {
                     if found.certain[lane] {
                         continue;
@@ -417,9 +416,6 @@ impl<T: Element> Step<'_, '_, T> {
 struct Found {
     /// Squared norms of the points.
     squared: [f64; PANEL_MAX],
-    /// Norms, rounded up; of a first look.
-    #[cfg(target_arch = "x86_64")]
-    norm: [f64; PANEL_MAX],
     /// Errors of `best` and `second`, as `Rounding::relative`.
     error: [f64; PANEL_MAX],
     best: [f64; PANEL_MAX],
@@ -434,8 +430,6 @@ impl Found {
     fn new() -> Self {
         Found {
             squared: [0.0; PANEL_MAX],
-            #[cfg(target_arch = "x86_64")]
-            norm: [0.0; PANEL_MAX],
             error: [0.0; PANEL_MAX],
             best: [0.0; PANEL_MAX],
             second: [0.0; PANEL_MAX],
@@ -474,32 +468,15 @@ impl Found {
     /// `Precision::bounds` calls `lost`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn judge_distances(&mut self, points: usize, precision: &look::Precision, bounds: bool) {
+    fn judge_distances(&mut self, points: usize, precision: &look::Precision) {
         assert!(points <= PANEL_MAX, "a panel holds at most {PANEL_MAX} points");
-        let mut errors = [(0.0, 0.0); PANEL_MAX];
-        // By the largest errors of all centres, and without roots: that decides nearly all.
-        for (lane, error) in errors.iter_mut().enumerate().take(points) {
-            let (lost, rounding) = precision.most(self.norm[lane], self.error[lane]);
-            *error = (lost, rounding);
-            // The larger distance less the smaller is their squares' difference over their sum, which is at most twice the larger.
-            let apart = 2.0 * (self.second[lane] - self.best[lane]) - 4.0 * rounding;
-            let far = self.squared[lane] + 2.0 * self.second[lane] + 2.0 * rounding;
-            self.certain[lane] = apart > 0.0 && apart * apart > 16.0 * lost * lost * far;
-        }
-        for (lane, (lost, rounding)) in errors.into_iter().enumerate().take(points) {
-            let (squared, best, second) = (self.squared[lane], self.best[lane], self.second[lane]);
-            if !self.certain[lane] {
-                // Where one centre is far beyond all others, these are known better than the worst.
-                let (_, high) = precision.bounds(squared, self.error[lane], best);
-                let (low, _) = precision.bounds(squared, self.error[lane], second);
-                self.upper[lane] = high as f32 * UP;
-                self.lower[lane] = low as f32 * DOWN;
-                self.certain[lane] = high < low;
-            } else if bounds {
-                self.upper[lane] = ((squared + 2.0 * (best + rounding)).max(0.0).sqrt() + lost) as f32 * UP;
-                let low = (squared + 2.0 * (second - rounding)).max(0.0).sqrt() - lost;
-                self.lower[lane] = low.max(0.0) as f32 * DOWN;
-            }
+        for lane in 0..points {
+            let (squared, lost) = (self.squared[lane], self.error[lane]);
+            let (_, high) = precision.bounds(squared, lost, self.best[lane]);
+            let (low, _) = precision.bounds(squared, lost, self.second[lane]);
+            self.upper[lane] = high as f32 * UP;
+            self.lower[lane] = low as f32 * DOWN;
+            self.certain[lane] = high < low;
         }
     }
 }

@@ -92,14 +92,6 @@ impl Precision {
         (low.max(0.0), high)
     }
 
-    /// What both errors of every centre are below, without a root: that of the distance, and that of half its square. `norm` is
-    /// the rounded point's, or more.
-    #[inline(always)]
-    pub(crate) fn most(&self, norm: f64, lost: f64) -> (f64, f64) {
-        let rounding = 3.0 * f64::from(f32::EPSILON) * (norm + 0.5 * self.norm_max) * self.norm_max;
-        (lost + self.lost_max, rounding + f64::from(f32::MIN_POSITIVE))
-    }
-
     /// A `v` such that every centre with a larger one is at least `far` from the point; `None` if that cannot be told.
     pub(crate) fn beyond(&self, squared: f64, lost: f64, far: f64) -> Option<f64> {
         let reach = far + lost + self.lost_max.min(self.lost_relative * 1.01 * (squared.sqrt() + 2.0 * far));
@@ -129,8 +121,6 @@ pub(crate) struct Glance {
     inverse: [f32; POINTS],
     /// Squared norms.
     pub(crate) norms: [f64; POINTS],
-    /// Where centres have a [`Precision`], the norms, rounded up.
-    pub(crate) roots: [f32; POINTS],
     /// Where centres have a [`Precision`], how far each rounded point is from the point; else bounds of the error of `v`, relative
     /// to `|x| |c| + |c|^2 / 2`.
     pub(crate) errors: [f32; POINTS],
@@ -147,7 +137,6 @@ impl Glance {
             scale: [1.0; POINTS],
             inverse: [1.0; POINTS],
             norms: [0.0; POINTS],
-            roots: [0.0; POINTS],
             errors: [0.0; POINTS],
             best: [f32::INFINITY; POINTS],
             second: [f32::INFINITY; POINTS],

@@ -112,8 +112,6 @@ pub(crate) struct PairLook {
     scale: Vec<f32>,
     /// Squared norms of the rounded rows, exact.
     norms: Vec<f64>,
-    /// Their roots, rounded up.
-    roots: Vec<f32>,
     /// How far each rounded row is from the row.
     lost: Vec<f32>,
     zeros: Vec<f64>,
@@ -131,7 +129,6 @@ impl PairLook {
             values: Aligned::zeroed(n * stride),
             scale: Vec::with_capacity(n),
             norms: Vec::with_capacity(n),
-            roots: Vec::with_capacity(n),
             lost: Vec::with_capacity(n),
             zeros: vec![0.0; d],
             panel: Aligned::zeroed(stride / 2 * POINTS),
@@ -162,9 +159,7 @@ impl PairLook {
                 }
             };
             self.scale.push(scale);
-            let squared = f64::from(squared) * f64::from(scale) * f64::from(scale);
-            self.norms.push(squared);
-            self.roots.push(squared.sqrt() as f32 * (1.0 + 2.0 * f32::EPSILON));
+            self.norms.push(f64::from(squared) * f64::from(scale) * f64::from(scale));
             // A little more for the rounding of the sum, and of the product.
             self.lost.push(lost.sqrt() * 1.001 * scale);
         }
@@ -220,7 +215,6 @@ impl PairLook {
             self.glance.scale[lane] = self.scale[row];
             self.glance.inverse[lane] = 1.0 / self.scale[row];
             self.glance.norms[lane] = self.norms[row];
-            self.glance.roots[lane] = self.roots[row];
             self.glance.errors[lane] = self.lost[row];
         }
         // SAFETY: each pointer begins a row of `stride` numbers, read 8 at a time up to there; the panel has room for them.
