@@ -37,6 +37,11 @@ demo: setup ## Set up, then run the main job: a market as a moving map, on two w
 test: setup setup-peers setup-servers setup-browser lint test-rust test-python ## Set up, then run every check and test
 	@tools/count-tests out/cargo-test.log out/pytest.log
 
+.PHONY: test-all
+test-all: export PYTEST_ARGS := --all
+test-all: export TIDEMILL_TEST_EFFORT := 1
+test-all: test ## As `test`, with slow tests, every case of sampled matrices and all seeds of simulations (before a release)
+
 .PHONY: lint
 lint: setup ## Check format, lints and types of Rust, Python and the viewer's page, which is tested too
 	cargo fmt --all --check
@@ -60,11 +65,11 @@ test-rust: setup ## Run the Rust tests, documentation included
 	@mkdir -p out
 	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
 
-# Three files of tests at a time, on two cores too: many wait for timers and servers, and all have to live with others beside them.
+# Three tests at a time, on two cores too: many wait for timers and servers, and all have to live with others beside them.
 .PHONY: test-python
 test-python: setup setup-s3 ## Run the Python and multi-process tests
 	@mkdir -p out
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 2>&1 | tee out/pytest.log
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(PYTEST_ARGS) 2>&1 | tee out/pytest.log
 
 TARGET ?= $(sort $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))))
 SECONDS ?= 60
@@ -83,7 +88,7 @@ setup-peers: ## Install Open MPI and MPICH where that is possible without asking
 	@tools/setup-peers
 
 .PHONY: setup-servers
-setup-servers: ## Install Kafka, Redis and RabbitMQ where that is possible without asking
+setup-servers: ## Install Kafka, Redis, RabbitMQ and PostgreSQL where that is possible without asking
 	@tools/setup-servers
 
 .PHONY: setup-browser

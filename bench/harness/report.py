@@ -145,6 +145,9 @@ def kmeans_section(kmeans: dict[str, Any]) -> str:
                 ]
             )
         heading = f"{case['rows']:,} x {case['columns']}, k={case['k']}, {case['dtype']}"
+        # Results of earlier runs are of blobs, all of as many iterations.
+        kind, own = case.get("kind", "blobs"), case.get("iterations")
+        heading += "" if kind == "blobs" else f", {kind}" + (f" ({own} iterations)" if own else "")
         parts += [
             f"### {heading}",
             "",
@@ -422,7 +425,9 @@ def plot(results: dict[str, Any], stem: Path) -> list[Path]:
     comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
     comm = [(c, ratios) for c, ratios in comm if ratios]
     kmeans = {
-        f"{case['rows'] // 1000}k x {case['columns']}\nk={case['k']} {case['dtype']}": kmeans_ratios(case)
+        f"{case['rows'] // 1000}k x {case['columns']}\nk={case['k']} {case.get('kind', 'blobs')} {case['dtype']}": kmeans_ratios(
+            case
+        )
         for case in results.get("kmeans", {}).get("cases", [])
     }
     dataset = {

@@ -67,7 +67,7 @@ def test_stores_that_only_the_program_knows(server: object_server.Server, monkey
 
 def test_checkpoints_in_an_object_store(folder: Path, server: object_server.Server) -> None:
     """Workers die, and the job goes on from what lies in the store; nobody needs a folder."""
-    dice = random.Random(os.getpid())
+    dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
     url, place = "s3://jobs/killed", server.root / "jobs" / "killed"
     job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "windows", url, env=server.env)
     before: set[Path] = set()
@@ -95,7 +95,7 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
     server.start()
     wait_for_epoch(job, place, before)
     if job.poll() is None:
-        kill_one(folder, random.Random(os.getpid()))
+        kill_one(folder, random.Random(os.environ.get("TIDEMILL_TEST_SEED")))
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     check(folder)

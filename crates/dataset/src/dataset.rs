@@ -7,23 +7,26 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use arrow::record_batch::RecordBatch;
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference, UnnestOptions};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
 use datafusion::functions::core::expr_ext::FieldAccessor;
 use datafusion::functions_aggregate::first_last::first_value_udaf;
-use datafusion::logical_expr::expr::Sort;
+use datafusion::functions_window::row_number::row_number_udwf;
+use datafusion::logical_expr::expr::{Sort, WindowFunction};
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Partitioning};
+use datafusion::logical_expr::{
+    Expr, LogicalPlan, LogicalPlanBuilder, Partitioning, WindowFunctionDefinition, cast, lit,
+};
 use datafusion::prelude::{SQLOptions, SessionContext};
 
 use crate::durations::with_durations;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::expr::{column, count_rows, named, output_name};
+use crate::expr::{column, count_rows, named, output_name, over};
 use crate::files::{GLOBS, is_there};
 use crate::read::read_url;
 use crate::reading::Reading;
@@ -203,7 +206,16 @@ impl DataSet {
         if exprs.is_empty() {
             return Err(DataSetError::Query("select needs at least one column".into()));
         }
-        if !find_aggregate_exprs(&exprs).is_empty() {
+        check_names(&exprs)?;
+        let functions = find_aggregate_exprs(&exprs);
+        if let Some(aggregate) = functions.first() {
+            if let Some(rows) = exprs.iter().find_map(|expr| beside(expr, &functions)) {
+                return Err(DataSetError::Query(format!(
+                    "select: {} has one value for all rows, and {rows:?} one for each; give the former a window with over(), or make one \
+                     value of the latter, such as with first()",
+                    aggregate.human_display()
+                )));
+            }
             return self.aggregate(Vec::new(), exprs);
         }
         let exprs = self.with_durations(exprs)?;
@@ -313,7 +325,7 @@ impl DataSet {
                     Some((name, _)) => Transformed::new(
                         Expr::Column(Column::from_name(name.clone())),
                         true,
-                        datafusion::common::tree_node::TreeNodeRecursion::Jump,
+                        TreeNodeRecursion::Jump,
                     ),
                     None => Transformed::no(node),
                 })
@@ -334,6 +346,38 @@ impl DataSet {
             key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
         }
         DataSet::new(self.frame.clone().sort(by)?)
+    }
+
+    /// The rows with a number of their own in front, from `first` on: in the order of `by`, else in that of a sort that was the last step
+    /// but for a limit, else in any.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` if there is a column of this name.
+    pub fn with_row_index(&self, name: &str, first: i64, mut by: Vec<Sort>) -> Result<Self> {
+        if self.frame.schema().has_column_with_unqualified_name(name) {
+            return Err(DataSetError::Query(format!("with_row_index: there is a column {name:?}; give another name=")));
+        }
+        for key in &mut by {
+            key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
+        }
+        let mut plan = self.frame.logical_plan();
+        while let LogicalPlan::Limit(step) = plan {
+            plan = &step.input;
+        }
+        if let (true, LogicalPlan::Sort(sort)) = (by.is_empty(), plan) {
+            by = sort.expr.clone();
+        }
+        let number =
+            Expr::from(WindowFunction::new(WindowFunctionDefinition::WindowUDF(row_number_udwf()), Vec::new()));
+        let number = over(number, &[], &by, None)?;
+        let number = cast(number, DataType::Int64) + lit(first - 1);
+        let columns = std::iter::once(number.alias(name)).chain(self.names().into_iter().map(|name| column(&name)));
+        let numbered = self.select(columns.collect())?;
+        // In the order of the numbers, as the rows before were in theirs.
+        match by.is_empty() {
+            true => Ok(numbered),
+            false => numbered.sort(vec![column(name).sort(true, false)]),
+        }
     }
 
     fn with_durations(&self, exprs: Vec<Expr>) -> Result<Vec<Expr>> {
@@ -498,11 +542,40 @@ pub enum Explain {
     Analyze,
 }
 
+/// Columns have different names.
+fn check_names(exprs: &[Expr]) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    match exprs.iter().map(output_name).find(|name| !seen.insert(name.clone())) {
+        Some(name) => Err(DataSetError::Query(format!(
+            "there would be two columns called {name:?}; give one of them another name, with name=expression or alias()"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A column that is in `expr` but in none of the aggregates.
+fn beside(expr: &Expr, aggregates: &[Expr]) -> Option<String> {
+    let mut found = None;
+    let walked = expr.apply(|node| {
+        Ok(match node {
+            node if aggregates.contains(node) => TreeNodeRecursion::Jump,
+            Expr::Column(column) => {
+                found = Some(column.name.clone());
+                TreeNodeRecursion::Stop
+            }
+            _ => TreeNodeRecursion::Continue,
+        })
+    });
+    debug_assert!(walked.is_ok(), "looking at an expression cannot fail");
+    found
+}
+
 /// Where each row has a value of its own.
 pub(crate) fn refuse_aggregates<'e>(exprs: impl IntoIterator<Item = &'e Expr>) -> Result<()> {
     match find_aggregate_exprs(exprs).first() {
         Some(aggregate) => Err(DataSetError::Query(format!(
-            "{aggregate} has one value for many rows; give it a window with over(), or use select or agg"
+            "{} has one value for many rows; give it a window with over(), or use select or agg",
+            aggregate.human_display()
         ))),
         None => Ok(()),
     }
@@ -531,7 +604,6 @@ mod tests {
     use crate::engine::EngineConfig;
     use crate::expr::{aggregate, binary};
     use arrow::array::{Array, Float64Array, Int64Array};
-    use datafusion::logical_expr::lit;
 
     fn engine() -> Engine {
         Engine::new(&EngineConfig { threads: 3, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()

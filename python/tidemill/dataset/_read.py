@@ -24,6 +24,7 @@ __all__ = [
     "from_arrow",
     "from_dict",
     "from_local",
+    "from_pylist",
     "is_read",
     "read_csv",
     "read_ipc",
@@ -483,6 +484,35 @@ def from_dict(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str] | 
         Types of some or all columns; by default that of the first value that is not None.
     """
     return DataSet(engine().table(_listed(engine(), columns, schema or {})))
+
+
+def from_pylist(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, str] | None = None) -> DataSet:
+    """Make a table of dicts of Python values, one for each row; for small ones. `Table.to_pylist` leads back.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        A row need not have all columns: what it has not is null. Columns come in the order in which they are first seen.
+    schema : mapping of str to str, optional
+        Types of some or all columns; by default that of the first value that is not None. Columns that no row has are made, too.
+
+    >>> import tidemill as tm
+    >>> tm.from_pylist([{"a": 1}, {"a": 2, "b": "x"}]).to_dict()
+    {'a': [1, 2], 'b': [None, 'x']}
+    """
+    if isinstance(rows, (Mapping, str, bytes)) or not isinstance(rows, Iterable):
+        raise TypeError(f'from_pylist takes a list of rows, [{{"a": 1}}, {{"a": 2}}], not a {type(rows).__name__}')
+    given = list(rows)
+    columns: dict[str, None] = {}
+    for at, row in enumerate(given):
+        if not isinstance(row, Mapping):
+            raise TypeError(f'from_pylist: row {at} is a {type(row).__name__}; rows are dicts, such as {{"a": 1}}')
+        columns.update(dict.fromkeys(row))
+    for name in columns:
+        if not isinstance(name, str):
+            raise TypeError(f"from_pylist: the columns' names are texts, not {name!r}")
+    columns.update(dict.fromkeys(schema or {}))
+    return from_dict({name: [row.get(name) for row in given] for name in columns}, schema)
 
 
 def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str]) -> NativeTable:
