@@ -11,6 +11,7 @@ use datafusion::datasource::source_as_provider;
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::LogicalPlan;
 
+use crate::caught::DAMAGED;
 use crate::error::DataSetError;
 use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::lenient::UNREAD;
@@ -22,7 +23,8 @@ use crate::stream::hidden_in;
 const CAST: &str = "Cannot cast string";
 
 /// What the readers of CSV and JSON say of a row that they cannot read.
-const READERS: [&str; 8] = [
+const READERS: [&str; 9] = [
+    DAMAGED,
     UNREAD,
     "Csv error",
     "Json error",
