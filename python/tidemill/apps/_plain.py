@@ -11,10 +11,10 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
 def plain(text: str) -> str:
-    """Return a line with escapes, as ``\\x1b``, in the place of characters that a terminal would obey or not show.
+    r"""Return a line with escapes, as ``\x1b``, in the place of characters that a terminal would obey or not show.
 
-    >>> plain("job \\x1b[2J")
-    'job \\\\x1b[2J'
+    >>> plain("job \x1b[2J")
+    'job \\x1b[2J'
     """
     if text.isascii() and text.isprintable():
         return text

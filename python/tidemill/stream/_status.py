@@ -74,8 +74,10 @@ def _file() -> str | None:
 
 
 def _is_own(where: Path) -> bool:
-    """Whether a folder and the one that it is in are this user's, and nobody else can write there: in the folder for temporary files
-    somebody else may have been first, with a link, or with a folder of files of their own."""
+    """Whether a folder and the one that it is in are this user's, and nobody else can write there.
+
+    In the folder for temporary files somebody else may have been first, with a link, or with a folder of files of their own.
+    """
     for path in (where.parent, where):
         try:
             found = path.lstat()
@@ -96,7 +98,7 @@ def _told(file: Path) -> list[dict[str, Any]]:
     ValueError
         It is no such file.
     """
-    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as data:
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as data:
         found = os.fstat(data.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
             raise PermissionError(f"{file} is not a file of this user")

@@ -136,7 +136,9 @@ class Ask(BaseHTTPRequestHandler):
         except Refused as refused:
             self._refuse(refused.status, str(refused))
         except Busy:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "another program is using the library; try again", ("Retry-After", "5"))
+            self._refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE, "another program is using the library; try again", ("Retry-After", "5")
+            )
         except (ConnectionError, TimeoutError):
             self.close_connection = True
             return
@@ -225,9 +227,7 @@ class Ask(BaseHTTPRequestHandler):
 
     # ---- answers
 
-    def send(
-        self, status: HTTPStatus, body: bytes, kind: str, cache: str = "no-store", *more: tuple[str, str]
-    ) -> None:
+    def send(self, status: HTTPStatus, body: bytes, kind: str, cache: str = "no-store", *more: tuple[str, str]) -> None:
         """Answer with bytes."""
         self._head(status, kind, len(body), cache, *more)
         if not self._only_head:

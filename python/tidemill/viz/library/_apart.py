@@ -59,7 +59,9 @@ def read_apart(files: Mapping[str, Path], folder: Path, limits: Limits) -> Uploa
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise UploadError(f"{name}: reading it takes more than {limits.seconds:.0f} s, which is the limit") from None
+            raise UploadError(
+                f"{name}: reading it takes more than {limits.seconds:.0f} s, which is the limit"
+            ) from None
     try:
         said = json.loads(done.stdout)
     except ValueError:

@@ -53,7 +53,8 @@ def connected(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection
         yield connection
         connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        # Python 3.10 does not tell the code.
+        if "locked" in str(error) or "busy" in str(error):
             raise Busy(f"another program is using the library {path}: {error}") from error
         raise FrameError(f"the library {path} cannot be used: {error}") from error
     except sqlite3.DatabaseError as error:

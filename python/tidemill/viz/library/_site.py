@@ -79,7 +79,11 @@ class LibrarySite:
                     "tags": library.tags(),
                     "collections": library.collections(),
                     "formats": list(FORMATS),
-                    "limits": {"bytes": library.limits.bytes, "points": library.limits.points, "frames": library.limits.frames},
+                    "limits": {
+                        "bytes": library.limits.bytes,
+                        "points": library.limits.points,
+                        "frames": library.limits.frames,
+                    },
                 }
             )
         elif (ask.command, path) == ("GET", "plots"):
