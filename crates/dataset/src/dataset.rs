@@ -49,7 +49,7 @@ impl DataSet {
     /// # Errors
     /// `Query` if two columns have the same name.
     pub fn new(frame: DataFrame) -> Result<Self> {
-        check_plan(frame.logical_plan())?;
+        check_plan(frame.logical_plan(), false)?;
         let schema = frame.schema();
         if schema.iter().all(|(qualifier, _)| qualifier.is_none()) {
             return Ok(DataSet { frame, schema: Arc::default() });
@@ -113,6 +113,7 @@ impl DataSet {
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         let plan = context.state().statement_to_plan(statement).await?;
         options.verify_plan(&plan)?;
+        check_plan(&plan, true)?;
         DataSet::new(context.execute_logical_plan(plan).await?)
     }
 

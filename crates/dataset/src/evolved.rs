@@ -89,7 +89,7 @@ fn unreadable(file: &str, format: &str, error: &DataSetError) -> DataSetError {
 pub(crate) async fn ipc_schemas(engine: &Engine, files: &[File]) -> Result<Vec<SchemaRef>> {
     let files = files.to_vec();
     let memory_bytes = memory_bytes(engine);
-    let schema = |file: &File| -> Result<SchemaRef> {
+    let schema = move |file: &File| -> Result<SchemaRef> {
         if let Err(text) = check(file, memory_bytes)? {
             return Err(unreadable(&file.to_string(), "Arrow IPC", &DataSetError::Data(text)));
         }

@@ -68,7 +68,8 @@ fn check_file(file: &File, size: u64, memory_bytes: u64) -> Result<(), String> {
     if footer.schema().is_none() {
         return Err("its footer has no schema".into());
     }
-    let blocks = footer.dictionaries().iter().flatten().chain(footer.recordBatches().iter().flatten());
+    let (dictionaries, batches) = (footer.dictionaries(), footer.recordBatches());
+    let blocks = dictionaries.iter().flatten().chain(batches.iter().flatten());
     let (mut heads, mut bodies, mut sum) = (Vec::new(), Vec::new(), 0_u64);
     for block in blocks {
         let (offset, head, body) = (block.offset(), block.metaDataLength(), block.bodyLength());

@@ -63,7 +63,7 @@ impl Signing {
         mac.update(b"tidemill checkpoint part\n");
         mac.update(part);
         let whole = mac.finalize().into_bytes();
-        u64::from_le_bytes(whole[..8].try_into().expect("eight of 32 bytes"))
+        u64::from_le_bytes(std::array::from_fn(|at| whole[at]))
     }
 
     /// A manifest, with its signature if there is a key.
@@ -94,7 +94,7 @@ impl Signing {
             (Some(key), Some(at)) => {
                 let (manifest, signature) = (&signed[..at], &signed[at + MARK.len()..]);
                 let digit = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
-                let bytes = signature.chunks(2).map(|two| Some(digit(two[0])? << 4 | digit(two[1])?));
+                let bytes = signature.chunks(2).map(|two| Some((digit(two[0])? << 4) | digit(two[1])?));
                 let bytes = bytes.collect::<Option<Vec<u8>>>().unwrap_or_default();
                 // In the same time whatever the signature is.
                 match manifest_mac(key, manifest).verify_slice(&bytes) {
