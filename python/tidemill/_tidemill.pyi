@@ -451,6 +451,7 @@ _SortKey = tuple[NativeExpr, bool, bool]  # expression, descending, nulls last
 _Pairs = Sequence[tuple[str, str]]
 
 class NativeExpr:
+    def check(self) -> None: ...
     @staticmethod
     def column(name: str) -> NativeExpr: ...
     @staticmethod

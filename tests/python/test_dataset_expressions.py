@@ -538,3 +538,29 @@ def test_products_that_are_to_wrap() -> None:
     a, b = [2**62 + 1, -3, None], [5, 2**63 - 1, 1]
     wrapped = [(p * q + 2**63) % 2**64 - 2**63 for p, q in zip(a[:2], b[:2], strict=True)]
     assert evaluate(tm.function("wrapping_mul", x, y), x=a, y=b) == [*wrapped, None]
+
+
+def test_deep_expressions_and_plans_work_or_are_refused() -> None:
+    """Where the stack ends the process would: so depth has a bound, far above what people write, and everything below it works."""
+    data = tm.from_dict({"a": list(range(10))})
+    any_of = tm.col("a") == 0
+    for number in range(1, 1900):
+        any_of = any_of | (tm.col("a") == number)
+    assert data.filter(any_of).count() == 10
+    assert "1899" in repr(any_of)
+    filtered, together = data, data
+    for number in range(1500):
+        filtered = filtered.filter(tm.col("a") != number + 10)
+        together = together.union(data)
+    assert filtered.count() == 10
+    assert together.count() == 15_010
+    with pytest.raises(tm.DataSetError, match="more than 2000 operations within each other"):
+        for number in range(200):
+            any_of = any_of | (tm.col("a") == number)
+    with pytest.raises(tm.DataSetError, match="more than 2000 steps"):
+        for number in range(1000):
+            filtered = filtered.filter(tm.col("a") != number)
+    doubled = data
+    with pytest.raises(tm.DataSetError, match="more than 200000 steps"):
+        for _ in range(40):
+            doubled = doubled.select("a").join(doubled.select("a"), on="a")

@@ -9,6 +9,7 @@ import io
 import itertools
 import lzma
 import os
+import random
 import subprocess
 from decimal import Decimal
 from pathlib import Path
@@ -968,3 +969,64 @@ def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:
         tm.read_json(tmp_path / "none", each_host=True)
     with pytest.raises(tm.DataSetError, match=r"quarantine=.* cannot be with each_host=True"):
         tm.read_csv(tmp_path, on_error="quarantine", quarantine=tmp_path.with_name("bad"), each_host=True)
+
+
+def test_files_that_lie_about_their_sizes(tmp_path: Path) -> None:
+    """An Arrow file may claim any length: it is an error of that file, and nobody allocates for it."""
+    table = pa.table({"a": list(range(1000)), "s": ["word"] * 1000})
+    path = tmp_path / "a.arrow"
+    for compression in ("lz4", "zstd"):
+        with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
+            out.write_table(table)
+        whole = path.read_bytes()
+        # A compressed buffer begins with its length before compression.
+        at = whole.index((8 * 1000).to_bytes(8, "little"))
+        for claimed in (1 << 46, (1 << 63) - 1, -2, 1 << 32):
+            path.write_bytes(whole[:at] + claimed.to_bytes(8, "little", signed=True) + whole[at + 8 :])
+            with pytest.raises(tm.DataSetError, match=r"a\.arrow cannot be read as Arrow IPC: a buffer of .* claims to be"):
+                tm.read_ipc(path).count()
+    # Its footer, and the first message of a stream.
+    path.write_bytes(whole[:-10] + ((1 << 31) - 1).to_bytes(4, "little") + whole[-6:])
+    with pytest.raises(tm.DataSetError, match="footer is longer than the file"):
+        tm.read_ipc(path).count()
+    path.write_bytes(b"\xff\xff\xff\xff" + ((1 << 31) - 8).to_bytes(4, "little") + b"\0" * 100)
+    with pytest.raises(tm.DataSetError, match="is not within the file of 108 bytes"):
+        tm.read_ipc(path).count()
+
+
+def test_damaged_files_are_errors_that_name_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever bytes a file has, it is rows or an error with its name: no panic, no internal error, no end of the process."""
+    rng = random.Random(seed := 20261128)
+    table = pa.table(
+        {"a": [*range(300)], "s": [str(i % 7) * (i % 5) for i in range(300)], "l": [[i, None] for i in range(300)]}
+    ).append_column("d", pa.array(["x", "y", None] * 100).dictionary_encode())
+    ipc, stream, parquet, zstd = io.BytesIO(), io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with pa.ipc.new_file(ipc, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+        file.write_table(table)
+    with pa.ipc.new_stream(stream, table.schema) as plain:
+        plain.write_table(table)
+    pq.write_table(table, parquet, row_group_size=100, compression="snappy")
+    pq.write_table(table, zstd, data_page_size=256, compression="zstd", use_dictionary=False, version="1.0")
+    lines = b"".join(b'{"a": %d, "s": "text"}\n' % i for i in range(200))
+    kinds = {
+        "a.arrow": (tm.read_ipc, ipc.getvalue()),
+        "b.arrow": (tm.read_ipc, stream.getvalue()),
+        "a.parquet": (tm.read_parquet, parquet.getvalue()),
+        "b.parquet": (tm.read_parquet, zstd.getvalue()),
+        "a.json.gz": (tm.read_json, gzip.compress(lines)),
+        "a.csv.gz": (tm.read_csv, gzip.compress(lines)),
+    }
+    for name, (read, data) in kinds.items():
+        for case in range(80):
+            changed = bytearray(data)
+            for _ in range(rng.choice((1, 1, 4, 30))):
+                # Sizes are where files are described, at either end.
+                at = rng.choice((rng.randrange(len(data)), rng.randrange(min(400, len(data))), -rng.randrange(1, 400)))
+                changed[at % len(data)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            path = tmp_path / name
+            path.write_bytes(changed[: rng.choice((len(changed), len(changed), rng.randrange(len(changed))))])
+            try:
+                read(path).collect()
+            except tm.DataSetError as error:
+                assert "internal" not in str(error), (seed, name, case, error)
+    assert "panicked" not in capfd.readouterr().err, seed

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -347,3 +348,33 @@ def test_a_window_more_after_the_end(tmp_path: Path) -> None:
         tm.DataSetError, match=r'has come to its end and had no task "window \d"; begin anew in another'
     ):
         counts.write_stream(lambda rows: None, checkpoint=tmp_path)
+
+
+def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who can write there cannot choose what a job goes on with: unsigned, changed and other people's checkpoints are refused."""
+    place = tmp_path / "c"
+
+    def run() -> None:
+        looked = 0
+
+        def enough() -> bool:
+            nonlocal looked
+            looked += 1
+            return looked > 3
+
+        rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+        rows.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=place, every="20ms", stop=enough)
+
+    run()
+    monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "a key of this test")
+    with pytest.raises(Exception, match="is not signed"):
+        run()
+    shutil.rmtree(place)
+    run()
+    run()
+    monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "another key of it.")
+    with pytest.raises(Exception, match="signed with another key, or changed since"):
+        run()
+    monkeypatch.delenv("TIDEMILL_CHECKPOINT_KEY")
+    with pytest.raises(Exception, match="it is signed; set TIDEMILL_CHECKPOINT_KEY"):
+        run()

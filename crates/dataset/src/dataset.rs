@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::record_batch::RecordBatch;
@@ -19,10 +19,11 @@ use datafusion::functions_window::row_number::row_number_udwf;
 use datafusion::logical_expr::expr::{Sort, WindowFunction};
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{
-    Expr, LogicalPlan, LogicalPlanBuilder, Partitioning, WindowFunctionDefinition, cast, lit,
+    Expr, LogicalPlan, LogicalPlanBuilder, Partitioning, Union, WindowFunctionDefinition, cast, lit,
 };
 use datafusion::prelude::{SQLOptions, SessionContext};
 
+use crate::deep::check_plan;
 use crate::durations::with_durations;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
@@ -42,6 +43,8 @@ pub(crate) const SLICE_ROWS: usize = 8192;
 #[derive(Debug, Clone)]
 pub struct DataSet {
     frame: DataFrame,
+    /// What [`DataSet::schema`] has found: the analyzer takes time, and is asked often.
+    schema: Arc<OnceLock<SchemaRef>>,
 }
 
 impl DataSet {
@@ -50,9 +53,10 @@ impl DataSet {
     /// # Errors
     /// `Query` if two columns have the same name.
     pub fn new(frame: DataFrame) -> Result<Self> {
+        check_plan(frame.logical_plan(), false)?;
         let schema = frame.schema();
         if schema.iter().all(|(qualifier, _)| qualifier.is_none()) {
-            return Ok(DataSet { frame });
+            return Ok(DataSet { frame, schema: Arc::default() });
         }
         // Qualifiers are of use inside SQL only; here they would make `col("a")` ambiguous after a join.
         let mut taken: HashSet<String> = HashSet::new();
@@ -70,7 +74,7 @@ impl DataSet {
                 Expr::Column(Column::new(qualifier.cloned(), field.name())).alias(name)
             })
             .collect();
-        Ok(DataSet { frame: frame.select(columns)? })
+        Ok(DataSet { frame: frame.select(columns)?, schema: Arc::default() })
     }
 
     /// A table in memory, cut into as many partitions as the engine has threads, in order.
@@ -123,6 +127,7 @@ impl DataSet {
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         let plan = context.state().statement_to_plan(statement).await?;
         options.verify_plan(&plan)?;
+        check_plan(&plan, true)?;
         DataSet::new(context.execute_logical_plan(sql::corrected(plan)?).await?)
     }
 
@@ -180,10 +185,13 @@ impl DataSet {
     /// # Errors
     /// `Query` for types that do not go together.
     pub fn schema(&self) -> Result<SchemaRef> {
+        if let Some(schema) = self.schema.get() {
+            return Ok(Arc::clone(schema));
+        }
         // The plan itself has the type of the first branch where several meet; the analyzer finds one that is fit for all.
         let (state, plan) = self.frame.clone().into_parts();
         let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})?;
-        Ok(Arc::clone(plan.schema().inner()))
+        Ok(Arc::clone(self.schema.get_or_init(|| Arc::clone(plan.schema().inner()))))
     }
 
     /// Names of the columns.
@@ -440,6 +448,19 @@ impl DataSet {
             return Err(DataSetError::Query(format!(
                 "union needs the same columns: only the first has {missing:?}, only the second has {extra:?}"
             )));
+        }
+        // A union of many is one step, however many it is made in: planning one within another takes longer with each.
+        if let LogicalPlan::Union(union) = self.frame.logical_plan()
+            && self.frame.schema().fields() == other.frame.schema().fields()
+        {
+            let (state, plan) = other.frame.clone().into_parts();
+            let more = match plan {
+                LogicalPlan::Union(more) => more.inputs,
+                plan => vec![Arc::new(plan)],
+            };
+            let inputs = union.inputs.iter().cloned().chain(more).collect();
+            let schema = Arc::clone(&union.schema);
+            return DataSet::new(DataFrame::new(state, LogicalPlan::Union(Union { inputs, schema })));
         }
         DataSet::new(self.frame.clone().union_by_name(other.frame.clone())?)
     }

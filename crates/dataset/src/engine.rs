@@ -53,6 +53,8 @@ const ROW_GROUP_BYTES: usize = 128 << 20;
 const MERGE_SHARE: usize = 2;
 /// What a merge takes for one run, about: two batches of 8192 rows of a hundred bytes, and as much again to sort them.
 const RUN_BYTES: usize = 3 << 20;
+/// What plans and expressions as deep as `deep` allows need; of what is not used there is only the address.
+const STACK_BYTES: usize = 64 << 20;
 /// Operators that an error about memory names, those that hold most first.
 const HOLDERS_NAMED: NonZeroUsize = NonZeroUsize::new(3).expect("it is 3");
 
@@ -215,6 +217,7 @@ impl Engine {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads)
             .thread_name("tidemill-query")
+            .thread_stack_size(STACK_BYTES)
             .enable_all()
             .build()
             .map_err(|error| DataSetError::Io(format!("cannot start query threads: {error}")))?;

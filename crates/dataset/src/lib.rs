@@ -25,6 +25,7 @@
 //! | `records` | files of records of a fixed length; `npy` reads arrays; `part_sink` writes both, and texts |
 //! | `evolved` | Parquet and Arrow files of different schemas: `unite` finds one for all, `exact` casts without loss |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
+//! | `ipc_check` | what Arrow IPC files say of their sizes; `caught`: decoders that panic; `deep`: plans too deep for a stack |
 //! | `ipc_sink` | Arrow IPC files with a choice of compression                             |
 //! | `json_source` | JSON lines in DataFusion's tables of files                            |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
@@ -35,8 +36,10 @@
 //! | `error`   | `DataSetError`: every message stands alone                                 |
 #![warn(missing_docs)]
 
+mod caught;
 mod commit;
 mod dataset;
+mod deep;
 mod distribute;
 mod durations;
 mod engine;
@@ -51,6 +54,7 @@ mod group;
 mod guards;
 mod held;
 mod instead;
+mod ipc_check;
 mod ipc_sink;
 mod join;
 mod join_exec;
@@ -88,6 +92,7 @@ mod write;
 pub use commit::settle;
 pub use datafusion;
 pub use dataset::{DataSet, Explain};
+pub use deep::check_expr;
 pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};

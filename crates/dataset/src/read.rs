@@ -176,7 +176,7 @@ pub async fn read(
     let config = match (&format, schema) {
         (Format::Parquet | Format::Ipc, schema) => {
             let schemas = match format {
-                Format::Ipc => ipc_schemas(&found.files).await?,
+                Format::Ipc => ipc_schemas(engine, &found.files).await?,
                 _ => parquet_schemas(engine, &found.files, options.format.as_ref()).await?,
             };
             let wanted = match schema {

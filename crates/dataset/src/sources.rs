@@ -13,6 +13,7 @@ use datafusion::logical_expr::expr::BinaryExpr;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Operator};
 
+use crate::caught::DAMAGED;
 use crate::error::DataSetError;
 use crate::exact::is_text;
 use crate::file_table::{Check, CheckedTable, PiecesTable};
@@ -25,7 +26,8 @@ use crate::stream::hidden_in;
 const CAST: &str = "Cannot cast string";
 
 /// What the readers of CSV and JSON say of a row that they cannot read.
-const READERS: [&str; 8] = [
+const READERS: [&str; 9] = [
+    DAMAGED,
     UNREAD,
     "Csv error",
     "Json error",

@@ -34,6 +34,7 @@ class Expr:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, native: NativeExpr) -> None:
+        native.check()
         self._native = native
 
     def __repr__(self) -> Text:

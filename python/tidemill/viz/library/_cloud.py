@@ -29,6 +29,10 @@ class Limits:
     points: int = 10_000_000
     """Of a frame."""
     frames: int = 10_000
+    memory_bytes: int = 8 << 30
+    """Address space of the process that decodes an upload to a server."""
+    seconds: float = 600.0
+    """How long that process may take."""
 
 
 @dataclass
