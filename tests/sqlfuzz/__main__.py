@@ -21,6 +21,9 @@ from sqlfuzz.oracles import Data, Failure, Skipped, check
 from sqlfuzz.queries import FORMS, Maker, Query
 from sqlfuzz.shrink import shrink
 
+#: How long one failure is made smaller, in seconds.
+PATIENCE_S = float(os.environ.get("SQLFUZZ_PATIENCE", "30"))
+
 SCRIPT = '''\
 import datetime
 from decimal import Decimal
@@ -80,7 +83,7 @@ def one_query(seed: int, only: list[str] | None, folder: Path, found: Found) -> 
         found.sorts["skipped: " + re.sub(r"\"\w+\"|\n.*", "", str(error))[:60]] += 1
     failure = tm.init().comm.bcast(failure)
     if failure is not None:
-        query, given, failure = shrink(query, given, checked)
+        query, given, failure = shrink(query, given, checked, PATIENCE_S)
     data.close()
     if failure is None:
         return

@@ -17,8 +17,9 @@ import tidemill as tm
 from sqlfuzz.data import Table, dataset
 from sqlfuzz.queries import Query
 
-#: Errors that are no fault: what is refused says so, and what to write instead. Sums that are out of range are errors here.
-REFUSED = re.compile(r"out of range|overflow|beyond the range|would not count how often")
+#: Errors that are no fault: what is refused says so, and what to write instead. Sums that are out of range are errors here. Which
+#: columns a subquery in FROM has is not known to USING.
+REFUSED = re.compile(r"out of range|overflow|beyond the range|more than one table to the left may have")
 
 
 @dataclass(frozen=True)
