@@ -132,17 +132,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="sqlfuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="the first seed; random if it is not given")
     parser.add_argument("--queries", type=int, default=1000, help="how many queries and chains, on each number of workers")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this long, all numbers of workers together")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="the same in seconds")
     parser.add_argument("--workers", default="1", help="numbers of workers, such as 1,2,3")
     parser.add_argument("--only", default=None, help=f"kinds, of {','.join([*FORMS, 'chains'])}")
     parser.add_argument("--folder", default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
+    seconds = min(args.seconds, args.minutes * 60)
     only = args.only.split(",") if args.only else None
     if unknown := set(only or []) - {*FORMS, "chains"}:
         parser.error(f"--only has {', '.join(sorted(unknown))}; there are {', '.join([*FORMS, 'chains'])}")
     if args.folder is not None:
-        found = run(seed, args.queries, args.minutes * 60, only, Path(args.folder))
+        found = run(seed, args.queries, seconds, only, Path(args.folder))
         if tm.init().rank == 0:
             made = sum(n for what, n in found.counts.items() if what != "skipped")
             print(f"{made} queries and chains, of which {found.counts['skipped']} were skipped, {len(found.failures)} failures")
@@ -154,7 +156,7 @@ def main() -> int:
     for size in sizes:
         print(f"seed {seed}, {size} workers", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            inside = ["--seed", seed, "--queries", args.queries, "--minutes", args.minutes / len(sizes), "--folder", folder]
+            inside = ["--seed", seed, "--queries", args.queries, "--seconds", seconds / len(sizes), "--folder", folder]
             command = [sys.executable, "-m", "tidemill", "run", "-n", size, "-m", "sqlfuzz", *inside]
             command += ["--only", args.only] if args.only else []
             ended |= subprocess.run([str(c) for c in command], env={**os.environ}, check=False).returncode

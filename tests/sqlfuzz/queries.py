@@ -21,6 +21,7 @@ KNOWN: dict[str, str] = {
     "nanoseconds": "literals of times are of nanoseconds: beside one, a column whose times no nanosecond reaches is an error",
     "using_where": "in WHERE, the merged column of JOIN and LEFT JOIN with USING is called ambiguous",
     "in_columns": "IN and NOT IN of lists with columns, joined by AND, are merged as if the columns were constants",
+    "lateral_subquery": "a subquery within LATERAL that reads the table beside it is not supported",
     "long": "a query with many nested subqueries takes many seconds to plan",
 }
 
@@ -78,6 +79,7 @@ class Maker:
     avoid: frozenset[str] = frozenset(KNOWN)
     views: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     _names: int = 0
+    _lateral: bool = False
 
     def query(self, only: list[str] | None = None) -> Query:
         """Draw one."""
@@ -160,7 +162,9 @@ class Maker:
         return node("bool", listed([node("bool", "(", e, ")") for e in equal], " and "))
 
     def lateral(self, source: Node, scope: Scope) -> tuple[Node, Scope]:
+        self._lateral = "lateral_subquery" in self.avoid
         inner, kinds = self.select(self.r.choice(["rows", "groups", "limits"]), 0, scope)
+        self._lateral = False
         alias = self.alias()
         how, on = self.r.choice([(", lateral (", ""), (" join lateral (", " on true"), (" left join lateral (", " on true")])
         made = node("source", source, how, inner, f") as {alias}", on)
@@ -253,9 +257,11 @@ class Maker:
             return node("int", "count(distinct ", x, ")", *where), "int"
         if choice == 3 and kind == "int":
             return node("int", "sum(", r.choice(["", "distinct "]), x, ")", *where), "int"
-        if choice == 3 and kind in ("float", "dec"):
+        if choice == 3 and kind == "dec":
             # A sum of decimals has more digits than its summands.
-            return node(kind, "sum(", x, ")", *where), "float"
+            return node("float", "cast(sum(", x, ")", *where, " as double)"), "float"
+        if choice == 3 and kind == "float":
+            return node("float", "sum(", x, ")", *where), "float"
         if choice == 4 and kind == "int":
             return node("float", "avg(", x, ")", *where), "float"
         if choice == 4 and kind == "bool":
@@ -341,7 +347,7 @@ class Maker:
             ]
         if kind == "float":
             makes += [lambda: node(kind, "(", sub(), " + ", sub(), ")"), lambda: node(kind, "(- ", sub(), ")")]
-        if subqueries:
+        if subqueries and not self._lateral:
             makes += [lambda: self.scalar(scope, kind)] * 2
         return r.choice(makes)()
 
@@ -380,7 +386,7 @@ class Maker:
                 lambda: node("bool", "(", x(), f" is {r.choice(['', 'not '])}{r.choice(['true', 'false'])})"),
                 lambda: self.leaf(scope, "bool"),
             ]
-        if subqueries and deep:
+        if subqueries and deep and not self._lateral:
             makes += [lambda: self.subquery(scope, k, x())] * 3
         return r.choice(makes)()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,14 +38,15 @@ def shrink(query: Query, tables: list[Table], check: Check, patience_s: float = 
     failure = check(query, tables)
     assert failure is not None
     end = time.monotonic() + patience_s
-    going = True
+    going, tried = True, set[str]()
     while going and time.monotonic() < end:
         going = False
-        for other in _smaller(query):
+        # In any order: one that loses much is met soon, and few of the rest are tried in vain.
+        others = [q for q in _smaller(query) if len(q.sql()) <= len(query.sql()) and q.sql() not in tried]
+        for other in random.Random(len(others)).sample(others, len(others)):
             if time.monotonic() >= end:
                 break
-            if len(other.sql()) > len(query.sql()):
-                continue
+            tried.add(other.sql())
             found = check(other, tables)
             if found is not None and found.sort() == failure.sort():
                 query, failure, going = other, found, True
@@ -59,6 +61,7 @@ def shrink(query: Query, tables: list[Table], check: Check, patience_s: float = 
                     found = check(query, trial)
                     if found is not None and found.sort() == failure.sort():
                         rows, tables, failure, going = fewer, trial, found, True
+                        tried.clear()
                     else:
                         at += step
                 step //= 2
