@@ -78,6 +78,12 @@ SECONDS ?= 60
 fuzz: ## Feed decoders with what no peer would send (needs nightly Rust and cargo-fuzz; TARGET=frames SECONDS=3600: one, for an hour)
 	for target in $(TARGET); do cargo +nightly fuzz run "$$target" -- -max_total_time=$(SECONDS) -rss_limit_mb=4096; done
 
+QUERIES ?= 1000000000
+
+.PHONY: fuzz-sql
+fuzz-sql: setup ## Run random queries and chains of DataSets against DuckDB and themselves (SECONDS=3600, or QUERIES=100000 SECONDS=inf)
+	PYTHONPATH=tests $(BIN)/python -m sqlfuzz --workers 1,2,3 --queries $(QUERIES) --seconds $(SECONDS)
+
 .PHONY: bench
 bench: setup setup-browser ## Measure beside the peers (installs them first)
 	bench/setup_peers.sh
