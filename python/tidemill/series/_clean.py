@@ -159,7 +159,7 @@ def clean(
     split: str | None = None,
     price: str | None = None,
     delimiter: str | None = None,
-    null: str | None = None,
+    null: str | Sequence[str] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[Panel, Report]:
     """Read a long table, clean it, and make a panel of it. Collective.
