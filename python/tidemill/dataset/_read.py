@@ -62,8 +62,12 @@ StorageOptions = Mapping[str, Any]
 
 def _paths(given: Paths) -> list[str]:
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
-    # Only the first character counts: URLs, and folders that are called "~", stay as they are.
-    return [os.path.expanduser(os.fspath(path)) for path in paths]
+    return [_at_home(path) for path in paths]
+
+
+def _at_home(path: str | os.PathLike[str]) -> str:
+    """The path with a leading ``~`` replaced; `Path.expanduser` would take a slash out of URLs."""
+    return os.path.expanduser(os.fspath(path))  # noqa: PTH111
 
 
 def _is_url(path: str | os.PathLike[str]) -> bool:
@@ -99,7 +103,7 @@ def _quarantine(
     """
     if folder is None:
         return None
-    where = os.path.expanduser(os.fspath(folder))
+    where = _at_home(folder)
     if _is_url(where):
         raise DataSetError(f"quarantine={where!r}: it has to be a local folder")
     if each_host:

@@ -10,6 +10,7 @@ cleans the ids that it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Literal
