@@ -685,10 +685,18 @@ def test_paths_above_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         data.write_parquet("nowhere/../out")
 
 
-def test_patterns_of_nulls_are_checked(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("x\n1\n")
-    with pytest.raises(tm.DataSetError, match=r'null="\(" is no regular expression'):
-        tm.read_csv(tmp_path / "a.csv", null="(")
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_texts_that_stand_for_null_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.csv").write_text("k,q\na,1\nb,-\nc,N/A\n-,4\nx.y,(\n,7\n")
+    data = tm.read_csv("~/a.csv", null=["N/A", "-", "("], columns=["q", "k"], on_error=on_error)
+    assert data.schema["q"] == "Int64"
+    assert data.to_dict() == {"q": [1, None, None, 4, None, 7], "k": ["a", "b", "c", None, "x.y", None]}
+    # A text that only contains the one for null is a value, for the type too.
+    (tmp_path / "b.csv").write_text("q\n1\nN/A2\nN/A\n")
+    assert tm.read_csv("~/b.csv", null="N/A", on_error=on_error).to_dict() == {"q": ["1", "N/A2", None]}
+    with pytest.raises(tm.DataSetError, match=r"null= is a text or several"):
+        tm.read_csv("~/a.csv", null=[1])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("library", ["polars", "pandas"])

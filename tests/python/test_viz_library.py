@@ -162,6 +162,21 @@ def test_a_column_that_looks_like_numbers_for_long_is_texts(library: Library, tm
     assert reader.ids[-2:] == ["899", "last one"]
 
 
+def test_ids_of_uploads_are_the_texts_that_are_written(library: Library, tmp_path: Path) -> None:
+    for ids in (
+        ["007", "7", "0007"],
+        ["1E5", "100000", "2E3"],
+        ["true", "TRUE", "false"],
+        ["000001", "600000", "1.50"],
+    ):
+        rows = "".join(f"{name},{place},0\n" for place, name in enumerate(ids))
+        _, reader, _ = only_frame(library, write(tmp_path, "ids.csv", "id,x,y\n" + rows))
+        assert list(reader.ids) == ids
+    # Times are texts too, in the order of their numbers.
+    plot = library.add(write(tmp_path, "times.csv", "id,time,x,y\na,010,0,0\na,9,1,1\na,1.5,2,2\n"))
+    assert [frame.time for frame in FrameReader(library.frames(plot.id))] == ["1.5", "9", "010"]
+
+
 def test_a_series_of_files_by_index_and_by_name(library: Library, tmp_path: Path) -> None:
     """Frames in another order than the index says would be another film."""
     files = {f"f{n}.txt": f"0 {n} 0 0 1\n{n} 1 1 1 2\n" for n in (10, 2, 1)}

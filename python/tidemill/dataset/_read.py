@@ -26,6 +26,7 @@ __all__ = [
     "from_local",
     "from_pylist",
     "is_read",
+    "null_pattern",
     "read_csv",
     "read_ipc",
     "read_json",
@@ -61,7 +62,13 @@ StorageOptions = Mapping[str, Any]
 
 
 def _paths(given: Paths) -> list[str]:
-    return [os.fspath(given)] if isinstance(given, (str, os.PathLike)) else [os.fspath(path) for path in given]
+    paths = [given] if isinstance(given, (str, os.PathLike)) else given
+    return [_at_home(path) for path in paths]
+
+
+def _at_home(path: str | os.PathLike[str]) -> str:
+    """The path with a leading ``~`` replaced; `Path.expanduser` would take a slash out of URLs."""
+    return os.path.expanduser(os.fspath(path))  # noqa: PTH111
 
 
 def _is_url(path: str | os.PathLike[str]) -> bool:
@@ -97,7 +104,7 @@ def _quarantine(
     """
     if folder is None:
         return None
-    where = os.fspath(folder)
+    where = _at_home(folder)
     if _is_url(where):
         raise DataSetError(f"quarantine={where!r}: it has to be a local folder")
     if each_host:
@@ -165,7 +172,8 @@ def read_csv(
     delimiter: str = ",",
     quote: str = '"',
     comment: str | None = None,
-    null: str | None = None,
+    null: str | Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     newlines_in_values: bool = False,
     infer_rows: int = 1000,
     on_error: OnError = "raise",
@@ -188,8 +196,10 @@ def read_csv(
         One ASCII character each.
     comment : str, optional
         Lines that begin with this character are left out.
-    null : str, optional
-        A regular expression of values that stand for null, beside nothing.
+    null : str or sequence of str, optional
+        Texts that stand for null, such as ``["N/A", "-"]``. A value has to equal one of them exactly. Empty values are null too.
+    columns : sequence of str, optional
+        Read only these columns, in this order; by default all.
     newlines_in_values : bool, default=False
         Whether quoted values may contain line ends; files are then not read in pieces.
     infer_rows : int, default=1000
@@ -217,7 +227,8 @@ def read_csv(
     """
     given = _paths(paths)
     bad_rows = _quarantine(quarantine, given, each_host)
-    return _read(
+    pattern = null_pattern(null)
+    data = _read(
         given,
         each_host,
         lambda files, schema: engine().read(
@@ -230,7 +241,7 @@ def read_csv(
             quote=quote,
             comment=comment,
             newlines_in_values=newlines_in_values,
-            null=null,
+            null=pattern,
             on_error=on_error,
             quarantine=bad_rows,
             storage_options=_told(storage_options),
@@ -238,6 +249,27 @@ def read_csv(
         schema,
         one_header=True,
     )
+    return data if columns is None else data.select(*columns)
+
+
+def null_pattern(null: str | Sequence[str] | None) -> str | None:
+    """A regular expression of the texts that stand for null.
+
+    The engine searches for it where it infers types, hence the anchors. Empty values stay null beside the texts.
+
+    Raises
+    ------
+    DataSetError
+        `null` is neither a text nor several.
+    """
+    if null is None:
+        return None
+    texts = [null] if isinstance(null, str) else list(null)
+    if not all(isinstance(text, str) for text in texts):
+        raise DataSetError(f'null= is a text or several, such as ["N/A", "-"], not {null!r}')
+    # Escapes that Python and Rust share; Rust refuses to escape a space.
+    escaped = [re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text) for text in texts]
+    return f"^(?:{'|'.join([*escaped, ''])})$"
 
 
 def read_json(
