@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine as machines
-from . import report_mds, report_streams, series, viewer
+from . import report_mds, report_streams, series, splits, viewer
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
 
@@ -408,6 +408,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(viewer.section(results["viewer"]))
     if "dataset" in results:
         parts.append(dataset_section(results["dataset"]))
+    if "splits" in results:
+        parts.append(splits.section(results["splits"]))
     if "startup" in results:
         parts.append(startup_section(results["startup"]))
     if results.get("exchange", {}).get("cases"):

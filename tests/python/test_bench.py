@@ -29,6 +29,7 @@ from harness import (  # noqa: E402
     report,
     report_streams,
     series,
+    splits,
     viewer,
     windows_events,
     yahoo,
@@ -116,6 +117,14 @@ def test_tiny_run_starts_one_worker_and_four(tiny: Path) -> None:
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
     assert results["startup"]["failures"] == {}
     assert set(results["startup"]["answer_s"]) == {"tidemill", "tidemill-2", "tidemill-4"}
+
+
+@pytest.mark.slow
+def test_tiny_run_splits_jobs_every_way(tiny: Path) -> None:
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert results["splits"]["failures"] == {}
+    assert all(set(times) == set(splits.SPLITS) for times in results["splits"]["seconds"].values())
+    assert splits.ratios({"1x1": [4.0, 9.0, 5.0], "1x2": [2.0], "2x1": [2.5]}) == (2.5, 2.0)
 
 
 @pytest.mark.slow

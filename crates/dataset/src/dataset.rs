@@ -84,7 +84,8 @@ impl DataSet {
     pub fn from_batches(engine: &Engine, schema: SchemaRef, batches: &[RecordBatch]) -> Result<Self> {
         let partitions_max = engine.partitions();
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        let rows_each = rows.div_ceil(partitions_max).max(SLICE_ROWS);
+        // Small tables have fewer partitions; those that there are have as many rows each.
+        let rows_each = rows.div_ceil(rows.div_ceil(SLICE_ROWS).clamp(1, partitions_max)).max(1);
         let mut partitions = vec![Vec::new()];
         let mut filled = 0;
         for batch in batches {
@@ -94,7 +95,7 @@ impl DataSet {
                     partitions.push(Vec::new());
                     filled = 0;
                 }
-                let length = SLICE_ROWS.min(batch.num_rows() - start);
+                let length = SLICE_ROWS.min(batch.num_rows() - start).min(rows_each - filled);
                 partitions.last_mut().expect("never empty").push(batch.slice(start, length));
                 start += length;
                 filled += length;
@@ -330,11 +331,9 @@ impl DataSet {
             let name = output_name(&expr);
             let rest = expr.transform_down(|node| {
                 Ok(match named.iter().find(|(_, function)| **function == node) {
-                    Some((name, _)) => Transformed::new(
-                        Expr::Column(Column::from_name(name.clone())),
-                        true,
-                        TreeNodeRecursion::Jump,
-                    ),
+                    Some((name, _)) => {
+                        Transformed::new(Expr::Column(Column::from_name(name.clone())), true, TreeNodeRecursion::Jump)
+                    }
                     None => Transformed::no(node),
                 })
             })?;

@@ -37,6 +37,7 @@ use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number
 use crate::optimizer::{logical_rules, physical_rules};
 use crate::spill::SpillFiles;
 use crate::split::SplitExec;
+use crate::spread::{SettleSpreads, SpreadRows};
 use crate::sql::planning_functions;
 use crate::stores::Stores;
 use crate::stream::{behind_function, sql_functions};
@@ -375,9 +376,12 @@ fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
 /// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of groups and
 /// of what is to spill come last, when both are known.
 fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Governor) -> SessionContext {
-    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
-        vec![Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) })];
+    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![
+        Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) }),
+        Arc::new(SpreadRows),
+    ];
     rules.extend(physical_rules());
+    rules.push(Arc::new(SettleSpreads));
     rules.push(Arc::new(CheckFrames));
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
     let budget_bytes = governor.settings().budget_bytes;

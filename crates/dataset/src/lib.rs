@@ -78,6 +78,7 @@ mod rewrite;
 mod sources;
 mod spill;
 mod split;
+mod spread;
 mod sql;
 mod step;
 mod stores;

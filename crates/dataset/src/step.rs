@@ -16,9 +16,8 @@ pub(crate) fn unordered(schema: SchemaRef, partitions: usize) -> Arc<PlanPropert
 
 // Within their `impl ExecutionPlan`.
 
-/// A step of ours that stands for one of DataFusion's requires of its inputs what that does. A plan below a function of the program is
-/// optimized by itself, and once more as a part of the whole: without these, the exchanges and sorts that the step counts on
-/// would be taken out as superfluous.
+/// A step of ours that stands for one of DataFusion's requires of its inputs what that does: a rule that runs later would take out the
+/// exchanges and sorts that the step counts on.
 macro_rules! required_as_by {
     ($self:ident => $step:expr) => {
         fn input_distribution_requirements(&$self) -> datafusion::physical_plan::InputDistributionRequirements {

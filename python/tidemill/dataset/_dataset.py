@@ -508,7 +508,27 @@ class DataSet(DataSetWriters):
         return _shape.unpivoted(self, on, index, variable_name, value_name)
 
     def repartition(self, partitions: int, *by: IntoExpr) -> DataSet:
-        """The same rows in so many partitions, one at least: rows with equal `by` together, or evenly without."""
+        """Put the rows into another number of partitions.
+
+        Partition ``i`` runs on worker ``i % workers``. Steps that work row by row, such as `filter`, `select` and `map`, leave rows where
+        they are; joins, groups, sorts and windows may move them.
+
+        Parameters
+        ----------
+        partitions : int
+            How many, at least 1.
+        *by : str or Expr
+            Rows with equal values of these are in one partition. Without any, each partition has as many rows, give or take a few.
+
+        Returns
+        -------
+        DataSet
+
+        Raises
+        ------
+        DataSetError
+            If `partitions` is less than 1, or there is no such column.
+        """
         if partitions < 1:
             raise DataSetError(f"repartition({partitions}): rows are in one partition at least")
         return self._step(self._native.repartition(partitions, columns(by, {})))
@@ -574,6 +594,7 @@ class DataSet(DataSetWriters):
     def collect_local(self) -> Table:
         """Run the query and keep its rows where they were made: every row is on one worker.
 
+        The rows of a small table are spread evenly over the workers, unless they are sorted or `repartition` has placed them.
         For what comes next is up to each worker, such as an algorithm with a communicator; `from_local` leads back.
 
         Returns
