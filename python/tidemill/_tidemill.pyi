@@ -643,6 +643,7 @@ class QueryEngine:
         storage_options: Mapping[str, str] = ...,
         on_error: str = "raise",
         quarantine: str | None = None,
+        overrides: object = None,
     ) -> NativeDataSet: ...
     def take_bad_rows(self) -> tuple[int, tuple[str, int, str] | None]: ...
 

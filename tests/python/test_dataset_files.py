@@ -8,6 +8,7 @@ import gzip
 import io
 import itertools
 import lzma
+import math
 import os
 import random
 import subprocess
@@ -1038,3 +1039,51 @@ def test_damaged_files_are_errors_that_name_them(tmp_path: Path, capfd: pytest.C
             except tm.DataSetError as error:
                 assert "internal" not in str(error), (seed, name, case, error)
     assert "panicked" not in capfd.readouterr().err, seed
+
+
+def test_types_of_csv_come_of_all_files_and_lose_no_value(tmp_path: Path) -> None:
+    """A column that begins empty, or a first file that has only a header, once made null of every later value."""
+    for name, files, rows in (
+        ("header", ["a,b\n", "a,b\n1,x\n"], {"a": [1], "b": ["x"]}),
+        ("empty", ["a,b\n1,\n2,\n", "a,b\n3,7\n"], {"a": [1, 2, 3], "b": [None, None, 7]}),
+        ("wider", ["k,q\na,1\n", "k,q\nb,1.5\n"], {"k": ["a", "b"], "q": [1.0, 1.5]}),
+        ("late", ["a,b\n" + "1,\n" * 1500 + "1,x\n"], {"a": [1] * 1501, "b": [None] * 1500 + ["x"]}),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number, text in enumerate(files):
+            (folder / f"{number}.csv").write_text(text)
+        for on_error in ("raise", "skip"):
+            assert tm.read_csv(folder, on_error=on_error).to_dict() == rows, (name, on_error)
+        assert tm.sql(f"select * from '{folder}/*.csv'").to_dict() == rows, name
+
+
+def test_types_of_some_columns_are_given(tmp_path: Path) -> None:
+    """All others are found out; a column that is not there, or a schema that leaves some out, fails at the read."""
+    file = tmp_path / "codes.csv"
+    file.write_text("code,n,day\n007,1,2024-01-01\n7,2,2024-01-02\n")
+    assert tm.read_csv(file, schema_overrides={"code": "str"}).to_dict()["code"] == ["007", "7"]
+    assert tm.read_csv(file, schema_overrides={"n": "float32"}).schema["n"] == "Float32"
+    with pytest.raises(tm.DataSetError, match='names column "m"; there are: code, day, n'):
+        tm.read_csv(file, schema_overrides={"m": "str"})
+    with pytest.raises(tm.DataSetError, match="schema= lacks n, day"):
+        tm.read_csv(file, schema={"code": "str"})
+
+
+def test_nan_of_parquet_files_is_read(tmp_path: Path) -> None:
+    """Statistics leave NaN out: a file of NaN and 1.5 was read as one of 1.5 alone."""
+    for number, values in enumerate([[math.nan, 1.5], [None, 1.5]]):
+        tm.from_dict({"f": values, "file": [number] * 2}).write_parquet(tmp_path / str(number))
+    table = tm.read_parquet(tmp_path)
+    assert sorted(map(str, table.to_dict()["f"])) == ["1.5", "1.5", "None", "nan"]
+    assert table.group_by("f").agg(n=tm.count()).count() == 3
+    assert math.isnan(table.select(m=tm.col("f").max()).to_dict()["m"][0])
+
+
+def test_byte_order_marks_are_no_part_of_a_file(tmp_path: Path) -> None:
+    """Editors write one; JSON failed on it, and text kept it."""
+    for name, text in (("a.json", '{"a": 1}\n'), ("a.txt", "one\n"), ("a.csv", "a\n1\n")):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert tm.read_json(tmp_path / "a.json").to_dict() == {"a": [1]}
+    assert tm.read_text(tmp_path / "a.txt").to_dict() == {"line": ["one"]}
+    assert tm.read_csv(tmp_path / "a.csv").to_dict() == {"a": [1]}

@@ -136,6 +136,13 @@ QUERIES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
         [(24,), (32,)],
     ),
     "swapped twice": ("select y as x, x as y from (select y as x, x as y from d where x = 4)", [(4, 0)]),
+    "lists of columns": ("select x from d where x in (y) and x not in (2)", [(1,), (3,), (0,)]),
+    "lists of columns, merged": ("select x from d where x in (2) and x in (y, 9)", [(2,)]),
+    "lists of columns, left out": ("select x from d where x not in (y) and x in (4, 1)", [(4,)]),
+    "ordered by the query around it": (
+        "select id from l where exists (select l.c as c from v where v.k >= l.id order by c limit 5 offset 1)",
+        [(1,)],
+    ),
     "names": ("select 1, 1, x, x from d where x = 1", [(1, 1, 1, 1)]),
     "sums that differ by a cast": ("select sum(x) as a, sum(cast(x as double)) as b from d", [(10, 10.0)]),
     "all columns of two": ("select a.*, c.* from l a join l c on a.id = c.id where a.id = 1", [(1, 10, 1, 10)]),

@@ -34,7 +34,7 @@ use crate::guards::GuardConditions;
 use crate::instead::Instead;
 use crate::lenient::{BadRow, BadRows};
 use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number_functions};
-use crate::optimizer::{logical_rules, physical_rules};
+use crate::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::spill::SpillFiles;
 use crate::split::SplitExec;
 use crate::spread::{SettleSpreads, SpreadRows};
@@ -388,7 +388,7 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
     let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
-    let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes)];
+    let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes), Arc::new(ListsOfColumns)];
     analyzer.extend(Analyzer::new().rules);
     // When all types are known.
     analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _, Arc::new(GuardConditions) as _]);

@@ -10,6 +10,7 @@ use arrow::ipc::reader::StreamReader;
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::config::ConfigOptions;
+use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{ColumnStatistics, ScalarValue, Statistics};
 use datafusion::dataframe::DataFrame;
@@ -179,6 +180,18 @@ fn adapted(schema: &Schema, wanted: &Schema, folders: Option<&FolderColumns>, va
 pub(crate) struct EvolvedParquet {
     format: Arc<dyn FileFormat>,
     other: Vec<usize>,
+    floats: Vec<usize>,
+}
+
+/// Columns of floats by their places.
+fn floats(schema: &Schema) -> Vec<usize> {
+    let fields = schema.fields().iter().enumerate();
+    fields.filter(|(_, field)| field.data_type().is_floating()).map(|(place, _)| place).collect()
+}
+
+/// Whether statistics of Parquet files with this schema cannot be believed as they are.
+pub(crate) fn has_floats(schema: &Schema) -> bool {
+    !floats(schema).is_empty()
 }
 
 impl EvolvedParquet {
@@ -190,7 +203,7 @@ impl EvolvedParquet {
             schemas.iter().any(there)
         };
         let other = wanted.fields().iter().enumerate().filter(|(_, field)| differs(field)).map(|(place, _)| place);
-        EvolvedParquet { format, other: other.collect() }
+        EvolvedParquet { format, other: other.collect(), floats: floats(wanted) }
     }
 }
 
@@ -225,6 +238,12 @@ impl FileFormat for EvolvedParquet {
         object: &ObjectMeta,
     ) -> PlanResult<Statistics> {
         let mut known = self.format.infer_stats(state, store, table_schema, object).await?;
+        for &place in &self.floats {
+            if let Some(column) = known.column_statistics.get_mut(place) {
+                // They leave NaN out: a file of NaN and 1.5 would be one of 1.5 alone.
+                (column.min_value, column.max_value) = (Precision::Absent, Precision::Absent);
+            }
+        }
         for &place in &self.other {
             if let Some(column) = known.column_statistics.get_mut(place) {
                 *column = ColumnStatistics::new_unknown();

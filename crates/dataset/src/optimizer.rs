@@ -7,14 +7,16 @@ use std::sync::Arc;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
+use datafusion::logical_expr::expr::InList;
 use datafusion::logical_expr::logical_plan::{Filter, Projection};
-use datafusion::logical_expr::{LogicalPlan, lit};
-use datafusion::optimizer::{ApplyOrder, Optimizer, OptimizerConfig, OptimizerRule};
+use datafusion::logical_expr::{Expr, LogicalPlan, lit};
+use datafusion::optimizer::{AnalyzerRule, ApplyOrder, Optimizer, OptimizerConfig, OptimizerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
 
 use crate::guards::GuardFilters;
+use crate::rewrite::rewrite_exprs;
 
 /// The rules for logical plans.
 pub(crate) fn logical_rules() -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
@@ -33,6 +35,33 @@ pub(crate) fn physical_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Syn
         _ => rule,
     };
     PhysicalOptimizer::new().rules.into_iter().map(guarded).collect()
+}
+
+/// `IN` over a list with columns as comparisons: the simplifier merges lists as if all that is in them were constants, so that
+/// `i IN (k) AND i NOT IN (2)` is `i IN (k)`.
+#[derive(Debug)]
+pub(crate) struct ListsOfColumns;
+
+impl AnalyzerRule for ListsOfColumns {
+    fn name(&self) -> &'static str {
+        "lists_of_columns"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
+        let compared = |part: Expr| {
+            Ok(match part {
+                Expr::InList(InList { expr, list, negated })
+                    if list.iter().any(|item| !matches!(item, Expr::Literal(..))) && !expr.is_volatile() =>
+                {
+                    let equal = list.into_iter().map(|item| expr.as_ref().clone().eq(item));
+                    let any = equal.reduce(Expr::or).expect("an item is no literal");
+                    Transformed::yes(if negated { Expr::Not(Box::new(any)) } else { any })
+                }
+                other => Transformed::no(other),
+            })
+        };
+        plan.transform_up_with_subqueries(|step| rewrite_exprs(step, |_, expr, _| expr.transform_up(compared))).data()
+    }
 }
 
 /// `optimize_projections` takes two projections with equal expressions for one, so that `x * 2 AS x` twice is once

@@ -23,7 +23,9 @@ use tidemill_dataflow::without_passwords;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::evolved::{EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, ipc_schemas, parquet_schemas, read_ipc};
+use crate::evolved::{
+    EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, has_floats, ipc_schemas, parquet_schemas, read_ipc,
+};
 use crate::expr::{case, column};
 use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::files::{File, Found, NULL_FOLDER, find};
@@ -198,6 +200,11 @@ pub async fn read(
                     let mut options = options;
                     options.format = Arc::new(EvolvedParquet::new(options.format, &schemas, &wanted));
                     config.with_listing_options(options).with_expr_adapter_factory(Arc::new(ExactColumns))
+                }
+                Format::Parquet if has_floats(&wanted) => {
+                    let mut options = options;
+                    options.format = Arc::new(EvolvedParquet::new(options.format, &schemas, &wanted));
+                    config.with_listing_options(options)
                 }
                 _ => config,
             }

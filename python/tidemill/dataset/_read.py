@@ -168,6 +168,7 @@ def read_csv(
     paths: Paths,
     *,
     schema: Schema | None = None,
+    schema_overrides: Schema | None = None,
     header: bool = True,
     delimiter: str = ",",
     quote: str = '"',
@@ -190,6 +191,8 @@ def read_csv(
         ``gs://``, ``az://``, ``abfss://``, ``http(s)://`` (one file), ``file:///``. The same on every worker.
     schema : mapping of str to str, or Arrow schema, optional
         Types by column; by default they are found out from the first rows.
+    schema_overrides : mapping of str to str, or Arrow schema, optional
+        Types of some columns; those of the others are found in the files.
     header : bool, default=True
         Whether the first line names the columns; without, they are ``column_1``, ``column_2``, ...
     delimiter, quote : str
@@ -243,6 +246,7 @@ def read_csv(
             newlines_in_values=newlines_in_values,
             null=pattern,
             on_error=on_error,
+            overrides=_schema(schema_overrides),
             quarantine=bad_rows,
             storage_options=_told(storage_options),
         ),

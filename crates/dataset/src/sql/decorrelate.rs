@@ -675,7 +675,9 @@ impl Subqueries {
     ) -> Result<(LogicalPlan, Expr)> {
         let name = self.name("row").table().to_owned();
         let order = order.iter().map(|key| Ok(SortKey { expr: domain.inner(key.expr.clone())?, ..key.clone() }));
-        let order = order.collect::<Result<Vec<_>>>()?;
+        let mut order = order.collect::<Result<Vec<_>>>()?;
+        // What comes of the outer query alone is the same for all rows that are numbered together.
+        order.retain(|key| key.expr.column_refs().iter().any(|column| column.relation.as_ref() != Some(&domain.name)));
         let number = row_number().partition_by(by);
         let number = if order.is_empty() { number } else { number.order_by(order) }.build()?;
         let plan = LogicalPlanBuilder::from(lifted).window(vec![number.alias(name.clone())])?.build()?;
