@@ -992,7 +992,9 @@ def test_files_that_lie_about_their_sizes(tmp_path: Path) -> None:
         at = whole.index((8 * 1000).to_bytes(8, "little"))
         for claimed in (1 << 46, (1 << 63) - 1, -2, 1 << 32):
             path.write_bytes(whole[:at] + claimed.to_bytes(8, "little", signed=True) + whole[at + 8 :])
-            with pytest.raises(tm.DataSetError, match=r"a\.arrow cannot be read as Arrow IPC: a buffer of .* claims to be"):
+            with pytest.raises(
+                tm.DataSetError, match=r"a\.arrow cannot be read as Arrow IPC: a buffer of .* claims to be"
+            ):
                 tm.read_ipc(path).count()
     # Its footer, and the first message of a stream.
     path.write_bytes(whole[:-10] + ((1 << 31) - 1).to_bytes(4, "little") + whole[-6:])
