@@ -22,6 +22,8 @@ KNOWN: dict[str, str] = {
     "using_where": "in WHERE, the merged column of JOIN and LEFT JOIN with USING is called ambiguous",
     "in_columns": "IN and NOT IN of lists with columns, joined by AND, are merged as if the columns were constants",
     "lateral_subquery": "a subquery within LATERAL that reads the table beside it is not supported",
+    "case_not_null": "DISTINCT and GROUP BY of a CASE whose condition rules nulls out is an internal error",
+    "limit_of_outer": "a correlated subquery with ORDER BY of an outer column and LIMIT is an error",
     "long": "a query with many nested subqueries takes many seconds to plan",
 }
 
@@ -204,7 +206,7 @@ class Maker:
             return self.grouped(form, source, where, own, kinds)
         if form == "windows":
             return self.window(source, own)
-        items, kinds = self.items(scope, kinds)
+        items, kinds = self.items(own if form == "limits" and "limit_of_outer" in self.avoid else scope, kinds)
         distinct = "distinct " if form == "distinct" else ""
         body = node("query", f"select {distinct}", items, " from ", source, where)
         if form == "limits":
@@ -353,7 +355,11 @@ class Maker:
 
         def case() -> Node:
             other = optional(" else ", sub()) if r.random() < 0.8 else node("clause")
-            return node(kind, "case when ", self.bool(scope, deep - 1, subqueries), " then ", sub(), other, " end")
+            made = node(kind, "case when ", self.bool(scope, deep - 1, subqueries), " then ", sub(), other, " end")
+            # As far as the engine knows, NULLIF may give a null.
+            return (
+                node(kind, "nullif(", made, ", ", self.leaf([], kind), ")") if "case_not_null" in self.avoid else made
+            )
 
         makes: list[Callable[[], Node]] = [
             case,
