@@ -81,7 +81,7 @@ class Maker:
     avoid: frozenset[str] = frozenset(KNOWN)
     views: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     _names: int = 0
-    _lateral: bool = False
+    _flat: bool = False
 
     def query(self, only: list[str] | None = None) -> Query:
         """Draw one."""
@@ -170,9 +170,9 @@ class Maker:
         return node("bool", listed([node("bool", "(", e, ")") for e in equal], " and "))
 
     def lateral(self, source: Node, scope: Scope) -> tuple[Node, Scope]:
-        self._lateral = "lateral_subquery" in self.avoid
+        self._flat = "lateral_subquery" in self.avoid
         inner, kinds = self.select(self.r.choice(["rows", "groups", "limits"]), 0, scope)
-        self._lateral = False
+        self._flat = False
         alias = self.alias()
         how, on = self.r.choice(
             [(", lateral (", ""), (" join lateral (", " on true"), (" left join lateral (", " on true")]
@@ -387,7 +387,7 @@ class Maker:
             ]
         if kind == "float":
             makes += [lambda: node(kind, "(", sub(), " + ", sub(), ")"), lambda: node(kind, "(- ", sub(), ")")]
-        if subqueries and not self._lateral:
+        if subqueries and not self._flat:
             makes += [lambda: self.scalar(scope, kind)] * 2
         return r.choice(makes)()
 
@@ -437,7 +437,7 @@ class Maker:
                 lambda: node("bool", "(", x(), f" is {r.choice(['', 'not '])}{r.choice(['true', 'false'])})"),
                 lambda: self.leaf(scope, "bool"),
             ]
-        if subqueries and deep and not self._lateral:
+        if subqueries and deep and not self._flat:
             makes += [lambda: self.subquery(scope, k, x())] * 3
         return r.choice(makes)()
 
@@ -448,6 +448,9 @@ class Maker:
         if r.random() < 0.5:
             inner, _ = self.select(form, 0, outer)
             return node("bool", r.choice(["(exists (", "(not exists ("]), inner, "))")
+        # DuckDB (2.0): NULL IN a correlated subquery without rows is null, not false, if its WHERE has a subquery in turn.
+        flat, self._flat = self._flat, self._flat or outer is not None
         inner, _ = self.select(form, 0, outer, [kind])
+        self._flat = flat
         how = r.choice(["in", "in", "not in", "not in", "= any", "<> all", "> any", "<= all"])
         return node("bool", "(", x, f" {how} (", inner, "))")
