@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import re
@@ -15,8 +16,9 @@ from collections import Counter
 from pathlib import Path
 
 import tidemill as tm
+
 from sqlfuzz.chains import chain, check_chain, shrink_chain
-from sqlfuzz.data import SOURCES, Table, tables
+from sqlfuzz.data import Table, tables
 from sqlfuzz.oracles import Data, Failure, Skipped, check
 from sqlfuzz.queries import FORMS, Maker, Query
 from sqlfuzz.shrink import shrink
@@ -55,9 +57,11 @@ class Found:
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
         self.sorts: Counter[str] = Counter()
+        #: Of each query: what it gave, to be compared with what other numbers of workers give.
+        self.digests: dict[int, str] = {}
 
 
-def one_query(seed: int, only: list[str] | None, folder: Path, found: Found) -> None:
+def one_query(seed: int, only: list[str] | None, folder: Path, found: Found, digests: bool) -> None:
     """Draw a query of a seed and check it; the tables are those of eight neighbours."""
     given = tables(random.Random(f"data {seed // 8}"))
     query = Maker(random.Random(seed), given).query(only)
@@ -82,6 +86,8 @@ def one_query(seed: int, only: list[str] | None, folder: Path, found: Found) -> 
         found.counts["skipped"] += 1
         found.sorts["skipped: " + re.sub(r"\"\w+\"|\n.*", "", str(error))[:60]] += 1
     failure = tm.init().comm.bcast(failure)
+    if digests and failure is None:
+        found.digests[seed] = data.digest(query)
     if failure is not None:
         query, given, failure = shrink(query, given, checked, PATIENCE_S)
     data.close()
@@ -108,7 +114,7 @@ def one_chain(seed: int, folder: Path, found: Found) -> None:
         found.failures.append(f"chain {seed}: {failure}\n")
 
 
-def run(seed: int, queries: int, seconds: float, only: list[str] | None, folder: Path, say: bool = True) -> Found:
+def run(seed: int, queries: int, seconds: float, only: list[str] | None, folder: Path, digests: bool) -> Found:
     """Check `queries` queries and chains of the seeds from `seed` on, for at most `seconds`."""
     job = tm.init()
     found = Found()
@@ -121,8 +127,8 @@ def run(seed: int, queries: int, seconds: float, only: list[str] | None, folder:
         if (n % 4 == 3 and only is None) or only == ["chains"]:
             one_chain(n, folder, found)
         else:
-            one_query(n, only, folder, found)
-        if say and job.rank == 0 and len(found.failures) > before:
+            one_query(n, only, folder, found, digests)
+        if job.rank == 0 and len(found.failures) > before:
             print(found.failures[-1], flush=True)
     return found
 
@@ -131,12 +137,17 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="sqlfuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="the first seed; random if it is not given")
-    parser.add_argument("--queries", type=int, default=1000, help="how many queries and chains, on each number of workers")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this long, all numbers of workers together")
+    parser.add_argument(
+        "--queries", type=int, default=1000, help="how many queries and chains, on each number of workers"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after this long, all numbers of workers together"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="the same in seconds")
     parser.add_argument("--workers", default="1", help="numbers of workers, such as 1,2,3")
     parser.add_argument("--only", default=None, help=f"kinds, of {','.join([*FORMS, 'chains'])}")
     parser.add_argument("--folder", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--digests", default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
     seconds = min(args.seconds, args.minutes * 60)
@@ -144,22 +155,36 @@ def main() -> int:
     if unknown := set(only or []) - {*FORMS, "chains"}:
         parser.error(f"--only has {', '.join(sorted(unknown))}; there are {', '.join([*FORMS, 'chains'])}")
     if args.folder is not None:
-        found = run(seed, args.queries, seconds, only, Path(args.folder))
+        found = run(seed, args.queries, seconds, only, Path(args.folder), args.digests is not None)
         if tm.init().rank == 0:
             made = sum(n for what, n in found.counts.items() if what != "skipped")
-            print(f"{made} queries and chains, of which {found.counts['skipped']} were skipped, {len(found.failures)} failures")
+            print(
+                f"{made} queries and chains, of which {found.counts['skipped']} were skipped, {len(found.failures)} failures"
+            )
             for what, n in found.sorts.most_common():
                 print(f"  {n:6} {what}")
+            if args.digests is not None:
+                Path(args.digests).write_text(json.dumps(found.digests))
         return 1 if found.failures else 0
-    ended = 0
     sizes = [int(n) for n in args.workers.split(",")]
+    ended = 0
+    given: dict[int, dict[str, str]] = {}
     for size in sizes:
         print(f"seed {seed}, {size} workers", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             inside = ["--seed", seed, "--queries", args.queries, "--seconds", seconds / len(sizes), "--folder", folder]
+            inside += ["--only", args.only] if args.only else []
+            digests = Path(folder) / "digests.json"
+            inside += ["--digests", digests] if len(sizes) > 1 else []
             command = [sys.executable, "-m", "tidemill", "run", "-n", size, "-m", "sqlfuzz", *inside]
-            command += ["--only", args.only] if args.only else []
-            ended |= subprocess.run([str(c) for c in command], env={**os.environ}, check=False).returncode
+            ended |= subprocess.run([str(c) for c in command], check=False).returncode
+            if digests.exists():
+                given[size] = json.loads(digests.read_text())
+    for size, digest in given.items():
+        first = given[sizes[0]]
+        for other in sorted((s for s in digest.keys() & first.keys() if digest[s] != first[s]), key=int):
+            print(f"seed {other}: {size} workers give other rows than {sizes[0]}")
+            ended = 1
     return 1 if ended else 0
 
 

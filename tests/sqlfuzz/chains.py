@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tidemill as tm
+
 from sqlfuzz.data import Table, dataset
 from sqlfuzz.oracles import Failure, bag, told
 
@@ -71,7 +72,9 @@ def _key(row: Row, column: str) -> tuple[bool, Any]:
     return value is None, 0 if value is None else value
 
 
-def _step(name: str, n: int, t: tm.DataSet, rows: list[Row], b: tm.DataSet, other: list[Row]) -> tuple[tm.DataSet, list[Row]]:
+def _step(
+    name: str, n: int, t: tm.DataSet, rows: list[Row], b: tm.DataSet, other: list[Row]
+) -> tuple[tm.DataSet, list[Row]]:
     """One step of both."""
     col = tm.col
     plus = lambda q, by: {**q, "k": None if q["k"] is None else q["k"] + by}  # noqa: E731
@@ -100,7 +103,11 @@ def _step(name: str, n: int, t: tm.DataSet, rows: list[Row], b: tm.DataSet, othe
             t = t.sort("i", "k", "s", "v", descending=down).limit(count)
             # Nulls are last whichever way it goes.
             for c in "vski":
-                rows = sorted(rows, key=lambda q, c=c: 0 if q[c] is None else q[c] if c != "s" else 0, reverse=down) if c != "s" else rows
+                rows = (
+                    sorted(rows, key=lambda q, c=c: 0 if q[c] is None else q[c] if c != "s" else 0, reverse=down)
+                    if c != "s"
+                    else rows
+                )
                 if c == "s":
                     rows = sorted(rows, key=lambda q: q["s"] or "", reverse=down)
                 rows = sorted(rows, key=lambda q, c=c: q[c] is None)
@@ -110,8 +117,14 @@ def _step(name: str, n: int, t: tm.DataSet, rows: list[Row], b: tm.DataSet, othe
             for q in rows:
                 groups.setdefault(q["s"], []).append(q)
             t = t.group_by("s").agg(i=col("i").min(), k=col("k").sum(), v=col("v").max())
-            some = lambda f, c, x: f([q[c] for q in x if q[c] is not None] or [None]) if any(q[c] is not None for q in x) else None  # noqa: E731
-            return t, [{"s": s, "i": some(min, "i", x), "k": some(sum, "k", x), "v": some(max, "v", x)} for s, x in groups.items()]
+
+            def some(f, c, x):
+                return f([q[c] for q in x if q[c] is not None] or [None]) if any(q[c] is not None for q in x) else None
+
+            return t, [
+                {"s": s, "i": some(min, "i", x), "k": some(sum, "k", x), "v": some(max, "v", x)}
+                for s, x in groups.items()
+            ]
         case "join" | "outer":
             how = ["inner", "left", "semi", "anti"][n] if name == "join" else ["right", "full", "right", "full"][n]
             match_ = lambda q: [z for z in other if q["k"] is not None and z["k"] == q["k"]]  # noqa: E731
@@ -123,7 +136,9 @@ def _step(name: str, n: int, t: tm.DataSet, rows: list[Row], b: tm.DataSet, othe
                 joined += [{**q, "w": None} for q in rows if not match_(q)]
             if how in ("right", "full"):
                 met = {q["k"] for q in rows if q["k"] is not None}
-                joined += [{"i": None, "k": z["k"], "s": None, "v": None, "w": z["w"]} for z in other if z["k"] not in met]
+                joined += [
+                    {"i": None, "k": z["k"], "s": None, "v": None, "w": z["w"]} for z in other if z["k"] not in met
+                ]
             t = t.with_columns(i=col("i").fill_null(0) * 7 + col("w").fill_null(50)).drop("w")
             joined = [{**q, "i": (q["i"] or 0) * 7 + (50 if q["w"] is None else q["w"])} for q in joined]
             return t, [{c: q[c] for c in "iksv"} for q in joined]

@@ -22,6 +22,8 @@ KNOWN: dict[str, str] = {
     "using_where": "in WHERE, the merged column of JOIN and LEFT JOIN with USING is called ambiguous",
     "in_columns": "IN and NOT IN of lists with columns, joined by AND, are merged as if the columns were constants",
     "lateral_subquery": "a subquery within LATERAL that reads the table beside it is not supported",
+    "case_not_null": "DISTINCT and GROUP BY of a CASE whose condition rules nulls out is an internal error",
+    "limit_of_outer": "a correlated subquery with ORDER BY of an outer column and LIMIT is an error",
     "long": "a query with many nested subqueries takes many seconds to plan",
 }
 
@@ -79,7 +81,7 @@ class Maker:
     avoid: frozenset[str] = frozenset(KNOWN)
     views: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     _names: int = 0
-    _lateral: bool = False
+    _flat: bool = False
 
     def query(self, only: list[str] | None = None) -> Query:
         """Draw one."""
@@ -138,11 +140,17 @@ class Maker:
             left = [c.split(".")[-1] for c, _ in scope]
             # A name that is there twice on the left is ambiguous.
             shared = sorted({c for c in left if left.count(c) == 1} & {c.split(".")[-1] for c, _ in more})
-            if n == joins - 1 and shared and merged and ("using_where" not in self.avoid or kind in ("right join", "full join")) and all("." in c for c, _ in scope):
+            if (
+                n == joins - 1
+                and shared
+                and merged
+                and ("using_where" not in self.avoid or kind in ("right join", "full join"))
+                and all("." in c for c, _ in scope)
+            ):
                 # The merged column has the bare name. Only the last join: another table with the name would make it ambiguous.
                 using = self.r.sample(shared, min(len(shared), self.r.randint(1, 2)))
-                kinds = dict((c.split(".")[-1], k) for c, k in scope)
-                if all(dict((c.split(".")[-1], k) for c, k in more)[u] == kinds[u] for u in using):
+                kinds = {c.split(".")[-1]: k for c, k in scope}
+                if all({c.split(".")[-1]: k for c, k in more}[u] == kinds[u] for u in using):
                     source = node("source", source, f" {kind} ", other, f" using ({', '.join(using)})")
                     both = [(c, k) for c, k in scope + more if c.split(".")[-1] not in using]
                     scope = [(u, kinds[u]) for u in using] + both
@@ -162,11 +170,13 @@ class Maker:
         return node("bool", listed([node("bool", "(", e, ")") for e in equal], " and "))
 
     def lateral(self, source: Node, scope: Scope) -> tuple[Node, Scope]:
-        self._lateral = "lateral_subquery" in self.avoid
+        self._flat = "lateral_subquery" in self.avoid
         inner, kinds = self.select(self.r.choice(["rows", "groups", "limits"]), 0, scope)
-        self._lateral = False
+        self._flat = False
         alias = self.alias()
-        how, on = self.r.choice([(", lateral (", ""), (" join lateral (", " on true"), (" left join lateral (", " on true")])
+        how, on = self.r.choice(
+            [(", lateral (", ""), (" join lateral (", " on true"), (" left join lateral (", " on true")]
+        )
         made = node("source", source, how, inner, f") as {alias}", on)
         return made, scope + [(f"{alias}.c{j}", k) for j, k in enumerate(kinds)]
 
@@ -177,7 +187,9 @@ class Maker:
         made = [self.value(scope, k, 2) for k in kinds]
         return listed([node("item", m, f" as c{j}") for j, m in enumerate(made)]), kinds
 
-    def select(self, form: str, deep: int = 1, outer: Scope | None = None, kinds: list[str] | None = None) -> tuple[Node, list[str]]:
+    def select(
+        self, form: str, deep: int = 1, outer: Scope | None = None, kinds: list[str] | None = None
+    ) -> tuple[Node, list[str]]:
         """A query of a form, and the kinds of its columns."""
         r = self.r
         if form == "sets":
@@ -194,28 +206,41 @@ class Maker:
             return self.grouped(form, source, where, own, kinds)
         if form == "windows":
             return self.window(source, own)
-        items, kinds = self.items(scope, kinds)
+        items, kinds = self.items(own if form == "limits" and "limit_of_outer" in self.avoid else scope, kinds)
         distinct = "distinct " if form == "distinct" else ""
         body = node("query", f"select {distinct}", items, " from ", source, where)
         if form == "limits":
             # By all columns: rows that are left out are equal to those that stay. Orders of nulls differ unless they are said.
-            order = ", ".join(f"c{j} {r.choice(['asc', 'desc'])} nulls {r.choice(['first', 'last'])}" for j in range(len(kinds)))
+            order = ", ".join(
+                f"c{j} {r.choice(['asc', 'desc'])} nulls {r.choice(['first', 'last'])}" for j in range(len(kinds))
+            )
             offset = optional(f" offset {r.randint(0, 3)}") if r.random() < 0.3 else node("clause")
-            body = node("query", "select * from (", body, f") as {self.alias()} order by {order} limit {r.choice([0, 1, 2, 5, 100])}", offset)
+            body = node(
+                "query",
+                "select * from (",
+                body,
+                f") as {self.alias()} order by {order} limit {r.choice([0, 1, 2, 5, 100])}",
+                offset,
+            )
         return body, kinds
 
-    def grouped(self, form: str, source: Node, where: Node, scope: Scope, kinds: list[str] | None) -> tuple[Node, list[str]]:
+    def grouped(
+        self, form: str, source: Node, where: Node, scope: Scope, kinds: list[str] | None
+    ) -> tuple[Node, list[str]]:
         r = self.r
         wanted = kinds or []
         keys = [self.value(scope, k, 1, subqueries=False) for k in wanted[:1]] or [
-            self.value(scope, r.choice([k for _, k in scope]), r.choice([0, 0, 1]), subqueries=False) for _ in range(r.choice([0, 1, 1, 2]))
+            self.value(scope, r.choice([k for _, k in scope]), r.choice([0, 0, 1]), subqueries=False)
+            for _ in range(r.choice([0, 1, 1, 2]))
         ]
         if kinds is not None:
             keys = []
         if form == "grouping":
             cols = r.sample(scope, min(2, len(scope)))
             names = [c for c, _ in cols]
-            sets = r.choice(["rollup ({0})", "cube ({0})", "grouping sets (({1}), ())", "grouping sets (({0}), ({1}), ({2}))"])
+            sets = r.choice(
+                ["rollup ({0})", "cube ({0})", "grouping sets (({1}), ())", "grouping sets (({0}), ({1}), ({2}))"]
+            )
             how = sets.format(", ".join(names), names[0], names[-1])
             made = [node("item", f"{c} as c{j}") for j, c in enumerate(names)]
             aggs = [self.aggregate(scope) for _ in range(r.randint(1, 2))]
@@ -247,7 +272,9 @@ class Maker:
         r = self.r
         kind = r.choice([k for _, k in scope])
         x = self.value(scope, kind, 1, subqueries=r.random() < 0.1)
-        where: tuple[Node | str, ...] = (" filter (where ", self.bool(scope, 1, subqueries=False), ")") if r.random() < 0.25 else ()
+        where: tuple[Node | str, ...] = (
+            (" filter (where ", self.bool(scope, 1, subqueries=False), ")") if r.random() < 0.25 else ()
+        )
         choice = r.randint(0, 6)
         if choice == 0:
             return node("int", "count(*)", *where), "int"
@@ -272,15 +299,20 @@ class Maker:
         r = self.r
         # An order by all columns: ties are equal rows, whose values may still differ by their place, so they are aggregated only.
         order = ", ".join(f"{c} {r.choice(['asc', 'desc'])} nulls {r.choice(['first', 'last'])}" for c, _ in scope)
-        some = ", ".join(f"{c} {r.choice(['asc', 'desc'])} nulls {r.choice(['first', 'last'])}" for c, _ in r.sample(scope, 1))
+        some = ", ".join(
+            f"{c} {r.choice(['asc', 'desc'])} nulls {r.choice(['first', 'last'])}" for c, _ in r.sample(scope, 1)
+        )
         part = optional(f"partition by {r.choice(scope)[0]} ") if r.random() < 0.6 else node("clause")
         aggregate, kind = self.aggregate(scope)
         choice = r.randint(0, 4)
         if choice == 0:
             fn = r.choice(["rank()", "dense_rank()", "percent_rank()", "cume_dist()"])
-            made, kind = node("w", fn, " over (", part, f"order by {some})"), "float" if "_" in fn and fn != "dense_rank()" else "int"
+            made, kind = (
+                node("w", fn, " over (", part, f"order by {some})"),
+                "float" if "_" in fn and fn != "dense_rank()" else "int",
+            )
         elif choice == 1:
-            made, kind = node("w", f"row_number() over (", part, f"order by {order})"), "int"
+            made, kind = node("w", "row_number() over (", part, f"order by {order})"), "int"
         elif choice == 2:
             column, kind = r.choice(scope)
             fn = r.choice(["lag({0}, 1)", "lead({0}, 2)", "first_value({0})", "last_value({0})"]).format(column)
@@ -305,7 +337,9 @@ class Maker:
         text = "null" if self.r.random() < 0.1 else self.r.choice(LITERALS[kind])
         if kind == "time" and "nanoseconds" in self.avoid:
             plain = text.removeprefix("timestamp ")
-            return node(kind, f"arrow_cast({plain}, 'Timestamp(Microsecond, None)')", duck=(f"cast({text} as timestamp)",))
+            return node(
+                kind, f"arrow_cast({plain}, 'Timestamp(Microsecond, None)')", duck=(f"cast({text} as timestamp)",)
+            )
         return node(kind, f"cast({text} as {TYPES[kind]})")
 
     def value(self, scope: Scope, kind: str, deep: int, subqueries: bool = True) -> Node:
@@ -321,7 +355,11 @@ class Maker:
 
         def case() -> Node:
             other = optional(" else ", sub()) if r.random() < 0.8 else node("clause")
-            return node(kind, "case when ", self.bool(scope, deep - 1, subqueries), " then ", sub(), other, " end")
+            made = node(kind, "case when ", self.bool(scope, deep - 1, subqueries), " then ", sub(), other, " end")
+            # As far as the engine knows, NULLIF may give a null.
+            return (
+                node(kind, "nullif(", made, ", ", self.leaf([], kind), ")") if "case_not_null" in self.avoid else made
+            )
 
         makes: list[Callable[[], Node]] = [
             case,
@@ -336,7 +374,9 @@ class Maker:
                 lambda: node(kind, "abs(", sub(), ")"),
                 lambda: node(kind, "cast(length(", sub("str"), ") as bigint)"),
                 lambda: node(kind, r.choice(["greatest(", "least("]), sub(), ", ", sub(), ")"),
-                lambda: node(kind, "cast(extract(", r.choice(["year", "month", "day"]), " from ", sub("date"), ") as bigint)"),
+                lambda: node(
+                    kind, "cast(extract(", r.choice(["year", "month", "day"]), " from ", sub("date"), ") as bigint)"
+                ),
                 lambda: self.divided(sub(), r.randint(2, 3)),
             ]
         if kind == "str":
@@ -347,7 +387,7 @@ class Maker:
             ]
         if kind == "float":
             makes += [lambda: node(kind, "(", sub(), " + ", sub(), ")"), lambda: node(kind, "(- ", sub(), ")")]
-        if subqueries and not self._lateral:
+        if subqueries and not self._flat:
             makes += [lambda: self.scalar(scope, kind)] * 2
         return r.choice(makes)()
 
@@ -377,16 +417,27 @@ class Maker:
             lambda: node("bool", "(", x(), f" is {r.choice(['', 'not '])}null)"),
             lambda: node("bool", "(", x(), f" is {r.choice(['', 'not '])}distinct from ", x(), ")"),
             lambda: node("bool", "(", x(), r.choice([" between ", " not between "]), x(), " and ", x(), ")"),
-            lambda: node("bool", "(", x(), r.choice([" in (", " not in ("]), listed([self.leaf([] if "in_columns" in self.avoid else scope, k) for _ in range(r.randint(1, 3))]), "))"),
+            lambda: node(
+                "bool",
+                "(",
+                x(),
+                r.choice([" in (", " not in ("]),
+                listed([self.leaf([] if "in_columns" in self.avoid else scope, k) for _ in range(r.randint(1, 3))]),
+                "))",
+            ),
         ]
         if k == "str":
-            makes.append(lambda: node("bool", "(", x(), f" {r.choice(['like', 'not like'])} '{r.choice(['%', '', 'a%', '_', '%b'])}')"))
+            makes.append(
+                lambda: node(
+                    "bool", "(", x(), f" {r.choice(['like', 'not like'])} '{r.choice(['%', '', 'a%', '_', '%b'])}')"
+                )
+            )
         if k == "bool":
             makes += [
                 lambda: node("bool", "(", x(), f" is {r.choice(['', 'not '])}{r.choice(['true', 'false'])})"),
                 lambda: self.leaf(scope, "bool"),
             ]
-        if subqueries and deep and not self._lateral:
+        if subqueries and deep and not self._flat:
             makes += [lambda: self.subquery(scope, k, x())] * 3
         return r.choice(makes)()
 
@@ -397,6 +448,9 @@ class Maker:
         if r.random() < 0.5:
             inner, _ = self.select(form, 0, outer)
             return node("bool", r.choice(["(exists (", "(not exists ("]), inner, "))")
+        # DuckDB (2.0): NULL IN a correlated subquery without rows is null, not false, if its WHERE has a subquery in turn.
+        flat, self._flat = self._flat, self._flat or outer is not None
         inner, _ = self.select(form, 0, outer, [kind])
+        self._flat = flat
         how = r.choice(["in", "in", "not in", "not in", "= any", "<> all", "> any", "<= all"])
         return node("bool", "(", x, f" {how} (", inner, "))")

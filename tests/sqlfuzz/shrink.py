@@ -30,7 +30,9 @@ def _smaller(query: Query) -> Iterator[Query]:
         yield replace(query, base=base, body=node("query", base, " where ", query.where))
 
 
-def shrink(query: Query, tables: list[Table], check: Check, patience_s: float = 30) -> tuple[Query, list[Table], Failure]:
+def shrink(
+    query: Query, tables: list[Table], check: Check, patience_s: float = 30
+) -> tuple[Query, list[Table], Failure]:
     """A smaller case that fails the same way, found within `patience_s`, in seconds.
 
     `check` says how a case fails; on several workers it says the same on all of them.
