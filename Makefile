@@ -39,7 +39,7 @@ test: setup setup-peers setup-servers setup-browser lint test-rust test-python #
 
 .PHONY: test-all
 test-all: export PYTEST_ARGS := --all
-test-all: export TIDEMILL_TEST_EFFORT := 1
+test-all: export SIMULATION_EFFORT := 1
 test-all: test ## As `test`, with slow tests, every case of sampled matrices and all seeds of simulations (before a release)
 
 .PHONY: lint

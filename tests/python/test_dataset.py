@@ -280,8 +280,6 @@ def test_aggregates_with_an_order_of_their_own_over_windows() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("select k, a.n from a full join b using (k)", r"write ON a.key = b.key, and coalesce\(a.key, b.key\)"),
-        ("select * from (select * from a natural right join b)", "write ON"),
         ("select k from a except all select k from b", "would not count how often a row is there"),
         ("with c as (select k from a union select k from b intersect all select k from a) select * from c", "ALL"),
         ("select k from a tablesample (10 percent)", "DataSet.sample takes a part of the rows"),

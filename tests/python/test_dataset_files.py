@@ -964,7 +964,7 @@ def test_checkpoints_by_the_url_of_a_folder(tmp_path: Path) -> None:
     data = tm.from_dict({"x": [1, 2, 3]}).map_batches(seen, schema={"x": "int64"})
     for place in [f"file://{tmp_path}/a%20b", f"file://{tmp_path}/a%20b", tmp_path / "a b", f"{tmp_path}/a b"]:
         assert data.checkpoint(place).sort("x").to_dict() == {"x": [1, 2, 3]}
-    assert made == [3]
+    assert sum(made) == 3
 
 
 def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import launched
 import pytest
 
 TESTS = Path(__file__).parents[1]
-#: Printed with every failure: `TIDEMILL_TEST_SEED=... pytest tests/python/test_sqlfuzz.py` draws the same again.
-SEED = int(os.environ.get("TIDEMILL_TEST_SEED") or random.SystemRandom().randrange(10**9))
+#: The same queries each time, so that a change alone decides whether the test passes; `make fuzz-sql` looks for new ones.
+SEED = int(os.environ.get("TIDEMILL_FUZZ_SEED", 1))
 
 
 @pytest.mark.parametrize(("workers", "queries"), [(1, 240), (2, 40), (3, 40)])
@@ -29,11 +29,11 @@ def test_random_queries_and_chains_give_what_the_oracles_say(workers: int, queri
         timeout=launched.PATIENCE_S,
     )
     said = result.stdout + result.stderr
-    assert result.returncode == 0, f"TIDEMILL_TEST_SEED={SEED}\n{said}"
+    assert result.returncode == 0, f"TIDEMILL_FUZZ_SEED={SEED}\n{said}"
     # It is no test if the oracles passed over most of them.
     words = next(line for line in said.splitlines() if "queries and chains" in line).replace("[0]", "").split()
     checked = int(words[0]) - int(words[6])
-    assert checked > 0.8 * int(words[0]) > 10, f"TIDEMILL_TEST_SEED={SEED}\n{said}"
+    assert checked > 0.8 * int(words[0]) > 10, f"TIDEMILL_FUZZ_SEED={SEED}\n{said}"
 
 
 def test_a_wrong_answer_is_found_and_made_small(tmp_path: Path) -> None:

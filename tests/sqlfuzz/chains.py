@@ -16,8 +16,6 @@ from sqlfuzz.oracles import Failure, bag, told
 Row = dict[str, Any]
 COLUMNS = (("i", "int"), ("k", "int"), ("s", "str"), ("v", "float"))
 SCHEMA = {"i": "int64", "k": "int64", "s": "str", "v": "float64"}
-#: Windows and joins below a Python function are planned by themselves, and come out wrong on one worker: a cache() keeps them apart.
-AVOID_BELOW_FUNCTION = True
 STEPS = [
     "filter",
     "filter_null",
@@ -78,8 +76,6 @@ def _step(
     """One step of both."""
     col = tm.col
     plus = lambda q, by: {**q, "k": None if q["k"] is None else q["k"] + by}  # noqa: E731
-    if AVOID_BELOW_FUNCTION and name in ("map", "flat_map", "filter_map"):
-        t = t.cache()
     match name:
         case "filter":
             return t.filter(col("k") > n), [q for q in rows if q["k"] is not None and q["k"] > n]

@@ -71,8 +71,6 @@ COLUMNS = {
     "t": "time",
     "p": "bool",
 }
-#: NaN beside one other value comes out as that value where several Parquet files are read: statistics leave NaN out.
-AVOID_PARQUET_NAN = True
 SOURCES = ["memory", "memory", "local", "chunks", "dictionary", "parquet", "parquet", "csv", "json"]
 
 
@@ -118,8 +116,6 @@ def _plain(value: Any, source: str) -> Any:
     """What the source can say: an empty text of CSV is null, and JSON has neither NaN nor infinity."""
     if source == "csv" and value == "":
         return "c"
-    if source == "parquet" and AVOID_PARQUET_NAN and isinstance(value, float) and math.isnan(value):
-        return None
     if source == "json" and isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -44,10 +44,10 @@ const STEPS_MAX: usize = 100_000;
 /// As a row's number: the last of its key, told at the end of the stream.
 const LAST: u32 = u32::MAX;
 
-/// How many of `all` seeds to try: the share that `TIDEMILL_TEST_EFFORT` says, from 0 to 1. `make test-all` tries all.
+/// How many of `all` seeds to try: the share that `SIMULATION_EFFORT` says, from 0 to 1. `make test-all` tries all.
 pub(super) fn effort(all: u64) -> u64 {
-    let share = std::env::var("TIDEMILL_TEST_EFFORT")
-        .map_or(0.2, |text| text.parse::<f64>().expect("TIDEMILL_TEST_EFFORT is a number from 0 to 1"));
+    let share = std::env::var("SIMULATION_EFFORT")
+        .map_or(0.2, |text| text.parse::<f64>().expect("SIMULATION_EFFORT is a number from 0 to 1"));
     // Fewer than these would not come to all that can happen.
     ((all as f64 * share.clamp(0.0, 1.0)) as u64).max(all / 10)
 }

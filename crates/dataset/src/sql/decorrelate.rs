@@ -142,15 +142,22 @@ fn is_subquery(expr: &Expr) -> bool {
     matches!(expr, Expr::Exists(_) | Expr::InSubquery(_) | Expr::ScalarSubquery(_) | Expr::SetComparison(_))
 }
 
-/// Whether the subquery is correlated only by equalities in its WHERE, over steps that DataFusion pulls such filters through.
+/// Whether the subquery is correlated only by conditions of its WHERE, over steps that DataFusion pulls such filters through. Below an
+/// aggregate, where `may_aggregate` allows one, it pulls only equalities.
 fn is_plain(plan: &LogicalPlan, may_aggregate: bool) -> bool {
+    is_correlated_by_filters(plan, may_aggregate, !may_aggregate)
+}
+
+fn is_correlated_by_filters(plan: &LogicalPlan, may_aggregate: bool, any_condition: bool) -> bool {
     let correlated = |exprs: &[Expr]| exprs.iter().any(Expr::contains_outer);
     match plan {
         _ if outer_columns(plan).is_empty() => {
             !plan.exists(|step| Ok(matches!(step, LogicalPlan::Limit(_)))).unwrap_or(true)
         }
-        LogicalPlan::Projection(step) => !correlated(&step.expr) && is_plain(&step.input, may_aggregate),
-        LogicalPlan::SubqueryAlias(step) => is_plain(&step.input, may_aggregate),
+        LogicalPlan::Projection(step) => {
+            !correlated(&step.expr) && is_correlated_by_filters(&step.input, may_aggregate, any_condition)
+        }
+        LogicalPlan::SubqueryAlias(step) => is_correlated_by_filters(&step.input, may_aggregate, any_condition),
         LogicalPlan::Filter(step) => {
             let is_equality = |part: &&Expr| match part {
                 Expr::BinaryExpr(compared) if compared.op == Operator::Eq => {
@@ -163,17 +170,22 @@ fn is_plain(plan: &LogicalPlan, may_aggregate: bool) -> bool {
             };
             let outer = split_conjunction(&step.predicate);
             let mut outer = outer.into_iter().filter(|part| part.contains_outer());
-            outer.all(|part| is_equality(&part)) && !has_subquery(&step.predicate) && is_plain(&step.input, false)
+            (any_condition || outer.all(|part| is_equality(&part)))
+                && !has_subquery(&step.predicate)
+                && is_correlated_by_filters(&step.input, false, any_condition)
         }
         LogicalPlan::Aggregate(step) => {
-            may_aggregate && step.group_expr.is_empty() && !correlated(&step.aggr_expr) && is_plain(&step.input, false)
+            may_aggregate
+                && step.group_expr.is_empty()
+                && !correlated(&step.aggr_expr)
+                && is_correlated_by_filters(&step.input, false, any_condition)
         }
         LogicalPlan::Join(step) => {
             let on = step.filter.iter().chain(step.on.iter().flat_map(|(left, right)| [left, right]));
             step.join_type == JoinType::Inner
                 && !on.cloned().any(|expr| expr.contains_outer())
-                && is_plain(&step.left, false)
-                && is_plain(&step.right, false)
+                && is_correlated_by_filters(&step.left, false, any_condition)
+                && is_correlated_by_filters(&step.right, false, any_condition)
         }
         _ => false,
     }
