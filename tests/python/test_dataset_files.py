@@ -1045,7 +1045,7 @@ def test_damaged_files_are_errors_that_name_them(tmp_path: Path, capfd: pytest.C
 
 def test_types_of_csv_come_of_all_files_and_lose_no_value(tmp_path: Path) -> None:
     """A column that begins empty, or a first file that has only a header, once made null of every later value."""
-    for name, files, rows in (
+    for name, files, values in (
         ("header", ["a,b\n", "a,b\n1,x\n"], {"a": [1], "b": ["x"]}),
         ("empty", ["a,b\n1,\n2,\n", "a,b\n3,7\n"], {"a": [1, 2, 3], "b": [None, None, 7]}),
         ("wider", ["k,q\na,1\n", "k,q\nb,1.5\n"], {"k": ["a", "b"], "q": [1.0, 1.5]}),
@@ -1056,8 +1056,8 @@ def test_types_of_csv_come_of_all_files_and_lose_no_value(tmp_path: Path) -> Non
         for number, text in enumerate(files):
             (folder / f"{number}.csv").write_text(text)
         for on_error in ("raise", "skip"):
-            assert tm.read_csv(folder, on_error=on_error).to_dict() == rows, (name, on_error)
-        assert tm.sql(f"select * from '{folder}/*.csv'").to_dict() == rows, name
+            assert tm.read_csv(folder, on_error=on_error).to_dict() == values, (name, on_error)
+        assert tm.sql(f"select * from '{folder}/*.csv'").to_dict() == values, name
 
 
 def test_types_of_some_columns_are_given(tmp_path: Path) -> None:
