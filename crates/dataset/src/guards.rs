@@ -100,7 +100,7 @@ fn conditions(expr: Expr, schema: &DFSchema, in_order: bool) -> Result<Transform
     if parts.len() == 1 {
         return Ok(Transformed::no(expr));
     }
-    let sound = parts.iter().map(|part| Ok(can_guard(part, schema)?)).collect::<Result<Vec<_>>>()?;
+    let sound = parts.iter().map(|part| can_guard(part, schema)).collect::<Result<Vec<_>>>()?;
     let mut changed = false;
     let mut made = Vec::with_capacity(parts.len());
     for (at, part) in parts.iter().enumerate() {

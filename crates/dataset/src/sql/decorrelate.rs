@@ -61,6 +61,8 @@ struct Subqueries {
 struct Domain {
     /// Columns of the outer query.
     outer: Vec<Column>,
+    /// The subquery's references to them.
+    references: Vec<Expr>,
     /// Their distinct values, in columns `d0`, `d1`, ... of `name`.
     values: LogicalPlan,
     name: TableReference,
@@ -181,9 +183,9 @@ fn is_correlated_by_filters(plan: &LogicalPlan, may_aggregate: bool, any_conditi
                 && is_correlated_by_filters(&step.input, false, any_condition)
         }
         LogicalPlan::Join(step) => {
-            let on = step.filter.iter().chain(step.on.iter().flat_map(|(left, right)| [left, right]));
+            let mut on = step.filter.iter().chain(step.on.iter().flat_map(|(left, right)| [left, right]));
             step.join_type == JoinType::Inner
-                && !on.cloned().any(|expr| expr.contains_outer())
+                && !on.any(Expr::contains_outer)
                 && is_correlated_by_filters(&step.left, false, any_condition)
                 && is_correlated_by_filters(&step.right, false, any_condition)
         }
@@ -375,7 +377,7 @@ impl Subqueries {
             true => LogicalPlanBuilder::empty(true).build()?,
             false => LogicalPlanBuilder::from(input.clone()).project(values)?.distinct()?.build()?,
         };
-        Ok(Domain { outer, values, name })
+        Ok(Domain { outer, references, values, name })
     }
 
     /// Joins rows that carry a domain's columns, called `d0`, ... of `name`, to the outer query they are for.
@@ -383,7 +385,6 @@ impl Subqueries {
         &self,
         input: &LogicalPlan,
         result: LogicalPlan,
-        references: &[Expr],
         domain: &Domain,
         name: &TableReference,
         more: Option<Expr>,
@@ -391,7 +392,7 @@ impl Subqueries {
     ) -> Result<LogicalPlan> {
         let conditions = domain.outer.iter().enumerate().map(|(at, column)| {
             let theirs = Expr::Column(Column::new(Some(name.clone()), format!("d{at}")));
-            Ok(is_same(value_of(column, references, input)?, theirs))
+            Ok(is_same(value_of(column, &domain.references, input)?, theirs))
         });
         let mut conditions = conditions.collect::<Result<Vec<_>>>()?;
         conditions.extend(more);
@@ -403,7 +404,7 @@ impl Subqueries {
 
     /// A column that is not null where the subquery has a row.
     fn exists(&self, plan: &LogicalPlan, input: &mut LogicalPlan) -> Result<Expr> {
-        let (domain, references) = (self.domain(plan, input)?, plan.all_out_ref_exprs());
+        let domain = self.domain(plan, input)?;
         let lifted = self.lift(plan, &domain)?;
         let name = self.name("exists");
         let found = match domain.outer.is_empty() {
@@ -417,13 +418,13 @@ impl Subqueries {
                 keys.project(columns)?
             }
         };
-        *input = self.join_on(input, found.build()?, &references, &domain, &name, None, JoinType::Left)?;
+        *input = self.join_on(input, found.build()?, &domain, &name, None, JoinType::Left)?;
         Ok(Expr::Column(Column::new(Some(name), "found")))
     }
 
     /// `value` IN the subquery, with null for "not known".
     fn is_in(&self, value: Expr, plan: &LogicalPlan, input: &mut LogicalPlan) -> Result<Expr> {
-        let (domain, references) = (self.domain(plan, input)?, plan.all_out_ref_exprs());
+        let domain = self.domain(plan, input)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let (counted, matched) = (self.name("in"), self.name("in"));
@@ -440,9 +441,9 @@ impl Subqueries {
         let values =
             LogicalPlanBuilder::from(lifted).filter(theirs.is_not_null())?.project(columns)?.distinct()?.build()?;
         let column = |name: &TableReference, column: &str| Expr::Column(Column::new(Some(name.clone()), column));
-        *input = self.join_on(input, all, &references, &domain, &counted, None, JoinType::Left)?;
+        *input = self.join_on(input, all, &domain, &counted, None, JoinType::Left)?;
         let same = value.clone().eq(column(&matched, "value"));
-        *input = self.join_on(input, values, &references, &domain, &matched, Some(same), JoinType::Left)?;
+        *input = self.join_on(input, values, &domain, &matched, Some(same), JoinType::Left)?;
         let n = column(&counted, "n");
         let unknown = value.is_null().or(n.clone().gt(column(&counted, "known")));
         when(column(&matched, "value").is_not_null(), lit(true))
@@ -468,7 +469,7 @@ impl Subqueries {
         if op == Operator::Eq {
             return self.is_in(value, plan, input);
         }
-        let (domain, references) = (self.domain(plan, input)?, plan.all_out_ref_exprs());
+        let domain = self.domain(plan, input)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let name = self.name("any");
@@ -487,7 +488,7 @@ impl Subqueries {
             named.map(|column| Expr::Column(Column::from_name(column)).alias_qualified(Some(name.clone()), column)),
         );
         let all = all.project(columns)?.build()?;
-        *input = self.join_on(input, all, &references, &domain, &name, None, JoinType::Left)?;
+        *input = self.join_on(input, all, &domain, &name, None, JoinType::Left)?;
         let [n, known, least, most] = named.map(|column| Expr::Column(Column::new(Some(name.clone()), column)));
         let compares = match op {
             Operator::Lt | Operator::LtEq => binary_expr(value.clone(), op, most),
@@ -504,7 +505,7 @@ impl Subqueries {
 
     /// The value of the subquery's only row, or null.
     fn scalar(&self, plan: &LogicalPlan, input: &mut LogicalPlan) -> Result<Expr> {
-        let (domain, references) = (self.domain(plan, input)?, plan.all_out_ref_exprs());
+        let domain = self.domain(plan, input)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let name = self.name("scalar");
@@ -522,7 +523,7 @@ impl Subqueries {
             }
         };
         let rows = rows.project(columns)?.build()?;
-        *input = self.join_on(input, rows, &references, &domain, &name, None, JoinType::Left)?;
+        *input = self.join_on(input, rows, &domain, &name, None, JoinType::Left)?;
         Ok(Expr::Column(Column::new(Some(name), "value")))
     }
 
@@ -544,12 +545,12 @@ impl Subqueries {
             None => Arc::clone(plan),
         };
         let input = join.left.as_ref();
-        let (domain, references) = (self.domain(&plan, input)?, plan.all_out_ref_exprs());
+        let domain = self.domain(&plan, input)?;
         let lifted = self.lift(&plan, &domain)?;
         let mut on = keys_of(join);
         on.extend(join.filter.clone());
         let more = on.into_iter().reduce(Expr::and);
-        let joined = self.join_on(input, lifted, &references, &domain, &domain.name.clone(), more, join.join_type)?;
+        let joined = self.join_on(input, lifted, &domain, &domain.name.clone(), more, join.join_type)?;
         LogicalPlanBuilder::from(joined).project(exprs_of(&join.schema))?.build().map(Some)
     }
 
@@ -833,7 +834,7 @@ impl Subqueries {
         let name = self.name("domain");
         let values = renamed(domain.columns(), &name);
         let values = LogicalPlanBuilder::from(domain.values.clone()).project(values)?.build()?;
-        Ok(Domain { outer: domain.outer.clone(), values, name })
+        Ok(Domain { values, name, ..domain.clone() })
     }
 
     fn lift_join(&self, join: &Join, domain: &Domain) -> Result<LogicalPlan> {

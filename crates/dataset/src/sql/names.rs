@@ -28,13 +28,10 @@ impl VisitorMut for TellApart {
     fn pre_visit_select(&mut self, select: &mut Select) -> ControlFlow<String> {
         let mut taken: HashSet<String> = HashSet::new();
         for item in &select.projection {
-            if let SelectItem::ExprWithAlias { alias, .. } = item {
-                if !taken.insert(alias.value.clone()) {
-                    return ControlFlow::Break(format!(
-                        "two columns of the query are named {:?}; rename one",
-                        alias.value
-                    ));
-                }
+            if let SelectItem::ExprWithAlias { alias, .. } = item
+                && !taken.insert(alias.value.clone())
+            {
+                return ControlFlow::Break(format!("two columns of the query are named {:?}; rename one", alias.value));
             }
         }
         for item in &mut select.projection {
