@@ -1056,8 +1056,8 @@ def test_types_of_csv_come_of_all_files_and_lose_no_value(tmp_path: Path) -> Non
         for number, text in enumerate(files):
             (folder / f"{number}.csv").write_text(text)
         for on_error in ("raise", "skip"):
-            assert tm.read_csv(folder, on_error=on_error).to_dict() == values, (name, on_error)
-        assert tm.sql(f"select * from '{folder}/*.csv'").to_dict() == values, name
+            assert tm.read_csv(folder, on_error=on_error).sort(*values).to_dict() == values, (name, on_error)
+        assert tm.sql(f"select * from '{folder}/*.csv'").sort(*values).to_dict() == values, name
 
 
 def test_types_of_some_columns_are_given(tmp_path: Path) -> None:
