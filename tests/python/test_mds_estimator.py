@@ -528,7 +528,8 @@ def test_a_table_is_a_matrix_of_its_columns(metric: str) -> None:
         assert placed.columns == [*table.columns, "id", "mds0", "mds1", "mds2"]
         assert np.sort(placed.to_dict()["mds0"]) == pytest.approx(np.sort(model.embedding_[:, 0]))
         by_step = model.transform(data).to_dict()
-        assert np.sort(by_step["mds1"]) == pytest.approx(np.sort(model.transform(rows)[:, 1]))
+        # Rows are placed batch by batch, until a batch stands still.
+        assert np.sort(by_step["mds1"]) == pytest.approx(np.sort(model.transform(rows)[:, 1]), abs=1e-3)
 
 
 def test_distances_by_a_function() -> None:

@@ -318,7 +318,8 @@ impl Subqueries {
                 let subquery = self.nested(subquery)?;
                 let refers = self.refers_to(&subquery, input);
                 let uncorrelated = outer_columns(&subquery.subquery).is_empty();
-                let plain_value = matches!(expr.as_ref(), Expr::Column(_)) && !has_subquery(&expr);
+                // Of a constant DataFusion makes no key, and forgets about nulls.
+                let plain_value = !expr.column_refs().is_empty() && !has_subquery(&expr);
                 if in_filter
                     && is_top
                     && refers
