@@ -37,6 +37,11 @@ demo: setup ## Set up, then run the main job: a market as a moving map, on two w
 test: setup setup-peers setup-servers setup-browser lint test-rust test-python ## Set up, then run every check and test
 	@tools/count-tests out/cargo-test.log out/pytest.log
 
+.PHONY: test-all
+test-all: export PYTEST_ARGS := --all
+test-all: export SIMULATION_EFFORT := 1
+test-all: test ## As `test`, with slow tests, every case of sampled matrices and all seeds of simulations (before a release)
+
 .PHONY: lint
 lint: setup ## Check format, lints and types of Rust, Python and the viewer's page, which is tested too
 	cargo fmt --all --check
@@ -60,11 +65,11 @@ test-rust: setup ## Run the Rust tests, documentation included
 	@mkdir -p out
 	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
 
-# Three files of tests at a time, on two cores too: many wait for timers and servers, and all have to live with others beside them.
+# Three tests at a time, on two cores too: many wait for timers and servers, and all have to live with others beside them.
 .PHONY: test-python
 test-python: setup setup-s3 ## Run the Python and multi-process tests
 	@mkdir -p out
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder 2>&1 | tee out/pytest.log
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(PYTEST_ARGS) 2>&1 | tee out/pytest.log
 
 TARGET ?= $(sort $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))))
 SECONDS ?= 60
@@ -72,6 +77,12 @@ SECONDS ?= 60
 .PHONY: fuzz
 fuzz: ## Feed decoders with what no peer would send (needs nightly Rust and cargo-fuzz; TARGET=frames SECONDS=3600: one, for an hour)
 	for target in $(TARGET); do cargo +nightly fuzz run "$$target" -- -max_total_time=$(SECONDS) -rss_limit_mb=4096; done
+
+QUERIES ?= 1000000000
+
+.PHONY: fuzz-sql
+fuzz-sql: setup ## Run random queries and chains of DataSets against DuckDB and themselves (SECONDS=3600, or QUERIES=100000 SECONDS=inf)
+	PYTHONPATH=tests $(BIN)/python -m sqlfuzz --workers 1,2,3 --queries $(QUERIES) --seconds $(SECONDS)
 
 .PHONY: bench
 bench: setup setup-browser ## Measure beside the peers (installs them first)
@@ -83,7 +94,7 @@ setup-peers: ## Install Open MPI and MPICH where that is possible without asking
 	@tools/setup-peers
 
 .PHONY: setup-servers
-setup-servers: ## Install Kafka, Redis and RabbitMQ where that is possible without asking
+setup-servers: ## Install Kafka, Redis, RabbitMQ and PostgreSQL where that is possible without asking
 	@tools/setup-servers
 
 .PHONY: setup-browser

@@ -30,6 +30,7 @@ from harness import (
     records,
     report,
     series,
+    splits,
     startup,
     state,
     viewer,
@@ -94,6 +95,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "nexmark",
             "yahoo",
             "state",
+            "splits",
             "viewer",
         ),
         help="one of the benchmarks",
@@ -170,6 +172,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["yahoo"] = yahoo.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "state"):
         results["state"] = state.measure(options.setting, options.systems, options.cases, options.rounds, say)
+    if options.only in (None, "splits"):
+        results["splits"] = splits.measure(options.setting, options.rounds, say)
     if options.only in (None, "viewer"):
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None

@@ -98,7 +98,7 @@ for mpi in "${mpis[@]}"; do
     MPICC="$(command -v mpicc.$mpi)" make_env "$mpi" "$numpy mpi4py==$mpi4py_version $("mpicc.$mpi" -show | cksum)" \
         --no-cache-dir --no-binary mpi4py "$numpy" "mpi4py==$mpi4py_version"
 done
-make_env ml "$numpy scikit-learn faiss-cpu" "$numpy" scikit-learn faiss-cpu threadpoolctl
+make_env ml "$numpy scikit-learn faiss-cpu superkmeans" "$numpy" scikit-learn faiss-cpu superkmeans threadpoolctl
 make_env tables "$numpy polars duckdb datafusion pyarrow" "$numpy" polars duckdb datafusion pyarrow
 make_env spark "$numpy pyspark pyarrow" "$numpy" pyspark pyarrow
 make_env dask "$numpy dask pyarrow" "$numpy" "dask[dataframe]" pyarrow
@@ -176,7 +176,7 @@ root_flag=(); [ "$(id -u)" -ne 0 ] || root_flag=(--allow-run-as-root)
 tell() { ! wanted "$1" || say "$("$peers/$1/bin/python" -c "$2")"; } # ENV PROGRAM
 ! wanted openmpi || say "$(mpirun.openmpi "${root_flag[@]}" --oversubscribe -n 2 "$peers/openmpi/bin/python" -c "$check")"
 ! wanted mpich || say "$(mpiexec.hydra -n 2 "$peers/mpich/bin/python" -c "$check")"
-tell ml 'import sklearn, faiss; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__)'
+tell ml 'import sklearn, faiss, superkmeans; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__ + ", superkmeans", superkmeans.__version__)'
 tell tables 'import duckdb, polars, datafusion; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__ + ", DataFusion", datafusion.__version__)'
 ! wanted spark || say "$("$peers/spark/bin/python" -c 'import pyspark; print("Spark", pyspark.__version__)'), Java $(java --version | head -n 1 | cut -d ' ' -f 2)"
 tell dask 'import dask.dataframe, dask; print("Dask", dask.__version__)'

@@ -120,6 +120,30 @@ def faiss(threads: int, path: str, initial: Array, system: str) -> tuple[Any, Fi
     return Alone(), fit
 
 
+def superkmeans(threads: int, path: str, initial: Array, system: str) -> tuple[Any, Fit]:
+    """All points and iterations, no hierarchy. It cannot be given centres: it begins with rows that it draws."""
+    from superkmeans import SuperKMeans
+
+    rows = load(path, Alone())
+    k, d = initial.shape
+
+    def fit(iterations: int) -> Array:
+        model = SuperKMeans(
+            n_clusters=k,
+            dimensionality=d,
+            hierarchical=False,
+            iters=iterations,
+            sampling_fraction=1.0,
+            max_points_per_cluster=len(rows),
+            n_threads=threads,
+            tol=0.0,
+            early_termination=False,
+        )
+        return np.asarray(model.train(rows))
+
+    return Alone(), fit
+
+
 def numpy_mpi(threads: int, path: str, initial: Array, system: str) -> tuple[Any, Fit]:
     """What one writes by hand with mpi4py and NumPy: blocks that stay in the cache, a matrix product, one Allreduce."""
     from mpi4py import MPI
@@ -163,7 +187,7 @@ def numpy_mpi(threads: int, path: str, initial: Array, system: str) -> tuple[Any
     return comm, fit
 
 
-SYSTEMS = {"tidemill": tidemill, "sklearn": sklearn, "faiss": faiss, "numpy": numpy_mpi}
+SYSTEMS = {"tidemill": tidemill, "sklearn": sklearn, "faiss": faiss, "superkmeans": superkmeans, "numpy": numpy_mpi}
 
 
 def timed(comm: Any, fit: Fit, iterations: int) -> tuple[float, Array]:

@@ -17,6 +17,7 @@ PACKAGES = (
     "numpy",
     "scikit-learn",
     "faiss-cpu",
+    "superkmeans",
     "mpi4py",
     "polars",
     "duckdb",

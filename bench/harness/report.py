@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine as machines
-from . import report_mds, report_streams, series, viewer
+from . import report_mds, report_streams, series, splits, viewer
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
 
@@ -145,6 +145,9 @@ def kmeans_section(kmeans: dict[str, Any]) -> str:
                 ]
             )
         heading = f"{case['rows']:,} x {case['columns']}, k={case['k']}, {case['dtype']}"
+        # Results of earlier runs are of blobs, all of as many iterations.
+        kind, own = case.get("kind", "blobs"), case.get("iterations")
+        heading += "" if kind == "blobs" else f", {kind}" + (f" ({own} iterations)" if own else "")
         parts += [
             f"### {heading}",
             "",
@@ -405,6 +408,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(viewer.section(results["viewer"]))
     if "dataset" in results:
         parts.append(dataset_section(results["dataset"]))
+    if "splits" in results:
+        parts.append(splits.section(results["splits"]))
     if "startup" in results:
         parts.append(startup_section(results["startup"]))
     if results.get("exchange", {}).get("cases"):
@@ -422,7 +427,9 @@ def plot(results: dict[str, Any], stem: Path) -> list[Path]:
     comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
     comm = [(c, ratios) for c, ratios in comm if ratios]
     kmeans = {
-        f"{case['rows'] // 1000}k x {case['columns']}\nk={case['k']} {case['dtype']}": kmeans_ratios(case)
+        f"{case['rows'] // 1000}k x {case['columns']}\nk={case['k']} {case.get('kind', 'blobs')} {case['dtype']}": kmeans_ratios(
+            case
+        )
         for case in results.get("kmeans", {}).get("cases", [])
     }
     dataset = {

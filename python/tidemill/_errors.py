@@ -136,7 +136,7 @@ class CommError(TidemillError, RuntimeError):
         if isinstance(ierr, str):
             message = ierr
             ierr = self.default_code
-        self.ierr = int(ierr)
+        self.ierr = int(ierr) if int(ierr) >= 0 else ERROR_CLASSES["ERR_UNKNOWN"]
         self.message = message
         super().__init__(self.ierr, message)
 

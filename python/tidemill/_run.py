@@ -24,6 +24,7 @@ from typing import IO, Any, TypeVar
 
 from tidemill._errors import PeerFailed, WorkerLost
 from tidemill._job import OF_A_WORKER
+from tidemill._needs import needed
 
 R = TypeVar("R")
 
@@ -53,8 +54,10 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     threads: int | None = None,
     transport: str | None = None,
+    memory: str | int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
 ) -> list[R]:
-    """Runs a function on new workers and returns their results.
+    """Runs a function on new workers and returns their results. Needs cloudpickle (``pip install "tidemill[run]"``).
 
     Parameters
     ----------
@@ -71,6 +74,11 @@ def run(
         Threads of numerical libraries in each worker; default the worker's share of the cores.
     transport : {"auto", "shm", "tcp"}, optional
         How the workers reach each other.
+    memory : str or int, optional
+        Memory of each worker's queries and exchanges, such as ``"2GiB"`` or in bytes, or ``"none"`` for no limit: beyond it they spill
+        to disk. By default ``TIDEMILL_MEMORY``, else four fifths of the machine's, shared among the workers.
+    spill_dir : path, optional
+        Where they spill to; by default ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 
     Returns
     -------
@@ -81,7 +89,8 @@ def run(
     ------
     Exception
         What the function raised, if it raised on a worker: the exception where the trouble began, with its rank and
-        traceback in a `RemoteTraceback` as its cause. `PeerFailed` if it cannot be pickled or is no `Exception`
+        traceback in a `RemoteTraceback` as its cause. `DataSetError` if the function, its arguments or its result has a DataSet in it,
+        which belongs to the process that made it. `PeerFailed` if it cannot be pickled or is no `Exception`
         (``sys.exit``).
     WorkerLost
         If a worker's process ended without a result. The others are stopped; nothing hangs.
@@ -97,15 +106,30 @@ def run(
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    try:
-        import cloudpickle
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("tidemill.run needs cloudpickle: pip install cloudpickle") from error
-
+    settings = _settings(memory, spill_dir)
+    cloudpickle = needed("cloudpickle", "tidemill.run")
     payload = cloudpickle.dumps((fn, args, dict(kwargs or {})), protocol=5)
-    with _Workers(workers, threads, transport) as started:
+    with _Workers(workers, threads, transport, settings) as started:
         started.give(payload)
         return started.results()
+
+
+def _settings(memory: str | int | None, spill_dir: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Settings of the workers, as variables."""
+    settings: dict[str, str] = {}
+    if memory is not None:
+        from tidemill.dataset._engine import bytes_of
+
+        text = str(memory)
+        try:
+            if isinstance(memory, bool) or (text != "none" and bytes_of(text) <= 0):
+                raise ValueError(text)
+        except ValueError:
+            raise ValueError(f'memory is a size such as "512MiB" or "2GiB", or "none", not {memory!r}') from None
+        settings["TIDEMILL_MEMORY"] = text
+    if spill_dir is not None:
+        settings["TIDEMILL_SPILL_DIR"] = os.fspath(Path(spill_dir).absolute())
+    return settings
 
 
 class _Worker:
@@ -133,8 +157,8 @@ class _Worker:
 class _Workers:
     """The workers of one call: started on entry, gone on exit."""
 
-    def __init__(self, count: int, threads: int | None, transport: str | None) -> None:
-        self.count, self.threads, self.transport = count, threads, transport
+    def __init__(self, count: int, threads: int | None, transport: str | None, settings: Mapping[str, str]) -> None:
+        self.count, self.threads, self.transport, self.settings = count, threads, transport, settings
         self.all: list[_Worker] = []
         self.selector = selectors.DefaultSelector()
 
@@ -173,7 +197,7 @@ class _Workers:
         }
         if self.transport is not None:
             environment["TIDEMILL_TRANSPORT"] = self.transport
-        return environment
+        return {**environment, **self.settings}
 
     def _start(self, rank: int, common: Mapping[str, str], listener: socket.socket | None) -> None:
         environment = {**common, "TIDEMILL_RANK": str(rank), "TIDEMILL_LOCAL_RANK": str(rank)}

@@ -1,48 +1,21 @@
 """What all tests have in common."""
 
+import os
+import random
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
 import servers
 
-#: Files of tests that take longest, those first that take most. Files are dealt to processes whole: a long one that began last would
-#: keep one busy when the others have nothing left.
-LONGEST = [
-    "test_stream_recovery",
-    "test_stream_evolution",
-    "test_stream_state",
-    "test_stream_rabbitmq",
-    "test_bench",
-    "test_stream_kafka_tls",
-    "test_stream_checkpoints",
-    "test_dataset_distributed",
-    "test_failures",
-    "test_viz_browser",
-    "test_mpi_programs",
-    "test_hosts",
-    "test_dataset_spilled_joins",
-    "test_series_clean",
-    "test_dataset_workers",
-    "test_series_streams",
-    "test_scale",
-    "test_stream_at_most_once",
-    "test_series_follow",
-    "test_series_failures",
-    "test_dataset_stores",
-    "test_stream_kafka",
-    "test_viz_browser_camera",
-    "test_stream_connectors",
-    "test_dataset_groups",
-    "test_series_app",
-    "test_viz_library_browser",
-    "test_mds_workers",
-    "test_stream_leases",
-    "test_series_embed",
-    "test_stream_dead_letters",
-    "test_servers",
-]
+#: Seeds everything that is drawn at random: which cases of a matrix run, whom a test kills and when. pytest prints it; set it to repeat
+#: a run. The processes of pytest-xdist, and the jobs that tests start, inherit it.
+SEED = int(os.environ.setdefault("TIDEMILL_TEST_SEED", str(random.SystemRandom().randrange(2**32))))
+
+#: Servers that are worth sharing, slowest to start first.
+SERVERS = ("kafka", "rabbitmq", "redis_server")
 
 Kind = TypeVar("Kind", servers.Kafka, servers.Redis, servers.RabbitMQ)
 
@@ -58,27 +31,90 @@ for number, usual in {
         signal.signal(number, usual)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; `--no-loadscope-reorder` keeps it so, where pytest-xdist would begin with those of most tests."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="run slow tests too, and every case of matrices that are sampled"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: runs only with --all (`make test-all`), or when it is asked for by name")
+    config.addinivalue_line(
+        "markers",
+        "sampled(count, always=()): of the test's cases, runs those with a parameter in `always` and `count` others, "
+        "drawn with TIDEMILL_TEST_SEED; all of them with --all, or when they are asked for by name",
+    )
+
+
+def pytest_report_header() -> str:
+    return f"TIDEMILL_TEST_SEED={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat the seed where somebody looks who has a failure to explain."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"to repeat this run: TIDEMILL_TEST_SEED={SEED}")
+
+
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the cases that run, and group those that share something expensive, for ``--dist loadgroup``.
+
+    Every other test is dealt to a process by itself, so that none has a long file left when the others are done.
+    """
+    named = config.option.keyword or config.option.markexpr or any("::" in arg for arg in config.args)
+    if not (config.option.all or named):
+        left_out = _left_out(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        group = _group(item)
+        if group is not None and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Slow tests, and cases of sampled ones that are not drawn: the same in all processes, as they have the seed in common."""
+    left_out = {item for item in items if item.get_closest_marker("slow")}
+    matrices: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item not in left_out and (sampled := item.get_closest_marker("sampled")):
+            assert isinstance(item, pytest.Function)
+            if not any(value in sampled.kwargs.get("always", ()) for value in item.callspec.params.values()):
+                matrices[item.nodeid.partition("[")[0]].append(item)
+    for name, cases in matrices.items():
+        (count,) = next(cases[0].iter_markers("sampled")).args
+        drawn = random.Random(f"{SEED} {name}").sample(cases, min(count, len(cases)))
+        left_out.update(case for case in cases if case not in drawn)
+    return left_out
+
+
+def _group(item: pytest.Item) -> str | None:
+    """The group of a test: one for each server, so that a run starts one of each kind, and one for each file with fixtures of its own."""
+    assert isinstance(item, pytest.Function)
+    for server in SERVERS:
+        if server in item.fixturenames:
+            return server
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return item.path.stem if any(fixture[-1].scope == "module" for fixture in fixtures) else None
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Kafka]:
-    """A Kafka broker that all tests share: each makes topics of its own."""
+    """A Kafka broker that all tests of a process share: each makes topics of its own."""
     yield from _running(servers.Kafka, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Redis]:
-    """A Redis that all tests share: each has keys of its own, and counts on nothing older."""
+    """A Redis that all tests of a process share: each has keys of its own, and counts on nothing older."""
     yield from _running(servers.Redis, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RabbitMQ]:
-    """A RabbitMQ node that all tests share: each makes queues of its own."""
+    """A RabbitMQ node that all tests of a process share: each makes queues of its own."""
     yield from _running(servers.RabbitMQ, tmp_path_factory)
 
 

@@ -285,7 +285,7 @@ class Mover:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._dice = random.Random(os.getpid())
+        self._dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
 
     def __call__(self, running: tm.stream.Running) -> None:
         if all(move.done for move in running.moves):

@@ -29,6 +29,7 @@ from harness import (  # noqa: E402
     report,
     report_streams,
     series,
+    splits,
     viewer,
     windows_events,
     yahoo,
@@ -46,6 +47,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_tiny_run_measures_every_communicator_point(tiny: Path) -> None:
     """A worker that fails, hangs or computes something wrong would be in `failures` or leave a point empty."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -57,6 +59,7 @@ def test_tiny_run_measures_every_communicator_point(tiny: Path) -> None:
         assert configuration["wait_cpu"]["tidemill"][0] >= 0
 
 
+@pytest.mark.slow
 def test_tiny_run_fits_k_means_both_ways(tiny: Path) -> None:
     """Two workers of one thread and one of two must give equally good centres."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -67,6 +70,7 @@ def test_tiny_run_fits_k_means_both_ways(tiny: Path) -> None:
         assert first == pytest.approx(second, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_tiny_run_scales_every_way(tiny: Path) -> None:
     """Two workers, one, and two bytes a distance must reach the same stress; starts and many points must have run."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -80,6 +84,7 @@ def test_tiny_run_scales_every_way(tiny: Path) -> None:
     assert first == pytest.approx(second, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(viewer.missing() is not None, reason=f"{viewer.missing()}")
 def test_tiny_run_looks_at_the_main_job_and_at_points(tiny: Path) -> None:
     """A page that shows nothing, or fetches what it does not show, would be measured as well."""
@@ -93,6 +98,7 @@ def test_tiny_run_looks_at_the_main_job_and_at_points(tiny: Path) -> None:
     assert "(market)" in path.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
     """Two workers of one thread and one of two must give the same answer, and one with rows."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -106,12 +112,22 @@ def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
     assert digest.startswith("2000 ") and digest.endswith(" in order")
 
 
+@pytest.mark.slow
 def test_tiny_run_starts_one_worker_and_four(tiny: Path) -> None:
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
     assert results["startup"]["failures"] == {}
     assert set(results["startup"]["answer_s"]) == {"tidemill", "tidemill-2", "tidemill-4"}
 
 
+@pytest.mark.slow
+def test_tiny_run_splits_jobs_every_way(tiny: Path) -> None:
+    results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
+    assert results["splits"]["failures"] == {}
+    assert all(set(times) == set(splits.SPLITS) for times in results["splits"]["seconds"].values())
+    assert splits.ratios({"1x1": [4.0, 9.0, 5.0], "1x2": [2.0], "2x1": [2.5]}) == (2.5, 2.0)
+
+
+@pytest.mark.slow
 def test_tiny_run_exchanges_messages(tiny: Path) -> None:
     """What arrives is known: the sum of all that is sent."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -122,6 +138,7 @@ def test_tiny_run_exchanges_messages(tiny: Path) -> None:
         assert case["failures"] == {} and case["digests"] == {"tidemill": str(2 * sent if sources == 1 else sent)}
 
 
+@pytest.mark.slow
 def test_tiny_run_exchanges_records(tiny: Path) -> None:
     """What arrives is known: the sum of all words, and every key at one target, or at each."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -154,6 +171,7 @@ def test_records_are_judged_as_exchanges_are() -> None:
     assert "Digests differ at: partition." in text
 
 
+@pytest.mark.slow
 def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
     """Two workers of one thread and one of two must have the same rows, of which each query has some."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -164,6 +182,7 @@ def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
         assert int(answer.split()[0]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="no Redis to test with")
 def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
     """A wrong count would be in `failures`."""
@@ -172,6 +191,7 @@ def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
     assert case["failures"] == {} and set(case["elapsed_s"]) == {"tidemill-2x1", "tidemill-1x2"}
 
 
+@pytest.mark.slow
 def test_tiny_run_keeps_state(tiny: Path) -> None:
     """A row that is lost or counted twice would be in `failures`, and so a job that does not come back."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -183,6 +203,7 @@ def test_tiny_run_keeps_state(tiny: Path) -> None:
             assert plain["checkpoints"] == 0 < saved["checkpoints"]
 
 
+@pytest.mark.slow
 def test_tiny_run_makes_frames_both_ways(tiny: Path) -> None:
     """One worker and two must make equally good frames, in each way to share the work."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
@@ -194,6 +215,7 @@ def test_tiny_run_makes_frames_both_ways(tiny: Path) -> None:
         assert one["communication"] == apart["communication"] == [0.0] != two["communication"]
 
 
+@pytest.mark.slow
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
     """Raw results are kept so that a report can be remade: JSON must hold all a report needs."""
     saved = next(tiny.glob("tiny-*.json"))

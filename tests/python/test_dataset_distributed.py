@@ -628,3 +628,76 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
         assert re.search(r"/\.out\.unfinished-\w+/.*: File too large", told), told
     assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "spill"]
     assert list(spill.iterdir()) == []
+
+
+#: Windows and joins below functions, and where rows are: every line must hold on any number of workers.
+PLACES = r"""
+import numpy as np
+import pyarrow as pa
+import tidemill as tm
+from tidemill import col
+from pathlib import Path
+import sys
+
+job = tm.init()
+folder = Path(sys.argv[1])
+small = tm.from_dict({"g": [1, 2, 1, 2], "i": [1, 2, 3, 4]})
+w = small.with_columns(w=col("i").sum().over("g"))
+rows = lambda data: sorted(tuple(row.values()) for row in data.to_pylist())
+right = [(1, 1, 4), (1, 3, 4), (2, 2, 6), (2, 4, 6)]
+# The planner must not lose what steps below a function need: sums would be of a part of the rows.
+m = w.map(lambda row: row)
+assert rows(m) == rows(w.flat_map(lambda row: [row])) == rows(w.map_batches(lambda batch: batch)) == right, rows(m)
+assert rows(m.map(lambda row: row).filter(lambda row: row["w"] > 4)) == right[2:]
+assert rows(w.filter(lambda row: row["w"] > 4)) == right[2:]
+assert w.reduce(lambda a, b: {**a, "w": a["w"] + b["w"]})["w"] == 20
+assert rows(m.union(w)) == sorted(right + right)
+assert rows(m.group_by("g").agg(s=col("w").sum())) == [(1, 8), (2, 12)]
+assert rows(m.repartition(3, "g")) == right
+assert m.write_parquet(folder / "m", overwrite=True) == 4 and rows(tm.read_parquet(folder / "m")) == right
+texts = tm.from_dict({"t": ["a b", "a b", "c"]}).with_columns(n=tm.count().over("t"))
+words = texts.select("n", word=col("t").str.split(" ")).explode("word").map(lambda row: row)
+assert sorted(map(tuple, (row.values() for row in words.to_pylist()))) == [(1, "c"), (2, "a"), (2, "a"), (2, "b"), (2, "b")], words.to_pylist()
+n = 40_000
+arrow = pa.table({"i": np.arange(n), "k": np.arange(n) % 7})
+memory = tm.from_arrow(arrow)
+joined = memory.join(memory.filter(col("i") > 10).select("i", v=col("k")), on="i")
+assert joined.map_batches(lambda batch: batch).count() == n - 11
+assert rows(joined.map_batches(lambda batch: batch).select(s=col("v").sum())) == rows(joined.select(s=col("v").sum()))
+memory.write_csv(folder / "csv", overwrite=True)
+memory.write_parquet(folder / "parquet", overwrite=True)
+
+for name, data in {"memory": memory, "csv": tm.read_csv(folder / "csv"), "parquet": tm.read_parquet(folder / "parquet")}.items():
+    by_key = data.repartition(job.size, "k")
+    plan = by_key.explain()
+    assert ("by hash of k" in plan) and ("SpreadExec" in plan or job.size > 1), plan
+    for places in (
+        by_key.collect_local(), by_key.cache().collect_local(), by_key.filter(col("i") >= 0).map_batches(lambda b: b).collect_local(),
+        by_key.bsp(lambda comm, table: table).collect_local(),
+    ):
+        mine = set(places.to_numpy()["k"].tolist())
+        everyone = job.comm.allgather(mine)
+        assert sum(map(len, everyone)) == 7 and set().union(*everyone) == set(range(7)), (name, everyone)
+        assert sum(job.comm.allgather(places.num_rows)) == n
+    assert {len(places) for places in job.comm.allgather(set(by_key.persist_local()["k"].tolist()))} != {7} or job.size == 1
+    counts = job.comm.allgather(data.repartition(job.size).collect_local().num_rows)
+    assert sum(counts) == n and max(counts) - min(counts) <= n // 50, (name, counts)
+    # And without being asked, of few rows, and those of a limit.
+    counts = job.comm.allgather(data.limit(100).collect_local().num_rows)
+    assert sum(counts) == 100 and max(counts) - min(counts) <= job.size, (name, counts)
+few = tm.from_dict({"x": list(range(60))})
+counts = job.comm.allgather(few.bsp(lambda comm, table: table).collect_local().num_rows)
+assert sum(counts) == 60 and max(counts) - min(counts) <= 2 * job.size, counts
+# Rows of a small table keep their order though all threads have some.
+assert few.map(lambda row: row).to_dict()["x"] == list(range(60))
+assert few.sort("x", descending=True).collect_local().num_rows in range(61)
+assert len(few.repartition(8).map(lambda row: row).to_dict()["x"]) == 60
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_where_rows_are(tmp_path: Path, count: int) -> None:
+    """A program that counts on equal keys being together, or on all workers having rows, must not be wrong without a word."""
+    (tmp_path / "app.py").write_text(PLACES)
+    ran = launched.run("run", "-n", str(count), "--no-prefix", sys.executable, tmp_path / "app.py", tmp_path)
+    assert ran.returncode == 0, ran.stderr.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import re
 import zoneinfo
 from typing import Any
 
@@ -249,8 +250,11 @@ def test_strings() -> None:
     check(s.str.pad_start(12, "*"), lambda text: text.rjust(12, "*"))
     check(s.str.pad_end(12), lambda text: text.ljust(12))
     check(s.str.reverse(), lambda text: text[::-1])
+    for pattern, new in ((r"(\w)o", r"\1_"), ("o", "$1"), ("o", r"\\"), ("o", "$"), (r"(o)", r"<\1$\1>")):
+        check(s.str.replace_match(pattern, new), lambda text, pattern=pattern, new=new: re.sub(pattern, new, text))
+    check(s.str.replace("", "$1-"), lambda text: text.replace("", "$1-"))
     check(s + "!", lambda text: text + "!")
-    assert evaluate(tm.concat("s", "x", separator="-"), s=["a", None], x=[1, 2]) == ["a-1", "2"]
+    assert evaluate(tm.concat_str("s", "x", separator="-"), s=["a", None], x=[1, 2]) == ["a-1", "2"]
 
 
 def test_dates_and_times() -> None:
@@ -389,8 +393,48 @@ def test_texts_of_times() -> None:
             evaluate(s.str.to_datetime("%Y-%m-%d"), s=[text])
     with pytest.raises(tm.DataSetError, match='"%Q" is no format'):
         evaluate(s.str.to_datetime("%Q"), s=["1"])
+    assert evaluate(s.str.to_datetime("%Y-%m-%dT%H:%M%z"), s=["2020-01-02T00:30Z"]) == [dt.datetime(2020, 1, 2, 0, 30)]
+    for wrong in ("%Q", "%Y-%"):
+        with pytest.raises(tm.DataSetError, match="is no format of strftime"):
+            x.dt.format(wrong)
+    for year, century in (("24", 2024), ("68", 2068), ("69", 1969), ("99", 1999)):
+        assert evaluate(s.str.to_datetime("%d.%m.%y"), s=[f"2.1.{year}"]) == [dt.datetime(century, 1, 2)]
+    for text, why in ((" 2020-01-01 01:02:03", "begins with a blank"), ("2024-06-30 23:59:60", "second 59")):
+        with pytest.raises(tm.DataSetError, match=why):
+            evaluate(s.str.to_datetime("%Y-%m-%d %H:%M:%S"), s=[text])
     time = dt.datetime(2020, 1, 1, 1, 2, 3, 500_000)
     assert evaluate(x.dt.format("%S.%f %%f"), x=[time]) == [time.strftime("%S.%f %%f")]
+
+
+def test_texts_that_are_times_of_several_formats() -> None:
+    """The first format that fits is meant; what fits none is null, or an error that names it, in SQL too."""
+    texts, forms = ["31.12.2024", "2024-12-30", "29/12/24", "soon", None], ("%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y")
+    days = [dt.date(2024, 12, 31), dt.date(2024, 12, 30), dt.date(2024, 12, 29), None, None]
+    assert evaluate(s.str.to_date(*forms, strict=False), s=texts) == days
+    times = [day and dt.datetime(day.year, day.month, day.day) for day in days]
+    assert evaluate(s.str.to_datetime(*forms, strict=False), s=texts) == times
+    assert evaluate(s.str.to_date(strict=False), s=["2024-02-29", "29.2.2024", None]) == [
+        dt.date(2024, 2, 29),
+        None,
+        None,
+    ]
+    assert evaluate(s.str.to_datetime(strict=False), s=["2024-02-29T01:00:00", "x"]) == [
+        dt.datetime(2024, 2, 29, 1),
+        None,
+    ]
+    with pytest.raises(tm.DataSetError, match=r'"soon" is no time as any of "%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y" says'):
+        evaluate(s.str.to_date(*forms), s=texts)
+    table = tm.from_dict({"s": texts})
+    assert tm.sql("select try_strptime(s, '%d.%m.%Y', '%Y-%m-%d') as t from t", t=table).to_dict()["t"] == [
+        *times[:2],
+        None,
+        None,
+        None,
+    ]
+    with pytest.raises(tm.DataSetError, match="there is no strptime of Int64"):
+        evaluate(x.str.to_datetime("%Y"), x=[1])
+    with pytest.raises(TypeError, match="a format is a text"):
+        s.str.to_datetime(["%Y"])  # type: ignore[arg-type]
 
 
 def test_dates_without_an_end() -> None:
@@ -494,3 +538,29 @@ def test_products_that_are_to_wrap() -> None:
     a, b = [2**62 + 1, -3, None], [5, 2**63 - 1, 1]
     wrapped = [(p * q + 2**63) % 2**64 - 2**63 for p, q in zip(a[:2], b[:2], strict=True)]
     assert evaluate(tm.function("wrapping_mul", x, y), x=a, y=b) == [*wrapped, None]
+
+
+def test_deep_expressions_and_plans_work_or_are_refused() -> None:
+    """Where the stack ends the process would: so depth has a bound, far above what people write, and everything below it works."""
+    data = tm.from_dict({"a": list(range(10))})
+    any_of = tm.col("a") == 0
+    for number in range(1, 1900):
+        any_of = any_of | (tm.col("a") == number)
+    assert data.filter(any_of).count() == 10
+    assert "1899" in repr(any_of)
+    filtered, together = data, data
+    for number in range(1500):
+        filtered = filtered.filter(tm.col("a") != number + 10)
+        together = together.union(data)
+    assert filtered.count() == 10
+    assert together.count() == 15_010
+    with pytest.raises(tm.DataSetError, match="more than 2000 operations within each other"):
+        for number in range(200):
+            any_of = any_of | (tm.col("a") == number)
+    with pytest.raises(tm.DataSetError, match="more than 2000 steps"):
+        for number in range(1000):
+            filtered = filtered.filter(tm.col("a") != number)
+    doubled = data
+    with pytest.raises(tm.DataSetError, match="more than 200000 steps"):
+        for _ in range(40):
+            doubled = doubled.select("a").join(doubled.select("a"), on="a")

@@ -30,7 +30,8 @@ def test_batches() -> None:
     assert rows(doubled.select(tm.col("y").sum())) == [(2 * sum(range(20_000)),)]
     # Only what is asked for comes out, and steps go on after it.
     assert doubled.filter(tm.col("y") > 39_990).sort("y").to_dict()["y"] == [39_992, 39_994, 39_996, 39_998]
-    many = numbers(10).map_batches(lambda batch: [batch, None or batch.slice(0, 1)])
+    # In one partition there is one batch; several threads have one each.
+    many = numbers(10).repartition(1).map_batches(lambda batch: [batch, None or batch.slice(0, 1)])
     assert many.count() == 11
     assert numbers(10).map_batches(lambda batch: None, schema={"z": "int64"}).count() == 0
     # Texts are texts, however they lie in memory.
@@ -106,16 +107,25 @@ def test_reduce_and_keys() -> None:
         ),
         (
             lambda: (
-                numbers(10).flat_map(lambda row: [{"y" if row["x"] < 3 else "z": 1}] * row["x"], {"y": "int64"}).count()
+                numbers(10)
+                .repartition(1)
+                .flat_map(lambda row: [{"y" if row["x"] < 3 else "z": 1}] * row["x"], {"y": "int64"})
+                .count()
             ),
             ["returned [{'z': 1}, {'z': 1}, {'z': 1}] for the row {'x': 3, 'k': 'k3'}: "],
         ),
         (
-            lambda: numbers(9).reduce(lambda one, two: {"x": 1}),
+            lambda: numbers(9).repartition(1).reduce(lambda one, two: {"x": 1}),
             ["failed on the rows {'x': 0, 'k': 'k0'} and {'x': 1, 'k': 'k1'}: it returned the columns ['x'], not"],
         ),
-        (lambda: numbers(9).reduce(lambda one, two: 5), ["failed on the rows {'x': 0,", "a row is a dict, not int"]),
-        (lambda: numbers(9).reduce(lambda one, two: {**one, "x": "a"}), ["made the row {'x': 'a', 'k': 'k0'}: "]),
+        (
+            lambda: numbers(9).repartition(1).reduce(lambda one, two: 5),
+            ["failed on the rows {'x': 0,", "a row is a dict, not int"],
+        ),
+        (
+            lambda: numbers(9).repartition(1).reduce(lambda one, two: {**one, "x": "a"}),
+            ["made the row {'x': 'a', 'k': 'k0'}: "],
+        ),
         (
             lambda: (
                 numbers(9).key_by("k").reduce(lambda one, two: {**one, "x": "a"} if one["k"] == "k1" else one).collect()
@@ -123,7 +133,7 @@ def test_reduce_and_keys() -> None:
             ["made the row {'x': 'a', 'k': 'k1'}: ", 'in column "x"'],
         ),
         (
-            lambda: numbers(9).map(lambda row: sys.exit(3) if row["x"] == 4 else row, {"x": "int64"}).count(),
+            lambda: numbers(9).map(lambda row: sys.exit(3) if row["x"] == 4 else {"x": 1}, {"x": "int64"}).count(),
             ["failed on the row {'x': 4, 'k': 'k4'}: it called exit(3)"],
         ),
         (
@@ -134,13 +144,16 @@ def test_reduce_and_keys() -> None:
         (lambda: numbers(0).filter(tm.col("x") > 1).map(lambda row: row), ["give schema="]),
         (lambda: numbers(9).key_by("k").apply(lambda key, table: 1 / 0, {"y": "int64"}).collect(), ["key {'k': 'k"]),
         (
-            lambda: numbers(9).map_batches(lambda batch: 1 / 0, {"y": "int64"}).collect(),
+            lambda: numbers(9).repartition(1).map_batches(lambda batch: 1 / 0, {"y": "int64"}).collect(),
             ["failed on 9 rows, the first {'x': 0, 'k': 'k0'}: division by zero"],
         ),
-        (lambda: numbers(9).reduce(lambda one, two: 1 / 0), ["failed on the rows {'x': 0, 'k': 'k0'} and {'x': 1,"]),
+        (
+            lambda: numbers(9).repartition(1).reduce(lambda one, two: 1 / 0),
+            ["failed on the rows {'x': 0, 'k': 'k0'} and {'x': 1,"],
+        ),
         (
             lambda: numbers(9).key_by("k").reduce(lambda one, two: 1 / 0).collect(),
-            ["failed on the rows {'x': 0, 'k': 'k0'} and {'x': 7, 'k': 'k0'}: division"],
+            ["failed on the rows {'x': ", " and {'x': ", "{'x': 0, 'k': 'k0'}", "{'x': 7, 'k': 'k0'}", "division"],
         ),
     ],
 )

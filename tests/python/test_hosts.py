@@ -23,6 +23,9 @@ import pytest
 import stream_job
 import workers
 
+# One pair of hosts at a time: each takes many processes.
+pytestmark = pytest.mark.xdist_group("hosts")
+
 #: Workers of each host.
 LOCAL = 2
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tidemill as tm
 from numpy.typing import NDArray
 from tidemill.ml import ConvergenceWarning, KMeans, NotFittedError
 
@@ -348,3 +349,38 @@ def test_scikit_learn_conventions() -> None:
         results = checks.check_estimator(KMeans(n_clusters=3), expected_failed_checks=expected, on_fail=None)
     failed = [(one["check_name"], one["exception"]) for one in results if one["status"] == "failed"]
     assert not failed
+
+
+def test_data_sets() -> None:
+    """Columns by name; the same model as of the matrix, clusters as a column beside the others, and errors that name the column."""
+    x = blobs(300, 3, 3)
+    ids = [f"r{i}" for i in range(300)]
+    names = ["a", "b", "c"]
+    data = tm.from_dict({"id": ids, **{name: x[:, at].tolist() for at, name in enumerate(names)}, "w": [2.0] * 300})
+    of_matrix = KMeans(3, init=x[:3]).fit(x)
+    model = KMeans(3, init=x[:3]).fit(data, sample_weight="w")
+    assert model.feature_names_in_.tolist() == names
+    np.testing.assert_allclose(model.cluster_centers_, of_matrix.cluster_centers_)
+    assert model.inertia_ == pytest.approx(2 * of_matrix.inertia_)
+    # Columns are found by name, wherever they are.
+    told = model.predict(data.select("c", "w", "b", "id", "a"), label="kind")
+    assert told.columns == ["c", "w", "b", "id", "a", "kind"] and told.schema["kind"] == "Int32"
+    rows = {row["id"]: row["kind"] for row in told.to_pylist()}
+    assert [rows[name] for name in ids] == of_matrix.labels_.tolist()
+    assert (model.predict(data.collect()) == of_matrix.labels_).all()
+    assert told.group_by("kind").agg(n=tm.count()).count() == 3
+    far = model.transform(data).filter(tm.col("id") == "r7").to_pylist()[0]
+    np.testing.assert_allclose([far[f"kmeans{j}"] for j in range(3)], of_matrix.transform(x[7:8])[0])
+    assert model.score(data) == pytest.approx(-of_matrix.inertia_)
+    again = KMeans(3, init=x[:3]).fit_predict(data.drop("w"))
+    assert {row["id"]: row["cluster"] for row in again.to_pylist()} == rows
+    single = KMeans(3, init=x[:3, :2]).fit(data.select(tm.col("a").cast("float32"), tm.col("b").cast("float32")))
+    assert single.cluster_centers_.dtype == np.float32
+    for call, message in (
+        (lambda: model.predict(data.drop("b")), r"no column 'b'"),
+        (lambda: KMeans(3).fit(data, columns=["a", "id"]), r"column 'id' is Utf8, not numbers"),
+        (lambda: KMeans(3).fit(x, columns=["a"]), r"columns= is for DataSets"),
+        (lambda: KMeans(3).fit(tm.from_dict({"a": [1.0, None, 2.0, 3.0]})), r"column 'a' has 1 null"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            call()

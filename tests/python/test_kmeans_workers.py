@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import tidemill
 from numpy.typing import NDArray
+from standing import run, standing_workers
 from tidemill.ml import KMeans
+
+__all__ = ["standing_workers"]
 
 Outcome = dict[str, Any]
 
@@ -57,7 +60,7 @@ def test_workers_change_nothing_but_rounding(workers: int, init: str) -> None:
     """Seeds that depend on the partition, or rows counted twice, show here."""
     x = data(1201, 3)
     parameters = {"n_clusters": 9, "init": init, "random_state": 5, "n_init": 1, "n_threads": 1}
-    compare(tidemill.run(fit_part, x, None, parameters, workers=workers), KMeans(**parameters).fit(x))
+    compare(run(fit_part, x, None, parameters, workers=workers), KMeans(**parameters).fit(x))
 
 
 @pytest.mark.parametrize("algorithm", ["lloyd", "hamerly", "tree"])
@@ -66,7 +69,7 @@ def test_each_algorithm_with_weights(algorithm: str) -> None:
     weights = np.random.default_rng(0).integers(0, 3, len(x)).astype(float)
     parameters = {"n_clusters": 7, "random_state": 2, "algorithm": algorithm, "n_threads": 1}
     alone = KMeans(**parameters).fit(x, sample_weight=weights)
-    compare(tidemill.run(fit_part, x, None, parameters, weights, workers=2), alone)
+    compare(run(fit_part, x, None, parameters, weights, workers=2), alone)
 
 
 def test_uneven_and_empty_parts() -> None:
@@ -74,20 +77,20 @@ def test_uneven_and_empty_parts() -> None:
     parameters = {"n_clusters": 5, "random_state": 0, "n_threads": 1}
     alone = KMeans(**parameters).fit(x)
     for cuts in ([0, 0, 499, 500], [0, 500, 500, 500], [0, 2, 2, 500]):
-        compare(tidemill.run(fit_part, x, cuts, parameters, workers=3), alone)
+        compare(run(fit_part, x, cuts, parameters, workers=3), alone)
 
 
 def test_more_workers_than_rows() -> None:
     x = data(3, 2)
     parameters = {"n_clusters": 2, "random_state": 0, "n_threads": 1}
-    compare(tidemill.run(fit_part, x, None, parameters, workers=4), KMeans(**parameters).fit(x))
+    compare(run(fit_part, x, None, parameters, workers=4), KMeans(**parameters).fit(x))
 
 
 def test_empty_clusters_move_alike_everywhere() -> None:
     x = data(300, 2)
     init = np.concatenate([x[:3], [[1e3, 1e3], [-1e3, 1e3], [0.0, 5e3]]])
     parameters = {"n_clusters": 6, "init": init, "n_threads": 1}
-    compare(tidemill.run(fit_part, x, None, parameters, workers=3), KMeans(**parameters).fit(x))
+    compare(run(fit_part, x, None, parameters, workers=3), KMeans(**parameters).fit(x))
 
 
 def fail_on(rank: int, bad: str) -> tuple[str, str]:
@@ -136,7 +139,7 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
 def test_an_error_on_one_rank_is_raised_on_all(bad: str, message: str) -> None:
     """A rank that leaves alone would let the others wait for ever."""
     for rank in (0, 2):
-        outcomes = tidemill.run(fail_on, rank, bad, workers=3)
+        outcomes = run(fail_on, rank, bad, workers=3)
         assert all(kind in ("ValueError", "TypeError") for kind, _ in outcomes), outcomes
         assert all(message in text for _, text in outcomes), outcomes
 
@@ -154,6 +157,27 @@ def clusters_of_part() -> float:
 
 
 def test_a_part_of_the_job_can_cluster_by_itself() -> None:
-    even, odd, *rest = tidemill.run(clusters_of_part, workers=4)
+    even, odd, *rest = run(clusters_of_part, workers=4)
     assert odd - even > 90
     assert rest == [even, odd]
+
+
+def fit_data_set(x: NDArray[Any], parameters: dict[str, Any]) -> tuple[float, int, int]:
+    """On a worker: inertia, this worker's rows, and how many rows the query has in other clusters than the nearest."""
+    data = tidemill.from_arrow(tidemill.Table.from_numpy({f"c{at}": column for at, column in enumerate(x.T)}))
+    data = data.repartition(4)
+    model = KMeans(**parameters).fit(data)
+    told = model.predict(data).collect().to_numpy()
+    labels = told.pop("cluster")
+    wrong = int((model.predict(np.column_stack(list(told.values()))) != labels).sum())
+    return model.inertia_, len(model.labels_), wrong
+
+
+def test_rows_of_a_data_set_are_dealt_out() -> None:
+    x = data(900, 3)
+    parameters = {"n_clusters": 6, "init": x[:6], "tol": 0}
+    alone = KMeans(**parameters).fit(x)
+    found = tidemill.run(fit_data_set, x, parameters, workers=3)
+    assert sum(rows for _, rows, _ in found) == 900
+    for inertia, _, wrong in found:
+        assert inertia == pytest.approx(alone.inertia_) and wrong == 0

@@ -133,8 +133,8 @@ def test_parts_of_mpi4py_beside_mpi_say_what_there_is_instead() -> None:
 
     with pytest.raises(UnsupportedError, match=r"mpi4py\.futures\.MPIPoolExecutor.*tidemill\.run"):
         from tidemill.mpi.futures import MPIPoolExecutor  # noqa: F401
-    with pytest.raises(UnsupportedError, match=r"mpi4py\.util\.pkl5.*out of band"):
-        from tidemill.mpi.util import pkl5  # noqa: F401
+    with pytest.raises(UnsupportedError, match=r"mpi4py\.util\.pool"):
+        from tidemill.mpi.util import pool  # noqa: F401
     from tidemill.mpi import rc
 
     rc.initialize = False

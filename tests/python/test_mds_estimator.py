@@ -519,8 +519,40 @@ def test_a_table_is_a_matrix_of_its_columns(metric: str) -> None:
     model = MDS(metric=metric).fit(table)
     assert model.feature_names_in_.tolist() == table.columns
     assert (model.embedding_ == MDS(metric=metric).fit(rows).embedding_).all()
-    with pytest.raises(TypeError, match=r"X is a DataSet, a query that has not run\. MDS takes \.collect_local\(\)"):
-        MDS(metric=metric).fit(tm.from_arrow(table))
+    data = tm.from_arrow(table)
+    if metric == "precomputed":
+        with pytest.raises(TypeError, match=r"X is a DataSet, whose rows have no order, so MDS cannot tell"):
+            MDS(metric=metric).fit(data)
+    else:
+        placed = MDS(metric=metric).fit_transform(data.with_columns(id=tm.lit("p")))
+        assert placed.columns == [*table.columns, "id", "mds0", "mds1", "mds2"]
+        assert np.sort(placed.to_dict()["mds0"]) == pytest.approx(np.sort(model.embedding_[:, 0]))
+        by_step = model.transform(data).to_dict()
+        # Rows are placed batch by batch, until a batch stands still.
+        assert np.sort(by_step["mds1"]) == pytest.approx(np.sort(model.transform(rows)[:, 1]), abs=1e-3)
+
+
+def test_distances_by_a_function() -> None:
+    """Of two arrays of rows: the same as the matrix that it makes, new points and those of weight 0 too; another shape is refused."""
+    rng = np.random.default_rng(4)
+    x, new = rng.normal(size=(70, 4)), rng.normal(size=(5, 4))
+
+    def manhattan(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        return np.abs(a[:, None] - b).sum(axis=2)
+
+    weights = np.ones(70)
+    weights[3] = 0
+    model = MDS(2, metric=manhattan).fit(x, weights=weights)
+    whole = MDS(2).fit(manhattan(x, x), weights=weights)
+    np.testing.assert_allclose(model.embedding_, whole.embedding_, atol=1e-9)
+    np.testing.assert_allclose(model.transform(new), whole.transform(manhattan(new, x)), atol=1e-9)
+    assert model.n_features_in_ == 4
+    with pytest.raises(ValueError, match=r"metric returned shape \(\) .*: it gets two arrays of rows"):
+        MDS(metric=lambda a, b: 1.0).fit(x)
+    with pytest.raises(ValueError, match="must be symmetric"):
+        MDS(metric=lambda a, b: np.abs(a[:, None, 0] - 2 * b[:, 0]) * (a[:, None, 0] != b[:, 0])).fit(x)
+    with pytest.raises(ValueError, match=r"'euclidean' or a function of two arrays of rows\. Got 'cosine'"):
+        MDS(metric="cosine").fit(x)
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(np.float32, 5e-5), (np.float64, 5e-7)])

@@ -13,8 +13,11 @@ import tidemill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from standing import run, standing_workers
 from tidemill.ml import MDS
 from tidemill.ml._distances import _join
+
+__all__ = ["standing_workers"]
 
 Outcome = dict[str, Any]
 
@@ -93,9 +96,9 @@ def test_workers_change_nothing(workers: int, kind: str, parameters: dict[str, A
     u = np.random.default_rng(0).uniform(0.1, 1, n)
     weights = {"vector": u, "matrix": symmetric_weights(n)}.get(kind)
     alone = MDS(**parameters).fit(x, weights=weights)
-    compare(tidemill.run(fit_part, x, None, parameters, weights, "part", workers=workers), alone)
+    compare(run(fit_part, x, None, parameters, weights, "part", workers=workers), alone)
     if kind == "vector":
-        compare(tidemill.run(fit_part, x, None, parameters, weights, "all", workers=workers), alone)
+        compare(run(fit_part, x, None, parameters, weights, "all", workers=workers), alone)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -104,13 +107,11 @@ def test_workers_change_nothing_of_points_that_are_placed_apart(workers: int) ->
     x = distances(vectors(61))
     u = np.where(np.arange(61) % 7 == 3, 0.0, 1.0)
     alone = MDS(max_iter=12).fit(x, weights=u)
-    compare(tidemill.run(fit_part, x, None, {"max_iter": 12}, u, "part", workers=workers), alone)
+    compare(run(fit_part, x, None, {"max_iter": 12}, u, "part", workers=workers), alone)
     start = vectors(61)[:, :3] * [1, 0, 1]
     alone = MDS(max_iter=12).fit(x, init=start)
     assert np.linalg.matrix_rank(alone.positions_) == 3
-    compare(
-        tidemill.run(fit_part, x, None, {"max_iter": 12, "flat_start": start}, None, "part", workers=workers), alone
-    )
+    compare(run(fit_part, x, None, {"max_iter": 12, "flat_start": start}, None, "part", workers=workers), alone)
 
 
 def test_uneven_and_empty_parts() -> None:
@@ -118,12 +119,12 @@ def test_uneven_and_empty_parts() -> None:
     for weights in (None, symmetric_weights(60)):
         alone = MDS(max_iter=8).fit(x, weights=weights)
         for cuts in ([0, 0, 59, 60], [0, 60, 60, 60], [0, 2, 2, 60]):
-            compare(tidemill.run(fit_part, x, cuts, {"max_iter": 8}, weights, "part", workers=3), alone)
+            compare(run(fit_part, x, cuts, {"max_iter": 8}, weights, "part", workers=3), alone)
 
 
 def test_more_workers_than_points() -> None:
     x = distances(vectors(3))
-    compare(tidemill.run(fit_part, x, None, {}, None, "part", workers=4), MDS().fit(x))
+    compare(run(fit_part, x, None, {}, None, "part", workers=4), MDS().fit(x))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(0, 60), st.integers(0, 60))
@@ -152,7 +153,7 @@ def test_a_chain_over_all_ranks_holds_points_together() -> None:
     weights[order[:-1], order[1:]] = weights[order[1:], order[:-1]] = 1
     x = distances(vectors(40))
     alone = MDS(max_iter=3).fit(x, weights=weights)
-    compare(tidemill.run(fit_part, x, None, {"max_iter": 3}, weights, "part", workers=3), alone)
+    compare(run(fit_part, x, None, {"max_iter": 3}, weights, "part", workers=3), alone)
 
 
 def fail_on(rank: int, bad: str) -> tuple[str, str]:
@@ -223,7 +224,7 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
 def test_an_error_on_one_rank_is_raised_on_all(bad: str, messages: dict[int, Any]) -> None:
     """A rank that leaves alone would let the others wait for ever."""
     for rank, expected in messages.items():
-        outcomes = tidemill.run(fail_on, rank, bad, workers=3)
+        outcomes = run(fail_on, rank, bad, workers=3)
         assert all(kind in ("ValueError", "TypeError") for kind, _ in outcomes), outcomes
         for part in (expected,) if isinstance(expected, str) else expected:
             assert all(part in text for _, text in outcomes), outcomes
@@ -242,6 +243,6 @@ def part_alone() -> float:
 
 
 def test_a_part_of_the_job_can_fit_by_itself() -> None:
-    even, odd, *rest = tidemill.run(part_alone, workers=4)
+    even, odd, *rest = run(part_alone, workers=4)
     assert odd == pytest.approx(4 * even)
     assert rest == [even, odd]

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import tidemill
 from tidemill import _errors, mpi
@@ -123,3 +124,98 @@ def test_algorithms_and_repeatable_sums_are_chosen_by_keyword() -> None:
         comm.Allreduce(np.ones(3), total, algorithm="no such algorithm")
     with pytest.raises(MPI.Exception):
         comm.Bcast(total, algorithm="pairwise")
+
+
+def test_datatypes_chosen_by_digits() -> None:
+    """They are predefined, but have no name: their digits say what they are, also after pickling."""
+    for made, size, contents in (
+        (MPI.Datatype.Create_f90_integer(4), 2, [4]),
+        (MPI.Datatype.Create_f90_real(15, 300), 8, [15, 300]),
+        (MPI.Datatype.Create_f90_complex(6, 30), 8, [6, 30]),
+    ):
+        assert made.size == size and made.is_predefined and not made.is_named
+        assert made.contents[0] == contents
+        assert pickle.loads(pickle.dumps(made)) == made
+        with pytest.raises(MPI.Exception, match="predefined"):
+            made.Free()
+    assert MPI.Datatype.Create_f90_integer(4) == MPI.Datatype.Create_f90_integer(4) != MPI.INTEGER2
+    total = np.zeros(2)
+    MPI.COMM_SELF.Allreduce([np.ones(2), MPI.Datatype.Create_f90_real(15, 300)], [total, MPI.DOUBLE])
+    assert total.tolist() == [1, 1]
+
+
+def test_a_status_is_memory() -> None:
+    status = MPI.Status()
+    status.source, status.tag = 11, 22
+    memory = status.tomemory()
+    memory[list(memory).index(22)] = 7
+    assert (status.source, status.tag) == (11, 7)
+
+
+def test_recv_warns_of_a_buffer() -> None:
+    request = MPI.COMM_SELF.isend([42], 0)
+    with pytest.warns(UserWarning, match="deprecated"):
+        assert MPI.COMM_SELF.recv(bytearray(10), 0) == [42]
+    request.wait()
+
+
+def test_pkl5_is_what_communicators_do_anyway() -> None:
+    from tidemill.mpi.util import pkl5
+
+    comm = pkl5.Intracomm(MPI.COMM_SELF)
+    array = np.arange(1e5)
+    request = comm.isend({"x": array}, 0)
+    assert (comm.recv(source=0)["x"] == array).all()
+    request.wait()
+    with pytest.raises(tidemill.UnsupportedError, match=r"no mpi4py\.util\.pool"):
+        _ = mpi.util.pool
+
+
+class Tensor:
+    """What libraries of tensors offer; as elements that NumPy lacks, if `bits` are given."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.asked = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: object) -> object:
+        self.asked += 1
+        return self.array.__dlpack__()
+
+
+def test_tensors_travel_by_dlpack() -> None:
+    """Shared and not copied, with the shape and type that the capsule tells; one that is not contiguous is refused."""
+    sent, room = Tensor(np.arange(6.0).reshape(2, 3)), Tensor(np.zeros((2, 3)))
+    MPI.COMM_SELF.Sendrecv(sent, 0, 0, room, 0, 0)
+    assert (room.array == sent.array).all() and sent.asked and room.asked
+    with pytest.raises(ValueError, match="not contiguous"):
+        MPI.COMM_SELF.Sendrecv(Tensor(np.zeros((4, 4))[::2, ::2]), 0, 0, Tensor(np.zeros((2, 2))), 0, 0)
+
+
+def test_functions_of_attributes_that_raise() -> None:
+    """As in mpi4py an error of MPI, with what was raised as its cause."""
+
+    def refuse(*_: object) -> None:
+        raise ValueError("not this one")
+
+    comm = MPI.COMM_SELF.Dup()
+    key = MPI.Comm.Create_keyval(None, refuse)
+    comm.Set_attr(key, 1)
+    with pytest.raises(MPI.Exception, match="refuse raised ValueError: not this one") as raised:
+        comm.Delete_attr(key)
+    assert raised.value.Get_error_class() == MPI.ERR_OTHER
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_who_gives_an_object_is_told_of_the_small_letter() -> None:
+    """It was "expecting buffer or list/tuple", of a list."""
+    comm = tidemill.init().comm
+    for given in ([1, 2, 3], [1.0, 2], 5, "text", None):
+        with pytest.raises(TypeError, match=r"message: expecting buffer or list/tuple.*bcast for Bcast"):
+            comm.Bcast(given)
+    for given in ([1], [1, 2, 3, 4, 5]):
+        with pytest.raises(ValueError, match=r"message: expecting 2 to 4 items.*bcast for Bcast"):
+            comm.Bcast(given)

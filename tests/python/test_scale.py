@@ -11,6 +11,7 @@ import pytest
 import workers
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_64_workers_on_few_cores_finish(tmp_path: Path, transport: str) -> None:
     """Waiting workers must give their core away, or 64 of them would starve each other."""
@@ -47,6 +48,7 @@ def _available_gib() -> float:
 
 @pytest.mark.timeout(900)  # what takes seconds by itself takes minutes where others want the memory's bandwidth, too
 @pytest.mark.skipif(_available_gib() < 12, reason="needs 12 GiB of free memory")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_messages_over_2_gib(tmp_path: Path, transport: str) -> None:
     """A 32-bit count anywhere on the way would cut the message or refuse it."""

@@ -185,7 +185,7 @@ def test_options_of_files(tmp_path: Path) -> None:
     (tmp_path / "prices.csv").write_text("date;ticker;price\n" + "".join(lines))
     (tmp_path / "groups.csv").write_text("ticker,sector\n" + "".join(f"{one % 2},s{one}\n" for one in range(6)))
     done = launched.run(
-        "series", "--no-prefix", tmp_path / "prices.csv", "--delimiter", ";", "--null", "NA|[.]", "--missing", "0.2", "--window", "10d",
+        "series", "--no-prefix", tmp_path / "prices.csv", "--delimiter", ";", "--null", "NA", "--null", ".", "--missing", "0.2", "--window", "10d",
         "--groups", tmp_path / "groups.csv", "--group-id", "sector", "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

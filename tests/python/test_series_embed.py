@@ -7,16 +7,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import launched
 import numpy as np
 import pytest
+import standing
 import tidemill as tm
 from numpy.typing import NDArray
+from standing import standing_workers
 from tidemill import series
 from tidemill.ml import MDS
 from tidemill.series._embed import _placed
 from tidemill.series._relay import Base
 from tidemill.viz import FrameReader
+
+__all__ = ["standing_workers"]
 
 NAN = float("nan")
 
@@ -147,33 +150,29 @@ def test_an_id_that_is_called_like_a_reference_is_refused_with_what_helps() -> N
     assert list(series.embed(panel, windows, of="values", with_references=False))
 
 
-PROGRAM = """
-import json, sys
-import numpy as np
-from tidemill import series
-from tidemill.series import _embed
-from test_series_embed import market
-panel = market(*json.loads(sys.argv[1]))
-options = json.loads(sys.argv[2])
-_embed.ALONE_IDS_MAX = options.pop("alone_ids_max", 2000)
-frames = list(series.embed(panel, series.windows(panel.times, "40d", "5d"), **options))
-print(json.dumps([[f.window.label, f.ids.tolist(), f.positions.tolist(), f.stress, f.mean_distance, f.heat_map.tolist()] for f in frames]))
-"""
+def embed_on_worker(shape: tuple[int, ...], options: dict[str, Any]) -> str:
+    """On a worker: the frames of a market, as text, in which no bit is lost."""
+    from tidemill.series import _embed
+
+    panel, usual = market(*shape), _embed.ALONE_IDS_MAX
+    _embed.ALONE_IDS_MAX = options.pop("alone_ids_max", usual)
+    try:
+        frames = list(series.embed(panel, series.windows(panel.times, "40d", "5d"), **options))
+    finally:
+        _embed.ALONE_IDS_MAX = usual
+    return json.dumps(
+        [
+            [f.window.label, f.ids.tolist(), f.positions.tolist(), f.stress, f.mean_distance, f.heat_map.tolist()]
+            for f in frames
+        ]
+    )
 
 
-def run(tmp_path: Path, workers: int, shape: tuple[int, ...], **options: Any) -> list[Any]:
-    program = tmp_path / "app.py"
-    program.write_text(PROGRAM)
-    done = launched.run(
-        "run", "-n", str(workers), "--no-prefix", program, json.dumps(shape), json.dumps(options),
-        env={"PYTHONPATH": str(Path(__file__).parent)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
-    lines = done.stdout.decode().splitlines()
-    assert len(lines) == workers
+def run(workers: int, shape: tuple[int, ...], **options: Any) -> list[Any]:
+    texts = standing.run(embed_on_worker, shape, options, workers=workers)
     # Every worker has the same frames, to the last bit.
-    assert len(set(lines)) == 1
-    frames: list[Any] = json.loads(lines[0])
+    assert len(set(texts)) == 1
+    frames: list[Any] = json.loads(texts[0])
     return frames
 
 
@@ -182,12 +181,12 @@ def run(tmp_path: Path, workers: int, shape: tuple[int, ...], **options: Any) ->
     [{}, {"alone_ids_max": 0}, {"start": "independent"}, {"of": "values", "length": "log", "align": "first"}],
     ids=str,
 )
-def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any], tmp_path: Path) -> None:
+def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any]) -> None:
     """To the last bit where windows are dealt; of rows that workers share sums in another order may round otherwise."""
-    expected = run(tmp_path, 1, (), **options)
+    expected = run(1, (), **options)
     assert len(expected) == 9
     for workers in (2, 3, 4):
-        frames = run(tmp_path, workers, (), **options)
+        frames = run(workers, (), **options)
         if "alone_ids_max" not in options:
             assert frames == expected
         for frame, one in zip(frames, expected, strict=True):
@@ -198,11 +197,11 @@ def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any], tm
             assert np.abs(np.array(frame[5]) - one[5]).sum() <= 0.05 * np.sum(one[5])
 
 
-def test_more_workers_than_ids(tmp_path: Path) -> None:
+def test_more_workers_than_ids() -> None:
     """Workers without a row of their own take part, and get all of it."""
     shape = (6, 80, 1)
     for options in ({}, {"alone_ids_max": 0}, {"start": "independent"}):
-        for frame, one in zip(run(tmp_path, 7, shape, **options), run(tmp_path, 1, shape, **options), strict=True):
+        for frame, one in zip(run(7, shape, **options), run(1, shape, **options), strict=True):
             np.testing.assert_allclose(frame[2], one[2], atol=2e-3 * np.abs(one[2]).max())
 
 
@@ -348,22 +347,19 @@ def test_a_panel_may_be_made_of_lists() -> None:
 
 @pytest.mark.parametrize("start", ["previous", "independent"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers: int, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers: int) -> None:
     """A value of 0 in a late window, which only one worker may come to see."""
-    program = tmp_path / "app.py"
-    program.write_text(
-        "import sys\nfrom tidemill import series\nfrom test_series_embed import market\n"
-        "panel = market()\npanel.values[-3, 9] = 0\n"
-        "try:\n    print(len(list(series.embed(panel, series.windows(panel.times, '40d', '5d'), start=sys.argv[1]))))\n"
-        "except series.SeriesError as error:\n    print(error)\n"
-    )
-    done = launched.run(
-        "run", "-n", str(workers), "--no-prefix", program, start, env={"PYTHONPATH": str(Path(__file__).parent)}
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    lines = done.stdout.decode().splitlines()
-    assert len(lines) == workers
-    assert all("--of changes (of=\"changes\") needs values above 0, and there is 0 in 's09'" in line for line in lines)
+
+    def embed() -> str:
+        panel = market()
+        panel.values[-3, 9] = 0
+        try:
+            return str(len(list(series.embed(panel, series.windows(panel.times, "40d", "5d"), start=start))))
+        except series.SeriesError as error:
+            return str(error)
+
+    for text in standing.run(embed, workers=workers):
+        assert "--of changes (of=\"changes\") needs values above 0, and there is 0 in 's09'" in text
 
 
 def groups_of(path: Path, text: str, ids: list[str], **options: str) -> series.Groups:

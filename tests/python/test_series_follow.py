@@ -377,7 +377,7 @@ ODD = {
     "without id or time": (HEAD + "{rows}" + "2024-01-03,,1,1,\n,s0,1,1,\n2024-01-03, ,1,1,\n", {}),
     "values that stand for none": (
         HEAD + "{rows}" + "2024-01-02,s9,NA,1,\n2024-01-03,s9,.,NA,\n2024-01-04,s9,5,1,NA\nNA,s9,5,1,\n2024-01-05,NA,5,1,\n",
-        {"null": "NA|[.]"},
+        {"null": ["NA", "."]},
     ),
     "tabs": ("{tabs}", {}),
     "semicolons": ("{semicolons}", {"delimiter": ";"}),

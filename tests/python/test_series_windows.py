@@ -209,6 +209,22 @@ def test_distances_of_series_that_do_not_change() -> None:
     assert series.distances(values, of="values")[2, 0] == pytest.approx(np.sqrt(2))
 
 
+def test_large_values_that_hardly_differ_are_not_constant() -> None:
+    """A trillion and one is another number than a trillion; rounding in the last place is no movement."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=60).cumsum()
+    large = 1e12 + np.arange(60.0)
+    flat = np.where(np.arange(60) % 2, 0.3, 0.1 + 0.2)
+    values = np.column_stack([noise, large, flat])
+    apart = series.distances(values, of="values")
+    correlation = np.corrcoef(noise, np.arange(60.0))[0, 1]
+    assert apart[0, 1] == pytest.approx(np.sqrt(2 - 2 * correlation), abs=1e-3)
+    assert apart[0, 2] == pytest.approx(np.sqrt(2)), "a constant series, but for rounding"
+    # Changes of the logarithm of the second are a trillionth: nothing but rounding of the logarithm.
+    changes = series.distances(np.column_stack([np.exp(noise), large]), of="changes")
+    assert changes[0, 1] == pytest.approx(np.sqrt(2))
+
+
 def test_lengths_are_cut_at_ten_times() -> None:
     values = np.array([[1.0, 1, 1, 1, 1], [1.1, 2, 100, 0.001, 1]])
     assert series._distance.lengths(values, "log") == pytest.approx(

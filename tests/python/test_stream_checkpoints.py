@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def test_stores_that_only_the_program_knows(server: object_server.Server, monkey
 
 def test_checkpoints_in_an_object_store(folder: Path, server: object_server.Server) -> None:
     """Workers die, and the job goes on from what lies in the store; nobody needs a folder."""
-    dice = random.Random(os.getpid())
+    dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
     url, place = "s3://jobs/killed", server.root / "jobs" / "killed"
     job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "windows", url, env=server.env)
     before: set[Path] = set()
@@ -95,7 +96,7 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
     server.start()
     wait_for_epoch(job, place, before)
     if job.poll() is None:
-        kill_one(folder, random.Random(os.getpid()))
+        kill_one(folder, random.Random(os.environ.get("TIDEMILL_TEST_SEED")))
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     check(folder)
@@ -379,3 +380,33 @@ def test_a_place_that_lost_its_epochs_is_refused(tmp_path: Path, capfd: pytest.C
     (place / "made").unlink()
     run()
     assert seen[before:].count(0) == 1
+
+
+def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who can write there cannot choose what a job goes on with: unsigned, changed and other people's checkpoints are refused."""
+    place = tmp_path / "c"
+
+    def run() -> None:
+        looked = 0
+
+        def enough() -> bool:
+            nonlocal looked
+            looked += 1
+            return looked > 3
+
+        rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+        rows.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=place, every="20ms", stop=enough)
+
+    run()
+    monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "a key of this test")
+    with pytest.raises(Exception, match="is not signed"):
+        run()
+    shutil.rmtree(place)
+    run()
+    run()
+    monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "another key of it.")
+    with pytest.raises(Exception, match="signed with another key, or changed since"):
+        run()
+    monkeypatch.delenv("TIDEMILL_CHECKPOINT_KEY")
+    with pytest.raises(Exception, match="it is signed; set TIDEMILL_CHECKPOINT_KEY"):
+        run()

@@ -60,6 +60,7 @@ def check_late(folder: Path) -> None:
     assert seen == expected
 
 
+@pytest.mark.sampled(2, always=("windows", "pairs", "by_hand"))
 @pytest.mark.parametrize("query", [*stream_job.QUERIES, "late"])
 def test_workers_that_are_killed(folder: Path, query: str) -> None:
     """A worker dies again and again, at any moment; the launcher starts the job again, and nothing is lost or doubled."""
@@ -70,6 +71,7 @@ def test_workers_that_are_killed(folder: Path, query: str) -> None:
         check(folder, query)
 
 
+@pytest.mark.sampled(2, always=("windows", "pairs", "by_hand"))
 @pytest.mark.parametrize("query", [*stream_job.QUERIES, "late"])
 def test_keys_that_move(folder: Path, query: str) -> None:
     """Buckets change their owners all the time, with all that is kept of them, and no result knows."""
@@ -87,7 +89,7 @@ def test_keys_that_move(folder: Path, query: str) -> None:
 
 def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
     """Killed between a barrier with a map and the next checkpoint, or anywhere else: the job goes on from what is durable."""
-    dice = random.Random(os.getpid())
+    dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
     job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "pairs", "moving")
     for _ in range(5):
         launched.wait_until(lambda: job.poll() is not None or has_checkpoint(folder), "the first checkpoint")

@@ -54,6 +54,7 @@ def spilled(folder: Path) -> tuple[int, int]:
     return sum(bytes_ for bytes_, _ in found), sum(keys for _, keys in found)
 
 
+@pytest.mark.sampled(1, always=("windows", "pairs", "states"))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_state_larger_than_memory(folder: Path, query: str) -> None:
     """Several times what two workers may hold: each result is there once and exact, and no file is left."""
@@ -70,6 +71,7 @@ def test_state_larger_than_memory(folder: Path, query: str) -> None:
     assert list((folder / "spill").iterdir()) == []
 
 
+@pytest.mark.sampled(1, always=("windows", "pairs", "states"))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
     """A worker is killed when there is a checkpoint of state that lies on disk; the job goes on from it, and is exact."""
@@ -94,6 +96,7 @@ def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
     check(folder, query)
 
 
+@pytest.mark.sampled(1, always=("windows", "pairs", "states"))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
     """Buckets change their owners while most of what is kept of them lies on disk, and no result knows."""

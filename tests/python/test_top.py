@@ -15,6 +15,8 @@ from typing import Any
 import launched
 import pytest
 from tidemill.apps import top
+from tidemill.apps._plain import plain
+from tidemill.stream import _status
 
 APP = """
 import tidemill as tm
@@ -160,3 +162,40 @@ def test_options_that_make_no_sense(env: dict[str, str]) -> None:
     for once in ((), ("--once",)):
         none = launched.run("top", "--json", *once, env=env)
         assert (none.returncode, none.stdout) == (1, b"[]\n")
+
+
+def test_what_others_have_put_there_is_not_believed(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder for temporary files another user may be first: with a folder, with a link, with files that are none of ours."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    own = _status._file()
+    assert own is not None
+    folder = Path(own).parent
+    # Of a process that there is not any more: ours is removed, and nothing else is.
+    gone = json.dumps({"at_s": 0, "pid": 1}) + "\n"
+    victim = tmp_path / "victim.json"
+    victim.write_text(gone)
+    (folder / "1-1.json").write_text(gone)
+    (folder / "notes.json").write_text(gone)
+    (folder / "2-2.json").symlink_to(victim)
+    os.mkfifo(folder / "3-3.json")
+    for number, text in enumerate(("", "[]", "{}", "\xff", "[" * 100_000, '{"at_s": "now", "pid": []}')):
+        (folder / f"4-{number}.json").write_text(text)
+    assert _status.jobs() == []
+    assert not (folder / "1-1.json").exists()
+    assert victim.exists() and (folder / "notes.json").exists() and (folder / "2-2.json").is_symlink()
+    # Where others can write, nothing is read, removed or written.
+    (folder / "1-1.json").write_text(gone)
+    folder.chmod(0o777)
+    assert _status.jobs() == [] and _status._file() is None and (folder / "1-1.json").exists()
+    folder.chmod(0o700)
+    moved = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(moved)
+    assert _status.jobs() == [] and _status._file() is None and (moved / "1-1.json").exists()
+
+
+def test_texts_of_jobs_cannot_move_the_cursor() -> None:
+    """Whoever names a job does not command the terminal of who looks."""
+    assert plain("job \x1b[2J\r\n\x9b\u202e") == "job \\x1b[2J\\r\\n\\x9b\\u202e"
+    assert plain("Zähler №1") == "Zähler №1"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
+import io
 import json
 import socket
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import launched
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tidemill.apps import view
 from tidemill.viz import Library, Server, _http
-from tidemill.viz.library import Limits
+from tidemill.viz.library import Limits, _schema
 
 pytestmark = pytest.mark.skipif(
     not (_http.STATIC / "index.html").exists(), reason="the page is not built; `make setup` does it"
@@ -220,3 +226,98 @@ def test_a_body_that_nobody_reads_is_not_the_next_question(server: Server, plot:
             got += part
     assert got.count(b"HTTP/1.1 200") == 1
     assert ask(server, "GET", f"plots/{plot}")[0] == 200
+
+
+def raw(server: Server, request: bytes) -> bytes:
+    """What the server answers to bytes that need not be a request."""
+    host, port = server._http.server_address[:2]
+    with socket.create_connection((str(host), int(port)), timeout=launched.PATIENCE_S) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+        return answer
+
+
+def test_broken_requests_are_refused_without_a_word_in_the_log(
+    server: Server, library: Library, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever has no token may send anything; nothing of it is an exception, and no answer names a place of this machine."""
+    ours = b"Host: localhost\r\nAuthorization: Bearer " + server.token.encode() + b"\r\n"
+    for request in (
+        b"GET /api/library HTTP/1.1\r\nHost: [\r\n\r\n",
+        b"POST /api/plots HTTP/1.1\r\nHost: localhost\r\nOrigin: http://[\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET //[x HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"a" * 5000 + b".js HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /%00.js HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /a\0.js HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /assets HTTP/9.9\r\n\r\n",
+        b"\xff\xfe\r\n\r\n",
+        b"GET /api/library HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\r\n\r\n",
+        b"GET /api/plots/" + b"0" * 16 + b"/frames/files/" + b"a" * 5000 + b" HTTP/1.1\r\n" + ours + b"\r\n",
+        b"POST /api/plots?name=" + b"n" * 5000 + b".csv HTTP/1.1\r\nContent-Length: 1\r\n" + ours + b"\r\nx",
+    ):
+        answer = raw(server, request)
+        assert b" 500 " not in answer and b" 200 " not in answer, (request[:60], answer[:200])
+        assert b"site-packages" not in answer and str(library.folder).encode() not in answer
+        assert str(_http.STATIC.parent).encode() not in answer
+    assert ask(server, "GET", "library")[0] == 200
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err + said.out
+
+
+def test_a_library_that_another_program_holds(
+    server: Server, library: Library, plot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later is another time: the answer says so, and not where the library lies."""
+    monkeypatch.setattr(_schema, "_WAIT_S", 0.05)
+    holding = sqlite3.connect(library.folder / "library.sqlite", isolation_level=None)
+    holding.execute("BEGIN IMMEDIATE")
+    request = f"DELETE /api/plots/{plot} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.token}\r\n\r\n"
+    answer = raw(server, request.encode())
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: " in answer
+    assert str(library.folder).encode() not in answer
+    holding.close()
+    assert ask(server, "DELETE", f"plots/{plot}")[0] == 200
+
+
+def test_uploads_are_decoded_within_a_bound(tmp_path: Path) -> None:
+    """A file that wants more memory or time than there is, or ends its reader, is refused; the server goes on, and nothing is left."""
+    many = io.BytesIO()
+    table = pa.table({"x": [0.0], "y": [0.0], "z": [0.0], "label": ["a" * 200]})
+    with pq.ParquetWriter(many, table.schema, compression="zstd") as writer:
+        for _ in range(10):
+            # Rows that repeat take next to nothing in the file.
+            writer.write_table(pa.concat_tables([table] * 200_000).combine_chunks())
+    for name, data, limits in (
+        ("many.parquet", many.getvalue(), Limits(memory_bytes=2 << 30)),
+        ("slow.parquet", many.getvalue(), Limits(seconds=0.05)),
+    ):
+        library = Library(tmp_path / name, limits=limits)
+        with Server(library) as server:
+            status, why = ask(server, "POST", f"plots?name={name}", data)
+            assert (status, name in why, "limit" in why) == (400, True, True), why
+            assert ask(server, "GET", "plots")[1]["total"] == 0
+        assert not list((library.folder / "plots").iterdir())
+
+
+def test_what_killed_uploads_have_left_is_removed(library: Library) -> None:
+    """At once if nobody makes a plot there, and not while somebody does."""
+    left = library.folder / "plots" / ".upload-killed"
+    left.mkdir()
+    with library.uploading():
+        Library(library.folder)
+        assert left.exists()
+    Library(library.folder)
+    assert not left.exists()
+
+
+def test_the_token_need_not_be_in_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others see a command line; a file and the environment they do not."""
+    (tmp_path / "token").write_text("of-a-file-0123456789\n")
+    options = argparse.Namespace(token=None, token_file=tmp_path / "token")
+    assert view._token(options) == "of-a-file-0123456789"
+    monkeypatch.setenv("TIDEMILL_TOKEN", "of-the-environment-0")
+    assert view._token(argparse.Namespace(token=None, token_file=None)) == "of-the-environment-0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import html
 import http.client
@@ -329,6 +330,50 @@ def test_arrays_are_shown_from_a_program() -> None:
             tm.viz.show(**wrong)
     with pytest.raises(FrameError, match="3 points"):
         tm.viz.show([[0], [1], [2]], groups=["a"])
+
+
+def test_columns_of_a_table_are_shown_by_name(tmp_path: Path) -> None:
+    """Coordinates are the columns of numbers that are named for nothing else; what is wrong with a name is said."""
+    columns = {
+        "id": ["a", "b", "c"],
+        "x": [0.0, 1.0, 2.0],
+        "y": [5, 6, 9],
+        "cluster": [1, 0, 1],
+        "note": ["u", "v", "w"],
+    }
+    data = tm.from_dict({**columns, "size": [1.5, None, 2.5]})
+    tables = [data, data.collect()]
+    with contextlib.suppress(ImportError):
+        tables.append(data.to_arrow())
+    for given in tables:
+        view = tm.viz.show(given, ids="id", labels="note", groups=["cluster"], values={"Size": "size"})
+        try:
+            reader = FrameReader(view._server.folder)
+            rows = [reader.ids.index(name) for name in columns["id"]]
+            frame = reader[0]
+            np.testing.assert_allclose(frame.positions[rows][:, 0], columns["x"], atol=0.01)
+            np.testing.assert_allclose(frame.positions[rows][:, 1], columns["y"], atol=0.01)
+            assert [frame.groups["cluster"][row] for row in rows] == ["1", "0", "1"]
+            np.testing.assert_allclose(frame.values["Size"][rows], [1.5, np.nan, 2.5], atol=0.01)
+            assert [reader.labels[row] for row in rows] == columns["note"]
+        finally:
+            view.close()
+    page = tmp_path / "page.html"
+    tm.viz.save_html(page, data, ids="id", groups="cluster", coordinates=["y", "x"], title="By name")
+    text = page.read_text()
+    assert "frame-000000.safetensors" in text and "<script" in text
+    for options, said in (
+        ({"ids": "name"}, r"no column 'name'; there are 'id', 'x', 'y', 'cluster', 'note', 'size'"),
+        ({"coordinates": ["x", "note"]}, "column 'note' does not hold numbers, so it is no coordinate"),
+        ({"values": "note"}, "column 'note' does not hold numbers: show it with groups="),
+        ({"groups": "cluster"}, "row 1 is not finite"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tm.viz.show(data.sort("id"), **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="without columns: give a DataSet or a table"):
+        tm.viz.show(np.eye(3), ids="id")
+    with pytest.raises(ValueError, match="names of columns are of points, not of frames"):
+        tm.viz.show(frames=[np.eye(3)], groups="cluster")
 
 
 def test_what_changes_from_frame_to_frame_is_shown() -> None:

@@ -125,7 +125,14 @@ impl Communicator {
         let world = Self::make(endpoint, ranks, 0, "world", Arc::default());
         world.share_table(&table)?;
         world.open_direct()?;
+        world.begin_count();
         Ok(world)
+    }
+
+    /// From here on collectives are the program's, and messages count them.
+    pub(crate) fn begin_count(&self) {
+        let made_with = self.0.collectives.lock().seq;
+        self.0.endpoint.set_calls_before(self.collective_context(), made_with);
     }
 
     /// Gives all ranks rank 0's table: schedules of different tables would not fit together.

@@ -139,6 +139,7 @@ impl Communicator {
         let name = format!("{}/{id}", self.name());
         let new = Self::make(self.0.endpoint.clone(), ranks, id, &name, Arc::clone(&self.0.table.read()));
         new.open_direct()?;
+        new.begin_count();
         Ok(new)
     }
 }

@@ -1,6 +1,7 @@
 //! Avro records: as they are, or in Confluent's wire format, with a zero and the number of the writer's schema before each.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
@@ -122,13 +123,21 @@ impl Avro {
                     with_header.as_slice()
                 }
             };
-            let read = decoder.decode(record).map_err(|error| failure(error.to_string(), Some(at)))?;
+            let read = sound(|| decoder.decode(record)).map_err(|reason| failure(reason, Some(at)))?;
             if decoder.capacity() != records.len() - at || read != record.len() {
                 return Err(failure("it is not one record of its schema".into(), Some(at)));
             }
         }
-        let rows = decoder.flush().map_err(|error| failure(error.to_string(), None))?;
+        let rows = sound(|| decoder.flush()).map_err(|reason| failure(reason, None))?;
         rows.ok_or_else(|| failure("there is no record".into(), None))
+    }
+}
+
+/// Runs a decoder that may panic on a record that breaks its assertions: such a record is bad, and the job goes on.
+fn sound<R, E: ToString>(decode: impl FnOnce() -> Result<R, E>) -> Result<R, String> {
+    match catch_unwind(AssertUnwindSafe(decode)) {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err("it is damaged: its decoder stopped".into()),
     }
 }
 

@@ -3,26 +3,31 @@
 //! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames what would
 //! clash. A wrong column or type is an error of the step that uses it, not of the action.
 
+use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use arrow::record_batch::RecordBatch;
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference, UnnestOptions};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
 use datafusion::functions::core::expr_ext::FieldAccessor;
 use datafusion::functions_aggregate::first_last::first_value_udaf;
-use datafusion::logical_expr::expr::Sort;
+use datafusion::functions_window::row_number::row_number_udwf;
+use datafusion::logical_expr::expr::{Sort, WindowFunction};
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Partitioning};
+use datafusion::logical_expr::{
+    Expr, LogicalPlan, LogicalPlanBuilder, Partitioning, Union, WindowFunctionDefinition, cast, lit,
+};
 use datafusion::prelude::{SQLOptions, SessionContext};
 
+use crate::deep::check_plan;
 use crate::durations::with_durations;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::expr::{column, count_rows, named, output_name};
+use crate::expr::{column, count_rows, named, output_name, over};
 use crate::files::{GLOBS, is_there};
 use crate::read::read_url;
 use crate::reading::Reading;
@@ -38,6 +43,8 @@ pub(crate) const SLICE_ROWS: usize = 8192;
 #[derive(Debug, Clone)]
 pub struct DataSet {
     frame: DataFrame,
+    /// What [`DataSet::schema`] has found: the analyzer takes time, and is asked often.
+    schema: Arc<OnceLock<SchemaRef>>,
 }
 
 impl DataSet {
@@ -46,18 +53,28 @@ impl DataSet {
     /// # Errors
     /// `Query` if two columns have the same name.
     pub fn new(frame: DataFrame) -> Result<Self> {
+        check_plan(frame.logical_plan(), false)?;
         let schema = frame.schema();
         if schema.iter().all(|(qualifier, _)| qualifier.is_none()) {
-            return Ok(DataSet { frame });
+            return Ok(DataSet { frame, schema: Arc::default() });
         }
         // Qualifiers are of use inside SQL only; here they would make `col("a")` ambiguous after a join.
+        let mut taken: HashSet<String> = HashSet::new();
         let columns: Vec<Expr> = schema
             .iter()
             .map(|(qualifier, field)| {
-                Expr::Column(Column::new(qualifier.cloned(), field.name())).alias(field.name().clone())
+                // `SELECT a.*, b.*` may have a name twice.
+                let is_free = |name: &String| {
+                    !taken.contains(name) && (name == field.name() || !schema.has_column_with_unqualified_name(name))
+                };
+                let mut names = std::iter::once(field.name().clone())
+                    .chain((1..).map(|number| format!("{}_{number}", field.name())));
+                let name = names.find(is_free).expect("numbers do not end");
+                taken.insert(name.clone());
+                Expr::Column(Column::new(qualifier.cloned(), field.name())).alias(name)
             })
             .collect();
-        Ok(DataSet { frame: frame.select(columns)? })
+        Ok(DataSet { frame: frame.select(columns)?, schema: Arc::default() })
     }
 
     /// A table in memory, cut into as many partitions as the engine has threads, in order.
@@ -67,7 +84,8 @@ impl DataSet {
     pub fn from_batches(engine: &Engine, schema: SchemaRef, batches: &[RecordBatch]) -> Result<Self> {
         let partitions_max = engine.partitions();
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        let rows_each = rows.div_ceil(partitions_max).max(SLICE_ROWS);
+        // Small tables have fewer partitions; those that there are have as many rows each.
+        let rows_each = rows.div_ceil(rows.div_ceil(SLICE_ROWS).clamp(1, partitions_max)).max(1);
         let mut partitions = vec![Vec::new()];
         let mut filled = 0;
         for batch in batches {
@@ -77,7 +95,7 @@ impl DataSet {
                     partitions.push(Vec::new());
                     filled = 0;
                 }
-                let length = SLICE_ROWS.min(batch.num_rows() - start);
+                let length = SLICE_ROWS.min(batch.num_rows() - start).min(rows_each - filled);
                 partitions.last_mut().expect("never empty").push(batch.slice(start, length));
                 start += length;
                 filled += length;
@@ -95,7 +113,8 @@ impl DataSet {
     pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
         // A session of its own: the tables of one query are no concern of another.
         let context = engine.session().enable_url_table();
-        let statement = sql::parsed(&context.state(), query)?;
+        let columns = tables.iter().map(|(name, table)| (name.clone(), table.names())).collect();
+        let statement = sql::parsed(&context.state(), query, &columns)?;
         let known: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
         for (name, table) in tables {
             context.register_table(TableReference::bare(name), table.frame.into_view())?;
@@ -109,7 +128,8 @@ impl DataSet {
         let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         let plan = context.state().statement_to_plan(statement).await?;
         options.verify_plan(&plan)?;
-        DataSet::new(context.execute_logical_plan(plan).await?)
+        check_plan(&plan, true)?;
+        DataSet::new(context.execute_logical_plan(sql::corrected(plan)?).await?)
     }
 
     /// Whether rows that cannot be read are left out of it.
@@ -166,10 +186,13 @@ impl DataSet {
     /// # Errors
     /// `Query` for types that do not go together.
     pub fn schema(&self) -> Result<SchemaRef> {
+        if let Some(schema) = self.schema.get() {
+            return Ok(Arc::clone(schema));
+        }
         // The plan itself has the type of the first branch where several meet; the analyzer finds one that is fit for all.
         let (state, plan) = self.frame.clone().into_parts();
         let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})?;
-        Ok(Arc::clone(plan.schema().inner()))
+        Ok(Arc::clone(self.schema.get_or_init(|| Arc::clone(plan.schema().inner()))))
     }
 
     /// Names of the columns.
@@ -192,7 +215,16 @@ impl DataSet {
         if exprs.is_empty() {
             return Err(DataSetError::Query("select needs at least one column".into()));
         }
-        if !find_aggregate_exprs(&exprs).is_empty() {
+        check_names(&exprs)?;
+        let functions = find_aggregate_exprs(&exprs);
+        if let Some(aggregate) = functions.first() {
+            if let Some(rows) = exprs.iter().find_map(|expr| beside(expr, &functions)) {
+                return Err(DataSetError::Query(format!(
+                    "select: {} has one value for all rows, and {rows:?} one for each; give the former a window with over(), or make one \
+                     value of the latter, such as with first()",
+                    aggregate.human_display()
+                )));
+            }
             return self.aggregate(Vec::new(), exprs);
         }
         let exprs = self.with_durations(exprs)?;
@@ -268,8 +300,22 @@ impl DataSet {
         let keys: Vec<Expr> = self.with_durations(keys)?.into_iter().map(named).collect();
         let aggregates = self.with_durations(aggregates)?;
         let functions = find_aggregate_exprs(&aggregates);
+        // Two that differ only by a cast would have the same name.
+        let named: Vec<(String, &Expr)> = functions
+            .iter()
+            .enumerate()
+            .map(|(at, function)| {
+                let name = function.schema_name().to_string();
+                let is_first = functions[..at].iter().all(|other| other.schema_name().to_string() != name);
+                (if is_first { name } else { format!("{name} {at}") }, function)
+            })
+            .collect();
+        let functions_named = named.iter().map(|(name, function)| match *name == function.schema_name().to_string() {
+            true => (*function).clone(),
+            false => (*function).clone().alias(name.clone()),
+        });
         let plan = LogicalPlanBuilder::from(self.frame.logical_plan().clone())
-            .aggregate(keys.clone(), functions.clone())?
+            .aggregate(keys.clone(), functions_named.collect::<Vec<_>>())?
             .build()?;
         // The plan's node computes bare functions; what is built around them comes after.
         let output = |key: &Expr| match window_parts(key) {
@@ -284,14 +330,11 @@ impl DataSet {
         for expr in aggregates {
             let name = output_name(&expr);
             let rest = expr.transform_down(|node| {
-                Ok(if functions.contains(&node) {
-                    Transformed::new(
-                        Expr::Column(Column::from_name(node.schema_name().to_string())),
-                        true,
-                        datafusion::common::tree_node::TreeNodeRecursion::Jump,
-                    )
-                } else {
-                    Transformed::no(node)
+                Ok(match named.iter().find(|(_, function)| **function == node) {
+                    Some((name, _)) => {
+                        Transformed::new(Expr::Column(Column::from_name(name.clone())), true, TreeNodeRecursion::Jump)
+                    }
+                    None => Transformed::no(node),
                 })
             })?;
             outputs.push(rest.data.unalias().alias(name));
@@ -310,6 +353,38 @@ impl DataSet {
             key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
         }
         DataSet::new(self.frame.clone().sort(by)?)
+    }
+
+    /// The rows with a number of their own in front, from `first` on: in the order of `by`, else in that of a sort that was the last step
+    /// but for a limit, else in any.
+    ///
+    /// # Errors
+    /// `UnknownColumn`; `Query` if there is a column of this name.
+    pub fn with_row_index(&self, name: &str, first: i64, mut by: Vec<Sort>) -> Result<Self> {
+        if self.frame.schema().has_column_with_unqualified_name(name) {
+            return Err(DataSetError::Query(format!("with_row_index: there is a column {name:?}; give another name=")));
+        }
+        for key in &mut by {
+            key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
+        }
+        let mut plan = self.frame.logical_plan();
+        while let LogicalPlan::Limit(step) = plan {
+            plan = &step.input;
+        }
+        if let (true, LogicalPlan::Sort(sort)) = (by.is_empty(), plan) {
+            by = sort.expr.clone();
+        }
+        let number =
+            Expr::from(WindowFunction::new(WindowFunctionDefinition::WindowUDF(row_number_udwf()), Vec::new()));
+        let number = over(number, &[], &by, None)?;
+        let number = cast(number, DataType::Int64) + lit(first - 1);
+        let columns = std::iter::once(number.alias(name)).chain(self.names().into_iter().map(|name| column(&name)));
+        let numbered = self.select(columns.collect())?;
+        // In the order of the numbers, as the rows before were in theirs.
+        match by.is_empty() {
+            true => Ok(numbered),
+            false => numbered.sort(vec![column(name).sort(true, false)]),
+        }
     }
 
     fn with_durations(&self, exprs: Vec<Expr>) -> Result<Vec<Expr>> {
@@ -372,6 +447,19 @@ impl DataSet {
             return Err(DataSetError::Query(format!(
                 "union needs the same columns: only the first has {missing:?}, only the second has {extra:?}"
             )));
+        }
+        // A union of many is one step, however many it is made in: planning one within another takes longer with each.
+        if let LogicalPlan::Union(union) = self.frame.logical_plan()
+            && self.frame.schema().fields() == other.frame.schema().fields()
+        {
+            let (state, plan) = other.frame.clone().into_parts();
+            let more = match plan {
+                LogicalPlan::Union(more) => more.inputs,
+                plan => vec![Arc::new(plan)],
+            };
+            let inputs = union.inputs.iter().cloned().chain(more).collect();
+            let schema = Arc::clone(&union.schema);
+            return DataSet::new(DataFrame::new(state, LogicalPlan::Union(Union { inputs, schema })));
         }
         DataSet::new(self.frame.clone().union_by_name(other.frame.clone())?)
     }
@@ -474,11 +562,40 @@ pub enum Explain {
     Analyze,
 }
 
+/// Columns have different names.
+fn check_names(exprs: &[Expr]) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    match exprs.iter().map(output_name).find(|name| !seen.insert(name.clone())) {
+        Some(name) => Err(DataSetError::Query(format!(
+            "there would be two columns called {name:?}; give one of them another name, with name=expression or alias()"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A column that is in `expr` but in none of the aggregates.
+fn beside(expr: &Expr, aggregates: &[Expr]) -> Option<String> {
+    let mut found = None;
+    let walked = expr.apply(|node| {
+        Ok(match node {
+            node if aggregates.contains(node) => TreeNodeRecursion::Jump,
+            Expr::Column(column) => {
+                found = Some(column.name.clone());
+                TreeNodeRecursion::Stop
+            }
+            _ => TreeNodeRecursion::Continue,
+        })
+    });
+    debug_assert!(walked.is_ok(), "looking at an expression cannot fail");
+    found
+}
+
 /// Where each row has a value of its own.
 pub(crate) fn refuse_aggregates<'e>(exprs: impl IntoIterator<Item = &'e Expr>) -> Result<()> {
     match find_aggregate_exprs(exprs).first() {
         Some(aggregate) => Err(DataSetError::Query(format!(
-            "{aggregate} has one value for many rows; give it a window with over(), or use select or agg"
+            "{} has one value for many rows; give it a window with over(), or use select or agg",
+            aggregate.human_display()
         ))),
         None => Ok(()),
     }
@@ -507,7 +624,6 @@ mod tests {
     use crate::engine::EngineConfig;
     use crate::expr::{aggregate, binary};
     use arrow::array::{Array, Float64Array, Int64Array};
-    use datafusion::logical_expr::lit;
 
     fn engine() -> Engine {
         Engine::new(&EngineConfig { threads: 3, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()

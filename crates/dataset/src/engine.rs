@@ -20,7 +20,6 @@ use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::optimizer::{Analyzer, AnalyzerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation};
@@ -31,11 +30,15 @@ use crate::durations::SqlDurations;
 use crate::error::{DataSetError, Result};
 use crate::frames::{CheckFrames, SqlFrames};
 use crate::group::ByNumber;
+use crate::guards::GuardConditions;
 use crate::instead::Instead;
 use crate::lenient::{BadRow, BadRows};
 use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number_functions};
+use crate::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::spill::SpillFiles;
 use crate::split::SplitExec;
+use crate::spread::{SettleSpreads, SpreadRows};
+use crate::sql::planning_functions;
 use crate::stores::Stores;
 use crate::stream::{behind_function, sql_functions};
 use crate::times::{DatesAsTimes, time_functions};
@@ -51,6 +54,8 @@ const ROW_GROUP_BYTES: usize = 128 << 20;
 const MERGE_SHARE: usize = 2;
 /// What a merge takes for one run, about: two batches of 8192 rows of a hundred bytes, and as much again to sort them.
 const RUN_BYTES: usize = 3 << 20;
+/// What plans and expressions as deep as `deep` allows need; of what is not used there is only the address.
+const STACK_BYTES: usize = 64 << 20;
 /// Operators that an error about memory names, those that hold most first.
 const HOLDERS_NAMED: NonZeroUsize = NonZeroUsize::new(3).expect("it is 3");
 
@@ -213,6 +218,7 @@ impl Engine {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads)
             .thread_name("tidemill-query")
+            .thread_stack_size(STACK_BYTES)
             .enable_all()
             .build()
             .map_err(|error| DataSetError::Io(format!("cannot start query threads: {error}")))?;
@@ -370,22 +376,27 @@ fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
 /// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of groups and
 /// of what is to spill come last, when both are known.
 fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Governor) -> SessionContext {
-    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
-        vec![Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) })];
-    rules.extend(PhysicalOptimizer::new().rules);
+    let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![
+        Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) }),
+        Arc::new(SpreadRows),
+    ];
+    rules.extend(physical_rules());
+    rules.push(Arc::new(SettleSpreads));
     rules.push(Arc::new(CheckFrames));
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
     let budget_bytes = governor.settings().budget_bytes;
     rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
     let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
-    let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes)];
+    let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes), Arc::new(ListsOfColumns)];
     analyzer.extend(Analyzer::new().rules);
     // When all types are known.
-    analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _]);
+    analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _, Arc::new(GuardConditions) as _]);
+    let builder = builder.with_optimizer_rules(logical_rules());
     let builder = builder.with_physical_optimizer_rules(rules).with_analyzer_rules(analyzer);
     let context = SessionContext::new_with_state(builder.build());
     let functions = sql_functions().chain([behind_function()]).chain(time_functions()).chain(number_functions());
+    let functions = functions.chain(planning_functions());
     functions.for_each(|function| context.register_udf(function));
     aggregate_functions().for_each(|function| context.register_udaf(function));
     context

@@ -142,7 +142,10 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
             DataSetError::Query(wrong_type(text).unwrap_or_else(|| text.clone()))
         }
         DataFusionError::SQL(error, _) => DataSetError::Query(format!("SQL: {error}")),
-        DataFusionError::Execution(text) => DataSetError::Data(text.clone()),
+        DataFusionError::Execution(text) => match refused(text) {
+            Some(told) => DataSetError::Query(told),
+            None => DataSetError::Data(text.clone()),
+        },
         DataFusionError::ParquetError(error) => DataSetError::Data(error.to_string()),
         DataFusionError::ObjectStore(error) => DataSetError::Io(error.to_string()),
         DataFusionError::IoError(error) => DataSetError::Io(error.to_string()),
@@ -171,6 +174,9 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
 
 /// What is wrong with a function's argument, of DataFusion's list of all signatures that it does not fit, or its call for a bug report.
 fn wrong_type(text: &str) -> Option<String> {
+    if let Some(told) = refused(text) {
+        return Some(told);
+    }
     let between = |before: &str, after: &str| {
         let rest = &text[text.find(before)? + before.len()..];
         Some(rest[..rest.find(after)?].to_owned())
@@ -187,6 +193,13 @@ fn wrong_type(text: &str) -> Option<String> {
     let (_, given) = text.split_once("trying to unnest on invalid data type ")?;
     let given = given.split('.').next()?;
     Some(format!("explode makes rows of lists, not of {given}"))
+}
+
+/// What a function of ours says of its arguments, without what DataFusion says around it.
+fn refused(text: &str) -> Option<String> {
+    let (_, told) = text.split_once(" user-defined coercion failed with: Error during planning: ")?;
+    let told = told.split(" No function matches the given name").next()?;
+    Some(told.trim_end_matches('.').to_owned())
 }
 
 fn arrow_text(error: &ArrowError) -> DataSetError {
@@ -247,6 +260,11 @@ mod tests {
                 "Failed to coerce arguments to satisfy a call to 'stddev' function: coercion from Utf8 to the signature \
                  Exact(Float64) failed. No function matches the given name and argument types 'stddev(Utf8)'.",
                 "there is no stddev of Utf8; cast it to a type that has one",
+            ),
+            (
+                "Execution error: Function 'avg' user-defined coercion failed with: Error during planning: there is no avg of Utf8; \
+                 cast it to a type that has one. No function matches the given name and argument types 'avg(Utf8)'.",
+                "there is no avg of Utf8; cast it to a type that has one",
             ),
             ("trying to unnest on invalid data type Utf8", "explode makes rows of lists, not of Utf8"),
         ] {

@@ -10,6 +10,7 @@ use arrow::ipc::reader::StreamReader;
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::config::ConfigOptions;
+use datafusion::common::stats::Precision;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{ColumnStatistics, ScalarValue, Statistics};
 use datafusion::dataframe::DataFrame;
@@ -29,12 +30,14 @@ use datafusion::physical_plan::ExecutionPlan;
 use futures::{StreamExt, TryStreamExt};
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
+use crate::caught::{Caught, caught};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::exact::{Exact, widens};
 use crate::expr::column;
 use crate::files::{File, FolderColumns, Found};
+use crate::ipc_check::check;
 
 /// Files of which the schemas are read at a time.
 pub(crate) const FILES_AT_ONCE: usize = 32;
@@ -57,10 +60,24 @@ pub(crate) async fn parquet_schemas(
                 let meta = store.head(url.prefix()).await?;
                 format.infer_schema(state, &store, &[meta]).await
             };
-            read.await.map_err(|error| unreadable(&name, "Parquet", &error.into()))
+            match Caught::new(read).await {
+                Ok(read) => read.map_err(|error| unreadable(&name, "Parquet", &error.into())),
+                Err(text) => Err(unreadable(&name, "Parquet", &DataSetError::Data(text))),
+            }
         }
     };
     futures::stream::iter(files.iter().map(of)).buffered(FILES_AT_ONCE).try_collect().await
+}
+
+/// What a batch may take: the budget, or without one what the machine has.
+fn memory_bytes(engine: &Engine) -> u64 {
+    match engine.governor().settings().budget_bytes {
+        0 => {
+            let machine = rustix::system::sysinfo();
+            (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit).max(1))
+        }
+        budget => budget,
+    }
 }
 
 fn unreadable(file: &str, format: &str, error: &DataSetError) -> DataSetError {
@@ -68,9 +85,15 @@ fn unreadable(file: &str, format: &str, error: &DataSetError) -> DataSetError {
 }
 
 /// The schemas of Arrow files. DataFusion finds those in stores only if they are aligned to 8 bytes, and writes none such.
-pub(crate) async fn ipc_schemas(files: &[File]) -> Result<Vec<SchemaRef>> {
+///
+/// What they say of their sizes is checked first.
+pub(crate) async fn ipc_schemas(engine: &Engine, files: &[File]) -> Result<Vec<SchemaRef>> {
     let files = files.to_vec();
-    let schema = |file: &File| -> Result<SchemaRef> {
+    let memory_bytes = memory_bytes(engine);
+    let schema = move |file: &File| -> Result<SchemaRef> {
+        if let Err(text) = check(file, memory_bytes)? {
+            return Err(unreadable(&file.to_string(), "Arrow IPC", &DataSetError::Data(text)));
+        }
         let mut source = file.open(0)?;
         let failed =
             |error: std::io::Error| unreadable(&file.to_string(), "Arrow IPC", &DataSetError::Io(error.to_string()));
@@ -84,7 +107,8 @@ pub(crate) async fn ipc_schemas(files: &[File]) -> Result<Vec<SchemaRef>> {
                 source.read_exact(&mut first).map_err(failed)?;
             }
         }
-        let reader = StreamReader::try_new(std::io::Cursor::new(first).chain(source), None);
+        let reader = caught(|| StreamReader::try_new(std::io::Cursor::new(first).chain(source), None));
+        let reader = reader.map_err(|text| unreadable(&file.to_string(), "Arrow IPC", &DataSetError::Data(text)))?;
         Ok(reader.map_err(|error| unreadable(&file.to_string(), "Arrow IPC", &error.into()))?.schema())
     };
     let read = tokio::task::spawn_blocking(move || files.iter().map(schema).collect());
@@ -156,6 +180,18 @@ fn adapted(schema: &Schema, wanted: &Schema, folders: Option<&FolderColumns>, va
 pub(crate) struct EvolvedParquet {
     format: Arc<dyn FileFormat>,
     other: Vec<usize>,
+    floats: Vec<usize>,
+}
+
+/// Columns of floats by their places.
+fn floats(schema: &Schema) -> Vec<usize> {
+    let fields = schema.fields().iter().enumerate();
+    fields.filter(|(_, field)| field.data_type().is_floating()).map(|(place, _)| place).collect()
+}
+
+/// Whether statistics of Parquet files with this schema cannot be believed as they are.
+pub(crate) fn has_floats(schema: &Schema) -> bool {
+    !floats(schema).is_empty()
 }
 
 impl EvolvedParquet {
@@ -167,7 +203,7 @@ impl EvolvedParquet {
             schemas.iter().any(there)
         };
         let other = wanted.fields().iter().enumerate().filter(|(_, field)| differs(field)).map(|(place, _)| place);
-        EvolvedParquet { format, other: other.collect() }
+        EvolvedParquet { format, other: other.collect(), floats: floats(wanted) }
     }
 }
 
@@ -202,6 +238,12 @@ impl FileFormat for EvolvedParquet {
         object: &ObjectMeta,
     ) -> PlanResult<Statistics> {
         let mut known = self.format.infer_stats(state, store, table_schema, object).await?;
+        for &place in &self.floats {
+            if let Some(column) = known.column_statistics.get_mut(place) {
+                // They leave NaN out: a file of NaN and 1.5 would be one of 1.5 alone.
+                (column.min_value, column.max_value) = (Precision::Absent, Precision::Absent);
+            }
+        }
         for &place in &self.other {
             if let Some(column) = known.column_statistics.get_mut(place) {
                 *column = ColumnStatistics::new_unknown();

@@ -14,6 +14,8 @@ use datafusion::physical_plan::{
     replace_children_if_necessary,
 };
 
+use crate::step::required_as_by;
+
 /// How steps of one kind are done.
 pub(crate) trait Work: Clone + Send + Sync + 'static {
     /// What it is the work of.
@@ -91,6 +93,8 @@ impl<W: Work> ExecutionPlan for Instead<W> {
     fn maintains_input_order(&self) -> Vec<bool> {
         self.step.maintains_input_order()
     }
+
+    required_as_by!(self => self.step);
 
     fn replace_children(
         self: Arc<Self>,

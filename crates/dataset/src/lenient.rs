@@ -473,7 +473,9 @@ pub(crate) fn infer(
     rows_max: usize,
 ) -> Result<SchemaRef> {
     let none = Decoder::new(layout.clone(), Arc::new(Schema::empty()))?;
-    let (mut good, mut left, mut wanted) = (Vec::new(), rows_max, None);
+    // A header is no row to find types in.
+    let header = usize::from(matches!(layout, Layout::Csv(csv) if csv.has_header));
+    let (mut good, mut left, mut wanted) = (Vec::new(), rows_max.saturating_add(header), None);
     // A row that goes on in the next block.
     let mut carried: Vec<u8> = Vec::new();
     let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };

@@ -14,6 +14,8 @@
 //! | `map`     | functions of programs as steps                                            |
 //! | `group`   | group-by with a key of whole numbers, its first half                      |
 //! | `numbers` | what numbers mean: sums and products that do not fit are errors            |
+//! | `guards`  | a condition guards what is right of it                                    |
+//! | `optimizer` | DataFusion's rules, with guards around those that are wrong; `sql`: what a query means |
 //! | `parts`   | tables of which every worker holds a part; `own_files`: of files that only some hosts have |
 //! | `split`   | texts to rows of their parts                                              |
 //! | `spill`   | files, with checksums, that DataFusion's steps spill to                   |
@@ -23,6 +25,7 @@
 //! | `records` | files of records of a fixed length; `npy` reads arrays; `part_sink` writes both, and texts |
 //! | `evolved` | Parquet and Arrow files of different schemas: `unite` finds one for all, `exact` casts without loss |
 //! | `files`   | which files paths and URLs stand for; `stores` opens object stores         |
+//! | `ipc_check` | what Arrow IPC files say of their sizes; `caught`: decoders that panic; `deep`: plans too deep for a stack |
 //! | `ipc_sink` | Arrow IPC files with a choice of compression                             |
 //! | `json_source` | JSON lines in DataFusion's tables of files                            |
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
@@ -33,8 +36,10 @@
 //! | `error`   | `DataSetError`: every message stands alone                                 |
 #![warn(missing_docs)]
 
+mod caught;
 mod commit;
 mod dataset;
+mod deep;
 mod distribute;
 mod durations;
 mod engine;
@@ -46,8 +51,10 @@ mod file_table;
 mod files;
 mod frames;
 mod group;
+mod guards;
 mod held;
 mod instead;
+mod ipc_check;
 mod ipc_sink;
 mod join;
 mod join_exec;
@@ -61,6 +68,7 @@ mod npy;
 mod number_keys;
 mod numbers;
 mod one_file;
+mod optimizer;
 mod own_files;
 mod part_sink;
 mod parts;
@@ -71,6 +79,7 @@ mod rewrite;
 mod sources;
 mod spill;
 mod split;
+mod spread;
 mod sql;
 mod step;
 mod stores;
@@ -85,6 +94,7 @@ mod write;
 pub use commit::settle;
 pub use datafusion;
 pub use dataset::{DataSet, Explain};
+pub use deep::check_expr;
 pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};

@@ -190,6 +190,9 @@ fn read_piece(
     })
 }
 
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Gives the bytes of `piece` to `emit`, until that returns false: blocks of whole lines, and where each begins in the file; in the
 /// end what is left, which may be nothing. The last block may have lines that begin behind the piece. `is_wanted` is asked while what is before
 /// the piece of a compressed file is skipped.
@@ -219,6 +222,7 @@ pub(crate) fn read_blocks(
     };
     // The line that begins before this piece is another's, unless the byte before the piece ends it.
     let mut skipping = piece.start > 0;
+    let mut is_first = piece.start == 0;
     let mut carried: Vec<u8> = Vec::new();
     let mut ended = false;
     while !ended {
@@ -228,6 +232,11 @@ pub(crate) fn read_blocks(
         let mut block_start = position - kept as u64;
         position += read as u64;
         ended = read == 0;
+        // Windows programs begin UTF-8 files with a byte-order mark, which is part of no value.
+        if std::mem::take(&mut is_first) && block.starts_with(BYTE_ORDER_MARK) {
+            block.drain(..BYTE_ORDER_MARK.len());
+            block_start += BYTE_ORDER_MARK.len() as u64;
+        }
         if skipping {
             let Some(at) = memchr::memchr(b'\n', &block) else {
                 // Still inside the line that is not ours; the piece may end within it.

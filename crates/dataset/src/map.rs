@@ -12,10 +12,12 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, FieldRef, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::internal_err;
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
+use datafusion::execution::session_state::SessionStateBuilder;
+use datafusion::execution::{SessionState, TaskContext};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -92,7 +94,7 @@ impl TableProvider for MapTable {
         _filters: &[Expr],
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = session.create_physical_plan(&self.input).await?;
+        let input = planned_below(session, &self.input).await?;
         Ok(Arc::new(MapExec::new(
             input,
             Arc::clone(&self.function),
@@ -101,6 +103,20 @@ impl TableProvider for MapTable {
             projection.cloned(),
         )?))
     }
+}
+
+/// The plan of what lies below a step that plans its input by itself, before any rule has run: the rules of the session run on the whole
+/// plan. If they ran here as well, those of the whole plan would meet steps of ours in the place of DataFusion's, or sorts and
+/// partitions that only the plan's top had asked for.
+pub(crate) async fn planned_below(session: &dyn Session, input: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+    let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
+        return internal_err!("a query is planned in a session of DataFusion");
+    };
+    let below = SessionStateBuilder::new_from_existing(state.clone()).with_physical_optimizer_rules(Vec::new());
+    let mut below = below.build();
+    // Among them the time that the query sees.
+    *below.execution_props_mut() = state.execution_props().clone();
+    below.create_physical_plan(input).await
 }
 
 /// Runs the function on each partition.
@@ -156,6 +172,11 @@ impl ExecutionPlan for MapExec {
 
     fn properties(&self) -> &Arc<PlanProperties> {
         &self.properties
+    }
+
+    /// Where rows are spread for it, they are spread evenly; see [`crate::spread`].
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
     }
 
     one_input!(self, input => {

@@ -86,18 +86,25 @@ impl PartsTable {
             mine.loose_bytes += batch_bytes(&batch.project(&loose)?);
         }
         let threads = engine.context().copied_config().target_partitions();
-        let slices: Vec<RecordBatch> = batches
-            .iter()
-            .flat_map(|batch| {
-                let rows = batch.num_rows();
-                (0..rows).step_by(SLICE_ROWS).map(move |from| batch.slice(from, SLICE_ROWS.min(rows - from)))
-            })
-            .collect();
-        let each = slices.len().div_ceil(threads).max(1);
+        // A share for each thread, of as many rows as the others.
+        let each = (mine.rows as usize).div_ceil(threads).max(1);
+        let (mut shares, mut filled) = (vec![Vec::new()], 0);
+        for batch in &batches {
+            let mut from = 0;
+            while from < batch.num_rows() {
+                if filled == each {
+                    shares.push(Vec::new());
+                    filled = 0;
+                }
+                let rows = SLICE_ROWS.min(batch.num_rows() - from).min(each - filled);
+                shares.last_mut().expect("never empty").push(batch.slice(from, rows));
+                (from, filled) = (from + rows, filled + rows);
+            }
+        }
         // Partition `i` of a query runs on worker `i % workers`.
         let part = |place: usize| {
             let here = place % workers == worker;
-            slices.chunks(each).nth(place / workers).filter(|_| here).unwrap_or_default().to_vec()
+            shares.get(place / workers).filter(|_| here).cloned().unwrap_or_default()
         };
         let partitions = Arc::new((0..threads * workers).map(part).collect());
         // Where there are no others to tell it.

@@ -23,7 +23,9 @@ use tidemill_dataflow::without_passwords;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::evolved::{EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, ipc_schemas, parquet_schemas, read_ipc};
+use crate::evolved::{
+    EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, has_floats, ipc_schemas, parquet_schemas, read_ipc,
+};
 use crate::expr::{case, column};
 use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::files::{File, Found, NULL_FOLDER, find};
@@ -75,6 +77,8 @@ pub struct CsvLayout {
     pub newlines_in_values: bool,
     /// A regular expression of what stands for null, beside nothing.
     pub null: Option<String>,
+    /// Types of some columns, where those of the others are found out.
+    pub overrides: Option<SchemaRef>,
 }
 
 /// Rows that types are found out from where nobody says how many.
@@ -89,6 +93,7 @@ impl Default for CsvLayout {
             comment: None,
             newlines_in_values: false,
             null: None,
+            overrides: None,
         }
     }
 }
@@ -176,7 +181,7 @@ pub async fn read(
     let config = match (&format, schema) {
         (Format::Parquet | Format::Ipc, schema) => {
             let schemas = match format {
-                Format::Ipc => ipc_schemas(&found.files).await?,
+                Format::Ipc => ipc_schemas(engine, &found.files).await?,
                 _ => parquet_schemas(engine, &found.files, options.format.as_ref()).await?,
             };
             let wanted = match schema {
@@ -196,15 +201,25 @@ pub async fn read(
                     options.format = Arc::new(EvolvedParquet::new(options.format, &schemas, &wanted));
                     config.with_listing_options(options).with_expr_adapter_factory(Arc::new(ExactColumns))
                 }
+                Format::Parquet if has_floats(&wanted) => {
+                    let mut options = options;
+                    options.format = Arc::new(EvolvedParquet::new(options.format, &schemas, &wanted));
+                    config.with_listing_options(options)
+                }
                 _ => config,
             }
             .with_schema(wanted)
         }
         (_, Some(schema)) => config.with_schema(schema),
-        // DataFusion looks for types in blocks that begin and end anywhere within such values.
-        (Format::Csv(csv), None) if csv.newlines_in_values => {
-            let inferred = infer_types(Layout::Csv(csv.clone()), &found, compression, infer_rows).await;
-            config.with_schema(inferred.map_err(|error| in_files(error, &found, &format))?)
+        // DataFusion takes the types of the first file for those of all, and looks for them in blocks that may cut a value in two.
+        (Format::Csv(csv), None) => {
+            match infer_types(Layout::Csv(csv.clone()), &found, compression, infer_rows).await {
+                // DataFusion says what is wrong with files without columns.
+                Ok(none) if none.fields().is_empty() => inferred(config).await?,
+                Ok(some) => config.with_schema(some),
+                Err(error) if compression != FileCompressionType::UNCOMPRESSED => return Err(error),
+                Err(error) => return Err(in_files(error, &found, &format)),
+            }
         }
         // DataFusion looks at the first file, and columns that only others have would be left out in silence.
         (Format::Json, None) => match infer_types(Layout::Json, &found, compression, infer_rows).await? {
@@ -252,7 +267,46 @@ async fn infer_types(
         async { tokio::task::spawn_blocking(infer).await.map_err(|error| DataSetError::Internal(error.to_string()))? }
     };
     let schemas = futures::stream::iter(found.files.iter().map(of)).buffered(FILES_AT_ONCE).try_collect::<Vec<_>>();
-    unite(&found.files, &schemas.await?)
+    let mut schemas = schemas.await?;
+    let is_csv = matches!(layout, Layout::Csv(_));
+    if let Layout::Csv(CsvLayout { overrides: Some(overrides), .. }) = &layout {
+        schemas = overridden(&schemas, overrides)?;
+    }
+    let all = unite(&found.files, &schemas).map_err(|error| match error {
+        DataSetError::Data(text) if is_csv => DataSetError::Data(format!(
+            "{text}. For CSV, schema_overrides={{\"column\": \"str\"}} gives one column a type, infer_rows= looks at more rows, and \
+             null= names texts that stand for null"
+        )),
+        other => other,
+    })?;
+    Ok(if is_csv { untyped_as_text(&all) } else { all })
+}
+
+/// The schemas with the types of `overrides` for the columns that it names.
+fn overridden(schemas: &[SchemaRef], overrides: &SchemaRef) -> Result<Vec<SchemaRef>> {
+    let is_there = |name: &str| schemas.iter().any(|schema| schema.field_with_name(name).is_ok());
+    if let Some(unknown) = overrides.fields().iter().find(|field| !is_there(field.name())) {
+        let mut names: Vec<String> = schemas.iter().flat_map(|schema| names_of(schema)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let (name, there) = (unknown.name(), names.join(", "));
+        return Err(DataSetError::Query(format!("schema_overrides= names column {name:?}; there are: {there}")));
+    }
+    let typed = |field: &Arc<Field>| match overrides.field_with_name(field.name()) {
+        Ok(wanted) => Arc::new(field.as_ref().clone().with_data_type(wanted.data_type().clone())),
+        Err(_) => Arc::clone(field),
+    };
+    let with_types = |schema: &SchemaRef| Arc::new(Schema::new(schema.fields().iter().map(typed).collect::<Vec<_>>()));
+    Ok(schemas.iter().map(with_types).collect())
+}
+
+/// Columns without a value in the rows looked at become text, which keeps whatever comes later. As `Null` they would lose it.
+fn untyped_as_text(schema: &SchemaRef) -> SchemaRef {
+    let typed = |field: &Arc<Field>| match field.data_type() {
+        DataType::Null => Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8)),
+        _ => Arc::clone(field),
+    };
+    Arc::new(Schema::new(schema.fields().iter().map(typed).collect::<Vec<_>>()))
 }
 
 /// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a file's in another one: values would come to other
@@ -299,6 +353,16 @@ async fn headers_fit(
                 None if sorted(&names) == sorted(wanted) => {
                     return Err(DataSetError::Data(format!(
                         "{file}: its columns are {listed}; the schema has them in another order, {theirs}: give them in the file's"
+                    )));
+                }
+                None if names.len() > wanted.len() => {
+                    let missing: Vec<_> = names.iter().filter(|name| !wanted.contains(name)).cloned().collect();
+                    return Err(DataSetError::Data(format!(
+                        "{file}: schema= has {} columns, the file {}; schema= lacks {}. Give it all columns of the file, or use \
+                         schema_overrides= for some of them",
+                        wanted.len(),
+                        names.len(),
+                        missing.join(", ")
                     )));
                 }
                 // Other names for the columns.

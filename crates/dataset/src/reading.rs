@@ -15,7 +15,7 @@ use datafusion::datasource::file_format::file_compression_type::FileCompressionT
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::FileScanConfig;
 use datafusion::datasource::source::DataSourceExec;
-use datafusion::error::Result;
+use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
@@ -26,6 +26,8 @@ use datafusion::physical_plan::{
 };
 use futures::TryStreamExt;
 
+use crate::caught::{Caught, caught};
+use crate::error::DataSetError;
 use crate::step::one_input;
 
 /// So much of a text is looked at to learn how long its lines are.
@@ -160,6 +162,13 @@ impl ReadExec {
         ReadExec { input, reading, metrics: ExecutionPlanMetricsSet::new() }
     }
 
+    /// Whether what it reads is decoded by a library that may panic.
+    fn decodes(&self) -> bool {
+        let source = self.input.downcast_ref::<DataSourceExec>().map(DataSourceExec::data_source);
+        let files = source.and_then(|source| source.downcast_ref::<FileScanConfig>());
+        files.is_some_and(|files| !matches!(files.file_source.file_type(), "csv" | "json"))
+    }
+
     /// What is counted.
     pub(crate) fn scan(&self) -> &dyn ExecutionPlan {
         self.input.as_ref()
@@ -192,7 +201,12 @@ impl ExecutionPlan for ReadExec {
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let reading = Arc::clone(&self.reading.0);
         let rows = MetricBuilder::new(&self.metrics).output_rows(partition);
-        let input = self.input.execute(partition, context)?;
+        let decoding = self.decodes().then(|| caught(|| self.input.execute(partition, Arc::clone(&context))));
+        let input: SendableRecordBatchStream = match decoding {
+            Some(Ok(started)) => Box::pin(RecordBatchStreamAdapter::new(self.input.schema(), Caught::new(started?))),
+            Some(Err(text)) => return Err(DataFusionError::External(Box::new(DataSetError::Data(text)))),
+            None => self.input.execute(partition, context)?,
+        };
         let counted = input.inspect_ok(move |batch| {
             rows.add(batch.num_rows());
             reading.rows.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);

@@ -4,14 +4,18 @@ use std::sync::Arc;
 
 use arrow::error::ArrowError;
 use datafusion::catalog::TableProvider;
-use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::listing::ListingTable;
 use datafusion::datasource::source_as_provider;
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::logical_expr::expr::BinaryExpr;
+use datafusion::logical_expr::utils::merge_schema;
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Operator};
 
+use crate::caught::DAMAGED;
 use crate::error::DataSetError;
+use crate::exact::is_text;
 use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::lenient::UNREAD;
 use crate::own_files::OwnTable;
@@ -22,7 +26,8 @@ use crate::stream::hidden_in;
 const CAST: &str = "Cannot cast string";
 
 /// What the readers of CSV and JSON say of a row that they cannot read.
-const READERS: [&str; 8] = [
+const READERS: [&str; 9] = [
+    DAMAGED,
     UNREAD,
     "Csv error",
     "Json error",
@@ -43,12 +48,15 @@ pub(crate) struct Sources {
     checks: Vec<Arc<Check>>,
     /// Whether bad rows of some are left out.
     pub(crate) is_lenient: bool,
+    /// The query, to name the expression that a value was too much for.
+    query: Option<DataFrame>,
 }
 
 impl Sources {
     pub(crate) fn of(frame: &DataFrame) -> Self {
         let mut found = Sources::default();
         each_table(frame.logical_plan(), &mut |table| found.see(table));
+        found.query = Some(frame.clone());
         found
     }
 
@@ -63,6 +71,9 @@ impl Sources {
                     if let Some(fault) = self.checks.iter().find_map(|check| check.fault()) {
                         return fault;
                     }
+                    if let Some(text) = self.query.as_ref().and_then(|query| blamed(query, &text)) {
+                        return DataSetError::Data(text);
+                    }
                     if text.contains(CAST) && !self.checks.is_empty() {
                         return DataSetError::Data(text);
                     }
@@ -72,6 +83,10 @@ impl Sources {
                 let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
                 DataSetError::Data(format!("reading {shown}{rest}: {text}"))
             }
+            DataSetError::Data(text) => match self.query.as_ref().and_then(|query| blamed(query, &text)) {
+                Some(text) => DataSetError::Data(text),
+                None => DataSetError::Data(text),
+            },
             // What the system says has its number; this is of who expands a file.
             DataSetError::Io(text) if is_nameless(&text) && !text.contains("os error") => {
                 let mut compressed = self.checks.iter().filter(|check| check.is_compressed());
@@ -104,6 +119,106 @@ impl Sources {
             path.to_file_path().map_or_else(|()| shown(path), |path| path.display().to_string())
         }));
     }
+}
+
+/// What Arrow says of a division.
+const DIVISION: &str = "Divide by zero";
+
+/// An error of Arrow's about a value, with the expressions of the query that may have made it; `None` if there are none, or it is another.
+fn blamed(query: &DataFrame, text: &str) -> Option<String> {
+    let cast_to = cast_type(text);
+    if cast_to.is_none() && !text.contains(DIVISION) || text.contains(BLAMED) {
+        return None;
+    }
+    let (state, plan) = query.clone().into_parts();
+    // Casts that nobody wrote, as of a comparison's sides, are there only now.
+    let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {}).ok()?;
+    let mut found: Vec<String> = Vec::new();
+    let mut add = |what: String| {
+        if !found.contains(&what) {
+            found.push(what);
+        }
+    };
+    let walked = plan.apply_with_subqueries(|node| {
+        let schema = merge_schema(&node.inputs());
+        node.apply_expressions(|expr| {
+            expr.apply(|part| {
+                match (part, &cast_to) {
+                    (Expr::Cast(cast), Some((to, of_text))) if cast.field.data_type().to_string().starts_with(to) => {
+                        let is_meant = cast.expr.get_type(&schema).is_ok_and(|of| is_text(&of) == *of_text);
+                        // Literals are cast when the query is planned.
+                        if is_meant && !cast.expr.column_refs().is_empty() {
+                            add(shown_expr(part));
+                        }
+                    }
+                    (Expr::BinaryExpr(BinaryExpr { left, op: Operator::Divide | Operator::Modulo, right }), None) => {
+                        let is_exact = left.get_type(&schema).is_ok_and(|of| !of.is_floating());
+                        if is_exact && (!matches!(right.as_ref(), Expr::Literal(..)) || is_zero(right)) {
+                            add(shown_expr(right));
+                        }
+                    }
+                    _ => {}
+                }
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    });
+    debug_assert!(walked.is_ok(), "looking at a plan cannot fail");
+    const SHOWN_MAX: usize = 5;
+    let listed = match found.as_slice() {
+        [] => return None,
+        [one] => one.clone(),
+        several if several.len() <= SHOWN_MAX => format!("one of {}", several.join(", ")),
+        several => format!("one of {} and {} more", several[..SHOWN_MAX].join(", "), several.len() - SHOWN_MAX),
+    };
+    Some(match cast_to {
+        Some(_) => {
+            format!("{text}{BLAMED}{listed}; cast(..., strict=False), or try_cast of SQL, makes null of such values")
+        }
+        None => format!("{text}{BLAMED}the divisor {listed}; leave out rows where it is 0, or make it null there"),
+    })
+}
+
+/// Between an error and the expressions that it is of.
+const BLAMED: &str = ", in ";
+
+/// An expression as people write it.
+#[expect(deprecated, reason = "our own operators tell by it how they are written")]
+fn shown_expr(expr: &Expr) -> String {
+    match expr {
+        Expr::Column(column) => column.name.clone(),
+        Expr::Alias(alias) => shown_expr(&alias.expr),
+        Expr::Cast(cast) => format!("cast({} as {})", shown_expr(&cast.expr), cast.field.data_type()),
+        Expr::ScalarFunction(call) => {
+            call.func.display_name(&call.args).unwrap_or_else(|_| expr.human_display().to_string())
+        }
+        other => other.human_display().to_string(),
+    }
+}
+
+fn is_zero(expr: &Expr) -> bool {
+    let Expr::Literal(value, _) = expr else { return false };
+    datafusion::common::ScalarValue::new_zero(&value.data_type()).is_ok_and(|zero| zero == *value)
+}
+
+/// How the type begins that a value could not be cast to, of what Arrow says, and whether the value was a text.
+fn cast_type(text: &str) -> Option<(String, bool)> {
+    let after = |before: &str| text.split_once(before).map(|(_, rest)| rest);
+    if text.contains(CAST) {
+        let rest = after("' to value of ")?;
+        let to = &rest[..rest.rfind(" type")?];
+        // Of decimals it names the widest.
+        let to = if to.starts_with("Decimal") { to.split('(').next()? } else { to };
+        return Some((to.to_owned(), true));
+    }
+    if text.contains("Error parsing timestamp from ") {
+        return Some(("Timestamp".to_owned(), true));
+    }
+    if text.contains("Can't cast value") {
+        return Some((after(" to type ")?.trim().to_owned(), false));
+    }
+    let rest = after("Cannot cast to Decimal")?;
+    Some((format!("Decimal{}", &rest[..=rest.find(')')?]), false))
 }
 
 fn is_of_readers(text: &str) -> bool {

@@ -16,6 +16,24 @@ pub(crate) fn unordered(schema: SchemaRef, partitions: usize) -> Arc<PlanPropert
 
 // Within their `impl ExecutionPlan`.
 
+/// A step of ours that stands for one of DataFusion's requires of its inputs what that does: a rule that runs later would take out the
+/// exchanges and sorts that the step counts on.
+macro_rules! required_as_by {
+    ($self:ident => $step:expr) => {
+        fn input_distribution_requirements(&$self) -> datafusion::physical_plan::InputDistributionRequirements {
+            $step.input_distribution_requirements()
+        }
+
+        fn required_input_ordering(&$self) -> Vec<Option<datafusion::physical_expr::OrderingRequirements>> {
+            $step.required_input_ordering()
+        }
+
+        fn benefits_from_input_partitioning(&$self) -> Vec<bool> {
+            $step.benefits_from_input_partitioning()
+        }
+    };
+}
+
 /// A step that has no steps below it, and no expressions.
 macro_rules! no_input {
     () => {
@@ -87,4 +105,4 @@ macro_rules! with_new_children {
     };
 }
 
-pub(crate) use {no_expressions, no_input, one_input, with_new_children};
+pub(crate) use {no_expressions, no_input, one_input, required_as_by, with_new_children};

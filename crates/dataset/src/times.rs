@@ -12,13 +12,13 @@ use arrow::datatypes::{
     TimestampNanosecondType, TimestampSecondType,
 };
 use arrow::temporal_conversions::as_datetime;
-use chrono::format::{Item, Parsed, StrftimeItems, parse_and_remainder};
+use chrono::format::{Fixed, Item, Parsed, StrftimeItems, parse_and_remainder};
 use chrono::offset::LocalResult;
 use chrono::{DateTime, Datelike, Days, Months, NaiveDateTime, NaiveTime, Offset, TimeDelta, TimeZone, Timelike};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::types::{NativeType, logical_date, logical_string};
-use datafusion::common::{DFSchema, ScalarValue, exec_err};
+use datafusion::common::{DFSchema, ScalarValue, exec_err, plan_err};
 use datafusion::error::Result;
 use datafusion::functions::datetime::date_trunc::DateTruncFunc;
 use datafusion::logical_expr::expr::{Between, BinaryExpr, InList};
@@ -29,11 +29,12 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::AnalyzerRule;
 
+use crate::exact::is_text;
 use crate::rewrite::rewrite_exprs;
 
 /// The functions of this module, by the names that SQL knows them by.
-pub(crate) fn time_functions() -> [ScalarUDF; 2] {
-    [ScalarUDF::from(Truncate::new()), ScalarUDF::from(Strptime::new())]
+pub(crate) fn time_functions() -> [ScalarUDF; 3] {
+    [Truncate::new().into(), Strptime::new(true).into(), Strptime::new(false).into()]
 }
 
 /// What times are cut to that are no fixed number of seconds, or not in every time zone.
@@ -189,27 +190,45 @@ fn on_clock(zone: Tz, local: NaiveDateTime, of: &DateTime<Tz>) -> Option<DateTim
     }
 }
 
-/// `strptime(text, format)`: a time of microseconds, as Python's `datetime.strptime` reads it. What a format leaves out begins:
-/// the first month, day, hour. With `%z` the time is that of UTC.
+/// `strptime(text, format, ...)`: a time of microseconds, as Python's `datetime.strptime` reads it, by the first format that fits. What a
+/// format leaves out begins: the first month, day, hour. With `%z` the time is that of UTC. `try_strptime` gives null where no format fits.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Strptime {
+    is_strict: bool,
     signature: Signature,
 }
 
 impl Strptime {
-    fn new() -> Self {
-        let text = Coercion::new_exact(TypeSignatureClass::Native(logical_string()));
-        Strptime { signature: Signature::coercible(vec![text.clone(), text], Volatility::Immutable) }
+    fn new(is_strict: bool) -> Self {
+        Strptime { is_strict, signature: Signature::user_defined(Volatility::Immutable) }
     }
 }
 
 impl ScalarUDFImpl for Strptime {
     fn name(&self) -> &str {
-        "strptime"
+        if self.is_strict { "strptime" } else { "try_strptime" }
     }
 
     fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    fn coerce_types(&self, of: &[DataType]) -> Result<Vec<DataType>> {
+        let name = self.name();
+        let [text, formats @ ..] = of else { return plan_err!("{name} takes a text and at least one format") };
+        if formats.is_empty() || formats.iter().any(|format| !is_text(format)) {
+            return plan_err!("{name} takes a text and at least one format, which are texts");
+        }
+        let text = match text {
+            DataType::Dictionary(_, values) => values,
+            other => other,
+        };
+        let text = match text {
+            DataType::Null => DataType::Utf8,
+            text if is_text(text) => text.clone(),
+            other => return plan_err!("there is no {name} of {other}, only of texts"),
+        };
+        Ok(std::iter::once(text).chain(formats.iter().map(|_| DataType::Utf8)).collect())
     }
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
@@ -217,21 +236,66 @@ impl ScalarUDFImpl for Strptime {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let ColumnarValue::Scalar(format) = &args.args[1] else {
-            return exec_err!("strptime: the format is one for all rows");
-        };
-        let Some(format) = format.try_as_str().flatten() else {
-            return exec_err!("strptime: there is no format");
-        };
-        let format = Format::new(format)?;
+        let name = self.name();
+        let mut all = Vec::new();
+        for arg in &args.args[1..] {
+            let ColumnarValue::Scalar(format) = arg else {
+                return exec_err!("{name}: a format is the same for all rows");
+            };
+            let Some(format) = format.try_as_str().flatten() else { return exec_err!("{name}: there is no format") };
+            all.push(Format::new(format)?);
+        }
+        let formats = Formats { all, is_strict: self.is_strict };
         let texts = args.args[0].to_array(1)?;
         let made: ArrayRef = match texts.data_type() {
-            DataType::Utf8 => Arc::new(format.parsed(texts.as_string::<i32>().iter())?),
-            DataType::LargeUtf8 => Arc::new(format.parsed(texts.as_string::<i64>().iter())?),
-            DataType::Utf8View => Arc::new(format.parsed(texts.as_string_view().iter())?),
-            other => return exec_err!("strptime: {other} is no text"),
+            DataType::Utf8 => Arc::new(formats.parsed(texts.as_string::<i32>().iter())?),
+            DataType::LargeUtf8 => Arc::new(formats.parsed(texts.as_string::<i64>().iter())?),
+            DataType::Utf8View => Arc::new(formats.parsed(texts.as_string_view().iter())?),
+            other => return exec_err!("{name}: {other} is no text"),
         };
         given_back(&args.args[0], made)
+    }
+}
+
+/// Python's `%z` knows `Z`, too.
+fn with_zulu(item: Item<'_>) -> Item<'_> {
+    match item {
+        Item::Fixed(Fixed::TimezoneOffset) => Item::Fixed(Fixed::TimezoneOffsetZ),
+        other => other,
+    }
+}
+
+/// Formats, the first of which that fits is meant.
+struct Formats<'a> {
+    all: Vec<Format<'a>>,
+    is_strict: bool,
+}
+
+impl Formats<'_> {
+    fn parsed<'t>(
+        &self,
+        texts: impl Iterator<Item = Option<&'t str>>,
+    ) -> Result<PrimitiveArray<TimestampMicrosecondType>> {
+        texts
+            .map(|text| {
+                let Some(text) = text else { return Ok(None) };
+                let mut first = None;
+                for format in &self.all {
+                    match format.read(text) {
+                        Ok(time) => return Ok(Some(time)),
+                        Err(why) => _ = first.get_or_insert(why),
+                    }
+                }
+                match (&self.all[..], first) {
+                    _ if !self.is_strict => Ok(None),
+                    ([format], Some(why)) => exec_err!("{text:?} is no time as {:?} says: {why}", format.text),
+                    (all, _) => {
+                        let all = all.iter().map(|format| format!("{:?}", format.text)).collect::<Vec<_>>().join(", ");
+                        exec_err!("{text:?} is no time as any of {all} says")
+                    }
+                }
+            })
+            .collect()
     }
 }
 
@@ -240,39 +304,31 @@ impl ScalarUDFImpl for Strptime {
 struct Format<'a> {
     text: &'a str,
     parts: Vec<Vec<Item<'a>>>,
+    /// Whether texts may begin with a blank: chrono skips it before any number, Python only before days.
+    may_begin_blank: bool,
 }
 
 impl<'a> Format<'a> {
     fn new(text: &'a str) -> Result<Self> {
         let mut parts = Vec::new();
         for part in without_fractions(text) {
-            let items: Vec<Item<'a>> = StrftimeItems::new(part).collect();
+            let items: Vec<Item<'a>> = StrftimeItems::new(part).map(with_zulu).collect();
             if items.contains(&Item::Error) {
                 return exec_err!("{text:?} is no format of strptime: what stands behind a % is unknown");
             }
             parts.push(items);
         }
-        Ok(Format { text, parts })
-    }
-
-    fn parsed<'t>(
-        &self,
-        texts: impl Iterator<Item = Option<&'t str>>,
-    ) -> Result<PrimitiveArray<TimestampMicrosecondType>> {
-        texts
-            .map(|text| {
-                let Some(text) = text else { return Ok(None) };
-                match self.read(text) {
-                    Ok(time) => Ok(Some(time)),
-                    Err(why) => exec_err!("{text:?} is no time as {:?} says: {why}", self.text),
-                }
-            })
-            .collect()
+        let may_begin_blank = text.starts_with(char::is_whitespace)
+            || ["%d", "%e", "%k", "%l", "%n", "%t"].iter().any(|padded| text.starts_with(padded));
+        Ok(Format { text, parts, may_begin_blank })
     }
 
     /// Microseconds since 1970.
     fn read(&self, text: &str) -> std::result::Result<i64, String> {
         let told = |error: chrono::ParseError| error.to_string();
+        if !self.may_begin_blank && text.starts_with(char::is_whitespace) {
+            return Err("it begins with a blank".into());
+        }
         let mut parsed = Parsed::new();
         let mut rest = text;
         for (number, items) in self.parts.iter().enumerate() {
@@ -288,6 +344,9 @@ impl<'a> Format<'a> {
         if !rest.is_empty() {
             return Err(format!("{rest:?} is left over"));
         }
+        if parsed.second() == Some(60) {
+            return Err("a minute ends with second 59".into());
+        }
         begin_of_rest(&mut parsed).map_err(told)?;
         let offset = parsed.offset().unwrap_or(0);
         let local = parsed.to_naive_datetime_with_offset(offset).map_err(told)?;
@@ -299,6 +358,10 @@ impl<'a> Format<'a> {
 fn begin_of_rest(parsed: &mut Parsed) -> chrono::format::ParseResult<()> {
     if parsed.timestamp().is_some() {
         return Ok(());
+    }
+    // The century of %y, as POSIX and Python have it; chrono's begins a year later.
+    if let (Some(year), None, None) = (parsed.year_mod_100(), parsed.year(), parsed.year_div_100()) {
+        parsed.set_year_div_100(if year < 69 { 20 } else { 19 })?;
     }
     let weeks = parsed.week_from_sun().or(parsed.week_from_mon()).or(parsed.isoweek());
     if parsed.ordinal().is_none() && weeks.is_none() {
@@ -424,7 +487,11 @@ mod tests {
             ("0001-01", "%Y-%m", "0001-01-01 00:00:00"),
             ("2024 060 7 PM", "%Y %j %I %p", "2024-02-29 19:00:00"),
             ("2020-01-01T00:30+02:00", "%Y-%m-%dT%H:%M%z", "2019-12-31 22:30:00"),
+            ("2020-01-01T00:30Z", "%Y-%m-%dT%H:%M%z", "2020-01-01 00:30:00"),
             ("5%f on 1970-01-02", "%H%%f on %Y-%m-%d", "1970-01-02 05:00:00"),
+            ("31.12.68", "%d.%m.%y", "2068-12-31 00:00:00"),
+            ("1/2/69", "%m/%d/%y", "1969-01-02 00:00:00"),
+            (" 5 Jan 24", "%d %b %y", "2024-01-05 00:00:00"),
         ] {
             assert_eq!(read(text, format).as_deref(), Ok(time), "{text} {format}");
         }
@@ -437,6 +504,8 @@ mod tests {
             ("01:02:03.", "%H:%M:%S.%f", "there are no digits for %f"),
             ("2020-01-01x", "%Y-%m-%d", r#""x" is left over"#),
             ("2020-01-01", "%Y-%Q", "unknown"),
+            (" 2020-01-01", "%Y-%m-%d", "begins with a blank"),
+            ("2024-06-30 23:59:60", "%Y-%m-%d %H:%M:%S", "second 59"),
         ] {
             let error = read(text, format).unwrap_err();
             assert!(error.contains(why), "{error}");

@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Secrets are better left to the environment: who lists processes sees a command line",
     )
     parser.add_argument("--epoch", type=int, metavar="N", help="with --copy: not the newest, but that of this epoch")
+    # It is no job of several workers; the launcher's option is taken as others take it.
+    parser.add_argument("-n", "--workers", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.epoch is not None and (options.copy is None or options.epoch < 0):
         parser.error("--epoch goes with --copy, and is not negative")

@@ -91,7 +91,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     ):  # fmt: skip
         columns.add_argument(f"--{role}", metavar="COLUMN", help=what)
     columns.add_argument("--delimiter", metavar="C", help="what separates fields of CSV (default: comma, of .tsv tab)")
-    columns.add_argument("--null", metavar="REGEX", help="values of CSV that stand for none, such as 'NA|[.]'")
+    columns.add_argument(
+        "--null",
+        metavar="TEXT",
+        action="append",
+        help="a value of CSV that stands for null, such as NA; may be given several times",
+    )
 
     cleaning = parser.add_argument_group("cleaning")
     add = cleaning.add_argument

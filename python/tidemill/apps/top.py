@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from tidemill.apps._arguments import Parser
+from tidemill.apps._plain import plain
 from tidemill.stream import _status
 
 __all__ = ["main"]
@@ -94,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.once and _lacks_rates(looks) and time.monotonic() - begun < every + _QUIET_S:
                 continue
             lines = [line for job in _grouped(looks) for line in _lines(job, options.workers)]
+            lines = [plain(line) for line in lines]
             if options.once:
                 print("\n".join(lines) if lines else "no stream runs on this machine")
                 return 0 if lines else 1

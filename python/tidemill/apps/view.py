@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import os
 import signal
 import sys
 import webbrowser
@@ -43,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
     add("--host", default="127.0.0.1", help="where to listen (default %(default)s); elsewhere than here wants --token")
     add("--port", type=int, default=0, help="default: one that is free")
-    add("--token", help="what the URL must have, at least 16 characters (default: random)")
+    add(
+        "--token",
+        help="what the URL must have, at least 16 characters (default: the environment's TIDEMILL_TOKEN, else random); others on this "
+        "machine see it in the list of processes, so rather use --token-file or TIDEMILL_TOKEN",
+    )
+    add("--token-file", type=Path, metavar="FILE", help="a file that has the token")
     add("--open", action="store_true", help="open a tab of the browser")
     options = parser.parse_args(argv)
     if (options.folder is None) == (options.library is None):
@@ -54,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             "of a library one plot can be exported: --library DIR --plot ID --export FILE, the ID as in the plot's URL"
         )
+    if options.token is not None and options.token_file is not None:
+        parser.error("give --token or --token-file")
     if options.points < 2 or options.frames < 1:
         parser.error("--points is at least 2, --frames at least 1")
     if not 0 <= options.port < 65536:
@@ -72,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{options.export} has {options.folder} in it; any browser opens it")
             return 0
         what = options.folder if options.library is None else Library(options.library)
-        server = Server(what, host=options.host, port=options.port, token=options.token)
+        server = Server(what, host=options.host, port=options.port, token=_token(options))
     except (FrameError, ValueError, OSError, KeyError) as error:
         print(f"tidemill view: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 1
@@ -85,6 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 webbrowser.open(server.url)
             server.wait()
     return 0
+
+
+def _token(options: argparse.Namespace) -> str | None:
+    """The token that was given in any way."""
+    if options.token_file is not None:
+        return str(options.token_file.read_text().strip())
+    return options.token or os.environ.get("TIDEMILL_TOKEN") or None
 
 
 def _be_interrupted() -> None:

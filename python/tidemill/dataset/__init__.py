@@ -11,21 +11,32 @@ here are names of `tidemill` too.
 
 from __future__ import annotations
 
+from tidemill.dataset._database import read_database
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._expr import Expr, col, lit
 from tidemill.dataset._functions import (
     aggregate_function,
     coalesce,
-    concat,
+    concat_str,
     count,
     cume_dist,
     dense_rank,
+    first,
     function,
+    last,
+    max,
+    mean,
+    median,
+    min,
+    n_unique,
     ntile,
     percent_rank,
     rank,
     row_number,
+    std,
+    sum,
+    var,
     when,
 )
 from tidemill.dataset._group import GroupBy
@@ -34,6 +45,7 @@ from tidemill.dataset._read import (
     from_arrow,
     from_dict,
     from_local,
+    from_pylist,
     read_csv,
     read_ipc,
     read_json,
@@ -43,6 +55,7 @@ from tidemill.dataset._read import (
     read_text,
     sql,
 )
+from tidemill.dataset._shape import concat
 from tidemill.dataset._table import Table
 from tidemill.dataset._workers import skipped_rows
 
@@ -58,18 +71,28 @@ __all__ = [
     "coalesce",
     "col",
     "concat",
+    "concat_str",
     "count",
     "cume_dist",
     "dense_rank",
+    "first",
     "from_arrow",
     "from_dict",
     "from_local",
+    "from_pylist",
     "function",
+    "last",
     "lit",
+    "max",
+    "mean",
+    "median",
+    "min",
+    "n_unique",
     "ntile",
     "percent_rank",
     "rank",
     "read_csv",
+    "read_database",
     "read_ipc",
     "read_json",
     "read_npy",
@@ -79,5 +102,8 @@ __all__ = [
     "row_number",
     "skipped_rows",
     "sql",
+    "std",
+    "sum",
+    "var",
     "when",
 ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from tidemill._tidemill import NativeDataSet, NativeTable
-from tidemill.dataset import _map, _workers
+from tidemill._tidemill import NativeDataSet
+from tidemill.dataset import _map, _shape, _shown, _workers
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, names_of, sort_keys
-from tidemill.dataset._functions import count
 from tidemill.dataset._group import GroupBy
 from tidemill.dataset._map import KeyedRows, Row, Schema
 from tidemill.dataset._table import Table
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
+    from tidemill.dataset._database import Connection
     from tidemill.dataset._lookup import Source
     from tidemill.dataset._read import StorageOptions
     from tidemill.stream import Duration, Running
@@ -58,7 +58,22 @@ class DataSet(DataSetWriters):
         return DataSet(native)
 
     def __repr__(self) -> str:
-        return f"<DataSet {', '.join(f'{name}: {kind}' for name, kind in self._native.fields)}>"
+        """Columns, types and the first ten rows.
+
+        In a job of one worker that runs the query, for two seconds at most. With several workers, and of streams, there are no rows: a
+        display must not wait for the other workers.
+        """
+        return _shown.dataset_text(self._native)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return _shown.dataset_html(self._native)
+
+    def __reduce__(self) -> NoReturn:
+        raise DataSetError(
+            "a DataSet is a query of the process that made it, and cannot be sent to another: make it inside the function that runs there, "
+            "or pass its rows, data.collect(), and make a DataSet of them there with from_arrow; return data.collect() likewise"
+        )
 
     @property
     def schema(self) -> dict[str, str]:
@@ -145,8 +160,12 @@ class DataSet(DataSetWriters):
             raise DataSetError("sort needs at least one column")
         return self._step(self._native.sort(keys))
 
-    def limit(self, count: int, skip: int = 0) -> DataSet:
-        """At most `count` rows after the first `skip`: of a sorted table the first, else any."""
+    def limit(self, count: int, skip: int = 0, *, offset: int | None = None) -> DataSet:
+        """At most `count` rows after the first `skip`: of a sorted table the first, else any. `offset` is another name of `skip`."""
+        if offset is not None:
+            if skip:
+                raise ValueError("limit: skip and offset are the same; give one of them")
+            skip = offset
         if count < 0 or skip < 0:
             raise ValueError("limit cannot be negative")
         return self._step(self._native.limit(skip, count))
@@ -181,6 +200,69 @@ class DataSet(DataSetWriters):
 
         names = names_of(subset, "distinct")
         return self._step(self._native.distinct(names, None if ttl is None else micros(ttl, "ttl")))
+
+    def with_row_index(self, name: str = "index", offset: int = 0, *, order_by: Order = ()) -> DataSet:
+        """All rows with a number in front, a column `name` from `offset` on.
+
+        Parameters
+        ----------
+        name : str, default="index"
+        offset : int, default=0
+            The first number.
+        order_by : str, Expr or list of them
+            The order that rows are numbered in. By default that of `sort`, if it was the step before this one (or before a `limit`
+            before this one); else rows have no order, and each may get another number each time.
+
+        Returns
+        -------
+        DataSet
+            Sorted by the number, if there was an order.
+
+        Notes
+        -----
+        Numbers without gaps need all rows in one place: one worker numbers them.
+
+        >>> import tidemill as tm
+        >>> tm.from_dict({"x": [3, 1, 2]}).sort("x").with_row_index().to_dict()
+        {'index': [0, 1, 2], 'x': [1, 2, 3]}
+        """
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise TypeError(f"with_row_index: offset is a whole number, not {offset!r}")
+        return self._step(self._native.with_row_index(name, offset, sort_keys(order_by)))
+
+    def fill_null(self, value: Any, *subset: str | Iterable[str]) -> DataSet:
+        """The same rows with `value` in place of nulls.
+
+        Parameters
+        ----------
+        value : object
+            A value, or a mapping of values by column.
+        *subset : str or iterable of str
+            The columns that it is for. By default those whose type it fits: a number is for columns of numbers, a text for those of
+            texts, and so on. Whole numbers keep the column's type.
+
+        >>> import tidemill as tm
+        >>> data = tm.from_dict({"n": [1, None], "s": [None, "b"]})
+        >>> data.fill_null(0).to_dict()
+        {'n': [1, 0], 's': [None, 'b']}
+        >>> data.fill_null({"n": 0, "s": "?"}).to_dict()
+        {'n': [1, 0], 's': ['?', 'b']}
+        """
+        return _shape.filled(self, value, subset)
+
+    def value_counts(self, *names: str | Iterable[str]) -> DataSet:
+        """How many rows there are of each value of these columns (of each different row without names), as ``count``; the most first.
+
+        >>> import tidemill as tm
+        >>> tm.from_dict({"x": ["a", "b", "a"]}).value_counts("x").to_dict()
+        {'x': ['a', 'b'], 'count': [2, 1]}
+        """
+        wanted = names_of(names, "value_counts") or self.columns
+        if "count" in wanted:
+            raise DataSetError('value_counts: there is a column "count"; rename it first')
+        counted = self.group_by(*wanted).count()
+        # Equal counts in the order of their values.
+        return counted.sort("count", *wanted, descending=[True, *(False for _ in wanted)])
 
     def drop_nulls(self, *subset: str | Iterable[str]) -> DataSet:
         """The rows without nulls (in those columns)."""
@@ -368,8 +450,85 @@ class DataSet(DataSetWriters):
             native = native.union(other._native)
         return self._step(native)
 
+    def pivot(
+        self,
+        on: str,
+        *,
+        index: str | Iterable[str],
+        values: str,
+        aggregate: Literal["first", "last", "sum", "mean", "min", "max", "median", "count"] = "first",
+        on_values: Iterable[Any] | None = None,
+    ) -> DataSet:
+        """A wide table: a row for each value of `index`, a column for each value of `on`.
+
+        Parameters
+        ----------
+        on : str
+            The column whose values become columns, called as the values are written.
+        index : str or iterable of str
+            The columns that say which row a value is in.
+        values : str
+            The column whose values fill the cells; where there is none, a cell is null.
+        aggregate : {"first", "last", "sum", "mean", "min", "max", "median", "count"}, default="first"
+            What a cell holds if there are several.
+        on_values : iterable, optional
+            The values of `on` that become columns, in this order. By default all of them, sorted; to find them out is an action.
+
+        >>> import tidemill as tm
+        >>> sales = tm.from_dict({"shop": ["n", "n", "s"], "item": ["tea", "salt", "tea"], "sold": [3, 1, 5]})
+        >>> sales.pivot("item", index="shop", values="sold").sort("shop").to_pylist()
+        [{'shop': 'n', 'salt': 1, 'tea': 3}, {'shop': 's', 'salt': None, 'tea': 5}]
+        """
+        return _shape.pivoted(self, on, index, values, aggregate, on_values)
+
+    def unpivot(
+        self,
+        on: str | Iterable[str] | None = None,
+        *,
+        index: str | Iterable[str] | None = None,
+        variable_name: str = "variable",
+        value_name: str = "value",
+    ) -> DataSet:
+        """A long table: a row for each cell of the columns `on`, with the column's name and the value.
+
+        Parameters
+        ----------
+        on : str or iterable of str, optional
+            The columns that become rows; by default all but `index`. Their types have one in common.
+        index : str or iterable of str, optional
+            The columns that are kept; by default none.
+        variable_name, value_name : str
+            What the two new columns are called.
+
+        >>> import tidemill as tm
+        >>> wide = tm.from_dict({"shop": ["n", "s"], "tea": [3, 5], "salt": [1, None]})
+        >>> wide.unpivot(index="shop").sort("shop", "variable").to_dict()["value"]
+        [1, 3, None, 5]
+        """
+        return _shape.unpivoted(self, on, index, variable_name, value_name)
+
     def repartition(self, partitions: int, *by: IntoExpr) -> DataSet:
-        """The same rows in so many partitions, one at least: rows with equal `by` together, or evenly without."""
+        """Put the rows into another number of partitions.
+
+        Partition ``i`` runs on worker ``i % workers``. Steps that work row by row, such as `filter`, `select` and `map`, leave rows where
+        they are; joins, groups, sorts and windows may move them.
+
+        Parameters
+        ----------
+        partitions : int
+            How many, at least 1.
+        *by : str or Expr
+            Rows with equal values of these are in one partition. Without any, each partition has as many rows, give or take a few.
+
+        Returns
+        -------
+        DataSet
+
+        Raises
+        ------
+        DataSetError
+            If `partitions` is less than 1, or there is no such column.
+        """
         if partitions < 1:
             raise DataSetError(f"repartition({partitions}): rows are in one partition at least")
         return self._step(self._native.repartition(partitions, columns(by, {})))
@@ -435,6 +594,7 @@ class DataSet(DataSetWriters):
     def collect_local(self) -> Table:
         """Run the query and keep its rows where they were made: every row is on one worker.
 
+        The rows of a small table are spread evenly over the workers, unless they are sorted or `repartition` has placed them.
         For what comes next is up to each worker, such as an algorithm with a communicator; `from_local` leads back.
 
         Returns
@@ -494,7 +654,7 @@ class DataSet(DataSetWriters):
         return rows
 
     def describe(self, *, root: int | None = None) -> Table:
-        """Count, nulls, mean, standard deviation, least and largest value of each column of numbers. An action.
+        """Statistics of each column: how many values and nulls, mean, standard deviation, quartiles, least and greatest. An action.
 
         Parameters
         ----------
@@ -504,35 +664,57 @@ class DataSet(DataSetWriters):
         Returns
         -------
         Table
-            A row for each column of numbers.
+            A row for each of ``count``, ``null_count``, ``mean``, ``std``, ``min``, ``25%``, ``50%``, ``75%``, ``max``, which the column
+            ``statistic`` names, and a column for each of this table. Those of numbers and booleans are ``float64``; those of texts,
+            dates and times are texts, with ``min`` and ``max``, and ``mean`` of dates and times. What a column has not is null.
+
+        Notes
+        -----
+        Quartiles are exact for up to ten million rows, estimated (t-digest) for more.
 
         >>> import tidemill as tm
-        >>> tm.from_dict({"x": [1.0, 2.0, None], "s": ["a", "b", "c"]}).describe().to_pylist()
-        [{'column': 'x', 'count': 2, 'nulls': 1, 'mean': 1.5, 'std': 0.7071067811865476, 'min': 1.0, 'max': 2.0}]
+        >>> found = tm.from_dict({"x": [1.0, 2.0, None], "s": ["a", "b", "c"]}).describe().to_dict()
+        >>> dict(zip(found["statistic"], found["x"]))["mean"], dict(zip(found["statistic"], found["s"]))["max"]
+        (1.5, 'c')
         """
-        from tidemill.dataset._expr import col
+        from tidemill.dataset._described import described
 
-        numbers = [name for name, kind in self._native.fields if kind.startswith(("Int", "UInt", "Float", "Decimal"))]
-        if not numbers:
-            raise DataSetError("describe needs a column of numbers; there is none")
-        asked = {"count": "count", "mean": "mean", "std": "std", "min": "min", "max": "max"}
-        exprs = {f"{name} {which}": getattr(col(name), method)() for name in numbers for which, method in asked.items()}
-        found = self.select(rows=count(), **exprs).collect(root=root).to_pylist()
-        # A row, or none on workers other than the root.
-        of_each = [(name, row) for row in found for name in numbers]
-        counts = [row[f"{name} count"] for name, row in of_each]
-        described: list[tuple[str, list[Any], str | None]] = [
-            ("column", [name for name, _ in of_each], "str"),
-            ("count", counts, "int64"),
-            ("nulls", [row["rows"] - counted for (_, row), counted in zip(of_each, counts, strict=True)], "int64"),
-        ]
-        for which in ("mean", "std", "min", "max"):
-            values = [row[f"{name} {which}"] for name, row in of_each]
-            described.append((which, [None if value is None else float(value) for value in values], "float64"))
-        return Table(NativeTable.from_lists(described))
+        return described(self, root)
+
+    def write_database(
+        self,
+        table: str,
+        connection: Connection,
+        *,
+        if_exists: Literal["fail", "append", "replace"] = "fail",
+    ) -> int:
+        """Write the rows into a table of a database, in one transaction; an action. Worker 0 writes them.
+
+        Parameters
+        ----------
+        table : str
+            The table's name.
+        connection : str or callable
+            As for `read_database`.
+        if_exists : {"fail", "append", "replace"}, default="fail"
+            What becomes of a table that is there already.
+
+        Returns
+        -------
+        int
+            How many rows were written, on every worker.
+
+        Raises
+        ------
+        DataSetError
+            On every worker: what the database says. Then nothing is written.
+        """
+        from tidemill.dataset._database import write
+
+        return write(self, table, connection, if_exists)
 
     def show(self, count: int = 20) -> None:
-        """Print at most `count` rows, on worker 0.
+        """Print at most `count` rows, on worker 0; a null is ``null``, a text without characters nothing.
 
         A stream runs until it has given so many, or ends; nothing is committed, so sources that can be read again are where they were.
         """

@@ -25,7 +25,7 @@ class Expr:
 
     Operators work as in Python: ``/`` is true division, ``//`` and ``%`` round down. Comparisons give expressions, and
     ``&``, ``|``, ``^``, ``~`` combine them: ``(col("a") > 1) & (col("b") == "x")``. With a null on either side the result is null.
-    ``col("s") + "text"`` joins texts; for texts of several columns there is `concat`.
+    ``col("s") + "text"`` joins texts; for texts of several columns there is `concat_str`.
     An expression is called after its leftmost column unless `alias` says otherwise.
     """
 
@@ -34,10 +34,16 @@ class Expr:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, native: NativeExpr) -> None:
+        native.check()
         self._native = native
 
     def __repr__(self) -> Text:
         return f"<Expr {self._native}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise DataSetError(
+            "an expression belongs to the process that made it, and cannot be sent to another: make it inside the function that runs there"
+        )
 
     def __bool__(self) -> NoReturn:
         raise TypeError("an expression is neither true nor false; use &, | and ~ in place of and, or and not")
@@ -49,7 +55,7 @@ class Expr:
         return Expr(as_value(left)._native.binary(op, self._native))
 
     def __add__(self, other: object) -> Expr:
-        # Whether columns hold strings is not known here; of two columns `concat` makes one text.
+        # Whether columns hold strings is not known here; of two columns `concat_str` makes one text.
         return self._binary("||" if isinstance(other, str) else "+", other)
 
     def __radd__(self, other: object) -> Expr:

@@ -5,21 +5,31 @@ from __future__ import annotations
 from tidemill._tidemill import NativeExpr
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr, IntoExpr, as_expr, as_value, call
+from tidemill.dataset._expr import Expr, IntoExpr, Order, as_expr, as_value, call
 
 __all__ = [
     "When",
     "aggregate_function",
     "coalesce",
-    "concat",
+    "concat_str",
     "count",
     "cume_dist",
     "dense_rank",
+    "first",
     "function",
+    "last",
+    "max",
+    "mean",
+    "median",
+    "min",
+    "n_unique",
     "ntile",
     "percent_rank",
     "rank",
     "row_number",
+    "std",
+    "sum",
+    "var",
     "when",
 ]
 
@@ -72,13 +82,63 @@ def count(*, where: Expr | None = None) -> Expr:
     return Expr(engine().aggregate("count", [as_value(1)._native], False, where._native)).alias("count")
 
 
+def sum(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """The sum of a column's values, as ``col(column).sum()``."""
+    return as_expr(column).sum(where=where)
+
+
+def mean(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """The mean of a column's values, as ``col(column).mean()``."""
+    return as_expr(column).mean(where=where)
+
+
+def min(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """The smallest of a column's values, as ``col(column).min()``."""
+    return as_expr(column).min(where=where)
+
+
+def max(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """The largest of a column's values, as ``col(column).max()``."""
+    return as_expr(column).max(where=where)
+
+
+def median(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """The median of a column's values, as ``col(column).median()``."""
+    return as_expr(column).median(where=where)
+
+
+def std(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """The sample standard deviation of a column's values, as ``col(column).std()``."""
+    return as_expr(column).std(where=where)
+
+
+def var(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """The sample variance of a column's values, as ``col(column).var()``."""
+    return as_expr(column).var(where=where)
+
+
+def n_unique(column: str | Expr, *, where: Expr | None = None) -> Expr:
+    """How many different values a column has, as ``col(column).n_unique()``."""
+    return as_expr(column).n_unique(where=where)
+
+
+def first(column: str | Expr, order_by: Order = (), *, where: Expr | None = None) -> Expr:
+    """The first value of a column in the order of `order_by`, as ``col(column).first()``."""
+    return as_expr(column).first(order_by, where=where)
+
+
+def last(column: str | Expr, order_by: Order = (), *, where: Expr | None = None) -> Expr:
+    """The last value of a column in the order of `order_by`, as ``col(column).last()``."""
+    return as_expr(column).last(order_by, where=where)
+
+
 def coalesce(*exprs: IntoExpr) -> Expr:
     """The first that is not null; strings are columns."""
     return call("coalesce", *(as_expr(expr) for expr in exprs))
 
 
-def concat(*exprs: IntoExpr, separator: str = "") -> Expr:
-    """The texts of all, one after the other; nulls are left out, strings are columns."""
+def concat_str(*exprs: IntoExpr, separator: str = "") -> Expr:
+    """The texts of all, one after the other; nulls are left out, strings are columns. Tables are put together by `concat`."""
     return call("concat_ws", as_value(separator), *(as_expr(expr) for expr in exprs)).alias(
         as_expr(exprs[0]).output_name if exprs else "literal"
     )

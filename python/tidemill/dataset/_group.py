@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr, IntoExpr, columns, flat
+from tidemill.dataset._expr import Expr, IntoExpr, col, columns, flat, names_of
 from tidemill.dataset._functions import count
+from tidemill.dataset._shape import plain_kind
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
@@ -53,3 +54,41 @@ class GroupBy:
     def count(self) -> DataSet:
         """How many rows each group has, as ``count``."""
         return self.agg(count())
+
+    def sum(self, *names: str | Iterable[str]) -> DataSet:
+        """The sums of these columns in each group; by default of all columns of numbers and durations that are no keys.
+
+        >>> import tidemill as tm
+        >>> tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]}).group_by("k").sum().sort("k").to_dict()
+        {'k': ['a', 'b'], 'x': [4, 2]}
+        """
+        return self._of_each("sum", names, (*_NUMBERS, "Duration"))
+
+    def mean(self, *names: str | Iterable[str]) -> DataSet:
+        """The means of these columns in each group; by default of all columns of numbers that are no keys."""
+        return self._of_each("mean", names, _NUMBERS)
+
+    def min(self, *names: str | Iterable[str]) -> DataSet:
+        """The smallest values of these columns in each group; by default of all that have an order and are no keys."""
+        return self._of_each("min", names, _IN_ORDER)
+
+    def max(self, *names: str | Iterable[str]) -> DataSet:
+        """The largest values of these columns in each group; by default of all that have an order and are no keys."""
+        return self._of_each("max", names, _IN_ORDER)
+
+    def _of_each(self, which: str, names: tuple[str | Iterable[str], ...], kinds: tuple[str, ...]) -> DataSet:
+        wanted = names_of(names, which)
+        if not wanted:
+            keys = {key.output_name for key in flat(self._keys)}
+            wanted = [
+                name
+                for name, kind in self._data.schema.items()
+                if name not in keys and plain_kind(kind).startswith(kinds)
+            ]
+            if not wanted:
+                raise DataSetError(f"{which}: there is no column beside the keys to make one of")
+        return self.agg(*(getattr(col(name), which)() for name in wanted))
+
+
+_NUMBERS = ("Int", "UInt", "Float", "Decimal")
+_IN_ORDER = (*_NUMBERS, "Utf8", "LargeUtf8", "Boolean", "Date", "Time", "Duration", "Binary", "LargeBinary")

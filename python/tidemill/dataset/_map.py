@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill._inside import within
+from tidemill._needs import needed
 from tidemill._tidemill import NativeTable, end_calls
 from tidemill.dataset import _workers
 from tidemill.dataset._errors import DataSetError
@@ -55,12 +56,11 @@ _FAILURES = (Exception, SystemExit)
 
 def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | None, retries: int) -> DataSet:
     """See `DataSet.map_batches`."""
+    pyarrow = needed("pyarrow", "map_batches")
     name = _name(function)
     call = _retried(function, retries, name)
 
     def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
-        import pyarrow
-
         table = Table(native).to_arrow().combine_chunks()
         # Of no rows pyarrow makes no batches; the function still shows what it would return.
         batches = table.to_batches() or [pyarrow.RecordBatch.from_pylist([], schema=table.schema)]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, as_value, call, lit
 
 __all__ = ["DateTimes", "Lists", "Strings"]
+
+#: What may stand behind a % of `DateTimes.format`.
+_STRFTIME = "aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUvVwWxXyYzZ%"
 
 
 class Strings:
@@ -71,12 +75,15 @@ class Strings:
         return call("regexp_count", self._expr, lit(pattern))
 
     def replace(self, old: str | Expr, new: str | Expr) -> Expr:
-        """With every `old` replaced, as it is."""
+        """With every `old` replaced, as it is; an empty one is between all characters, as in Python."""
+        if isinstance(old, str) and isinstance(new, str) and not old:
+            # The engine's function finds nothing empty.
+            return call("regexp_replace", self._expr, lit(""), lit(_literally(new)), lit("g"))
         return call("replace", self._expr, as_value(old), as_value(new))
 
     def replace_match(self, pattern: str, new: str) -> Expr:
-        r"""With everything that `pattern` finds replaced; ``\1`` in `new` is what the first parentheses found."""
-        return call("regexp_replace", self._expr, lit(pattern), lit(new), lit("g"))
+        r"""With everything that `pattern` finds replaced; ``\1`` in `new` is what the first parentheses found, ``\\`` a backslash."""
+        return call("regexp_replace", self._expr, lit(pattern), lit(_literally(new, groups=True)), lit("g"))
 
     def slice(self, start: int, length: int | None = None) -> Expr:
         """The characters from `start` (0 is the first) on, at most `length`."""
@@ -85,7 +92,7 @@ class Strings:
         return call("substr", self._expr, lit(start + 1), *([] if length is None else [lit(length)]))
 
     def split(self, by: str) -> Expr:
-        """A list of the parts between `by`."""
+        """A list of the parts between `by`; of an empty text a list without elements."""
         return call("string_to_array", self._expr, lit(by))
 
     def split_part(self, by: str, index: int) -> Expr:
@@ -108,13 +115,50 @@ class Strings:
         """Backwards."""
         return call("reverse", self._expr)
 
-    def to_date(self, format: str | None = None) -> Expr:
-        """As a date; `format` as in ``strptime``, else ISO 8601."""
-        return call("to_date", self._expr, *([lit(format)] if format else []))
+    def to_date(self, *formats: str, strict: bool = True) -> Expr:
+        """As a date.
 
-    def to_datetime(self, format: str | None = None) -> Expr:
-        """As a datetime of microseconds; `format` as in ``strptime``, else ISO 8601. With ``%z`` it is that of UTC."""
-        return self._expr.cast("datetime[us]") if format is None else call("strptime", self._expr, lit(format))
+        Parameters
+        ----------
+        *formats : str
+            As in ``strptime``: the first that fits is meant. Without, ISO 8601.
+        strict : bool, default=True
+            Whether a text that is no date is an error; else it becomes null.
+        """
+        if not formats:
+            return self._expr.cast("date", strict=strict)
+        return self.to_datetime(*formats, strict=strict).cast("date")
+
+    def to_datetime(self, *formats: str, strict: bool = True) -> Expr:
+        """As a datetime of microseconds.
+
+        Parameters
+        ----------
+        *formats : str
+            As in ``strptime``: the first that fits is meant. Without, ISO 8601. With ``%z`` the time is that of UTC; ``%y`` is of 1969 to
+            2068.
+        strict : bool, default=True
+            Whether a text that is no time is an error; else it becomes null.
+
+        >>> import tidemill as tm
+        >>> dates = tm.from_dict({"d": ["31.12.2024", "12/31/24", "soon"]})
+        >>> found = dates.select(tm.col("d").str.to_datetime("%d.%m.%Y", "%m/%d/%y", strict=False)).to_dict()["d"]
+        >>> [when and str(when) for when in found]
+        ['2024-12-31 00:00:00', '2024-12-31 00:00:00', None]
+        """
+        for format in formats:
+            if not isinstance(format, str):
+                raise TypeError(f'a format is a text such as "%Y-%m-%d", not {format!r}')
+        if not formats:
+            return self._expr.cast("datetime[us]", strict=strict)
+        return call("strptime" if strict else "try_strptime", self._expr, *map(lit, formats))
+
+
+def _literally(new: str, *, groups: bool = False) -> str:
+    """What the engine is to put in place of a match, for which a dollar sign is special, too; with Python's references to `groups`."""
+    if not groups:
+        return new.replace("$", "$$")
+    return re.sub(r"\\(\d+)|\\(\\)|\$", lambda found: f"${{{found[1]}}}" if found[1] else found[2] or "$$", new)
 
 
 class DateTimes:
@@ -183,6 +227,9 @@ class DateTimes:
 
     def format(self, format: str) -> Expr:
         """As text; `format` as in ``strftime``."""
+        unknown = [found for found in re.findall("%[-_0]?(.?)", format) if not found or found not in _STRFTIME]
+        if unknown:
+            raise DataSetError(f'"{format}" is no format of strftime: "%{unknown[0]}" is unknown')
         # For the engine %f would be nanoseconds.
         return call(
             "to_char", self._expr, lit(re.sub("%(.)", lambda found: "%6f" if found[1] == "f" else found[0], format))

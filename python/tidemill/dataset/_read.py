@@ -24,7 +24,9 @@ __all__ = [
     "from_arrow",
     "from_dict",
     "from_local",
+    "from_pylist",
     "is_read",
+    "null_pattern",
     "read_csv",
     "read_ipc",
     "read_json",
@@ -60,7 +62,13 @@ StorageOptions = Mapping[str, Any]
 
 
 def _paths(given: Paths) -> list[str]:
-    return [os.fspath(given)] if isinstance(given, (str, os.PathLike)) else [os.fspath(path) for path in given]
+    paths = [given] if isinstance(given, (str, os.PathLike)) else given
+    return [_at_home(path) for path in paths]
+
+
+def _at_home(path: str | os.PathLike[str]) -> str:
+    """The path with a leading ``~`` replaced; `Path.expanduser` would take a slash out of URLs."""
+    return os.path.expanduser(os.fspath(path))  # noqa: PTH111
 
 
 def _is_url(path: str | os.PathLike[str]) -> bool:
@@ -96,7 +104,7 @@ def _quarantine(
     """
     if folder is None:
         return None
-    where = os.fspath(folder)
+    where = _at_home(folder)
     if _is_url(where):
         raise DataSetError(f"quarantine={where!r}: it has to be a local folder")
     if each_host:
@@ -160,11 +168,13 @@ def read_csv(
     paths: Paths,
     *,
     schema: Schema | None = None,
+    schema_overrides: Schema | None = None,
     header: bool = True,
     delimiter: str = ",",
     quote: str = '"',
     comment: str | None = None,
-    null: str | None = None,
+    null: str | Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     newlines_in_values: bool = False,
     infer_rows: int = 1000,
     on_error: OnError = "raise",
@@ -181,14 +191,18 @@ def read_csv(
         ``gs://``, ``az://``, ``abfss://``, ``http(s)://`` (one file), ``file:///``. The same on every worker.
     schema : mapping of str to str, or Arrow schema, optional
         Types by column; by default they are found out from the first rows.
+    schema_overrides : mapping of str to str, or Arrow schema, optional
+        Types of some columns; those of the others are found in the files.
     header : bool, default=True
         Whether the first line names the columns; without, they are ``column_1``, ``column_2``, ...
     delimiter, quote : str
         One ASCII character each.
     comment : str, optional
         Lines that begin with this character are left out.
-    null : str, optional
-        A regular expression of values that stand for null, beside nothing.
+    null : str or sequence of str, optional
+        Texts that stand for null, such as ``["N/A", "-"]``. A value has to equal one of them exactly. Empty values are null too.
+    columns : sequence of str, optional
+        Read only these columns, in this order; by default all.
     newlines_in_values : bool, default=False
         Whether quoted values may contain line ends; files are then not read in pieces.
     infer_rows : int, default=1000
@@ -216,7 +230,8 @@ def read_csv(
     """
     given = _paths(paths)
     bad_rows = _quarantine(quarantine, given, each_host)
-    return _read(
+    pattern = null_pattern(null)
+    data = _read(
         given,
         each_host,
         lambda files, schema: engine().read(
@@ -229,14 +244,36 @@ def read_csv(
             quote=quote,
             comment=comment,
             newlines_in_values=newlines_in_values,
-            null=null,
+            null=pattern,
             on_error=on_error,
+            overrides=_schema(schema_overrides),
             quarantine=bad_rows,
             storage_options=_told(storage_options),
         ),
         schema,
         one_header=True,
     )
+    return data if columns is None else data.select(*columns)
+
+
+def null_pattern(null: str | Sequence[str] | None) -> str | None:
+    """A regular expression of the texts that stand for null.
+
+    The engine searches for it where it infers types, hence the anchors. Empty values stay null beside the texts.
+
+    Raises
+    ------
+    DataSetError
+        `null` is neither a text nor several.
+    """
+    if null is None:
+        return None
+    texts = [null] if isinstance(null, str) else list(null)
+    if not all(isinstance(text, str) for text in texts):
+        raise DataSetError(f'null= is a text or several, such as ["N/A", "-"], not {null!r}')
+    # Escapes that Python and Rust share; Rust refuses to escape a space.
+    escaped = [re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text) for text in texts]
+    return f"^(?:{'|'.join([*escaped, ''])})$"
 
 
 def read_json(
@@ -483,6 +520,35 @@ def from_dict(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str] | 
         Types of some or all columns; by default that of the first value that is not None.
     """
     return DataSet(engine().table(_listed(engine(), columns, schema or {})))
+
+
+def from_pylist(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, str] | None = None) -> DataSet:
+    """Make a table of dicts of Python values, one for each row; for small ones. `Table.to_pylist` leads back.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        A row need not have all columns: what it has not is null. Columns come in the order in which they are first seen.
+    schema : mapping of str to str, optional
+        Types of some or all columns; by default that of the first value that is not None. Columns that no row has are made, too.
+
+    >>> import tidemill as tm
+    >>> tm.from_pylist([{"a": 1}, {"a": 2, "b": "x"}]).to_dict()
+    {'a': [1, 2], 'b': [None, 'x']}
+    """
+    if isinstance(rows, (Mapping, str, bytes)) or not isinstance(rows, Iterable):
+        raise TypeError(f'from_pylist takes a list of rows, [{{"a": 1}}, {{"a": 2}}], not a {type(rows).__name__}')
+    given = list(rows)
+    columns: dict[str, None] = {}
+    for at, row in enumerate(given):
+        if not isinstance(row, Mapping):
+            raise TypeError(f'from_pylist: row {at} is a {type(row).__name__}; rows are dicts, such as {{"a": 1}}')
+        columns.update(dict.fromkeys(row))
+    for name in columns:
+        if not isinstance(name, str):
+            raise TypeError(f"from_pylist: the columns' names are texts, not {name!r}")
+    columns.update(dict.fromkeys(schema or {}))
+    return from_dict({name: [row.get(name) for row in given] for name in columns}, schema)
 
 
 def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str]) -> NativeTable:

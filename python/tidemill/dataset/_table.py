@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemill._needs import needed
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
+from tidemill.dataset import _shown
 
 if TYPE_CHECKING:
     import numpy
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["Table"]
-
-#: Rows that are shown before the rest is only counted.
-_SHOWN_ROWS = 20
 
 
 class Table:
@@ -71,9 +69,12 @@ class Table:
         return iter(self.to_pylist())
 
     def __repr__(self) -> str:
-        rest = self.num_rows - _SHOWN_ROWS
-        shown = self._native.slice(0, _SHOWN_ROWS).format()
-        return f"{shown}\n... {rest} more rows" if rest > 0 else shown
+        """The first twenty rows, with types; nulls are ``null``."""
+        return _shown.table_text(self._native)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return _shown.table_html(self._native)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _from_ipc, (self._native.to_ipc(),)
@@ -95,16 +96,32 @@ class Table:
         return array if dtype is None else array.astype(dtype)
 
     @staticmethod
-    def from_numpy(columns: Mapping[str, numpy.ndarray]) -> Table:
-        """A table of arrays of numbers or booleans, of one axis and one length; they are copied.
+    def from_numpy(columns: Mapping[str, Any]) -> Table:
+        """A table of arrays by column, of one length; they are copied. It takes back what `to_numpy` gives.
+
+        Parameters
+        ----------
+        columns : mapping of str to numpy.ndarray or sequence
+            Arrays of numbers, booleans, texts, bytes, ``datetime64`` and ``timedelta64`` (NaT is null), or of Python's objects, None for
+            null; masked arrays (what is masked is null); arrays of several axes, whose rows become lists; and lists of Python's values.
+            Dates and times of days, weeks, months and years are dates.
 
         Raises
         ------
         DataSetError
-            If an array has another shape or dtype.
+            If lengths differ, or an array is of what tables have not, such as complex numbers.
+
+        >>> import numpy as np, tidemill as tm
+        >>> tm.Table.from_numpy({"day": np.array(["2024-02-29"], "M8[D]"), "who": np.array(["ada"])}).to_pylist()
+        [{'day': datetime.date(2024, 2, 29), 'who': 'ada'}]
         """
-        native = NativeTable.from_plain(dict(columns))
-        return Table(_of_other_arrays(columns) if native is None else native)
+        # Numbers only, as most often: in one go.
+        native = NativeTable.from_plain(dict(columns)) if isinstance(columns, Mapping) else None
+        if native is None:
+            from tidemill.dataset._arrays import table_of_arrays
+
+            native = table_of_arrays(columns)
+        return Table(native)
 
     def to_numpy(self) -> dict[str, numpy.ndarray]:
         """An array of shape (rows,) for each column, with memory of its own.
@@ -141,21 +158,21 @@ class Table:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def to_arrow(self) -> pyarrow.Table:
-        """As a ``pyarrow.Table``, without copying; needs pyarrow."""
-        import pyarrow
-
+        """As a ``pyarrow.Table``, without copying; needs pyarrow (``pip install "tidemill[files]"``)."""
+        pyarrow = needed("pyarrow", "to_arrow")
         # `pyarrow.table` asks whether this is a frame of pandas, and imports pandas for that: a third of a second.
         return pyarrow.RecordBatchReader.from_stream(self).read_all()
 
     def to_pandas(self, **options: Any) -> pandas.DataFrame:
         """As a pandas frame; needs pyarrow and pandas. `options` go to ``pyarrow.Table.to_pandas``."""
+        needed("pandas", "to_pandas")
+        needed("pyarrow", "to_pandas")
         return self.to_arrow().to_pandas(**options)
 
     def to_polars(self) -> polars.DataFrame:
         """As a Polars frame, without copying; needs Polars."""
-        import polars
-
-        return polars.DataFrame(self)
+        frame: polars.DataFrame = needed("polars", "to_polars").DataFrame(self)
+        return frame
 
 
 def _time_type(kind: str) -> str | None:
@@ -179,21 +196,3 @@ def _of_values(values: list[Any], kind: str) -> numpy.ndarray:
 
 def _from_ipc(data: bytes) -> Table:
     return Table(NativeTable.from_ipc(data))
-
-
-def _of_other_arrays(columns: Mapping[str, numpy.ndarray]) -> NativeTable:
-    """Arrays that are not plain, as they are once they are made so; or what is wrong with them."""
-    import numpy as np
-
-    made = {}
-    for name, array in columns.items():
-        if array.ndim != 1 or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise DataSetError(
-                f"column {name!r} has shape {array.shape} and type {array.dtype}; numbers of one axis are needed"
-            )
-        # In the machine's order and one after the other, as Arrow has them.
-        made[str(name)] = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-    native = NativeTable.from_plain(made)
-    if native is None:
-        raise DataSetError(f"columns have different lengths: { {name: len(array) for name, array in made.items()} }")
-    return native

@@ -1,6 +1,6 @@
 """Machine learning over the workers of a job: estimators with scikit-learn's conventions, each rank with its own rows.
 
-`KMeans` clusters, `MDS` places points by their distances, `procrustes` brings one such picture over another. `using` chooses the communicator for a block;
+`KMeans` clusters, `StandardScaler` brings features to one scale, `MDS` places points by their distances, `procrustes` brings one such picture over another. `using` chooses the communicator for a block;
 without it an estimator uses that of the whole job.
 """
 
@@ -11,5 +11,15 @@ from tidemill.ml._job import using
 from tidemill.ml._procrustes import Procrustes, procrustes
 from tidemill.ml.kmeans import KMeans
 from tidemill.ml.mds import MDS
+from tidemill.ml.scaler import StandardScaler
 
-__all__ = ["MDS", "ConvergenceWarning", "KMeans", "NotFittedError", "Procrustes", "procrustes", "using"]
+__all__ = [
+    "MDS",
+    "ConvergenceWarning",
+    "KMeans",
+    "NotFittedError",
+    "Procrustes",
+    "StandardScaler",
+    "procrustes",
+    "using",
+]

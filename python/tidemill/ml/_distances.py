@@ -22,11 +22,14 @@ __all__ = [
     "ROUNDING",
     "SQUARED_MAX",
     "Array",
+    "Computed",
+    "Metric",
     "Problem",
     "Rows",
     "Weights",
     "from_table",
     "from_vectors",
+    "gather",
     "rows_of",
     "table",
     "weights_of",
@@ -65,6 +68,31 @@ class Rows:
         step = max(1, _BLOCK_BYTES // (8 * max(1, self.shape[1])))
         for first in range(0, self.shape[0], step):
             yield first, min(first + step, self.shape[0])
+
+
+#: Distances (m, n) between the rows of two arrays (m, d) and (n, d), float64; as ``scipy.spatial.distance.cdist`` gives them.
+Metric = Callable[[Array, Array], Any]
+
+
+class Computed:
+    """Distances between rows by a function of the user's, computed whenever they are read; sliced like an array."""
+
+    dtype = np.dtype(np.float64)
+
+    def __init__(self, metric: Metric, x: Array, points: Array) -> None:
+        self.metric, self.x, self.points = metric, x, points
+        self.shape = (len(x), len(points))
+
+    def __getitem__(self, rows: slice) -> Array:
+        part = self.x[rows]
+        made = np.asarray(self.metric(part, self.points), dtype=np.float64)
+        wanted = (len(part), len(self.points))
+        if made.shape != wanted:
+            raise ValueError(
+                f"metric returned shape {made.shape} for arrays of shape {part.shape} and {self.points.shape}: it gets two arrays of rows, "
+                f"and returns the distances of each row of one from each of the other, {wanted}"
+            )
+        return made
 
 
 def rows_of(x: Any, estimator: str, empty_allowed: bool) -> tuple[Rows, NDArray[np.object_] | None]:

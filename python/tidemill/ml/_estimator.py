@@ -13,8 +13,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.dataset import DataSet
-
 __all__ = [
     "ConvergenceWarning",
     "Estimator",
@@ -138,10 +136,6 @@ def matrix(x: Any, estimator: str, empty_allowed: bool = False) -> tuple[NDArray
         raise TypeError(
             f"Sparse data was passed for X, but dense data is required by {estimator}. "
             "Use '.toarray()' to convert to a dense numpy array."
-        )
-    if isinstance(x, DataSet):
-        raise TypeError(
-            f"X is a DataSet, a query that has not run. {estimator} takes .collect_local(), each worker's rows of it; of a job of one worker that is all."
         )
     names = _names(x)
     array = np.asarray(x)

@@ -14,10 +14,13 @@ from tidemill import _tidemill as native
 from tidemill.ml._distances import (
     SQUARED_MAX,
     Array,
+    Computed,
+    Metric,
     Problem,
     Rows,
     from_table,
     from_vectors,
+    gather,
     rows_of,
     unit_of,
     weights_of,
@@ -75,7 +78,7 @@ class Input(Estimator):
     """The part of `MDS` that looks at what it is given."""
 
     n_components: int
-    metric: str
+    metric: str | Metric
     n_init: int
     max_iter: int
     tol: float
@@ -90,6 +93,8 @@ class Input(Estimator):
     #: Vectors of all points, less `_mean`, in the unit; of metric "euclidean".
     _vectors: NDArray[np.float32] | None
     _mean: Array | None
+    #: Vectors of all points; where `metric` is a function.
+    _points: Array
 
     def _check_parameters(self) -> None:
         def refuse(name: str, what: str) -> None:
@@ -109,8 +114,9 @@ class Input(Estimator):
             refuse("t_min", "None or a float in the range (0.0, inf)")
         if not isinstance(self.annealing, (bool, np.bool_)):
             refuse("annealing", "a bool")
+        if not callable(self.metric) and self.metric not in ("precomputed", "euclidean"):
+            refuse("metric", "'precomputed', 'euclidean' or a function of two arrays of rows")
         for name, values in (
-            ("metric", ("precomputed", "euclidean")),
             ("init", ("classical", "random")),
             ("storage", ("float32", "float16", "fixed16")),
             ("weight_storage", ("float32", "float16", "fixed16")),
@@ -133,7 +139,12 @@ class Input(Estimator):
             native.MdsDistances(1, 1, 0, "float32").block(False, (0, 1), (0, 1))
             rows, names = rows_of(X, name, empty_allowed=comm.size > 1)
             given.append(rows)
-            parameters = {name: value for name, value in self.get_params().items() if name in _SHARED}
+            # A function need not be one that can be told to others.
+            parameters = {
+                name: "a function" if callable(value) else value
+                for name, value in self.get_params().items()
+                if name in _SHARED
+            }
             return _Seen(rows.shape, names, draw_seed(self.random_state) if comm.rank == 0 else 0, parameters)
 
         everyone = together(comm, look)
@@ -157,6 +168,8 @@ class Input(Estimator):
         if self.metric == "euclidean":
             problem = self._from_vectors(comm, threads[0], X, weights, counts, width)
             return Prepared(problem, given[0], sum_of_squares(problem), names, width)
+        if callable(self.metric):
+            return self._from_function(comm, threads[0], X, weights, counts, names, rounding)
         if width != n:
             together(comm, lambda: refuse_not_finite(given[0], name))
             raise ValueError(
@@ -167,6 +180,36 @@ class Input(Estimator):
         problem = from_table(comm, threads[0], given[0], counts, checked, self.storage, rounding)
         self._vectors, self._mean = None, None
         return Prepared(problem, given[0], sum_of_squares(problem), names, width)
+
+    def _from_function(
+        self,
+        comm: Comm,
+        threads: native.KernelPool,
+        X: Any,
+        weights: Any,
+        counts: list[int],
+        names: NDArray[np.object_] | None,
+        rounding: float | None,
+    ) -> Prepared:
+        """Distances by the user's function, of this rank's rows from all; collective."""
+        name, kept = type(self).__name__, []
+
+        def look() -> int:
+            x, _ = matrix(X, name, empty_allowed=comm.size > 1)
+            if not np.isfinite(x).all():
+                raise not_finite(x, name)
+            kept.append(x.astype(np.float64))
+            return int(x.shape[1])
+
+        width = max(together(comm, look))
+        x = kept[0] if len(kept[0]) else np.empty((0, width))
+        self._points = gather(comm, x, counts)
+        assert callable(self.metric), "metric is a function"
+        rows = Rows(Computed(self.metric, x, self._points))
+        checked = weights_of(comm, threads, weights, counts, self.weight_storage)
+        problem = from_table(comm, threads, rows, counts, checked, self.storage, rounding)
+        self._vectors, self._mean = None, None
+        return Prepared(problem, rows, sum_of_squares(problem), names, width)
 
     def _from_vectors(
         self, comm: Comm, threads: native.KernelPool, X: Any, weights: Any, counts: list[int], d: int

@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill import _tidemill as native
-from tidemill.ml._distances import Array, Rows, Weights, fill, rows_of, table
+from tidemill.dataset import DataSet
+from tidemill.ml._distances import Array, Computed, Rows, Weights, fill, rows_of, table
 from tidemill.ml._estimator import check_features, not_finite
 from tidemill.ml._mds_input import Input, refuse_not_finite
 from tidemill.ml._smacof import interpolate
+from tidemill.ml._tables import NamedRows, fitted_columns, is_table, local_rows, mapped, no_distances
 from tidemill.ml._threads import pool
 
 __all__ = ["NewPoints"]
@@ -29,19 +31,26 @@ class NewPoints(Input):
     _unit: float
     _columns: Array
 
-    def transform(self, X: Any, weights: ArrayLike | None = None) -> Array:
-        """Place new points among the fitted ones, which stay: each where its own weighted stress is least. Local.
+    def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
+        """Names of the columns that `transform` makes: ``mds0`` and so on."""
+        self._check_fitted()
+        return np.array([f"mds{i}" for i in range(self.positions_.shape[1])], dtype=object)
+
+    def transform(self, X: Any, weights: ArrayLike | None = None) -> Any:
+        """Place new points among the fitted ones, which stay: each where its own weighted stress is least. Local; of a DataSet of
+        vectors a step of the query.
 
         Parameters
         ----------
-        X : array-like of shape (n_new, n_points) or (n_new, n_features)
+        X : array-like of shape (n_new, n_points) or (n_new, n_features), Table or DataSet
             Distances of the new points to all fitted ones, or vectors.
         weights : array-like of shape (n_points,) or (n_new, n_points), optional
             How much the fitted points count, or each distance; by default as in `fit` if weights were a vector, else all alike.
 
         Returns
         -------
-        ndarray of shape (n_new, n_components), float64
+        ndarray of shape (n_new, n_components), float64; of a DataSet a DataSet
+            The columns of `X`, and ``mds0`` and so on.
 
         Notes
         -----
@@ -51,10 +60,33 @@ class NewPoints(Input):
         """
         self._check_fitted()
         name = type(self).__name__
+        if is_table(X) and self.metric != "precomputed":
+            columns = fitted_columns(self, X)
+            if isinstance(X, DataSet):
+                if weights is not None and np.ndim(weights) != 1:
+                    raise ValueError(
+                        "weights of a DataSet's points are one for each fitted point: its rows have no order."
+                    )
+                names = getattr(self, "feature_names_in_", None)
+                fields = [(str(field), "float64") for field in self.get_feature_names_out()]
+
+                def place(x: NDArray[Any]) -> Array:
+                    found: Array = self.transform(x if names is None else NamedRows(x, list(names)), weights)
+                    return found
+
+                return mapped(X, "MDS.transform", columns, place, fields)
+            X = local_rows(X, columns, name)
+        elif isinstance(X, DataSet):
+            raise no_distances(name)
         rows, names = rows_of(X, name, empty_allowed=False)
         if rows.shape[1] != self.n_features_in_:
             refuse_not_finite(rows, name)
         check_features(self, cast(NDArray[Any], rows), names)
+        if callable(self.metric):
+            x = rows.block(0, rows.shape[0], np.float64)
+            if not np.isfinite(x).all():
+                raise not_finite(x, name)
+            rows = Rows(Computed(self.metric, x, self._points))
         return self._among(rows, self._new_weights(weights, rows.shape[0]))
 
     def _among(self, rows: Rows, given: Weights) -> Array:

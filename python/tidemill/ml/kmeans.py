@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill import _tidemill as native
+from tidemill.dataset import DataSet, Table
 from tidemill.ml import _seeding
 from tidemill.ml._estimator import (
     Estimator,
@@ -24,11 +25,21 @@ from tidemill.ml._estimator import (
 from tidemill.ml._job import active, together, using
 from tidemill.ml._lloyd import Iteration, Result, lloyd
 from tidemill.ml._shard import Array, Moments, Shard, moments
+from tidemill.ml._tables import (
+    NamedRows,
+    fitted_columns,
+    is_table,
+    local_rows,
+    mapped,
+    weights_and_rest,
+    with_columns,
+)
 from tidemill.ml._threads import pool
 
 __all__ = ["KMeans"]
 
 Self = TypeVar("Self", bound="KMeans")
+Rows = ArrayLike | DataSet | Table
 Init = str | ArrayLike | Callable[..., ArrayLike]
 
 
@@ -137,22 +148,33 @@ default="k-means||"
         self.algorithm = algorithm
         self.n_threads = n_threads
 
-    def fit(self: Self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self: Self,
+        X: Rows,
+        y: object = None,
+        sample_weight: ArrayLike | str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> Self:
         """Cluster the rows of all ranks. Collective.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features), DataSet or Table
             The rows of this rank; float32 stays float32, all else becomes float64. Not changed, and copied only if it is
-            not C-contiguous.
+            not C-contiguous. Of a DataSet the query runs, and each worker takes the rows that it gets.
         y : ignored
-        sample_weight : array-like of shape (n_samples,), optional
-            Weights of the rows of this rank.
+        sample_weight : array-like of shape (n_samples,), or str, optional
+            Weights of the rows of this rank; of a DataSet or Table the name of a column.
+        columns : sequence of str, optional
+            Of a DataSet or Table the columns that are features; by default all columns of numbers. `predict` and `transform`
+            find them by their names.
 
         Returns
         -------
         self
         """
+        X, sample_weight = self._taken(X, sample_weight, columns)
         shard, squares, tol, names = self._prepare(X, sample_weight)
         rng = np.random.default_rng(self._seed)
         starts = self._starts()
@@ -194,41 +216,66 @@ default="k-means||"
             del self.feature_names_in_
         return self
 
-    def predict(self, X: ArrayLike) -> NDArray[np.int32]:
-        """The nearest centre of each row; of equally near ones the first. Local.
+    @overload
+    def predict(self, X: DataSet, *, label: str = "cluster") -> DataSet: ...
+    @overload
+    def predict(self, X: ArrayLike | Table, *, label: str = "cluster") -> NDArray[np.int32]: ...
+    def predict(self, X: Rows, *, label: str = "cluster") -> NDArray[np.int32] | DataSet:
+        """The nearest centre of each row; of equally near ones the first. Local; of a DataSet a step of the query.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features), Table or DataSet
+            Of a table the columns that the model was fitted to are found by their names; others may be there.
+        label : str, default="cluster"
+            Of a DataSet, what the new column is called.
 
         Returns
         -------
-        ndarray of shape (n_samples,), int32
+        ndarray of shape (n_samples,), int32; of a DataSet a DataSet
+            The columns of `X` and the clusters, int32, which are found when the query runs.
         """
-        return self._shard(X).assign(self._centres())
+        if isinstance(X, DataSet):
+            columns = self._fitted_columns(X)
+            return mapped(
+                X, "KMeans.predict", columns, lambda x: self._rows(x).assign(self._centres()), [(label, "int32")]
+            )
+        return self._shard(self._chosen(X)).assign(self._centres())
 
-    def transform(self, X: ArrayLike) -> NDArray[Any]:
-        """The distance of each row from each centre. Local.
+    @overload
+    def transform(self, X: DataSet) -> DataSet: ...
+    @overload
+    def transform(self, X: ArrayLike | Table) -> NDArray[Any]: ...
+    def transform(self, X: Rows) -> NDArray[Any] | DataSet:
+        """The distance of each row from each centre. Local; of a DataSet a step of the query.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features), Table or DataSet
 
         Returns
         -------
-        ndarray of shape (n_samples, n_clusters), float32 or float64 as ``X``
+        ndarray of shape (n_samples, n_clusters), float32 or float64 as ``X``; of a DataSet a DataSet
+            The columns of `X`, and ``kmeans0`` and so on, float64.
         """
-        return self._distances(self._shard(X))
+        if isinstance(X, DataSet):
+            columns = self._fitted_columns(X)
+            fields = [(str(name), "float64") for name in self.get_feature_names_out()]
+            return mapped(X, "KMeans.transform", columns, lambda x: self._distances(self._rows(x)), fields)
+        return self._distances(self._shard(self._chosen(X)))
 
-    def score(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> float:
+    def score(self, X: Rows, y: object = None, sample_weight: ArrayLike | str | None = None) -> float:
         """Less the inertia of the rows of all ranks. Collective.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features), DataSet or Table
         y : ignored
-        sample_weight : array-like of shape (n_samples,), optional
+        sample_weight : array-like of shape (n_samples,), or str, optional
+            As for `fit`.
         """
+        if is_table(X):
+            X, sample_weight = self._taken(X, sample_weight, self._fitted_columns(X))
         comm = active()
         mine: list[Shard] = []
         together(comm, lambda: mine.append(self._shard(X, sample_weight, empty_allowed=comm.size > 1)))
@@ -236,20 +283,48 @@ default="k-means||"
         shard.comm = comm
         return -shard.inertia(centres, shard.assign(centres))
 
-    def fit_predict(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> NDArray[np.int32]:
-        """`fit`, then ``labels_``. Collective."""
-        return self.fit(X, sample_weight=sample_weight).labels_
+    def fit_predict(self, X: Rows, y: object = None, sample_weight: ArrayLike | str | None = None) -> Any:
+        """`fit`, then ``labels_``; of a DataSet its rows with a column ``cluster``, where they are. Collective."""
+        taken, weights = self._taken(X, sample_weight, None)
+        labels = self.fit(taken, sample_weight=weights).labels_
+        return with_columns(taken.table, {"cluster": labels}) if isinstance(X, DataSet) else labels
 
-    def fit_transform(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> NDArray[Any]:
+    def fit_transform(self, X: Rows, y: object = None, sample_weight: ArrayLike | str | None = None) -> Any:
         """`fit`, then `transform`. Collective."""
-        self.fit(X, sample_weight=sample_weight)
-        shard = self._shard(X, empty_allowed=True)
-        return self._distances(shard)
+        taken, weights = self._taken(X, sample_weight, None)
+        self.fit(taken, sample_weight=weights)
+        distances = self._distances(self._shard(taken, empty_allowed=True))
+        if isinstance(X, DataSet):
+            names = map(str, self.get_feature_names_out())
+            return with_columns(taken.table, dict(zip(names, distances.T, strict=True)))
+        return distances
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """Names of the columns that `transform` makes: ``kmeans0`` and so on."""
         self._check_fitted()
         return np.array([f"kmeans{i}" for i in range(len(self.cluster_centers_))], dtype=object)
+
+    def _taken(self, X: Any, sample_weight: Any, columns: Sequence[str] | None) -> tuple[Any, Any]:
+        """Rows and weights of this worker. Of a DataSet the query runs here, before anything can fail on one worker only."""
+        if is_table(X):
+            return weights_and_rest(X, columns, sample_weight, type(self).__name__)
+        if columns is not None:
+            raise TypeError(f"columns= is for DataSets and Tables; X is a {type(X).__name__}")
+        return X, sample_weight
+
+    def _fitted_columns(self, X: Any) -> list[str]:
+        """The columns of a table that the model was fitted to."""
+        self._check_fitted()
+        return fitted_columns(self, X)
+
+    def _chosen(self, X: Any) -> Any:
+        """Of a Table the columns that the model was fitted to."""
+        return local_rows(X, self._fitted_columns(X), type(self).__name__) if is_table(X) else X
+
+    def _rows(self, x: NDArray[Any]) -> Shard:
+        """Rows of a query, whose columns were chosen by name."""
+        names = getattr(self, "feature_names_in_", None)
+        return self._shard(x if names is None else NamedRows(x, list(names)))
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn asks estimators about themselves; needs scikit-learn."""
@@ -303,7 +378,7 @@ default="k-means||"
         return int(self.n_init)
 
     def _prepare(
-        self, X: ArrayLike, sample_weight: ArrayLike | None
+        self, X: Any, sample_weight: ArrayLike | None
     ) -> tuple[Shard, float, float, NDArray[np.object_] | None]:
         """Check input and parameters on all ranks; the rows, their sum of squares, the tolerance and column names."""
         comm = active()
@@ -406,7 +481,7 @@ default="k-means||"
         centres = np.asarray(self.cluster_centers_, dtype=np.float64)
         return np.ascontiguousarray(centres - self._shift.astype(np.float64))
 
-    def _shard(self, X: ArrayLike, sample_weight: ArrayLike | None = None, empty_allowed: bool = False) -> Shard:
+    def _shard(self, X: Any, sample_weight: ArrayLike | None = None, empty_allowed: bool = False) -> Shard:
         """Rows to be compared with the centres of a fitted model, alone."""
         self._check_fitted()
         x, names = matrix(X, type(self).__name__, empty_allowed)

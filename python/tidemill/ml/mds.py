@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill._progress import Bar
+from tidemill.dataset import DataSet
 from tidemill.ml._classical import classical_start
-from tidemill.ml._distances import Array, Rows, Weights
+from tidemill.ml._distances import Array, Metric, Rows, Weights
 from tidemill.ml._estimator import warning_class
 from tidemill.ml._job import Comm, active, together
 from tidemill.ml._mds_input import Prepared
 from tidemill.ml._mds_new import NewPoints
 from tidemill.ml._smacof import Iteration, Result, random_start, smacof, spread_out, temperatures
+from tidemill.ml._tables import is_table, local_rows, no_distances, with_columns
 
 __all__ = ["MDS"]
 
@@ -38,8 +41,10 @@ class MDS(NewPoints):
     ----------
     n_components : int, default=3
         Coordinates of a point.
-    metric : {"precomputed", "euclidean"}, default="precomputed"
-        What rows are: distances to all points, or vectors, between which distances are computed whenever they are needed and never kept.
+    metric : {"precomputed", "euclidean"} or callable, default="precomputed"
+        What rows are: distances to all points, or vectors, between which distances are computed whenever they are needed and never kept. A function gets
+        two arrays of vectors, (m, d) and (n, d) in float64, and returns the distances between their rows, (m, n), as ``scipy.spatial.distance.cdist`` does;
+        it is called for blocks of rows, and its distances are kept.
     init : {"classical", "random"}, default="classical"
         Where to start: classical scaling, or normal positions. Positions are given to `fit`.
     n_init : int, default=1
@@ -128,7 +133,7 @@ class MDS(NewPoints):
         self,
         n_components: int = 3,
         *,
-        metric: str = "precomputed",
+        metric: str | Metric = "precomputed",
         init: str = "classical",
         n_init: int = 1,
         max_iter: int = 300,
@@ -160,27 +165,35 @@ class MDS(NewPoints):
         self.verbose = verbose
 
     def fit(
-        self: Self, X: Any, y: object = None, *, init: ArrayLike | None = None, weights: ArrayLike | None = None
+        self: Self,
+        X: Any,
+        y: object = None,
+        *,
+        init: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+        columns: Sequence[str] | None = None,
     ) -> Self:
         """Place the points of all ranks. Collective.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_points) or (n_samples, n_features)
+        X : array-like of shape (n_samples, n_points) or (n_samples, n_features), Table or DataSet
             This rank's rows: distances to all points, or vectors. Not changed. Distances are read in blocks of rows and not copied as a whole: an array,
-            a memory map, or what is sliced like one.
+            a memory map, or what is sliced like one. A DataSet holds vectors; its query runs, and each worker takes the rows that it gets.
         y : ignored
         init : array-like of shape (n_points, n_components), optional
             Positions of all points to start from, the same on every rank; those of rank 0 count.
         weights : array-like, optional
             ``None``: all 1. Shape (n_points,), or (n_samples,) for this rank's: ``w_ij = u_i u_j``. Shape (n_samples, n_points): one for each
             distance, symmetric; where it is 0 the distance is missing and may be NaN.
+        columns : sequence of str, optional
+            Of a DataSet or a Table of vectors the columns that are features; by default all columns of numbers.
 
         Returns
         -------
         self
         """
-        self._place(self._prepare(active(), X, weights), init)
+        self._place(self._prepare(active(), self._taken(X, columns), weights), init)
         # With tol=0 a number of iterations is what was asked for.
         if not self._converged and self.tol > 0 and active().rank == 0:
             warnings.warn(
@@ -268,14 +281,25 @@ class MDS(NewPoints):
 
     def fit_transform(
         self, X: Any, y: object = None, *, init: ArrayLike | None = None, weights: ArrayLike | None = None
-    ) -> Array:
-        """`fit`, then ``embedding_``. Collective."""
-        return self.fit(X, init=init, weights=weights).embedding_
+    ) -> Any:
+        """`fit`, then ``embedding_``; of a DataSet its rows with columns ``mds0`` and so on, where they are. Collective."""
+        taken = self._taken(X, None)
+        embedding = self.fit(taken, init=init, weights=weights).embedding_
+        if isinstance(X, DataSet):
+            names = map(str, self.get_feature_names_out())
+            return with_columns(taken.table, dict(zip(names, embedding.T, strict=True)))
+        return embedding
 
-    def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
-        """Names of the columns that `transform` makes: ``mds0`` and so on."""
-        self._check_fitted()
-        return np.array([f"mds{i}" for i in range(self.positions_.shape[1])], dtype=object)
+    def _taken(self, X: Any, columns: Sequence[str] | None) -> Any:
+        """Rows of this worker. Of a DataSet the query runs here, before anything can fail on one worker only."""
+        name = type(self).__name__
+        if is_table(X) and self.metric != "precomputed":
+            return local_rows(X, columns, name)
+        if isinstance(X, DataSet):
+            raise no_distances(name)
+        if columns is not None:
+            raise TypeError("columns= is for DataSets and Tables of vectors")
+        return X
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn asks estimators about themselves; needs scikit-learn."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill._errors import UnsupportedError, fail
 from tidemill.mpi._datatype import Bytes, Datatype, Layout, by_code, predefined
+from tidemill.mpi._dlpack import array_of_capsule
 
 Unpack = Callable[[int | None], None]
 #: Memory, count, element type of the native code, what to do after receiving, and the caller's datatype.
@@ -69,6 +70,13 @@ _GPU = (
     "copy it there first"
 )
 
+_A_LIST = "a list being [buffer, count, datatype]"
+_SMALL = "for Python objects there are the calls with a small letter, such as bcast for Bcast"
+
+
+def _no_buffer(given: object) -> str:
+    return f"message: expecting buffer or list/tuple, not {type(given).__name__}; {_SMALL}"
+
 
 def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
     """The memory of an object as a flat array of bytes that shares it.
@@ -87,7 +95,7 @@ def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
     """Bytes of a buffer, and the code of the datatype it implies (``None``: none)."""
     array = _array_of(buffer)
     if array is None:
-        raise TypeError("message: expecting buffer or list/tuple")
+        raise TypeError(_no_buffer(buffer))
     if writable and not array.flags.writeable:
         raise ValueError("message: the buffer is read-only but shall receive")
     if array.flags.c_contiguous:
@@ -122,10 +130,10 @@ def _array_of(buffer: Any) -> NDArray[Any] | None:
             flat = np.frombuffer(view, np.uint8) if view.nbytes else _EMPTY
             return flat.view(f"V{view.itemsize}") if view.itemsize > 1 and view.nbytes else flat
     if hasattr(buffer, "__dlpack__"):
-        device, _ = buffer.__dlpack_device__()
-        if int(device) not in (1, 3, 11):  # the memory of the host, plain or reachable by a GPU too
-            raise TypeError("message: " + _GPU.format(where=f"GPU (DLPack device type {int(device)})"))
-        return np.from_dlpack(buffer)
+        device, number = map(operator.index, buffer.__dlpack_device__())
+        if device not in (1, 3, 11):  # the memory of the host, plain or reachable by a GPU too
+            raise TypeError("message: " + _GPU.format(where=f"GPU (DLPack device type {device}, number {number})"))
+        return array_of_capsule(buffer.__dlpack__())
     if hasattr(buffer, "__array_interface__"):
         return np.asarray(buffer)
     return None
@@ -169,11 +177,13 @@ class _Spec:
             elif len(spec) == 4:
                 buffer, counts, displacements, datatype = spec
             else:
-                raise ValueError("message: expecting 2 to 4 items")
+                raise ValueError(f"message: expecting 2 to 4 items, {_A_LIST}; {_SMALL}")
+            if isinstance(buffer, (int, float, str)):
+                raise TypeError(f"message: expecting buffer or list/tuple, {_A_LIST}, not {spec!r}; {_SMALL}")
         else:
             buffer = spec
             if buffer is None or buffer is BOTTOM or isinstance(buffer, _Constant):
-                raise TypeError("message: expecting buffer or list/tuple")
+                raise TypeError(_no_buffer(buffer))
         self.counts, self.displacements = counts, displacements
         self.has_memory = not (buffer is None or buffer is BOTTOM)
         if self.has_memory:

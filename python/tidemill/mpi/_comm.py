@@ -6,6 +6,7 @@ Source: MPI 4.1 chapters 3, 6 and 7.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -371,7 +372,15 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
     def recv(
         self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
     ) -> Any:
-        """Receives an object. `buf` is not needed here: there is room for any message."""
+        """Receives an object. `buf` is not needed here: there is room for any message.
+
+        Warns
+        -----
+        UserWarning
+            If `buf` is a buffer, as in mpi4py. A number, once its size, is ignored.
+        """
+        if buf is not None and not isinstance(buf, int):
+            warnings.warn("recv: the argument buf is deprecated and not used", UserWarning, stacklevel=2)
         return _objects.recv(self, source, tag, status)
 
     def sendrecv(

@@ -349,7 +349,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
     @property
     def is_predefined(self) -> bool:
         """Whether this is one of the datatypes of MPI itself."""
-        return self._token is None or self._predefined_name is not None
+        return self._token is None or self._predefined_name is not None or self._combiner in _F90
 
     @property
     def is_named(self) -> bool:
@@ -568,21 +568,21 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @classmethod
     def Create_f90_integer(cls, r: int) -> Datatype:
-        """The integer datatype with `r` decimal digits."""
+        """The integer datatype with `r` decimal digits: predefined, and the same for the same digits."""
         bits = next((bits for bits in (8, 16, 32, 64) if 10**r <= 2 ** (bits - 1)), None)
         if bits is None:
             raise fail("ERR_ARG", f"no integer datatype has {r} decimal digits")
-        return predefined[f"INTEGER{bits // 8}"]
+        return _f90(c.COMBINER_F90_INTEGER, f"INTEGER{bits // 8}", (r,))
 
     @classmethod
     def Create_f90_real(cls, p: int, r: int) -> Datatype:
         """The real datatype with `p` decimal digits and decimal exponents up to `r`."""
-        return predefined[f"REAL{_float_bytes(p, r)}"]
+        return _f90(c.COMBINER_F90_REAL, f"REAL{_float_bytes(p, r)}", (p, r))
 
     @classmethod
     def Create_f90_complex(cls, p: int, r: int) -> Datatype:
         """The complex datatype with `p` decimal digits and decimal exponents up to `r`."""
-        return predefined[f"COMPLEX{2 * _float_bytes(p, r)}"]
+        return _f90(c.COMBINER_F90_COMPLEX, f"COMPLEX{2 * _float_bytes(p, r)}", (p, r))
 
     # Characters.
 
@@ -675,6 +675,20 @@ def _float_bytes(digits: int, exponent: int) -> int:
     raise fail("ERR_ARG", f"no datatype has {digits} decimal digits and exponents up to {exponent}")
 
 
+_F90 = (c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX)
+_f90_made: dict[tuple[int, tuple[int, ...]], Datatype] = {}
+
+
+def _f90(combiner: int, name: str, digits: tuple[int, ...]) -> Datatype:
+    """A datatype chosen by digits: a handle of its own, that is predefined but has no name. Source: MPI 4.1 section 19.1.5."""
+    made = _f90_made.get((combiner, digits))
+    if made is None:
+        made = _f90_made[combiner, digits] = Datatype(predefined[name])
+        made._predefined_name, made._name, made._token, made._attributes = None, "", object(), {}
+        made._combiner, made._contents = combiner, ([*digits], [], [], [])
+    return made
+
+
 def items_in(layout: Layout, nbytes: int) -> int:
     """How many whole items a buffer of `nbytes` holds; the last may lack the padding behind its data."""
     if layout.extent <= 0:
@@ -725,6 +739,9 @@ def _decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
     elif combiner == c.COMBINER_SUBARRAY:
         sizes, subsizes, starts = (integers[1 + k * n : 1 + (k + 1) * n] for k in range(3))
         arguments = {"sizes": sizes, "subsizes": subsizes, "starts": starts, "order": integers[-1]}
+    elif combiner in _F90:
+        base = DATATYPE_NULL
+        arguments = dict(zip(("r",) if len(integers) == 1 else ("p", "r"), integers, strict=True))
     elif combiner == c.COMBINER_RESIZED:
         arguments = {"lb": addresses[0], "extent": addresses[1]}
     return base, _NAMES[combiner], arguments

@@ -165,6 +165,10 @@ def Remove_error_code(errorcode: int) -> None:
 
 
 def _remove(number: int) -> None:
+    if number in added_strings:
+        raise fail("ERR_ARG", f"{number} still has a string; remove that first")
+    if any(of == number and code != number for code, of in added_classes.items()):
+        raise fail("ERR_ARG", f"{number} still has codes; remove them first")
     if added_classes.pop(number, None) is None:
         raise fail("ERR_ARG", f"{number} is no code of the program's own")
 

@@ -6,11 +6,33 @@ Source: MPI 4.1 sections 2.5.1 (opaque objects) and 7.7 (caching).
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tidemill._errors import fail
+from tidemill._errors import CommError, fail
 from tidemill.mpi._constants import KEYVAL_INVALID
+
+
+def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What a function returns that the program has given to a handle.
+
+    Raises
+    ------
+    CommError
+        With ``ERR_OTHER`` if it raises something else, as in mpi4py; the traceback is printed, and it is the error's cause.
+    """
+    try:
+        return function(*arguments, **named)
+    except CommError:
+        traceback.print_exc()
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise fail(
+            "ERR_OTHER", f"{getattr(function, '__name__', function)} raised {type(error).__name__}: {error}"
+        ) from error
+
 
 HandleT = TypeVar("HandleT", bound="Handle")
 _numbers = itertools.count(1)
@@ -162,7 +184,7 @@ class Attributes(Handle, Generic[HandleT]):
             raise fail("ERR_KEYVAL", f"no attribute with key {keyval}")
         key = _keyvals.get(keyval)
         if key is not None and key.delete_fn is not None:
-            key.delete_fn(self, keyval, self._attributes[keyval])
+            called(key.delete_fn, self, keyval, self._attributes[keyval])
         del self._attributes[keyval]
 
     @classmethod
@@ -203,7 +225,7 @@ class Attributes(Handle, Generic[HandleT]):
             key = _keyvals.get(number)
             if key is None or not key.copy_fn:
                 continue
-            copied = value if key.copy_fn is True else key.copy_fn(self, number, value)
+            copied = value if key.copy_fn is True else called(key.copy_fn, self, number, value)
             if copied is not NotImplemented:
                 target._attributes[number] = copied
 

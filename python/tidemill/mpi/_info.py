@@ -215,9 +215,9 @@ class Errhandler(Handle):
         self._token = None
 
     def free(self) -> None:
-        """Frees the handler unless it is null or predefined."""
-        if self and self._predefined_name is None:
-            self.Free()
+        """Frees the handler unless it is null or one of the names of MPI."""
+        if not self._is_constant():
+            self._token = self._predefined_name = None
 
 
 ERRHANDLER_NULL = Errhandler()

@@ -38,6 +38,8 @@ class Message(_tidemill.MatchedMessage, Numbered):
         for name in ("MESSAGE_NULL", "MESSAGE_NO_PROC"):
             if self is globals()[name]:
                 return _predefined, (name,)
+            if (self._is_null or self._is_nobody) and self == globals()[name]:
+                return type(self), (None, bool(self._is_nobody))
         raise ValueError("cannot pickle a message")
 
     @classmethod

@@ -213,10 +213,8 @@ def _give_large(comm: Comm, slots: Sequence[Slot], tag: int) -> Callable[[], Any
 
 
 def as_many(size: int, objs: Sequence[Any] | None) -> list[Any]:
-    """`size` objects, or an error."""
-    if objs is None:
-        raise TypeError(f"expecting a sequence of {size} objects")
-    found = list(objs)
+    """`size` objects, or an error. As in mpi4py ``None`` is ``None`` for everybody."""
+    found = [None] * size if objs is None else list(objs)
     if len(found) != size:
         raise ValueError(f"expecting {size} items, got {len(found)}")
     return found

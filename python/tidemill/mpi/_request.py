@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 from tidemill import _tidemill
 from tidemill._errors import ERROR_CLASSES, CommError, fail
 from tidemill.mpi import _constants as c
-from tidemill.mpi._handle import Handle, _predefined
+from tidemill.mpi._handle import Handle, _predefined, called
 from tidemill.mpi._missing import missing
 from tidemill.mpi._status import Status
 
@@ -363,15 +363,15 @@ class _General:
             return False
         status = Status()
         if self.query_fn is not None:
-            self.query_fn(status, *self.args, **self.kwargs)
+            called(self.query_fn, status, *self.args, **self.kwargs)
         self.source, self.tag, self.nbytes, self.cancelled = status.source, status.tag, status.count, status.cancelled
         if self.free_fn is not None:
-            self.free_fn(*self.args, **self.kwargs)
+            called(self.free_fn, *self.args, **self.kwargs)
         return True
 
     def cancel(self) -> None:
         if self.cancel_fn is not None:
-            self.cancel_fn(self.complete, *self.args, **self.kwargs)
+            called(self.cancel_fn, self.complete, *self.args, **self.kwargs)
 
 
 class Grequest(Request):

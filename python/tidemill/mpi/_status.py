@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tidemill import _tidemill
 from tidemill._errors import fail
 from tidemill.mpi import _constants as c
 from tidemill.mpi._datatype import Datatype, elements_in, predefined
+
+_NAMES = ("source", "tag", "error", "count", "cancelled")
 
 
 class Status(_tidemill.Status):
@@ -60,8 +64,7 @@ class Status(_tidemill.Status):
     __hash__ = object.__hash__
 
     def __getstate__(self) -> dict[str, int]:
-        names = ("source", "tag", "error", "count", "cancelled")
-        return dict(zip(names, self._state(), strict=True))
+        return dict(zip(_NAMES, self._state(), strict=True))
 
     def __setstate__(self, state: dict[str, int]) -> None:
         for name, value in state.items():
@@ -84,11 +87,22 @@ class Status(_tidemill.Status):
         status.cancelled = bool(arg[4])
         return status
 
-    def tomemory(self) -> memoryview:
-        """As memory of integers."""
-        import numpy as np
+    def tomemory(self) -> _Memory:
+        """As memory of integers, in the order of `py2f`: what is assigned to an item is in the status."""
+        memory = np.array(self._state(), np.int64).view(_Memory)
+        memory._status = self
+        return memory
 
-        return memoryview(np.array(self._state(), np.int64).data)
+
+class _Memory(np.ndarray[Any, np.dtype[np.int64]]):
+    """The integers of a status, which follows assignments to them."""
+
+    _status: Status | None = None
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        super().__setitem__(item, value)
+        if self._status is not None:
+            self._status.__setstate__(dict(zip(_NAMES, self.tolist(), strict=True)))
 
 
 F_SOURCE, F_TAG, F_ERROR, F_STATUS_SIZE = 0, 1, 2, 5

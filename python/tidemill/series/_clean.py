@@ -10,6 +10,7 @@ cleans the ids that it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -159,7 +160,7 @@ def clean(
     split: str | None = None,
     price: str | None = None,
     delimiter: str | None = None,
-    null: str | None = None,
+    null: str | Sequence[str] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[Panel, Report]:
     """Read a long table, clean it, and make a panel of it. Collective.

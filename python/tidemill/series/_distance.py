@@ -44,8 +44,8 @@ REFERENCES: dict[str, float] = {
 
 #: Trading days of a year, for references along days of which only the order is known.
 _DAYS_A_YEAR = 250
-#: Spread below this part of the greatest value is rounding: the series is constant.
-_CONSTANT = 1e-9
+#: A spread of so many units in the last place of what was compared is rounding: the series is constant.
+_CONSTANT = 8 * np.finfo(np.float64).eps
 
 
 def distances(
@@ -107,7 +107,7 @@ def distances(
         squared += squares[wanted, None]
         squared += squares
     elif kind == "correlation":
-        unit, constant = _standard(compared)
+        unit, constant = _standard(compared, _scale(values, of))
         squared = unit[:, wanted].T @ unit
         if constant.any():
             squared[np.ix_(constant[wanted], constant)] = 1.0
@@ -159,12 +159,28 @@ def _above_zero(values: Array, what: str, remedy: str) -> None:
         raise SeriesError(f"{what} needs values above 0, and there is {values.min():g} in series {least}; {remedy}")
 
 
-def _standard(values: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Columns of mean 0 and length 1, so that products of them are correlations; 0 where a column is constant, and which are."""
+def _scale(values: Array, of: Of) -> Array:
+    """The size (n,) of the numbers that were rounded before they were compared, on which it depends what a spread of rounding is.
+
+    Changes are differences of logarithms of numbers that were rounded themselves.
+    """
+    if of == "changes":
+        found: Array = 1.0 + np.abs(np.log(values)).max(axis=0)
+        return found
+    largest: Array = np.abs(values).max(axis=0)
+    return largest
+
+
+def _standard(values: Array, scale: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Columns of mean 0 and length 1, so that products of them are correlations; 0 where a column is constant, and which are.
+
+    A column is constant if it spreads by no more than rounding does in numbers as large as `scale` (n,).
+    """
     centred = values - values.mean(axis=0)
+    # The mean of large numbers is rounded by more than these differ.
+    centred -= centred.mean(axis=0)
     norm = np.sqrt((centred**2).sum(axis=0))
-    scale = np.abs(values).max(axis=0) * np.sqrt(len(values)) if len(values) else np.zeros(values.shape[1])
-    constant = norm <= _CONSTANT * scale
+    constant = norm <= _CONSTANT * scale * np.sqrt(len(values))
     return np.where(constant, 0.0, centred / np.where(constant, 1.0, norm)), constant
 
 

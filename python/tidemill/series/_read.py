@@ -178,7 +178,7 @@ def open_source(
     chosen: Mapping[str, str | None],
     *,
     delimiter: str | None = None,
-    null: str | None = None,
+    null: str | Sequence[str] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[DataSet, Columns]:
     """Open what series come from, and find its columns. The same on every worker.

@@ -14,6 +14,7 @@ import csv
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -110,7 +111,9 @@ class FileTail:
         Columns by role.
     settle_s : float
         When nothing has come for so long, the last time is over.
-    delimiter, null : str, optional
+    delimiter : str, optional
+    null : str or sequence of str, optional
+        Texts that stand for null.
     lenient : bool
         Whether a line that is no row is left out.
     """
@@ -123,7 +126,7 @@ class FileTail:
         chosen: dict[str, str | None],
         settle_s: float,
         delimiter: str | None,
-        null: str | None,
+        null: str | Sequence[str] | None,
         lenient: bool,
     ) -> None:
         self._path, self._chosen, self._settle_s = path, chosen, settle_s
@@ -132,10 +135,7 @@ class FileTail:
             raise SeriesError(
                 f"{path}: of files only those of this machine's file system can be followed, by their path"
             )
-        try:
-            self._null = None if null is None else re.compile(null)
-        except re.error as error:
-            raise SeriesError(f"null={null!r} is no regular expression: {error}") from error
+        self._null = frozenset([null] if isinstance(null, str) else null or ())
         self._files: dict[str, _File] = {}
         #: Which place each file has among those that are there.
         self._order: dict[str, int] = {}
@@ -357,7 +357,7 @@ class FileTail:
         return self._codes.setdefault(name, len(self._codes)), at, numbers
 
     def _is_null(self, text: str) -> bool:
-        return self._null is not None and self._null.fullmatch(text) is not None
+        return text in self._null
 
     def _time(self, text: str) -> int:
         """A time; what the first one is, all are: a date, or a whole number, of which those like 20161230 are dates."""

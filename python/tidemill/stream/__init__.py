@@ -133,3 +133,8 @@ def from_table(
     if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
         raise DataSetError(f"rows_per_batch={rows_per_batch!r} is no whole number from 1 on")
     return DataSet(stream_of_table(engine(), native, name, told, rows_per_batch, speed(rows_per_s)))
+
+
+def __dir__() -> list[str]:
+    # What a prompt completes: not what this module imports for itself.
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import secrets
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +26,10 @@ _NUMBERS = itertools.count()
 _SILENT_S = 60
 #: How long others may still find that a job has stopped.
 _STOPPED_S = 300
+#: Files that this module and the Rust side name; others in the folder are let be.
+_OURS = re.compile(r"\d+-\d+\.(json|stop|stopped|new)")
+#: What a file of a job of thousands of workers may have.
+_BYTES_MAX = 256 << 20
 
 
 def folder() -> Path:
@@ -57,14 +63,51 @@ def _file() -> str | None:
     """A file of this process that is not there yet."""
     where = folder()
     try:
+        # The umask may have taken away from the mode, never added to it.
         where.parent.mkdir(mode=0o700, exist_ok=True)
-        # Where everybody may write, somebody else may have been first.
-        if where.parent.stat().st_uid != os.getuid():
-            return None
         where.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
+    if not _is_own(where):
+        return None
     return str(where / f"{os.getpid()}-{next(_NUMBERS)}.json")
+
+
+def _is_own(where: Path) -> bool:
+    """Whether a folder and the one that it is in are this user's, and nobody else can write there.
+
+    In the folder for temporary files somebody else may have been first, with a link, or with a folder of files of their own.
+    """
+    for path in (where.parent, where):
+        try:
+            found = path.lstat()
+        except OSError:
+            return False
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            return False
+    return True
+
+
+def _told(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file, which has to be this user's own.
+
+    Raises
+    ------
+    OSError
+        It is gone, a link, or of somebody else.
+    ValueError
+        It is no such file.
+    """
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as data:
+        found = os.fstat(data.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(f"{file} is not a file of this user")
+        if found.st_size > _BYTES_MAX:
+            raise ValueError("it is too long")
+        told = [json.loads(line) for line in data.read(_BYTES_MAX).splitlines()]
+    if not told or not all(isinstance(one, dict) for one in told):
+        raise ValueError("it does not have objects")
+    return told
 
 
 def jobs() -> list[dict[str, Any]]:
@@ -75,17 +118,22 @@ def jobs() -> list[dict[str, Any]]:
     """
     here: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
+    if not _is_own(folder()):
+        return []
     for file in sorted(folder().glob("*.json")):
         try:
-            status, *heard = map(json.loads, file.read_text().splitlines())
+            status, *heard = _told(file)
             silent_s = time.time() - status["at_s"]
             if silent_s > _SILENT_S:
                 raise ProcessLookupError
-            os.kill(status["pid"], 0)
+            # 0 and what is below are groups of processes.
+            if int(status["pid"]) > 0:
+                os.kill(int(status["pid"]), 0)
         except ProcessLookupError:
-            file.unlink(missing_ok=True)
-        except (OSError, ValueError):
-            # It has just gone.
+            if _OURS.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            # It has just gone, or is none of ours.
             continue
         else:
             here.append({**status, "file": str(file), "silent_s": max(silent_s, 0.0), "over": False})
@@ -103,9 +151,11 @@ def _clear() -> None:
     """Remove what jobs that were asked to stop have left behind, when nobody waits for it any more."""
     for kind in ("stop", "stopped", "new"):
         for file in folder().glob(f"*.{kind}"):
+            if not _OURS.fullmatch(file.name):
+                continue
             try:
                 # When it was named so.
-                since_s = time.time() - file.stat().st_ctime
+                since_s = time.time() - file.lstat().st_ctime
             except OSError:
                 continue
             if since_s > _STOPPED_S and (kind == "stopped" or not file.with_suffix(".json").exists()):

@@ -18,7 +18,7 @@ from tidemill.viz._export import export_html
 from tidemill.viz._format import FrameError
 from tidemill.viz._read import Frame, FrameReader
 from tidemill.viz._server import Server
-from tidemill.viz._show import View, show
+from tidemill.viz._show import View, save_html, show
 from tidemill.viz._trees import minimum_spanning_tree, place_tree, read_newick
 from tidemill.viz._write import GLYPHS, FrameWriter
 from tidemill.viz.library import Library
@@ -36,5 +36,6 @@ __all__ = [
     "minimum_spanning_tree",
     "place_tree",
     "read_newick",
+    "save_html",
     "show",
 ]

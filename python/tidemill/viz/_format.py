@@ -65,6 +65,10 @@ class FrameError(TidemillError, ValueError):
     """Frames that cannot be written as asked, or a folder of frames that cannot be read."""
 
 
+class Busy(FrameError):
+    """Another program holds what is needed, for longer than is waited for; later it may be there."""
+
+
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Write a file of tensors. It appears whole or not at all."""
     made = path.with_name(f".{path.name}.{os.getpid()}")

@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from tidemill.viz._format import FrameError
+from tidemill.viz._format import Busy, FrameError
 
 __all__ = ["STATIC", "Ask", "Http", "Refused", "Site", "is_loopback", "number"]
 
@@ -34,6 +34,9 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".md": "text/plain; charset=utf-8",
 }
+
+#: Paths of built pages and of what belongs to them.
+_PAGE = re.compile(r"[\w./-]{0,200}", re.ASCII)
 
 #: Most of what was not wanted that is read and thrown away, and how long, so that a browser hears why it was not.
 _DRAIN_BYTES_MAX = 1 << 30
@@ -59,6 +62,9 @@ _HEADERS = {
 class Site(Protocol):
     """What is served: pages of the built ones, and an API."""
 
+    #: The folder that is served, which messages do not name.
+    place: str
+
     def page(self, path: str) -> str | None:
         """Return which built page answers a path, if it is none of a file."""
 
@@ -79,6 +85,8 @@ class Http(ThreadingHTTPServer):
 
     daemon_threads = True
     closing = False
+    #: Connections that wait to be taken: a page opens several at once, and more than the 5 of the standard library are no attack.
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], site: Site) -> None:
         self.site = site
@@ -88,6 +96,10 @@ class Http(ThreadingHTTPServer):
         # A connection may be gone again between the moment that it is there and the moment that it is taken: whoever takes it must not
         # wait for the next one then, as nobody could end that.
         self.socket.setblocking(False)
+
+    def without_place(self, text: str) -> str:
+        """Return a message without where things lie on this machine, which who looks need not know."""
+        return text.replace(str(STATIC.parent), "the viewer").replace(self.site.place, "the folder")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say what went wrong in a handler; a browser that has closed its connection is nothing wrong."""
@@ -112,9 +124,8 @@ class Ask(BaseHTTPRequestHandler):
         self._only_head = self.command == "HEAD"
         if self._only_head:
             self.command = "GET"
-        url = urllib.parse.urlsplit(self.path)
-        query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         try:
+            url, query = self._asked()
             self._check_origin()
             if "Transfer-Encoding" in self.headers:
                 raise Refused(HTTPStatus.LENGTH_REQUIRED, "say how long it is with Content-Length")
@@ -124,11 +135,18 @@ class Ask(BaseHTTPRequestHandler):
                 self._page(url.path)
         except Refused as refused:
             self._refuse(refused.status, str(refused))
-        except (FrameError, OSError) as error:
-            if isinstance(error, ConnectionError | TimeoutError):
-                self.close_connection = True
-                return
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except Busy:
+            self._refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE, "another program is using the library; try again", ("Retry-After", "5")
+            )
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+            return
+        except FrameError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, self.server.without_place(str(error)))
+        except OSError as error:
+            # Not where the file lies: that is nobody's business.
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server could not use a file: {error.strerror}")
         # What nobody asked for must not be taken for the next question; and who stops listening says no more on connections that are open.
         if self._unread or self.server.closing:
             self.close_connection = True
@@ -140,21 +158,35 @@ class Ask(BaseHTTPRequestHandler):
         """The token that came with the question, or ``""``."""
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
 
+    def _asked(self) -> tuple[urllib.parse.SplitResult, dict[str, str]]:
+        try:
+            url = urllib.parse.urlsplit(self.path)
+            return url, dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+        except ValueError:
+            raise Refused(HTTPStatus.BAD_REQUEST, "the address is not one") from None
+
     def _check_origin(self) -> None:
         host = self.headers.get("Host", "")
-        name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+        origin = self.headers.get("Origin")
+        try:
+            name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+            site = None if origin is None else urllib.parse.urlsplit(origin).netloc
+        except ValueError:
+            raise Refused(HTTPStatus.BAD_REQUEST, "Host or Origin does not name a host") from None
         # A page of another site that has its name point here would otherwise be taken for this one.
         if self.server.loopback and not is_loopback(name):
             raise Refused(
                 HTTPStatus.FORBIDDEN,
                 "this server is called 127.0.0.1 or localhost; a proxy before it must say so in Host",
             )
-        origin = self.headers.get("Origin")
-        if self.command != "GET" and origin is not None and urllib.parse.urlsplit(origin).netloc != host:
+        if self.command != "GET" and site is not None and site != host:
             raise Refused(HTTPStatus.FORBIDDEN, "the question comes from a page of another site")
 
     def _page(self, path: str) -> None:
         name = path.removeprefix("/")
+        # Names of built files are short and plain; anything else is not even looked for.
+        if not _PAGE.fullmatch(name):
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
         file = STATIC / (self.server.site.page(path) or name)
         if self.command != "GET" or ".." in name or file.suffix not in _TYPES or not file.is_file():
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
@@ -195,9 +227,9 @@ class Ask(BaseHTTPRequestHandler):
 
     # ---- answers
 
-    def send(self, status: HTTPStatus, body: bytes, kind: str, cache: str = "no-store") -> None:
+    def send(self, status: HTTPStatus, body: bytes, kind: str, cache: str = "no-store", *more: tuple[str, str]) -> None:
         """Answer with bytes."""
-        self._head(status, kind, len(body), cache)
+        self._head(status, kind, len(body), cache, *more)
         if not self._only_head:
             self.wfile.write(body)
 
@@ -233,11 +265,11 @@ class Ask(BaseHTTPRequestHandler):
         self.connection.settimeout(self.timeout)
         self.connection.sendfile(file, count=size)
 
-    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+    def _refuse(self, status: HTTPStatus, reason: str, *more: tuple[str, str]) -> None:
         # What came with it was not read, and must not be taken for the next question. A browser that still sends when the connection
         # ends never reads the answer: so the answer goes first, and for a moment what comes is thrown away.
         self.close_connection = True
-        self.send(status, reason.encode(), "text/plain; charset=utf-8")
+        self.send(status, reason.encode(errors="replace"), "text/plain; charset=utf-8", "no-store", *more)
         if not self._unread:
             return
         left, until = _DRAIN_BYTES_MAX, time.monotonic() + _DRAIN_S

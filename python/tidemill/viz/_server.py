@@ -97,6 +97,7 @@ class _FolderSite:
 
     def __init__(self, folder: Path, token: str) -> None:
         self.folder, self.token = folder, token
+        self.place = str(folder)
 
     def page(self, path: str) -> str | None:
         return "index.html" if path == "/" else None

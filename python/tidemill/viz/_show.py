@@ -13,13 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.dataset import DataSet
+from tidemill._job import current_rank
+from tidemill.dataset import DataSet, Table
+from tidemill.viz._columns import by_name
 from tidemill.viz._export import export_html
 from tidemill.viz._format import FrameError
 from tidemill.viz._server import Server
 from tidemill.viz._write import FrameWriter, check_size
 
-__all__ = ["View", "show"]
+__all__ = ["View", "save_html", "show"]
+
+#: Where points are: an array, or a table whose columns can be named.
+Points = ArrayLike | DataSet | Table
+#: Categories or numbers of points: an array, arrays by name or for each frame; or of a table names of columns.
+Columns = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | str | Sequence[str] | Mapping[str, str]
 
 #: Most that a page in a notebook may take: it is kept in the notebook's file, and sent whole.
 _EMBED_BYTES_MAX = 32 << 20
@@ -64,14 +71,15 @@ class View:
 
 
 def show(
-    points: ArrayLike | None = None,
+    points: Points | None = None,
     *,
     frames: Sequence[ArrayLike] | None = None,
     times: Sequence[object] | None = None,
-    ids: Sequence[Any] | None = None,
-    labels: Sequence[str] | None = None,
-    groups: ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | None = None,
-    values: ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | None = None,
+    ids: Sequence[Any] | str | None = None,
+    labels: Sequence[str] | str | None = None,
+    groups: Columns | None = None,
+    values: Columns | None = None,
+    coordinates: Sequence[str] | None = None,
     title: str = "",
     open_browser: bool = False,
     embed: bool = False,
@@ -81,18 +89,22 @@ def show(
     Parameters
     ----------
     points : array-like or table of shape (n, d), optional
-        With one or two columns the rest is 0; of more than three, the first three principal components are shown.
+        With one or two columns the rest is 0; of more than three, the first three principal components are shown. Of a DataSet the
+        query runs, which is an action: every worker calls this.
     frames : sequence of array-like of shape (n, d), optional
         In place of `points`: where the same points are, one time after the other.
     times : sequence of objects, optional
         What each of `frames` is called, as text; default their numbers.
-    ids, labels : sequence of n, optional
-        As in `FrameWriter.write_frame`.
+    ids, labels : sequence of n, or str, optional
+        As in `FrameWriter.write_frame`. Of a table the name of a column.
     groups : array-like of n, or mapping of names to such, or table, optional
         Categories, such as ``labels_`` of a clustering. With `frames`, in place of each array there may be a sequence of arrays, one for
-        each frame, where categories change.
+        each frame, where categories change. Of a table the name of a column, a list of names, or a mapping of what they are called to
+        names.
     values : array-like of n, or mapping of names to such, or table, optional
-        Numbers to colour by; for each frame as in `groups`.
+        Numbers to colour by; for each frame and of a table as in `groups`.
+    coordinates : sequence of str, optional
+        Of a table the columns that say where points are. By default, where other columns are named, all columns of numbers that are not.
     title : str, default=""
     open_browser : bool, default=False
         Open a tab; else print or show what is returned, which has the ``url``.
@@ -116,10 +128,84 @@ def show(
     Examples
     --------
     ``tm.viz.show(x, groups=KMeans(8).fit_predict(x))`` as the last line of a notebook's cell;
+    ``tm.viz.show(model.predict(data), ids="id", groups="cluster")`` of a DataSet;
     ``tm.viz.show(frames=[x] * 3, groups=[labels_1, labels_2, labels_3], times=["1 pass", "2 passes", "3 passes"])``.
     """
+    folder = tempfile.TemporaryDirectory(prefix="tidemill-view-")
+    try:
+        _write(Path(folder.name), points, frames, times, ids, labels, groups, values, coordinates, title)
+        page = _embedded(Path(folder.name)) if embed else None
+        server = Server(folder.name)
+    except BaseException:
+        folder.cleanup()
+        raise
+    view = View(server, folder, page)
+    if open_browser:
+        webbrowser.open(view.url)
+    return view
+
+
+def save_html(
+    path: str | PathLike[str],
+    points: Points | None = None,
+    *,
+    frames: Sequence[ArrayLike] | None = None,
+    times: Sequence[object] | None = None,
+    ids: Sequence[Any] | str | None = None,
+    labels: Sequence[str] | str | None = None,
+    groups: Columns | None = None,
+    values: Columns | None = None,
+    coordinates: Sequence[str] | None = None,
+    title: str = "",
+) -> None:
+    """Write what `show` would show into one HTML file, which opens anywhere without a server.
+
+    Parameters
+    ----------
+    path : path
+        Where the page goes; what is there is replaced. Of a DataSet, whose query all workers run, worker 0 writes it.
+    points, frames, times, ids, labels, groups, values, coordinates, title
+        As for `show`.
+
+    Raises
+    ------
+    ValueError, TypeError, FrameError
+        As for `show` and `export_html`.
+    """
+    with tempfile.TemporaryDirectory(prefix="tidemill-view-") as folder:
+        _write(Path(folder), points, frames, times, ids, labels, groups, values, coordinates, title)
+        # All workers run the query of a DataSet; one page is enough.
+        if not isinstance(points, DataSet) or current_rank() == 0:
+            export_html(folder, path)
+
+
+def _write(
+    folder: Path,
+    points: Any,
+    frames: Any,
+    times: Any,
+    ids: Any,
+    labels: Any,
+    groups: Any,
+    values: Any,
+    coordinates: Sequence[str] | None,
+    title: str,
+) -> None:
+    """Check what `show` was given, and write it as frames into a folder."""
     if (points is None) == (frames is None):
         raise ValueError("show points or frames: give one of them")
+    if points is not None:
+        # A query runs here.
+        points = points.collect() if isinstance(points, DataSet) else points
+        points, ids, labels, groups, values = by_name(points, ids, labels, groups, values, coordinates)
+    elif (
+        isinstance(ids, str)
+        or isinstance(labels, str)
+        or isinstance(groups, str)
+        or isinstance(values, str)
+        or coordinates
+    ):
+        raise ValueError("names of columns are of points, not of frames: give arrays")
     given = [points] if frames is None else frames
     arrays = [_points("points" if frames is None else f"frame {number}", frame) for number, frame in enumerate(given)]
     if not arrays:
@@ -136,28 +222,17 @@ def show(
         raise ValueError(
             "ids is one list of names, for all frames; where other points are in each, write them with FrameWriter and its ids="
         )
-    folder = tempfile.TemporaryDirectory(prefix="tidemill-view-")
-    try:
-        with FrameWriter(Path(folder.name), title=title, mode="w") as writer:
-            project = _projection(arrays[0])
-            for number, array in enumerate(arrays):
-                writer.write_frame(
-                    project(array),
-                    time=None if names is None else names[number],
-                    ids=ids,
-                    labels=labels,
-                    groups=categories(number),
-                    values=numbers(number),
-                )
-        page = _embedded(Path(folder.name)) if embed else None
-        server = Server(folder.name)
-    except BaseException:
-        folder.cleanup()
-        raise
-    view = View(server, folder, page)
-    if open_browser:
-        webbrowser.open(view.url)
-    return view
+    with FrameWriter(folder, title=title, mode="w") as writer:
+        project = _projection(arrays[0])
+        for number, array in enumerate(arrays):
+            writer.write_frame(
+                project(array),
+                time=None if names is None else names[number],
+                ids=ids,
+                labels=labels,
+                groups=categories(number),
+                values=numbers(number),
+            )
 
 
 def _points(name: str, given: Any) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,17 +70,20 @@ def raises(
     raise AssertionError(f"{call} did not raise {kind}")
 
 
-def main(names: dict[str, Any]) -> None:
+def main(names: dict[str, Any], wanted: list[str] | None = None) -> None:
     """Runs the checks of a program on this rank; the first failure ends the whole job."""
-    wanted = sys.argv[1:]
+    wanted = sys.argv[1:] if wanted is None else wanted
     checks = [(n, f) for n, f in names.items() if n.startswith("check_") and (not wanted or n in wanted)]
     for name, check in checks:
         try:
             check(MPI.COMM_WORLD)
             MPI.COMM_WORLD.Barrier()
         except BaseException:
-            sys.stderr.write(f"rank {MPI.COMM_WORLD.Get_rank()} failed in {name}\n{traceback.format_exc()}")
+            program = Path(names["__file__"]).stem
+            sys.stderr.write(f"rank {MPI.COMM_WORLD.Get_rank()} failed in {program}: {name}\n{traceback.format_exc()}")
             sys.stderr.flush()
             MPI.COMM_WORLD.Abort(1)
     if MPI.COMM_WORLD.Get_rank() == 0:
-        print(f"ok: {len(checks)} checks on {MPI.COMM_WORLD.Get_size()} ranks", flush=True)
+        print(
+            f"{Path(names['__file__']).stem} ok: {len(checks)} checks on {MPI.COMM_WORLD.Get_size()} ranks", flush=True
+        )

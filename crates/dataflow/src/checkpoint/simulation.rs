@@ -37,12 +37,20 @@ use super::store::CheckpointStore;
 use crate::route_map::{BUCKETS, RouteMap};
 use job::Job;
 
-/// Seeds of one run of the test.
+/// Seeds of a whole run of the test; see [`effort`].
 const SEEDS: u64 = 3000;
 /// Once faults stop a job must end within so many steps. Most need some hundreds.
 const STEPS_MAX: usize = 100_000;
 /// As a row's number: the last of its key, told at the end of the stream.
 const LAST: u32 = u32::MAX;
+
+/// How many of `all` seeds to try: the share that `SIMULATION_EFFORT` says, from 0 to 1. `make test-all` tries all.
+pub(super) fn effort(all: u64) -> u64 {
+    let share = std::env::var("SIMULATION_EFFORT")
+        .map_or(0.2, |text| text.parse::<f64>().expect("SIMULATION_EFFORT is a number from 0 to 1"));
+    // Fewer than these would not come to all that can happen.
+    ((all as f64 * share.clamp(0.0, 1.0)) as u64).max(all / 10)
+}
 
 /// Whatever the seed decides (splitmix64).
 pub(super) struct Random(u64);
@@ -446,7 +454,8 @@ fn whatever_fails_every_row_counts_once() {
         return;
     }
     let (mut steps, mut runs, mut moved, mut overtaken, mut full, mut early, mut settled) = (0, 0, 0, 0, 0, 0, 0);
-    for seed in 0..SEEDS {
+    let seeds = effort(SEEDS);
+    for seed in 0..seeds {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
         let Ok((of_story, world)) = told else {
             panic!("seed {seed} fails: SIMULATION_SEED={seed} tells its story");
@@ -460,12 +469,12 @@ fn whatever_fails_every_row_counts_once() {
         settled += world.settled;
     }
     println!(
-        "{SEEDS} seeds: {runs} runs, {steps} steps, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times, \
+        "{seeds} seeds: {runs} runs, {steps} steps, {moved} rebalances, {overtaken} rows overtaken, sinks full {full} times, \
          {early} sinks done before others, {settled} times all was committed"
     );
-    assert!(overtaken > 10 * SEEDS as usize, "hardly any row was overtaken");
-    assert!(moved > SEEDS as usize, "hardly anything has moved");
-    assert!(full > SEEDS as usize, "hardly any sink was full");
-    assert!(early > SEEDS as usize / 10, "hardly any sink had nothing left while others went on");
-    assert!(settled > SEEDS as usize / 2, "hardly any run has ended with all committed");
+    assert!(overtaken > 10 * seeds as usize, "hardly any row was overtaken");
+    assert!(moved > seeds as usize, "hardly anything has moved");
+    assert!(full > seeds as usize, "hardly any sink was full");
+    assert!(early > seeds as usize / 10, "hardly any sink had nothing left while others went on");
+    assert!(settled > seeds as usize / 2, "hardly any run has ended with all committed");
 }

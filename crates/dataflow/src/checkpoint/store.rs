@@ -31,8 +31,8 @@ use futures_util::{TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
-use twox_hash::XxHash3_64;
 
+use self::signing::Signing;
 use super::lease::{Denied, Lease, LeaseView, Place, Process, held_by};
 use super::manifest::{Entry, Key, Manifest};
 use crate::error::DataflowError;
@@ -60,6 +60,14 @@ pub enum StoreError {
     /// A checkpoint, or part of one, is not what was written, or not there.
     #[error("checkpoints in {place}: {reason}")]
     Damaged {
+        /// Where they lie.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A checkpoint is not signed with the job's key: it is not even looked at.
+    #[error("checkpoints in {place}: {reason}")]
+    Untrusted {
         /// Where they lie.
         place: String,
         /// What is wrong.
@@ -101,6 +109,8 @@ pub struct CheckpointStore {
     leases: Option<Arc<dyn ObjectStore>>,
     /// It is known to say that there has been a manifest.
     marked: Arc<AtomicBool>,
+    /// What manifests are signed with, or why that cannot be told.
+    signing: Result<Signing, String>,
 }
 
 impl std::fmt::Debug for CheckpointStore {
@@ -201,12 +211,21 @@ impl CheckpointStore {
             folder: Some(folder),
             leases: None,
             marked: Arc::default(),
+            signing: Signing::of_environment(),
         })
     }
 
     /// In an object store, beneath `prefix`; `url` stands for it in messages.
     pub fn objects(objects: Arc<dyn ObjectStore>, prefix: Path, url: impl Into<String>) -> Self {
-        CheckpointStore { objects, prefix, place: url.into(), folder: None, leases: None, marked: Arc::default() }
+        CheckpointStore {
+            objects,
+            prefix,
+            place: url.into(),
+            folder: None,
+            leases: None,
+            marked: Arc::default(),
+            signing: Signing::of_environment(),
+        }
     }
 
     /// The same, in which a job keeps others out by a lease: a small object that it writes anew every three seconds. That is done by
@@ -408,7 +427,9 @@ impl CheckpointStore {
     /// The same; `None` when there is none.
     async fn find_manifest(&self, epoch: u64) -> Result<Option<Manifest>, StoreError> {
         let Some(bytes) = self.find(&self.manifest_path(epoch)).await? else { return Ok(None) };
-        let manifest = Manifest::decode(&bytes).and_then(|manifest| match manifest.epoch == epoch {
+        let opened =
+            self.signing()?.open(&bytes).map_err(|reason| self.untrusted(format!("epoch {epoch}: {reason}")))?;
+        let manifest = Manifest::decode(opened).and_then(|manifest| match manifest.epoch == epoch {
             true => Ok(manifest),
             false => Err(format!("it is of epoch {}", manifest.epoch)),
         });
@@ -450,7 +471,7 @@ impl CheckpointStore {
     /// The store's; `Taken` when the epoch has a manifest already.
     pub(crate) async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let path = self.manifest_path(manifest.epoch);
-        let bytes = Bytes::from(manifest.encode());
+        let bytes = Bytes::from(self.signing()?.sign(manifest.encode()));
         // A store's client tries again when an answer is lost, and then finds its own.
         if self.create(&path, bytes.clone()).await? || self.get(&path).await? == bytes {
             // Behind it: without a manifest nothing was committed, and the place is as good as new.
@@ -480,6 +501,7 @@ impl CheckpointStore {
         file: String,
         parts: Vec<(Key, Bytes, bool)>,
     ) -> Result<Vec<(Key, Entry)>, StoreError> {
+        let signing = self.signing()?;
         let mut entries = Vec::with_capacity(parts.len());
         let mut offset = 0;
         // Not put together: what does not fit in memory lies on disk until the store has it.
@@ -487,7 +509,7 @@ impl CheckpointStore {
         for (key, part, whole) in parts {
             // The checksum is to be of what was saved, not of what a disk made of it since.
             verify(&part).map_err(|error| StoreError::Io { place: self.place.clone(), reason: error.to_string() })?;
-            let (len, sum) = (part.len() as u64, XxHash3_64::oneshot(&part));
+            let (len, sum) = (part.len() as u64, signing.sum(&part));
             entries.push((key, Entry { file: file.clone(), offset, len, sum, whole }));
             offset += len;
             payload.extend((len > 0).then_some(part));
@@ -549,6 +571,7 @@ impl CheckpointStore {
         entries: &[&Entry],
         mut take: impl FnMut(usize, Bytes) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
+        let signing = self.signing()?;
         let files: BTreeSet<&str> = entries.iter().filter(|entry| entry.len > 0).map(|e| e.file.as_str()).collect();
         for file in files {
             // Stores refuse to read no bytes.
@@ -565,7 +588,7 @@ impl CheckpointStore {
                 let (together, others) = left.split_at(left.iter().take_while(fits).count());
                 left = others;
                 for (&at, bytes) in together.iter().zip(self.ranges(file, entries, together).await?) {
-                    if bytes.len() as u64 != entries[at].len || XxHash3_64::oneshot(&bytes) != entries[at].sum {
+                    if bytes.len() as u64 != entries[at].len || signing.sum(&bytes) != entries[at].sum {
                         return Err(self.damaged(format!("{file} is damaged")));
                     }
                     take(at, bytes)?;
@@ -720,12 +743,21 @@ impl CheckpointStore {
         self.taken(by)
     }
 
+    fn signing(&self) -> Result<&Signing, StoreError> {
+        self.signing.as_ref().map_err(|reason| self.failed(reason))
+    }
+
+    fn untrusted(&self, reason: String) -> StoreError {
+        StoreError::Untrusted { place: self.place.clone(), reason }
+    }
+
     fn taken(&self, by: String) -> StoreError {
         StoreError::Taken { place: self.place.clone(), by }
     }
 }
 
 mod copy;
+mod signing;
 #[cfg(test)]
 mod tests;
 mod upload;

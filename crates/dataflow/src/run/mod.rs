@@ -45,6 +45,9 @@ use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
 use crate::rebalance::Handover;
 use crate::stream::Stalls;
 
+/// Plans may be deep, and are run within each other; of what is not used there is only the address.
+const STACK_BYTES: usize = 64 << 20;
+
 /// How a worker runs graphs.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -160,6 +163,7 @@ impl Runner {
         let pool = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("tidemill-exec")
+            .thread_stack_size(STACK_BYTES)
             .enable_all()
             .build()
             .map(|pool| Pool(Some(pool)))

@@ -7,6 +7,7 @@ use datafusion::physical_plan::{ExecutionPlan, displayable};
 use tidemill_collective::Op;
 use tidemill_dataflow::RunReport;
 
+use super::prepare::Share;
 use super::stages::Stages;
 use super::{Result, To, Watch, Workers};
 use crate::dataset::DataSet;
@@ -28,7 +29,7 @@ impl Workers {
     /// # Errors
     /// As for [`Workers::collect`].
     pub fn analyze(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<String> {
-        let (plan, mut action) = self.begin(engine, set, watch)?;
+        let (plan, mut action) = self.begin(engine, set, Share::AsMade, watch)?;
         let plan = self.resolve(plan, &mut action)?;
         let stages = Stages::of(&plan)?.counted(&action.reading)?;
         let (_, report) = self.run(&stages, To::None, &mut action)?;

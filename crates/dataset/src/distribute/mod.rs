@@ -46,7 +46,7 @@ use crate::parts::{PartsTable, Size, differences};
 use crate::reading::Reading;
 use crate::sources::{Sources, each_table};
 use arrival::Rows;
-use prepare::{Prepared, prepare};
+use prepare::{Prepared, Share, prepare};
 use same_files::{Seen, contents};
 use stages::{Cut, Kind, Stages, Way};
 
@@ -180,7 +180,8 @@ impl Workers {
         to: To,
         watch: Watch<'_>,
     ) -> Result<Vec<Vec<RecordBatch>>> {
-        let (plan, mut action) = self.begin(engine, set, watch)?;
+        let share = if to == To::Each { Share::Even } else { Share::AsMade };
+        let (plan, mut action) = self.begin(engine, set, share, watch)?;
         let mut plan = self.resolve(plan, &mut action)?;
         if let Some(rows) = rows {
             plan = Arc::new(LocalLimitExec::new(plan, rows));
@@ -194,10 +195,11 @@ impl Workers {
         &self,
         engine: &Engine,
         set: &DataSet,
+        share: Share,
         watch: Watch<'a>,
     ) -> Result<(Arc<dyn ExecutionPlan>, Action<'a>)> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let Prepared { plan, state } = self.prepare(engine, set, &sources)?;
+        let Prepared { plan, state } = self.prepare(engine, set, &sources, share)?;
         let reading = Reading::default();
         reading.expect(&plan);
         Ok((plan, Action { context: state.task_ctx(), sources, reading, watch }))
@@ -209,7 +211,7 @@ impl Workers {
     /// As for [`Workers::collect`], as far as planning goes.
     pub fn explain(&self, engine: &Engine, set: &DataSet) -> Result<String> {
         let sources = Arc::new(Sources::of(set.frame()));
-        let plan = self.prepare(engine, set, &sources)?.plan;
+        let plan = self.prepare(engine, set, &sources, Share::AsMade)?.plan;
         let mut text = String::new();
         // As in `resolve`: what is asked first is told first.
         let plan = plan.transform_up(|node| {
@@ -224,12 +226,12 @@ impl Workers {
         Ok(text + &Stages::of(&plan)?.describe())
     }
 
-    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources) -> Result<Prepared> {
+    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources, share: Share) -> Result<Prepared> {
         let now = self.tell_sizes(set)?;
         let (frame, partitions, memory_bytes) = (set.frame().clone(), self.partitions, self.memory_bytes);
         let governor = engine.governor().clone();
         let planned = engine.run(async move {
-            let prepared = prepare(frame, partitions, memory_bytes, &governor, now).await;
+            let prepared = prepare(frame, partitions, memory_bytes, &governor, now, share).await;
             // Errors name their files outside, where the sources are.
             Ok(prepared)
         });

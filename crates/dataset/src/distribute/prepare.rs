@@ -14,6 +14,8 @@ use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, NestedLoopJoinExec, PartitionMode};
 use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning, replace_children_if_necessary};
 
 use tidemill_dataflow::memory::Governor;
@@ -21,7 +23,17 @@ use tidemill_dataflow::memory::Governor;
 use super::broadcast::BroadcastSmaller;
 use super::stages::collects_left;
 use crate::join_exec::gives_left_rows;
+use crate::spread::{SpreadResult, SpreadRows};
 use crate::within_memory::WithinMemory;
+
+/// What each partition of the result is to get.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Share {
+    /// What there is, wherever it is made.
+    AsMade,
+    /// About as many rows as the others, if the rows are in no order.
+    Even,
+}
 
 /// A query's plan and the session to run it in.
 pub(super) struct Prepared {
@@ -37,15 +49,23 @@ pub(super) async fn prepare(
     memory_bytes: Option<usize>,
     governor: &Governor,
     now: i64,
+    share: Share,
 ) -> Result<Prepared> {
     let (state, logical) = frame.into_parts();
-    let state = session(state, partitions, memory_bytes, now);
+    let state = session(state, partitions, memory_bytes, now, share);
     let plan = state.create_physical_plan(&logical).await?.transform_up(apart)?.data;
+    let plan = if partitions == 1 { sorted_apart(plan)? } else { plan };
     let within = WithinMemory { governor: governor.clone(), budget_bytes: memory_bytes.unwrap_or(0) as u64 };
     Ok(Prepared { plan: within.apply(plan)?, state })
 }
 
-fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, now: i64) -> SessionState {
+fn session(
+    state: SessionState,
+    partitions: usize,
+    memory_bytes: Option<usize>,
+    now: i64,
+    share: Share,
+) -> SessionState {
     let config = state
         .config()
         .clone()
@@ -59,6 +79,11 @@ fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, 
     let mut rules = state.physical_optimizers().to_vec();
     // Joins take their form before that.
     rules.retain(|rule| rule.name() != WithinMemory::NAME);
+    if share == Share::Even {
+        let spread =
+            rules.iter().position(|rule| rule.name() == SpreadRows::NAME).expect("the engine's session has it");
+        rules.insert(spread + 1, Arc::new(SpreadResult));
+    }
     let choice = rules.iter().position(|rule| rule.name() == "join_selection");
     let broadcast = Arc::new(BroadcastSmaller { partitions, memory_bytes });
     rules.insert(choice.expect("DataFusion chooses how to join") + 1, broadcast);
@@ -66,6 +91,19 @@ fn session(state: SessionState, partitions: usize, memory_bytes: Option<usize>, 
     let mut state = builder.with_physical_optimizer_rules(rules).build();
     state.execution_props_mut().query_execution_start_time = Some(DateTime::from_timestamp_nanos(now));
     state
+}
+
+/// The plan of one thread, in which a sort of the whole result is one of partitions, as it is in that of several: the exchange sorts
+/// faster than DataFusion's step does.
+fn sorted_apart(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    if let Some(sort) = plan.downcast_ref::<SortExec>().filter(|sort| sort.fetch().is_none()) {
+        return Ok(Arc::new(SortPreservingMergeExec::new(sort.expr().clone(), Arc::clone(&plan))));
+    }
+    if !matches!(plan.name(), "CooperativeExec" | "DataSinkExec" | "ProjectionExec") {
+        return Ok(plan);
+    }
+    let input = sorted_apart(Arc::clone(plan.children()[0]))?;
+    replace_children_if_necessary(plan, vec![input])
 }
 
 /// A join in a form whose partitions can run in different processes.

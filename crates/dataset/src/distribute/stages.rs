@@ -38,9 +38,10 @@ use crate::numbers::beneath;
 use crate::own_files::OwnExec;
 use crate::parts::PartsExec;
 use crate::reading::Reading;
+use crate::spread::SpreadExec;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 30] = [
+const APART: [&str; 31] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -63,6 +64,7 @@ const APART: [&str; 30] = [
     "PartsExec",
     "PlaceholderRowExec",
     "ProjectionExec",
+    "SliceExec",
     "SortExec",
     "SortMergeJoinExec",
     "SortPreservingMergeExec",
@@ -189,7 +191,7 @@ impl Stages {
         let partitions = sort.properties().output_partitioning().partition_count();
         let keys = sort.expr().iter().map(|by| sort_key(by, &sort.schema())).collect::<Option<Vec<_>>>();
         match keys {
-            Some(keys) if sort.fetch().is_none() && partitions > 1 => {
+            Some(keys) if sort.fetch().is_none() => {
                 Ok(Some(self.cut(sort.input(), 0, 0..partitions, Way::Sort(keys), sort.properties())?))
             }
             _ => Ok(None),
@@ -211,7 +213,8 @@ impl Stages {
         stage: usize,
         copies: Range<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        if let Some(repartition) = plan.downcast_ref::<RepartitionExec>() {
+        let spread = plan.downcast_ref::<SpreadExec>().and_then(SpreadExec::deal);
+        if let Some(repartition) = spread.or_else(|| plan.downcast_ref::<RepartitionExec>()) {
             let way = match repartition.partitioning() {
                 _ if repartition.preserve_order() => return unsupported(plan, "keeps the order of rows"),
                 Partitioning::Hash(keys, _) => Way::Hash(keys.clone()),

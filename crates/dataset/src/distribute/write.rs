@@ -14,7 +14,7 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use tidemill_dataflow::Outputs;
 use url::Url;
 
-use super::prepare::prepare;
+use super::prepare::{Share, prepare};
 use super::stages::{Kind, Stages};
 use super::{ActionError, To, Watch, Workers};
 use crate::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
@@ -220,7 +220,7 @@ impl Workers {
             None => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
         };
         let copy = self.agree(seen)?;
-        let (plan, mut action) = self.begin(engine, &copy, watch)?;
+        let (plan, mut action) = self.begin(engine, &copy, Share::AsMade, watch)?;
         let plan = self.resolve(plan, &mut action)?;
         let mut stages = Stages::of(&plan)?;
         if let Some(format) = format {
@@ -268,7 +268,8 @@ impl Workers {
             let inside = inside.map_err(|error| DataSetError::Internal(error.to_string()))?;
             let copy = empty.copy_to(&inside, output, Vec::new())?;
             let governor = engine.governor().clone();
-            let planned = engine.run(async move { Ok(prepare(copy, partitions, None, &governor, 0).await?) })?;
+            let planned =
+                engine.run(async move { Ok(prepare(copy, partitions, None, &governor, 0, Share::AsMade).await?) })?;
             match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),
                 None => Err(DataSetError::Internal("a query that writes has no sink".into())),

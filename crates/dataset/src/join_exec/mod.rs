@@ -34,7 +34,7 @@ use datafusion::physical_plan::{
 use futures::{FutureExt, TryStreamExt, stream};
 use tidemill_dataflow::memory::Governor;
 
-use crate::step::with_new_children;
+use crate::step::{required_as_by, with_new_children};
 use crate::stream::has_stream;
 use pairs::{Building, Joining, Other, Whole};
 use planned::Planned;
@@ -140,6 +140,8 @@ impl ExecutionPlan for JoinExec {
     }
 
     with_new_children!(Recompute);
+
+    required_as_by!(self => self.join.exec());
 
     /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join within.
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {

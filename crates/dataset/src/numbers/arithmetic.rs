@@ -40,6 +40,11 @@ impl AnalyzerRule for CheckArithmetic {
     }
 }
 
+/// Whether a function is an operator that fails where the result does not fit.
+pub(crate) fn is_checked(call: &ScalarFunction) -> bool {
+    call.func.inner().downcast_ref::<Checked>().is_some()
+}
+
 /// An operator with its operands, or the operand of a minus.
 fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let (op, operands) = match &expr {

@@ -1,9 +1,11 @@
-//! The least and the greatest floats of groups: a NaN is larger than all numbers there too, and infinities are numbers. DataFusion's
+//! Least and greatest values. Of floats in groups: a NaN is larger than all numbers there too, and infinities are numbers. DataFusion's
 //! groups begin with the least and the greatest finite number, and lose NaNs or not, as rows happen to come.
 
 use std::cmp::Ordering;
 
 use arrow::datatypes::{ArrowNativeTypeOp, ArrowPrimitiveType, DataType, Float16Type, Float32Type, Float64Type};
+use datafusion::common::plan_err;
+use datafusion::error::Result;
 use datafusion::logical_expr::GroupsAccumulator;
 use datafusion_functions_aggregate_common::aggregate::groups_accumulator::prim_op::PrimitiveGroupsAccumulator;
 
@@ -19,6 +21,28 @@ pub(super) fn groups(name: &str, data_type: &DataType) -> Option<Box<dyn GroupsA
         DataType::Float32 => Some(of::<Float32Type>(wanted, data_type)),
         DataType::Float64 => Some(of::<Float64Type>(wanted, data_type)),
         _ => None,
+    }
+}
+
+/// Refuses `min` and `max` of values that have no order, which would be found out in the middle of the query.
+pub(super) fn check(name: &str, of: &[DataType]) -> Result<()> {
+    match of {
+        [kind] if matches!(name, "min" | "max") && !has_order(kind) => plan_err!(
+            "there is no {name} of {kind}, as lists in lists, lists of structs and maps have no order; take one of their values, or their \
+             length, first"
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn has_order(kind: &DataType) -> bool {
+    match kind {
+        DataType::List(of) | DataType::LargeList(of) | DataType::FixedSizeList(of, _) => !of.data_type().is_nested(),
+        DataType::Struct(fields) => fields.iter().all(|field| match field.data_type() {
+            DataType::Struct(_) => has_order(field.data_type()),
+            other => !other.is_nested(),
+        }),
+        other => !other.is_nested(),
     }
 }
 

@@ -5,6 +5,7 @@
 //! |--------------|------------------------------------------------------------|
 //! | `arithmetic` | `+`, `-` and `*` of whole numbers and decimals               |
 //! | `sum`        | sums of them, exact however partial sums come together; `totals` adds them up |
+//! | `mean`       | means of whole numbers, exact however large they are         |
 //! | `extremes`   | least and greatest floats of groups                         |
 //! | `float_keys` | NaNs and zeros in keys, orders and comparisons              |
 //! | `sliding`    | sums, means and variances of floats in frames that slide    |
@@ -12,6 +13,7 @@
 mod arithmetic;
 mod extremes;
 mod float_keys;
+mod mean;
 mod sliding;
 mod sum;
 mod totals;
@@ -19,12 +21,13 @@ mod totals;
 use arrow::datatypes::DataType;
 use datafusion::logical_expr::{AggregateUDF, ScalarUDF};
 
-pub(crate) use arithmetic::CheckArithmetic;
+pub(crate) use arithmetic::{CheckArithmetic, is_checked};
 pub(crate) use float_keys::{CompareFloats, beneath};
 
 /// Functions of ours that take the place of DataFusion's.
 pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
-    std::iter::once(AggregateUDF::from(sum::Sum::default())).chain(sliding::functions().map(AggregateUDF::from))
+    let exact = [AggregateUDF::from(sum::Sum::default()), AggregateUDF::from(mean::Mean::default())];
+    exact.into_iter().chain(sliding::functions().map(AggregateUDF::from))
 }
 
 /// Functions of one row's numbers.

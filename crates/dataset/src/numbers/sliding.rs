@@ -17,7 +17,6 @@ use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::{DataType, FieldRef, Float64Type};
 use datafusion::common::ScalarValue;
 use datafusion::error::Result;
-use datafusion::functions_aggregate::average::avg_udaf;
 use datafusion::functions_aggregate::correlation::corr_udaf;
 use datafusion::functions_aggregate::covariance::{covar_pop_udaf, covar_samp_udaf};
 use datafusion::functions_aggregate::min_max::{max_udaf, min_udaf};
@@ -223,9 +222,9 @@ fn of_floats(name: &str) -> Option<Box<dyn Accumulator>> {
 
 /// A function of DataFusion's, but of floats in frames that slide, or in groups if it is one of [`extremes`].
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct OfFloats(Arc<AggregateUDF>);
+pub(super) struct OfFloats(pub(super) Arc<AggregateUDF>);
 
-/// All of them.
+/// All of them but `avg`, which is [`Mean`](super::mean::Mean).
 pub(super) fn functions() -> impl Iterator<Item = OfFloats> {
     let moments = [var_samp_udaf(), var_pop_udaf(), stddev_udaf(), stddev_pop_udaf()];
     let pairs = [covar_samp_udaf(), covar_pop_udaf(), corr_udaf()];
@@ -239,7 +238,7 @@ pub(super) fn functions() -> impl Iterator<Item = OfFloats> {
         regr::regr_syy_udaf(),
         regr::regr_sxy_udaf(),
     ];
-    [avg_udaf()].into_iter().chain(moments).chain(pairs).chain(lines).chain([min_udaf(), max_udaf()]).map(OfFloats)
+    moments.into_iter().chain(pairs).chain(lines).chain([min_udaf(), max_udaf()]).map(OfFloats)
 }
 
 impl AggregateUDFImpl for OfFloats {
@@ -264,6 +263,7 @@ impl AggregateUDFImpl for OfFloats {
     }
 
     fn coerce_types(&self, of: &[DataType]) -> Result<Vec<DataType>> {
+        extremes::check(self.name(), of)?;
         self.0.coerce_types(of)
     }
 

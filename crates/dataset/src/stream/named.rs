@@ -19,6 +19,7 @@ use datafusion::physical_plan::{
 
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
+use crate::map::planned_below;
 use crate::sources::table_at;
 use crate::step::{one_input, unordered};
 
@@ -97,7 +98,7 @@ impl TableProvider for NamedTable {
             let columns = columns.iter().map(|&column| Expr::from(self.input.schema().qualified_field(column)));
             plan = plan.project(columns.collect::<Vec<_>>())?;
         }
-        let input = session.create_physical_plan(&plan.build()?).await?;
+        let input = planned_below(session, &plan.build()?).await?;
         Ok(Arc::new(NamedExec::new(Arc::clone(&self.name), input)))
     }
 }

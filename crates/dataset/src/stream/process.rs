@@ -34,6 +34,7 @@ use super::window::Micros;
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
 use crate::map::fitted;
+use crate::map::planned_below;
 use crate::number_keys::group_values;
 use crate::step::{one_input, unordered};
 
@@ -201,7 +202,7 @@ impl TableProvider for ProcessTable {
         _filters: &[Expr],
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = session.create_physical_plan(&self.input).await?;
+        let input = planned_below(session, &self.input).await?;
         Ok(Arc::new(ProcessExec::new(input, Arc::clone(&self.process), projection.cloned())?))
     }
 }

@@ -49,6 +49,9 @@ struct Scratch<T> {
     open_total: u64,
     #[cfg(target_arch = "x86_64")]
     open: Vec<usize>,
+    /// The centres that may be nearest to a row.
+    #[cfg(target_arch = "x86_64")]
+    candidates: Vec<usize>,
     #[cfg(target_arch = "x86_64")]
     look: Look,
     /// Rows of the block that change their label, with the new one.
@@ -77,6 +80,8 @@ impl<T: Element> Dense<T> {
                     open_total: 0,
                     #[cfg(target_arch = "x86_64")]
                     open: Vec::new(),
+                    #[cfg(target_arch = "x86_64")]
+                    candidates: Vec::new(),
                     #[cfg(target_arch = "x86_64")]
                     look: Look::default(),
                     moved: Vec::new(),
@@ -310,7 +315,8 @@ impl<T: Element> Step<'_, '_, T> {
         taken
     }
 
-    /// By a first look; the rows that it leaves open go on to the tile.
+    /// By a first look. Rows that it leaves open are compared exactly with the few centres that can be nearest; where these are
+    /// many, or not known, they go on to the tile.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn settle_by_look<S: Simd<Elem = T>>(
@@ -321,6 +327,7 @@ impl<T: Element> Step<'_, '_, T> {
         all: bool,
     ) -> usize {
         let rounding = Rounding::coarse(self.centres.norm_max);
+        let precision = coarse.precision();
         let mut found = Found::new();
         let mut taken = 0;
         while pending.len() - taken >= if all { 1 } else { look::POINTS } {
@@ -340,7 +347,29 @@ impl<T: Element> Step<'_, '_, T> {
                 found.second[lane] = f64::from(glance.second[lane]) * scale;
                 found.label[lane] = glance.index[lane] as u32;
             }
-            found.judge(look::POINTS, rounding, look::NORM_ERROR, !self.part.upper.is_empty());
+            if let Some(precision) = &precision {
+                found.judge_distances(look::POINTS, precision);
+                for (lane, &i) in now.iter().enumerate() {
+                    if found.certain[lane] {
+                        continue;
+                    }
+                    let (squared, lost) = (found.squared[lane], found.error[lane]);
+                    let far = f64::from(found.upper[lane]);
+                    let Some(limit) = precision.beyond(squared, lost, far) else { continue };
+                    if glance.candidates(lane, self.centres.k, limit, &mut scratch.candidates) {
+                        let row = self.part.first + i;
+                        let (label, best, second) =
+                            exact::nearest_of(&self.rows, row, &self.centres.exact, &scratch.candidates);
+                        found.label[lane] = label as u32;
+                        found.upper[lane] = best.sqrt() as f32 * UP;
+                        // All others are at least `far` away.
+                        found.lower[lane] = second.sqrt().min(far) as f32 * DOWN;
+                        found.certain[lane] = true;
+                    }
+                }
+            } else {
+                found.judge(look::POINTS, rounding, look::NORM_ERROR, !self.part.upper.is_empty());
+            }
             scratch.looked += now.len() as u64;
             for (lane, &i) in now.iter().enumerate() {
                 if found.certain[lane] {
@@ -432,6 +461,22 @@ impl Found {
             let slack = relative * squared;
             self.upper[lane] = (squared + 2.0 * (best + best_error) + slack).max(0.0).sqrt() as f32 * UP;
             self.lower[lane] = (squared + 2.0 * (second - second_error) - slack).max(0.0).sqrt() as f32 * DOWN;
+        }
+    }
+
+    /// Whether each label is certain, and bounds of the distances, where errors are bounded in distances: `error` is what
+    /// `Precision::bounds` calls `lost`.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn judge_distances(&mut self, points: usize, precision: &look::Precision) {
+        assert!(points <= PANEL_MAX, "a panel holds at most {PANEL_MAX} points");
+        for lane in 0..points {
+            let (squared, lost) = (self.squared[lane], self.error[lane]);
+            let (_, high) = precision.bounds(squared, lost, self.best[lane]);
+            let (low, _) = precision.bounds(squared, lost, self.second[lane]);
+            self.upper[lane] = high as f32 * UP;
+            self.lower[lane] = low as f32 * DOWN;
+            self.certain[lane] = high < low;
         }
     }
 }

@@ -21,8 +21,15 @@ pub(crate) struct Rounding {
 
 impl Rounding {
     pub(crate) fn new<T: Element>(d: usize, norm_max: f64) -> Self {
-        let tiny = if size_of::<T>() == 4 { f64::from(f32::MIN_POSITIVE) } else { f64::MIN_POSITIVE };
-        Rounding { relative: (d as f64 + 4.0) * T::EPSILON / 2.0, norm_max, tiny: (d as f64 + 4.0) * tiny }
+        let (tiny, huge) = if size_of::<T>() == 4 {
+            (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX))
+        } else {
+            (f64::MIN_POSITIVE, f64::MAX)
+        };
+        // Where |c|^2 / 2 overflows, a centre is seen as far from all rows: then nothing is certain.
+        let overflows = norm_max * norm_max >= huge;
+        let relative = if overflows { f64::INFINITY } else { (d as f64 + 4.0) * T::EPSILON / 2.0 };
+        Rounding { relative, norm_max, tiny: (d as f64 + 4.0) * tiny }
     }
 
     /// For a first look, where `relative` differs from point to point.
@@ -96,6 +103,27 @@ pub(crate) fn nearest<T: Element>(rows: &Rows<'_, T>, i: usize, centres: &[f64])
             let (point, centre) = (&point[..d], &centre[..d]);
             sum_of_squares(d, |f| point[f] - centre[f])
         };
+        if distance < best {
+            (index, best, second) = (j, distance, best);
+        } else if distance < second {
+            second = distance;
+        }
+    }
+    (index, best, second)
+}
+
+/// As [`nearest`], of the centres with these numbers, which grow.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn nearest_of<T: Element>(
+    rows: &Rows<'_, T>,
+    i: usize,
+    centres: &[f64],
+    numbers: &[usize],
+) -> (usize, f64, f64) {
+    let (mut index, mut best, mut second) = (0, f64::INFINITY, f64::INFINITY);
+    let (raw, shift, d) = (rows.raw(i), rows.shift(), rows.d());
+    for &j in numbers {
+        let distance = squared_distance(raw, shift, &centres[j * d..(j + 1) * d]);
         if distance < best {
             (index, best, second) = (j, distance, best);
         } else if distance < second {

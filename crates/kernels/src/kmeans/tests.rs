@@ -207,6 +207,44 @@ fn check_far_centre(d: usize, k: usize, spread: f64) {
     }
 }
 
+/// Rows along a line, far from the mean and close to their neighbors: a bound that grows with the norms decides none of them.
+/// With a large factor `f32` overflows, and with a tiny one squares vanish.
+#[test]
+fn correlated_rows_are_lloyds() {
+    for (d, k, length, scale) in
+        [(40, 30, 400.0, 1.0), (17, 9, 4000.0, 1.0), (33, 8, 40.0, 1e18), (20, 12, 40.0, 1e-30)]
+    {
+        check_line::<f32>(d, k, length, scale);
+        check_line::<f64>(d, k, length, scale);
+    }
+}
+
+fn check_line<T: Element>(d: usize, k: usize, length: f64, scale: f64) {
+    let (n, pool) = (3000, Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }));
+    let noise = |stream, i: usize| random::uniform(7, stream, i as u64) - 0.5;
+    let along: Vec<f64> = (0..d).map(|f| noise(1, f)).collect();
+    let value = |i: usize, f: usize| noise(3, i * d + f) + length * noise(2, i) * along[f];
+    let x: Vec<T> = (0..n * d).map(|at| T::from_f64(scale * value(at / d, at % d))).collect();
+    let shift = vec![T::default(); d];
+    for isa in Isa::available() {
+        for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly] {
+            let rows = Rows::new(&x, &shift, None);
+            let mut fit = Fit::new(&pool, isa, rows, k, algorithm);
+            let mut centres: Vec<f64> = x[..k * d].iter().map(|x| x.to_f64()).collect();
+            for step in 0..6 {
+                fit.step(&pool, rows, &centres);
+                let what = format!("{algorithm:?} {isa:?} {d} {k} {length} {scale} step {step}");
+                assert_eq!(fit.labels(&pool), plain(&x, &shift, &centres), "{what}");
+                for (j, &weight) in fit.weights().iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+                    for f in 0..d {
+                        centres[j * d + f] = fit.sums()[j * d + f] / weight;
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The sums are formed anew now and then; nothing may change by it.
 #[test]
 fn renewal_keeps_the_sums() {

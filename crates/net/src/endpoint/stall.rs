@@ -113,6 +113,8 @@ pub(super) struct Stall {
     locator: Mutex<Option<Locator>>,
     formatter: Mutex<Option<CallFormatter>>,
     names: Mutex<HashMap<u32, String>>,
+    /// How many collectives a communicator was made with, which are none of the program's.
+    befores: Mutex<HashMap<u32, u32>>,
     lookups: Mutex<HashMap<u32, CallLookup>>,
 }
 
@@ -161,6 +163,7 @@ impl super::Endpoint {
     /// The communicator is gone.
     pub fn forget_context(&self, context: u32) {
         self.0.stall.names.lock().remove(&context);
+        self.0.stall.befores.lock().remove(&context);
         self.0.stall.lookups.lock().remove(&context);
         self.lock().close_context(context);
     }
@@ -168,6 +171,11 @@ impl super::Endpoint {
     /// The communicator's name in messages to people.
     pub fn set_context_name(&self, context: u32, name: &str) {
         self.0.stall.names.lock().insert(context, name.to_owned());
+    }
+
+    /// That the first `seq` collectives on `context` made the communicator: messages to people count those of the program.
+    pub fn set_calls_before(&self, context: u32, seq: u32) {
+        self.0.stall.befores.lock().insert(context, seq);
     }
 
     /// See [`Endpoint::set_context_name`].
@@ -310,8 +318,9 @@ impl Shared {
         let formatter = *self.stall.formatter.lock();
         let ours = self.describe_call(engine, context, seq);
         let me = self.rank;
+        let before = self.stall.befores.lock().get(&context).copied().unwrap_or(0);
         let word = move |theirs: &str| {
-            let call = format!("collective #{seq} on comm \"{name}\"");
+            let call = format!("collective #{} on comm \"{name}\"", seq.saturating_sub(before).max(1));
             if let Some((sent, expected)) = lengths {
                 return format!(
                     "{call}: rank {rank} called {theirs}, rank {me} called {ours}, and the first sent {sent} bytes to \

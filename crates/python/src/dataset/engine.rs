@@ -272,7 +272,7 @@ impl QueryEngine {
 
     #[pyo3(signature = (paths, format, schema = None, infer_rows = 1000, *, header = true, delimiter = ',', quote = '"',
                         comment = None, newlines_in_values = false, null = None, storage_options = StorageOptions::new(),
-                        on_error = "raise", quarantine = None))]
+                        on_error = "raise", quarantine = None, overrides = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn read(
         &self,
@@ -290,6 +290,7 @@ impl QueryEngine {
         storage_options: StorageOptions,
         on_error: &str,
         quarantine: Option<PathBuf>,
+        overrides: Option<GivenSchema>,
     ) -> PyResult<NativeDataSet> {
         let on_error = match (on_error, quarantine) {
             ("raise", None) => OnError::Raise,
@@ -318,6 +319,7 @@ impl QueryEngine {
                 comment: comment.map(byte).transpose()?,
                 newlines_in_values,
                 null,
+                overrides: overrides.map(|overrides| overrides.resolve(py)).transpose()?,
             }),
             "json" => Format::Json,
             "parquet" => Format::Parquet,

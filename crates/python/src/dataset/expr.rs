@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use tidemill_dataset::datafusion::logical_expr::expr::{InList, Sort};
 use tidemill_dataset::datafusion::logical_expr::{Expr, lit};
-use tidemill_dataset::{expr, types};
+use tidemill_dataset::{check_expr, expr, types};
 
 use super::{raised, value};
 
@@ -26,6 +26,11 @@ pub fn sorts(from: &[SortKey<'_>]) -> Vec<Sort> {
 
 #[pymethods]
 impl NativeExpr {
+    /// Raises where it is deeper than the stack bears.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        check_expr(&self.0).map_err(|error| raised(py, &error))
+    }
+
     #[staticmethod]
     fn column(name: &str) -> Self {
         NativeExpr(expr::column(name))

@@ -137,6 +137,12 @@ impl NativeDataSet {
         Self::step(py, || self.0.sort(by))
     }
 
+    /// The rows with a number of their own in front.
+    fn with_row_index(&self, py: Python<'_>, name: &str, first: i64, by: Vec<SortKey<'_>>) -> PyResult<Self> {
+        let by = sorts(&by);
+        Self::step(py, || self.0.with_row_index(name, first, by))
+    }
+
     #[pyo3(signature = (skip, count = None))]
     fn limit(&self, py: Python<'_>, skip: usize, count: Option<usize>) -> PyResult<Self> {
         Self::step(py, || self.0.limit(skip, count))

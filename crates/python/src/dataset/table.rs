@@ -11,17 +11,19 @@ use pyo3_arrow::ffi::{ArrayIterator, to_schema_pycapsule, to_stream_pycapsule};
 use tidemill_collective::DType;
 use tidemill_dataflow::memory::{Allocations, verify_rows};
 use tidemill_dataset::datafusion::arrow::array::{
-    Array, ArrayData, ArrayRef, AsArray, BooleanArray, RecordBatch, StructArray, make_array, new_empty_array,
+    Array, ArrayData, ArrayRef, AsArray, BooleanArray, FixedSizeListArray, RecordBatch, StructArray, make_array,
+    new_empty_array,
 };
 use tidemill_dataset::datafusion::arrow::buffer::{BooleanBuffer, Buffer};
 use tidemill_dataset::datafusion::arrow::compute::{
-    CastOptions, cast, cast_with_options, concat, concat_batches, filter_record_batch,
+    CastOptions, cast, cast_with_options, concat, concat_batches, filter_record_batch, nullif,
 };
 use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Fields, Int32Type, Schema, SchemaRef};
 use tidemill_dataset::datafusion::arrow::error::ArrowError;
 use tidemill_dataset::datafusion::arrow::ipc::reader::StreamReader;
 use tidemill_dataset::datafusion::arrow::ipc::writer::StreamWriter;
-use tidemill_dataset::datafusion::arrow::util::pretty::pretty_format_batches;
+use tidemill_dataset::datafusion::arrow::util::display::FormatOptions;
+use tidemill_dataset::datafusion::arrow::util::pretty::pretty_format_batches_with_options;
 use tidemill_dataset::{DataSetError, plain_batch, plain_schema, types, unite};
 
 use super::engine::GivenSchema;
@@ -156,6 +158,30 @@ impl NativeTable {
             Some((_, first)) if arrays.iter().any(|(_, array)| array.len() != first.len()) => Ok(None),
             _ => Self::from_columns(py, arrays).map(Some),
         }
+    }
+
+    /// The same, null where `nulls` says so.
+    fn with_nulls(&self, py: Python<'_>, nulls: Vec<bool>) -> PyResult<Self> {
+        let made = || -> Result<RecordBatch, ArrowError> {
+            let batch = concat_batches(&self.schema, &self.batches)?;
+            let nulls = BooleanArray::from(nulls);
+            let columns = batch.columns().iter().map(|column| nullif(column, &nulls)).collect::<Result<_, _>>()?;
+            RecordBatch::try_new(self.schema.clone(), columns)
+        };
+        let batch = made().map_err(|error| raised(py, &error.into()))?;
+        Ok(NativeTable { schema: batch.schema(), batches: vec![batch] })
+    }
+
+    /// The only column's values as lists of `size` of them.
+    fn in_lists(&self, py: Python<'_>, name: &str, size: i32) -> PyResult<Self> {
+        let made = || -> Result<ArrayRef, ArrowError> {
+            let batch = concat_batches(&self.schema, &self.batches)?;
+            let values = Arc::clone(batch.column(0));
+            let field = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+            Ok(Arc::new(FixedSizeListArray::try_new(field, size, values, None)?))
+        };
+        let lists = made().map_err(|error| raised(py, &error.into()))?;
+        Self::from_columns(py, vec![(name.to_owned(), lists)])
     }
 
     /// All rows as an Arrow IPC stream.
@@ -347,11 +373,14 @@ impl NativeTable {
         Ok(self.schema.fields().iter().enumerate().map(column).collect())
     }
 
-    /// The rows as a text table.
-    fn format(&self, py: Python<'_>) -> PyResult<String> {
+    /// The rows as a text table, with the columns' types below their names if `types`.
+    #[pyo3(signature = (types = false))]
+    fn format(&self, py: Python<'_>, types: bool) -> PyResult<String> {
         let empty = [RecordBatch::new_empty(self.schema.clone())];
         let batches = if self.batches.is_empty() { &empty[..] } else { &self.batches };
-        let table = pretty_format_batches(batches).map_err(|error| raised(py, &error.into()))?;
+        // A null must not look like a text without characters.
+        let options = FormatOptions::default().with_null("null").with_types_info(types);
+        let table = pretty_format_batches_with_options(batches, &options).map_err(|error| raised(py, &error.into()))?;
         Ok(table.to_string())
     }
 

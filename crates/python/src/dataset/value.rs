@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
@@ -51,7 +51,12 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
     if value.is_instance_of::<PyInt>() {
         return match value.extract::<i64>() {
             Ok(value) => Ok(ScalarValue::Int64(Some(value))),
-            Err(_) => Ok(ScalarValue::UInt64(Some(value.extract()?))),
+            Err(_) => match value.extract() {
+                Ok(value) => Ok(ScalarValue::UInt64(Some(value))),
+                Err(_) => Err(PyOverflowError::new_err(format!(
+                    "{value} has more than 64 bits; make it a decimal.Decimal, of up to 38 digits, or a float"
+                ))),
+            },
         };
     }
     if value.is_instance_of::<PyFloat>() {
@@ -371,10 +376,26 @@ fn scalars_of(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
     let py = values.py();
     let mut scalars = values.iter().map(|value| scalar(&value)).collect::<PyResult<Vec<_>>>()?;
     let is_float = |value: &ScalarValue| matches!(value, ScalarValue::Float64(_));
+    let is_large = |value: &ScalarValue| matches!(value, ScalarValue::UInt64(_));
     if scalars.iter().any(is_float) {
         for value in &mut scalars {
+            match value {
+                ScalarValue::Int64(Some(whole)) => *value = ScalarValue::Float64(Some(*whole as f64)),
+                ScalarValue::UInt64(Some(whole)) => *value = ScalarValue::Float64(Some(*whole as f64)),
+                _ => {}
+            }
+        }
+    } else if scalars.iter().any(is_large) {
+        // Beyond the range of int64, of which the others seemed to be.
+        for value in &mut scalars {
             if let ScalarValue::Int64(Some(whole)) = value {
-                *value = ScalarValue::Float64(Some(*whole as f64));
+                let fits = u64::try_from(*whole).map_err(|_| {
+                    PyOverflowError::new_err(format!(
+                        "{whole} and values of 2**63 or more in one column: no type of whole numbers has both; make them \
+                         decimal.Decimal or floats"
+                    ))
+                })?;
+                *value = ScalarValue::UInt64(Some(fits));
             }
         }
     }

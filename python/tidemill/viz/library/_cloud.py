@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tidemill.viz._format import FrameError
 
-__all__ = ["Cloud", "Limits", "UploadError", "clouds_of_columns"]
+__all__ = ["Cloud", "Limits", "UploadError", "clouds_of_columns", "name_is_text"]
 
 
 class UploadError(FrameError):
@@ -29,6 +29,10 @@ class Limits:
     points: int = 10_000_000
     """Of a frame."""
     frames: int = 10_000
+    memory_bytes: int = 8 << 30
+    """Address space of the process that decodes an upload to a server."""
+    seconds: float = 600.0
+    """How long that process may take."""
 
 
 @dataclass
@@ -56,6 +60,11 @@ _LABELS = ("label",)
 _TIMES = ("time", "frame", "date")
 #: Numbers in these are names of groups all the same.
 _GROUPS = ("cluster", "clusterkey", "group", "class", "category")
+
+
+def name_is_text(name: str) -> bool:
+    """Whether a column of this name is taken as the texts that are written."""
+    return name.strip().lower() in {*_IDS, *_LABELS, *_TIMES, *_GROUPS}
 
 
 def clouds_of_columns(file: str, columns: Mapping[str, Sequence[Any]]) -> list[Cloud]:
@@ -117,6 +126,9 @@ def _frames(file: str, whole: Cloud, times: Sequence[Any]) -> list[Cloud]:
     first = list(dict.fromkeys(times))
     if not all(isinstance(time, str) for time in first) or all(_ISO_DATE.match(time) for time in first):
         first.sort()
+    elif all(_NUMBER.fullmatch(time) for time in first):
+        # Files of text have numbers as they are written.
+        first.sort(key=float)
     number = {time: place for place, time in enumerate(first)}
     frame_of = np.fromiter((number[time] for time in times), np.int64, len(times))
     order = np.argsort(frame_of, kind="stable")
@@ -140,6 +152,7 @@ def _frames(file: str, whole: Cloud, times: Sequence[Any]) -> list[Cloud]:
     return clouds
 
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]|$)")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import re
 import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -21,6 +23,7 @@ from tidemill.viz._format import INDEX, FrameError
 from tidemill.viz._read import FrameReader
 from tidemill.viz._write import OURS
 from tidemill.viz.library import _changes, _search
+from tidemill.viz.library._apart import read_apart
 from tidemill.viz.library._cloud import Limits, UploadError
 from tidemill.viz.library._records import (
     TITLE_MAX,
@@ -40,6 +43,8 @@ __all__ = ["Library"]
 _ID = re.compile(r"[0-9a-f]{16}")
 #: What is left of an upload that ended half way is removed when it is so old.
 _ABANDONED_S = 24 * 3600
+#: Beside the database; who makes one holds it together with others, who tidies up holds it alone.
+_LOCK = ".lock"
 
 
 class Library(Said):
@@ -124,8 +129,13 @@ class Library(Said):
         description: str = "",
         tags: Iterable[str] = (),
         collection: str = "",
+        apart: bool = False,
     ) -> Plot:
-        """Take in files that are called otherwise than where they lie; else as `add`."""
+        """Take in files that are called otherwise than where they lie; else as `add`.
+
+        With `apart` a process of its own decodes them, within `Limits.memory_bytes` and `Limits.seconds`: whatever they do to it, this
+        program goes on.
+        """
         kept = described(title, description, tags, collection)
         if not files:
             raise UploadError("there is no file")
@@ -134,7 +144,7 @@ class Library(Said):
             for name, path in files.items():
                 if path.stat().st_size > self.limits.bytes:
                     raise UploadError(f"{name}: it is larger than {self.limits.bytes >> 20} MiB, which is the limit")
-            upload = read_upload(files, made, self.limits)
+            upload = (read_apart if apart else read_upload)(files, made, self.limits)
             kept["title"] = kept["title"] or cut(upload.title, TITLE_MAX) or cut(Path(source).stem, TITLE_MAX)
             return self._store(made, kept, upload, source)
 
@@ -156,10 +166,17 @@ class Library(Said):
     def _making(self) -> Any:
         """Give a folder to make a plot in, which is gone afterwards unless it was moved to where plots are."""
         made = self._plots / f".new-{secrets.token_hex(8)}"
-        try:
-            yield made
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        with self.uploading():
+            try:
+                yield made
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Let other programs know that what lies in hidden folders is in use."""
+        with _locked(self.folder, fcntl.LOCK_SH):
+            yield
 
     def _store(self, made: Path, kept: dict[str, Any], upload: Upload, source: str) -> Plot:
         reader = FrameReader(made)
@@ -300,15 +317,35 @@ class Library(Said):
         shutil.rmtree(gone, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Remove what is left of uploads that never ended: what is old, as others may be at work."""
+        """Remove what is left of uploads that never ended; while others are at work, only what is old."""
+        try:
+            with _locked(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                self._remove_left(0.0)
+        except OSError:
+            self._remove_left(_ABANDONED_S)
+
+    def _remove_left(self, age_s: float) -> None:
         with connected(self._path) as db:
             known = {id for (id,) in db.execute("SELECT id FROM plot")}
         for path in self._plots.iterdir():
             if not (path.name.startswith(".") or _ID.fullmatch(path.name)) or path.name in known:
                 continue
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                # A folder without an entry may be a plot of which the entry is about to be written.
+                least_s = age_s if path.name.startswith(".") else _ABANDONED_S
+                if time.time() - path.lstat().st_mtime >= least_s:
                     shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.open(folder / _LOCK, flags, 0o600)
+    try:
+        fcntl.flock(file, how)
+        yield
+    finally:
+        os.close(file)
 
 
 _PLOTS = (

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from tidemill.viz._format import FrameError
+from tidemill.viz._format import Busy, FrameError
 
 __all__ = ["connected", "prepare"]
 
@@ -52,6 +52,11 @@ def connected(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         yield connection
         connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        # Python 3.10 does not tell the code.
+        if "locked" in str(error) or "busy" in str(error):
+            raise Busy(f"another program is using the library {path}: {error}") from error
+        raise FrameError(f"the library {path} cannot be used: {error}") from error
     except sqlite3.DatabaseError as error:
         raise FrameError(f"the library {path} cannot be used: {error}") from error
     finally:

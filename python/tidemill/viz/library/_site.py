@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tidemill.viz import _frames_api
+from tidemill.viz._format import Busy
 from tidemill.viz._http import Ask, Refused, number
 from tidemill.viz.library import _changes
 from tidemill.viz.library._cloud import UploadError
@@ -35,6 +36,7 @@ class LibrarySite:
 
     def __init__(self, library: Library, token: str) -> None:
         self.library, self.token = library, token
+        self.place = str(library.folder)
 
     def page(self, path: str) -> str | None:
         """The list of plots, or the viewer of one."""
@@ -64,8 +66,10 @@ class LibrarySite:
                 answer(ask, path, query, "")
         except KeyError as error:
             raise Refused(HTTPStatus.NOT_FOUND, str(error.args[0])) from error
+        except Busy:
+            raise
         except (UploadError, ValueError, TypeError) as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+            raise Refused(HTTPStatus.BAD_REQUEST, ask.server.without_place(str(error))) from error
 
     def _of_library(self, ask: Ask, path: str, query: dict[str, str], _: str) -> None:
         library = self.library
@@ -75,7 +79,11 @@ class LibrarySite:
                     "tags": library.tags(),
                     "collections": library.collections(),
                     "formats": list(FORMATS),
-                    "limits": dataclasses.asdict(library.limits),
+                    "limits": {
+                        "bytes": library.limits.bytes,
+                        "points": library.limits.points,
+                        "frames": library.limits.frames,
+                    },
                 }
             )
         elif (ask.command, path) == ("GET", "plots"):
@@ -94,7 +102,10 @@ class LibrarySite:
         if not name:
             raise Refused(HTTPStatus.BAD_REQUEST, "an upload has a name: POST /api/plots?name=points.csv")
         suffix = PurePosixPath(name).suffix.lower()
-        with tempfile.TemporaryDirectory(dir=self.library.folder / "plots", prefix=".upload-") as folder:
+        with (
+            self.library.uploading(),
+            tempfile.TemporaryDirectory(dir=self.library.folder / "plots", prefix=".upload-") as folder,
+        ):
             path = Path(folder) / f"upload{suffix if suffix in FORMATS else ''}"
             with path.open("wb") as file:
                 file.writelines(ask.parts(self.library.limits.bytes, f"{name}: an upload has"))
@@ -104,6 +115,7 @@ class LibrarySite:
                 description=query.get("description", ""),
                 tags=query.get("tags", "").split(","),
                 collection=query.get("collection", ""),
+                apart=True,
             )
         ask.send_json(dataclasses.asdict(plot), HTTPStatus.CREATED)
 

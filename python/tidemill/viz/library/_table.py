@@ -7,7 +7,7 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-from tidemill.viz.library._cloud import Cloud, Limits, UploadError, clouds_of_columns
+from tidemill.viz.library._cloud import Cloud, Limits, UploadError, clouds_of_columns, name_is_text
 
 __all__ = ["read_table"]
 
@@ -43,6 +43,12 @@ def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
             delimiter = "\t" if kind == "tsv" else ","
             _check_header(file, path, delimiter)
             data = dataset.read_csv(path, delimiter=delimiter, newlines_in_values=True, infer_rows=limits.points)
+            # Ids, labels, times and groups are the texts that are written: 007 is not 7.
+            types = {
+                name: "str" if name_is_text(name) or str(kind) == "Null" else str(kind)
+                for name, kind in data.schema.items()
+            }
+            data = dataset.read_csv(path, delimiter=delimiter, newlines_in_values=True, schema=types)
         else:
             data = dataset.read_parquet(path) if kind == "parquet" else dataset.read_ipc(path)
         if len(data.schema) > _COLUMNS_MAX:

@@ -12,11 +12,12 @@ use futures_util::FutureExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 
-use super::super::simulation::Random;
+use super::super::simulation::{Random, effort};
 use super::asker::ask_store;
 use super::process::Process;
 use super::protocol::{Answer, Ask, Claimant, Now, Record, Step, Terms};
 
+/// Seeds of a whole run of the test; see [`effort`].
 const SEEDS: u64 = 1500;
 /// With a tenth of the usual times.
 const TERMS: Terms = Terms {
@@ -208,7 +209,7 @@ fn nobody_shares_the_place() {
             let seed = seed.parse().expect("a seed is a number");
             seed..seed + 1
         }
-        Err(_) => 0..SEEDS,
+        Err(_) => 0..effort(SEEDS),
     };
     let single = seeds.end - seeds.start == 1;
     let mut all = Told::default();
@@ -223,7 +224,7 @@ fn nobody_shares_the_place() {
         all.given_back += told.given_back;
     }
     println!("{all:?}");
-    let enough = SEEDS as usize;
+    let enough = effort(SEEDS) as usize;
     assert!(single || [all.takeovers, all.refused].iter().all(|&count| count > enough), "{all:?}");
     assert!(single || [all.lost, all.given_back].iter().all(|&count| count > enough / 10), "{all:?}");
 }

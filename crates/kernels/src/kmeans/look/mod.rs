@@ -21,6 +21,9 @@ use crate::simd::{Element, Isa};
 pub(crate) const POINTS: usize = 32;
 const _: () = assert!(POINTS <= super::rows::PANEL_MAX);
 
+/// The most centres with which a row is compared exactly: more take as long as the distance tile.
+pub(crate) const CANDIDATES_MAX: usize = 8;
+
 /// A bound of the relative error of the squared norms that a look knows.
 pub(crate) const NORM_ERROR: f64 = 1.0 / (1 << 18) as f64;
 
@@ -39,7 +42,9 @@ pub(crate) enum Centres {
 impl Centres {
     /// From `k x d` centres; `None` where no first look pays, or the instruction set has none.
     pub(crate) fn new(isa: Isa, centres: &[f64], d: usize) -> Option<Self> {
-        if !worthwhile(centres.len() / d, d) {
+        // Where half a squared norm is infinite in f32, the centre would be seen as far from all rows.
+        let fits = |centre: &[f64]| centre.iter().map(|x| x * x).sum::<f64>() < f64::from(f32::MAX);
+        if !worthwhile(centres.len() / d, d) || !centres.chunks_exact(d).all(fits) {
             return None;
         }
         #[cfg(target_os = "linux")]
@@ -50,6 +55,65 @@ impl Centres {
     }
 }
 
+/// How well the centres of one step are known to a first look whose error is bounded in distances.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Precision {
+    /// The largest norm of a rounded centre.
+    norm_max: f64,
+    /// The most that a rounded centre is from the centre; and the most in parts of its norm.
+    lost_max: f64,
+    lost_relative: f64,
+}
+
+impl Precision {
+    /// Takes note of a centre: the norm of the rounded one, and how far it is from the centre.
+    fn include(&mut self, norm: f64, lost: f64) {
+        // For the rounding of both sums.
+        let lost = lost * (1.0 + 1e-9);
+        self.norm_max = self.norm_max.max(norm);
+        self.lost_max = self.lost_max.max(lost);
+        if lost > 0.0 {
+            self.lost_relative = self.lost_relative.max(lost / norm);
+        }
+    }
+
+    /// Bounds of the distance of a point from a centre, from below and from above: `squared` is the squared norm of the rounded
+    /// point, `lost` its distance from the point, `v` as in the module. Both grow with `v`.
+    #[inline(always)]
+    pub(crate) fn bounds(&self, squared: f64, lost: f64, v: f64) -> (f64, f64) {
+        let (norm, distance) = (squared.sqrt(), squared + 2.0 * v);
+        // The centre is no farther from the origin than the point and the way between; a hundredth for what is rounded here.
+        let centre = self.norm_max.min(1.01 * (norm + distance.max(0.0).sqrt()));
+        // Five roundings in f32 of v: of the sum, of |c|^2 / 2, of the inverse of the scale, of their product and of v itself.
+        let rounding = 3.0 * f64::from(f32::EPSILON) * (norm + 0.5 * centre) * centre + f64::from(f32::MIN_POSITIVE);
+        let lost = lost + self.lost_max.min(self.lost_relative * centre);
+        let low = (distance - 2.0 * rounding).max(0.0).sqrt() - lost;
+        let high = (distance + 2.0 * rounding).max(0.0).sqrt() + lost;
+        (low.max(0.0), high)
+    }
+
+    /// A `v` such that every centre with a larger one is at least `far` from the point; `None` if that cannot be told.
+    pub(crate) fn beyond(&self, squared: f64, lost: f64, far: f64) -> Option<f64> {
+        let reach = far + lost + self.lost_max.min(self.lost_relative * 1.01 * (squared.sqrt() + 2.0 * far));
+        let centre = self.norm_max.min(1.01 * (squared.sqrt() + 2.0 * far));
+        let rounding =
+            4.0 * f64::from(f32::EPSILON) * (squared.sqrt() + centre) * centre + 2.0 * f64::from(f32::MIN_POSITIVE);
+        let v = 0.5 * (reach * reach * (1.0 + 1e-9) + 2.0 * rounding - squared);
+        (self.bounds(squared, lost, v).0 >= far).then_some(v)
+    }
+}
+
+impl Centres {
+    /// How well the centres are known; `None` where the error is bounded otherwise.
+    pub(crate) fn precision(&self) -> Option<Precision> {
+        match self {
+            Centres::Pairs(centres) => Some(centres.precision),
+            #[cfg(target_os = "linux")]
+            Centres::Tiles(_) => None,
+        }
+    }
+}
+
 /// What a first look found for a panel of points. `best` and `second` are `v` over the point's scale.
 #[derive(Debug)]
 pub(crate) struct Glance {
@@ -57,11 +121,14 @@ pub(crate) struct Glance {
     inverse: [f32; POINTS],
     /// Squared norms.
     pub(crate) norms: [f64; POINTS],
-    /// Bounds of the error of `v`, relative to `|x| |c| + |c|^2 / 2`.
+    /// Where centres have a [`Precision`], how far each rounded point is from the point; else bounds of the error of `v`, relative
+    /// to `|x| |c| + |c|^2 / 2`.
     pub(crate) errors: [f32; POINTS],
     pub(crate) best: [f32; POINTS],
     pub(crate) second: [f32; POINTS],
     pub(crate) index: [f32; POINTS],
+    /// `v` of each centre for all points over their scale, or nothing.
+    kept: Vec<f32>,
 }
 
 impl Glance {
@@ -74,7 +141,27 @@ impl Glance {
             best: [f32::INFINITY; POINTS],
             second: [f32::INFINITY; POINTS],
             index: [0.0; POINTS],
+            kept: Vec::new(),
         }
+    }
+
+    /// Puts into `found` those of `k` centres whose `v` for a point is at most `limit`; false if these are none or more than
+    /// [`CANDIDATES_MAX`], or no `v` was kept.
+    pub(crate) fn candidates(&self, lane: usize, k: usize, limit: f64, found: &mut Vec<usize>) -> bool {
+        found.clear();
+        if self.kept.is_empty() {
+            return false;
+        }
+        let scale = f64::from(self.scale[lane]);
+        for (j, v) in self.kept.chunks_exact(POINTS).take(k).enumerate() {
+            if f64::from(v[lane]) * scale <= limit {
+                if found.len() == CANDIDATES_MAX {
+                    return false;
+                }
+                found.push(j);
+            }
+        }
+        !found.is_empty()
     }
 
     fn clear(&mut self) {

@@ -5,11 +5,14 @@
 //! lane. Each point and each centre gets a scale of its own, its norm over [`RANGE`], and is rounded to multiples of it. So
 //! a sum cannot overflow: by Cauchy-Schwarz it stays below `RANGE^2 < 2^30`.
 //!
-//! What rounding can do is bounded: with `a = sqrt(d) / (2 RANGE)`, a point or centre is off by `a` times its norm, so
-//! `x.c` by at most `(2 a + a^2) |x| |c|`. Where that, and the few roundings in `f32` after it, could change which centre is
-//! nearest, the row goes on to the distance tile. Labels are exact all the same.
+//! **Error.** What is computed is `v = |c'|^2 / 2 - x'.c'` of the rounded point `x'` and the rounded centre `c'`: the sums are
+//! exact, and so are the norms. Hence `|x'|^2 + 2 v` is the squared distance of `x'` from `c'`, but for a few roundings in `f32`
+//! at the end, and the true distance differs from its root by at most `|x - x'| + |c - c'|`. Both are measured when the vectors
+//! are rounded. That the error of a distance does not grow with the product of the norms matters for rows that lie far from
+//! the mean and close to each other, as correlated features do. Rows that these bounds do not decide are compared exactly with the
+//! few centres that can be nearest, see `Look::candidates`.
 
-use super::{Glance, POINTS};
+use super::{Glance, POINTS, Precision};
 use crate::kmeans::exact::squared_distance;
 use crate::kmeans::rows::Rows;
 use crate::memory::Aligned;
@@ -25,12 +28,8 @@ pub(super) const FEATURES_MAX: usize = 4096;
 /// Centres in a tile; the last may have 4 or 8.
 const TILE: usize = 12;
 
-/// The bound of the error of `v` relative to `|x| |c| + |c|^2 / 2`.
-fn relative_error(d: usize) -> f64 {
-    // A little over one half for the rounding of the product that is rounded.
-    let a = 0.503 * (d as f64).sqrt() / f64::from(RANGE);
-    2.0 * a + a * a + 16.0 * f64::from(f32::EPSILON)
-}
+/// Centres up to which every `v` is kept for a look at the candidates: 1 MiB for each thread.
+const KEPT_MAX: usize = 8192;
 
 /// Scale of a vector of this norm; any will do for one that is all zero.
 fn scale_of(norm: f64) -> f32 {
@@ -49,6 +48,7 @@ pub(crate) struct PairCentres {
     /// `|c|^2 / 2`, infinite for the centres that only fill up a tile.
     half: Vec<f32>,
     index: Vec<f32>,
+    pub(super) precision: Precision,
 }
 
 impl PairCentres {
@@ -71,6 +71,7 @@ impl PairCentres {
             scale: vec![1.0; padded],
             half: vec![f32::INFINITY; padded],
             index: (0..padded).map(|i| i as f32).collect(),
+            precision: Precision::default(),
         };
         for &(first, width) in &made.tiles {
             for t in 0..width.min(k - first) {
@@ -84,8 +85,15 @@ impl PairCentres {
                     let high = features.get(1).map_or(0, |&x| i32::from(round(x)) << 16);
                     made.values[first * pairs + pair * width + t] = high | low;
                 }
+                let (mut norm, mut lost) = (0.0, 0.0);
+                for &x in centre {
+                    let rounded = f64::from(round(x)) * f64::from(scale);
+                    norm += rounded * rounded;
+                    lost += (x - rounded) * (x - rounded);
+                }
                 made.scale[j] = scale;
-                made.half[j] = (squared / 2.0) as f32;
+                made.half[j] = (norm / 2.0) as f32;
+                made.precision.include(norm.sqrt(), lost.sqrt());
             }
         }
         made
@@ -102,8 +110,10 @@ pub(crate) struct PairLook {
     stride: usize,
     values: Aligned<i16>,
     scale: Vec<f32>,
-    /// Squared norms.
+    /// Squared norms of the rounded rows, exact.
     norms: Vec<f64>,
+    /// How far each rounded row is from the row.
+    lost: Vec<f32>,
     zeros: Vec<f64>,
     panel: Aligned<i32>,
     glance: Glance,
@@ -113,17 +123,16 @@ impl PairLook {
     /// For `n` rows, none of which is there yet.
     pub(super) fn new(n: usize, d: usize) -> Self {
         let stride = d.next_multiple_of(BLOCK);
-        let mut glance = Glance::new();
-        glance.errors = [relative_error(d) as f32 * (1.0 + f32::EPSILON); POINTS];
         PairLook {
             d,
             stride,
             values: Aligned::zeroed(n * stride),
             scale: Vec::with_capacity(n),
             norms: Vec::with_capacity(n),
+            lost: Vec::with_capacity(n),
             zeros: vec![0.0; d],
             panel: Aligned::zeroed(stride / 2 * POINTS),
-            glance,
+            glance: Glance::new(),
         }
     }
 
@@ -141,15 +150,18 @@ impl PairLook {
             let scale = scale_of(norm.sqrt());
             let out = &mut self.values.as_mut_slice()[i * stride..][..stride];
             // SAFETY: `raw` and `shift` have `d` elements and `out` has at least as many; the caller promises the set.
-            unsafe {
+            let (squared, lost) = unsafe {
+                let (raw, shift) = (raw.as_ptr(), rows.shift().as_ptr());
                 if size_of::<T>() == 4 {
-                    round_f32(raw.as_ptr().cast(), rows.shift().as_ptr().cast(), d, 1.0 / scale, out.as_mut_ptr());
+                    round_f32(raw.cast(), shift.cast(), d, scale, out.as_mut_ptr())
                 } else {
-                    round_f64(raw.as_ptr().cast(), rows.shift().as_ptr().cast(), d, 1.0 / scale, out.as_mut_ptr());
+                    round_f64(raw.cast(), shift.cast(), d, scale, out.as_mut_ptr())
                 }
-            }
+            };
             self.scale.push(scale);
-            self.norms.push(norm);
+            self.norms.push(f64::from(squared) * f64::from(scale) * f64::from(scale));
+            // A little more for the rounding of the sum, and of the product.
+            self.lost.push(lost.sqrt() * 1.001 * scale);
         }
     }
 
@@ -163,6 +175,8 @@ impl PairLook {
         // SAFETY: the caller's promise; a tile's centres lie within the lists by construction.
         unsafe {
             self.fill(now);
+            let kept = if centres.half.len() <= KEPT_MAX { centres.half.len() * POINTS } else { 0 };
+            self.glance.kept.resize(kept, 0.0);
             for (number, &(first, width)) in centres.tiles.iter().enumerate() {
                 self.prefetch(next, number, centres.tiles.len());
                 let (panel, glance) = (self.panel.as_slice(), &mut self.glance);
@@ -201,6 +215,7 @@ impl PairLook {
             self.glance.scale[lane] = self.scale[row];
             self.glance.inverse[lane] = 1.0 / self.scale[row];
             self.glance.norms[lane] = self.norms[row];
+            self.glance.errors[lane] = self.lost[row];
         }
         // SAFETY: each pointer begins a row of `stride` numbers, read 8 at a time up to there; the panel has room for them.
         // A transposition moves 32 bits whatever they mean, and a row's address is a multiple of 2 only, which it allows.
@@ -221,22 +236,29 @@ impl PairLook {
     }
 }
 
-/// Rounds `d` elements less `shift`, times `inverse`.
+/// Rounds `d` elements less `shift` to multiples of `scale`. Returns the sum of the squares of the numbers, exact, and of what
+/// rounding has taken from them, in multiples of the scale.
 ///
 /// # Safety
 /// `row` and `shift` hold `d` elements, and `out` has room for `d`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-unsafe fn round_f32(row: *const f32, shift: *const f32, d: usize, inverse: f32, out: *mut i16) {
-    let inverse = _mm512_set1_ps(inverse);
+unsafe fn round_f32(row: *const f32, shift: *const f32, d: usize, scale: f32, out: *mut i16) -> (i32, f32) {
+    let (scales, inverse) = (_mm512_set1_ps(scale), _mm512_set1_ps(1.0 / scale));
+    let (mut squared, mut lost) = (_mm512_setzero_si512(), _mm512_setzero_ps());
     for f in (0..d).step_by(16) {
         let mask = if d - f >= 16 { u16::MAX } else { (1 << (d - f)) - 1 };
         // SAFETY: the mask leaves out what is beyond `d`.
         unsafe {
             let x = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, row.add(f)), _mm512_maskz_loadu_ps(mask, shift.add(f)));
-            let rounded = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)));
-            _mm256_mask_storeu_epi16(out.add(f), mask, rounded);
+            let number = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
+            // In multiples of the scale, where squares of tiny rows do not vanish.
+            let rest = _mm512_mul_ps(_mm512_fnmadd_ps(_mm512_cvtepi32_ps(number), scales, x), inverse);
+            lost = _mm512_fmadd_ps(rest, rest, lost);
+            squared = _mm512_add_epi32(squared, _mm512_mullo_epi32(number, number));
+            _mm256_mask_storeu_epi16(out.add(f), mask, _mm512_cvtepi32_epi16(number));
         }
     }
+    (_mm512_reduce_add_epi32(squared), _mm512_reduce_add_ps(lost))
 }
 
 /// As [`round_f32`], from `f64`.
@@ -244,17 +266,22 @@ unsafe fn round_f32(row: *const f32, shift: *const f32, d: usize, inverse: f32, 
 /// # Safety
 /// As [`round_f32`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-unsafe fn round_f64(row: *const f64, shift: *const f64, d: usize, inverse: f32, out: *mut i16) {
-    let inverse = _mm512_set1_pd(f64::from(inverse));
+unsafe fn round_f64(row: *const f64, shift: *const f64, d: usize, scale: f32, out: *mut i16) -> (i32, f32) {
+    let (scales, inverse) = (_mm512_set1_pd(f64::from(scale)), _mm512_set1_pd(f64::from(1.0 / scale)));
+    let (mut squared, mut lost) = (_mm512_setzero_si512(), _mm512_setzero_pd());
     for f in (0..d).step_by(8) {
         let mask = if d - f >= 8 { u8::MAX } else { (1 << (d - f)) - 1 };
         // SAFETY: the mask leaves out what is beyond `d`.
         unsafe {
             let x = _mm512_sub_pd(_mm512_maskz_loadu_pd(mask, row.add(f)), _mm512_maskz_loadu_pd(mask, shift.add(f)));
-            let rounded = _mm256_cvtepi32_epi16(_mm512_cvtpd_epi32(_mm512_mul_pd(x, inverse)));
-            _mm_mask_storeu_epi16(out.add(f), mask, rounded);
+            let number = _mm512_cvtpd_epi32(_mm512_mul_pd(x, inverse));
+            let rest = _mm512_mul_pd(_mm512_fnmadd_pd(_mm512_cvtepi32_pd(number), scales, x), inverse);
+            lost = _mm512_fmadd_pd(rest, rest, lost);
+            squared = _mm512_add_epi32(squared, _mm512_zextsi256_si512(_mm256_mullo_epi32(number, number)));
+            _mm_mask_storeu_epi16(out.add(f), mask, _mm256_cvtepi32_epi16(number));
         }
     }
+    (_mm512_reduce_add_epi32(squared), _mm512_reduce_add_pd(lost) as f32)
 }
 
 /// The tile: 32 points against `W` centres from `first` on.
@@ -279,6 +306,8 @@ unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut Glance, centre
             values = values.add(W);
         }
         let s = <f32 as Element>::Avx512::assume_present();
+        // As long as the centres' lists, or empty.
+        let kept = (!glance.kept.is_empty()).then_some(glance.kept.as_mut_ptr());
         for w in 0..2 {
             let at = 16 * w;
             let inverse = _mm512_loadu_ps(glance.inverse.as_ptr().add(at));
@@ -291,6 +320,9 @@ unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut Glance, centre
                 let scale = _mm512_set1_ps(*centres.scale.as_ptr().add(first + t));
                 let v = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sums[w]), scale, _mm512_mul_ps(half, inverse));
                 let number = _mm512_set1_ps(*centres.index.as_ptr().add(first + t));
+                if let Some(kept) = kept {
+                    _mm512_storeu_ps(kept.add((first + t) * POINTS + at), v);
+                }
                 s.keep_nearest(v, number, &mut best, &mut second, &mut index);
             }
             _mm512_storeu_ps(glance.best.as_mut_ptr().add(at), best);

@@ -1,0 +1,75 @@
+//! How deep plans and expressions may be. Many functions of DataFusion call themselves for each level, and where the stack ends the process
+//! does, without a word: what is deeper than the stacks of our threads bear is refused when it is made.
+
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::logical_expr::{Expr, LogicalPlan};
+
+use crate::error::{DataSetError, Result};
+
+/// Levels of an expression.
+const EXPR_DEPTH_MAX: usize = 2_000;
+/// Steps of a plan, one above the other.
+const PLAN_DEPTH_MAX: usize = 2_000;
+/// Steps of a plan in all, those that are in it several times counted each time, as they are planned.
+const PLAN_STEPS_MAX: usize = 200_000;
+
+/// Checks that an expression is not too deep. What is in it was checked when it was made, so it can be walked.
+///
+/// # Errors
+/// `Query`, with the remedy.
+pub fn check_expr(expr: &Expr) -> Result<()> {
+    let mut left = vec![(expr, 1)];
+    while let Some((expr, depth)) = left.pop() {
+        if depth > EXPR_DEPTH_MAX {
+            return Err(DataSetError::Query(format!(
+                "the expression has more than {EXPR_DEPTH_MAX} operations within each other; use is_in instead of many |, or compute it in \
+                 parts, with with_columns"
+            )));
+        }
+        // Without recursion: this is what finds out whether there may be any.
+        let walked = expr.apply_children(|child| {
+            left.push((child, depth + 1));
+            Ok(TreeNodeRecursion::Continue)
+        });
+        debug_assert!(walked.is_ok(), "looking at an expression cannot fail");
+    }
+    Ok(())
+}
+
+/// Checks that a plan is neither too deep nor too large, nor any expression of its last step, or with `whole` of all steps.
+///
+/// # Errors
+/// `Query`, with the remedy.
+pub(crate) fn check_plan(plan: &LogicalPlan, whole: bool) -> Result<()> {
+    let (mut left, mut steps) = (vec![(plan, 1)], 0);
+    while let Some((plan, depth)) = left.pop() {
+        steps += 1;
+        if whole || depth == 1 {
+            check_step(plan)?;
+        }
+        let what = match () {
+            () if depth > PLAN_DEPTH_MAX => format!("{PLAN_DEPTH_MAX} steps one above the other"),
+            () if steps > PLAN_STEPS_MAX => format!("{PLAN_STEPS_MAX} steps"),
+            () => {
+                left.extend(plan.inputs().into_iter().map(|input| (input, depth + 1)));
+                continue;
+            }
+        };
+        return Err(DataSetError::Query(format!(
+            "the query has more than {what}; keep what it has so far with collect or a file, and go on from there"
+        )));
+    }
+    Ok(())
+}
+
+fn check_step(step: &LogicalPlan) -> Result<()> {
+    let mut checked = Ok(());
+    let walked = step.apply_expressions(|expr| {
+        if checked.is_ok() {
+            checked = check_expr(expr);
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    debug_assert!(walked.is_ok(), "looking at a step cannot fail");
+    checked
+}

@@ -1,0 +1,309 @@
+//! RIGHT and FULL joins with USING, and NATURAL ones. The standard gives them one column for each key, which has the key of
+//! whichever side has the row. DataFusion takes the left side's, which is null for rows that only the right side has, so such joins
+//! are written out: USING becomes ON, and the key's bare name `coalesce` of both.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+
+use datafusion::sql::sqlparser::ast::{
+    BinaryOperator, ExcludeSelectItem, Expr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query,
+    Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableFactor, Value, VisitMut, VisitorMut,
+};
+
+use super::call;
+
+/// Columns of tables by the names that a query gives them.
+pub(super) type Columns = HashMap<String, Vec<String>>;
+
+/// Writes such joins out, everywhere in a statement.
+pub(super) struct WriteOut<'a>(pub(super) &'a Columns);
+
+impl VisitorMut for WriteOut<'_> {
+    type Break = String;
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<String> {
+        let SetExpr::Select(select) = query.body.as_mut() else { return ControlFlow::Continue(()) };
+        let merged = self.joins(select)?;
+        if merged.is_empty() {
+            return ControlFlow::Continue(());
+        }
+        // What a query orders by is a column of its result first.
+        let gives = |name: &str| {
+            select.projection.iter().any(|item| match item {
+                SelectItem::ExprWithAlias { alias, .. } => alias.value == name,
+                _ => false,
+            })
+        };
+        let hidden: Vec<_> = merged.iter().filter(|(name, _)| !gives(name)).cloned().collect();
+        if let Some(order) = &mut query.order_by
+            && let OrderByKind::Expressions(keys) = &mut order.kind
+        {
+            for key in keys {
+                let _ = key.expr.visit(&mut Replace { merged: &hidden, depth: 0 });
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_select(&mut self, select: &mut Select) -> ControlFlow<String> {
+        // Those of a set operation have no query of their own. Of others nothing is left to do.
+        self.joins(select).map_continue(|_| ())
+    }
+}
+
+impl WriteOut<'_> {
+    /// Writes the joins of a SELECT out, and returns what the keys' names stand for.
+    fn joins(&self, select: &mut Select) -> ControlFlow<String, Vec<(String, Expr)>> {
+        let mut merged: Vec<(String, Expr)> = Vec::new();
+        // What `*` stands for: each table, and which of its columns are keys.
+        let mut all: Vec<Shown> = Vec::new();
+        for table in &mut select.from {
+            let is_one = |join: &JoinOperator| match join {
+                JoinOperator::Right(by) | JoinOperator::RightOuter(by) | JoinOperator::FullOuter(by) => {
+                    matches!(by, JoinConstraint::Using(_) | JoinConstraint::Natural)
+                }
+                _ => false,
+            };
+            if !table.joins.iter().any(|join| is_one(&join.join_operator)) {
+                let factors = std::iter::once(&table.relation).chain(table.joins.iter().map(|join| &join.relation));
+                all.extend(factors.map(|factor| Shown { table: named(factor).cloned(), keys: Vec::new() }));
+                continue;
+            }
+            let first = all.len();
+            let mut left = vec![self.factor(&table.relation)?];
+            all.push(Shown { table: Some(left[0].0.clone()), keys: Vec::new() });
+            for join in &mut table.joins {
+                let right = self.factor(&join.relation)?;
+                all.push(Shown { table: Some(right.0.clone()), keys: Vec::new() });
+                if let Some(names) = self.keys(&join.join_operator, &left, &right)? {
+                    let mut conditions = Vec::new();
+                    for name in names {
+                        let theirs = qualified(&right.0, &name);
+                        let known = merged.iter().position(|(merged, _)| *merged == name);
+                        let ours = match known {
+                            Some(at) => merged[at].1.clone(),
+                            None => {
+                                let at = owner(&left, &name)?;
+                                all[first + at].keys.push(name.clone());
+                                qualified(&left[at].0, &name)
+                            }
+                        };
+                        all.last_mut().expect("it has the table").keys.push(name.clone());
+                        conditions.push(equal(ours.clone(), theirs.clone()));
+                        let column = match &join.join_operator {
+                            JoinOperator::Right(_) | JoinOperator::RightOuter(_) => theirs,
+                            JoinOperator::FullOuter(_) => call("coalesce", vec![ours, theirs]),
+                            _ => ours,
+                        };
+                        match known {
+                            Some(at) => merged[at].1 = column,
+                            None => merged.push((name, column)),
+                        }
+                    }
+                    let on = conditions.into_iter().reduce(|left, right| Expr::BinaryOp {
+                        left: Box::new(left),
+                        op: BinaryOperator::And,
+                        right: Box::new(right),
+                    });
+                    let on = on.unwrap_or_else(|| Expr::value(Value::Boolean(true)));
+                    if let Some(by) = constraint(&mut join.join_operator) {
+                        *by = JoinConstraint::On(on);
+                    }
+                }
+                left.push(right);
+            }
+        }
+        if !merged.is_empty() {
+            rename(select, &merged, &all)?;
+        }
+        ControlFlow::Continue(merged)
+    }
+
+    /// A table's name within the query, and its columns where they are known.
+    fn factor(&self, factor: &TableFactor) -> ControlFlow<String, (Ident, Option<&Vec<String>>)> {
+        let columns = match factor {
+            TableFactor::Table { name, alias, .. } if alias.as_ref().is_none_or(|alias| alias.columns.is_empty()) => {
+                name.0.last().and_then(|part| part.as_ident()).and_then(|name| self.0.get(&name.value))
+            }
+            _ => None,
+        };
+        match named(factor) {
+            Some(name) => ControlFlow::Continue((name.clone(), columns)),
+            None => ControlFlow::Break(
+                "a table beside a RIGHT or FULL JOIN with USING, or a NATURAL one, needs a name; add AS name".into(),
+            ),
+        }
+    }
+
+    /// The names of the columns that a join compares, unless it says so by ON.
+    fn keys(
+        &self,
+        join: &JoinOperator,
+        left: &[(Ident, Option<&Vec<String>>)],
+        right: &(Ident, Option<&Vec<String>>),
+    ) -> ControlFlow<String, Option<Vec<String>>> {
+        match constraint(&mut join.clone()) {
+            Some(JoinConstraint::Using(names)) => {
+                let names = names.iter().filter_map(|name| name.0.last().and_then(|part| part.as_ident()));
+                ControlFlow::Continue(Some(names.map(|name| name.value.clone()).collect()))
+            }
+            Some(JoinConstraint::Natural) => {
+                let all: Option<Vec<&Vec<String>>> = left.iter().map(|(_, columns)| *columns).collect();
+                let (Some(all), Some(theirs)) = (all, right.1) else {
+                    return ControlFlow::Break(
+                        "the columns of a NATURAL RIGHT or FULL JOIN are not known here; name them with USING (...)"
+                            .into(),
+                    );
+                };
+                let common = theirs.iter().filter(|name| all.iter().any(|columns| columns.contains(name)));
+                ControlFlow::Continue(Some(common.cloned().collect()))
+            }
+            _ => ControlFlow::Continue(None),
+        }
+    }
+}
+
+/// A table of a query, for `*`.
+struct Shown {
+    /// `None` if the query gives it no name.
+    table: Option<Ident>,
+    /// Columns that are keys of joins, and shown as such.
+    keys: Vec<String>,
+}
+
+/// The name that a query gives a table.
+fn named(factor: &TableFactor) -> Option<&Ident> {
+    match factor {
+        TableFactor::Table { alias: Some(alias), .. } | TableFactor::Derived { alias: Some(alias), .. } => {
+            Some(&alias.name)
+        }
+        TableFactor::Table { name, .. } => name.0.last().and_then(|part| part.as_ident()),
+        _ => None,
+    }
+}
+
+fn constraint(join: &mut JoinOperator) -> Option<&mut JoinConstraint> {
+    match join {
+        JoinOperator::Join(by)
+        | JoinOperator::Inner(by)
+        | JoinOperator::Left(by)
+        | JoinOperator::LeftOuter(by)
+        | JoinOperator::Right(by)
+        | JoinOperator::RightOuter(by)
+        | JoinOperator::FullOuter(by) => Some(by),
+        _ => None,
+    }
+}
+
+fn qualified(table: &Ident, column: &str) -> Expr {
+    Expr::CompoundIdentifier(vec![table.clone(), Ident::with_quote('"', column)])
+}
+
+fn equal(left: Expr, right: Expr) -> Expr {
+    Expr::BinaryOp { left: Box::new(left), op: BinaryOperator::Eq, right: Box::new(right) }
+}
+
+/// The place of the one table to the left that has a column.
+fn owner(left: &[(Ident, Option<&Vec<String>>)], name: &str) -> ControlFlow<String, usize> {
+    let may_have =
+        |columns: &Option<&Vec<String>>| columns.is_none_or(|columns| columns.iter().any(|other| other == name));
+    let owners: Vec<usize> = (0..left.len()).filter(|at| may_have(&left[*at].1)).collect();
+    match owners.as_slice() {
+        [at] => ControlFlow::Continue(*at),
+        [] => ControlFlow::Break(format!("USING ({name}): no table to the left of the join has a column {name:?}")),
+        _ => ControlFlow::Break(format!(
+            "USING ({name}): more than one table to the left may have {name:?}; write ON with the table's name"
+        )),
+    }
+}
+
+/// Puts what keys stand for in the place of their bare names.
+fn rename(select: &mut Select, merged: &[(String, Expr)], all: &[Shown]) -> ControlFlow<String> {
+    let mut items = Vec::new();
+    for item in std::mem::take(&mut select.projection) {
+        match item {
+            SelectItem::UnnamedExpr(expr) => {
+                let mut made = expr.clone();
+                let _ = made.visit(&mut Replace { merged, depth: 0 });
+                items.push(match (&expr, made == expr) {
+                    (_, true) => SelectItem::UnnamedExpr(expr),
+                    (Expr::Identifier(name), _) => SelectItem::ExprWithAlias { expr: made, alias: quoted(&name.value) },
+                    (other, _) => SelectItem::ExprWithAlias { expr: made, alias: quoted(&other.to_string()) },
+                });
+            }
+            SelectItem::Wildcard(mut options) => {
+                let hidden = match options.opt_exclude.take() {
+                    Some(ExcludeSelectItem::Single(name)) => vec![name],
+                    Some(ExcludeSelectItem::Multiple(names)) => names,
+                    None => Vec::new(),
+                };
+                if !hidden.is_empty() || options.opt_except.is_some() {
+                    return ControlFlow::Break(
+                        "* with EXCLUDE or EXCEPT cannot stand beside a RIGHT or FULL JOIN with USING; name the columns".into(),
+                    );
+                }
+                // Keys come first, once.
+                items.extend(
+                    merged
+                        .iter()
+                        .map(|(name, expr)| SelectItem::ExprWithAlias { expr: expr.clone(), alias: quoted(name) }),
+                );
+                for shown in all {
+                    let Some(table) = &shown.table else {
+                        return ControlFlow::Break("a table needs a name for * to show it here; add AS name".into());
+                    };
+                    let keys = shown.keys.iter().map(|key| ObjectName::from(vec![quoted(key)])).collect::<Vec<_>>();
+                    let mut options = options.clone();
+                    options.opt_exclude = (!keys.is_empty()).then_some(ExcludeSelectItem::Multiple(keys));
+                    let kind = SelectItemQualifiedWildcardKind::ObjectName(ObjectName::from(vec![table.clone()]));
+                    items.push(SelectItem::QualifiedWildcard(kind, options));
+                }
+            }
+            other => items.push(other),
+        }
+    }
+    let from = std::mem::take(&mut select.from);
+    let _ = select.visit(&mut Replace { merged, depth: 0 });
+    for item in &mut items {
+        if let SelectItem::ExprWithAlias { expr, .. } = item {
+            let _ = expr.visit(&mut Replace { merged, depth: 0 });
+        }
+    }
+    select.projection = items;
+    select.from = from;
+    ControlFlow::Continue(())
+}
+
+fn quoted(name: &str) -> Ident {
+    Ident::with_quote('"', name)
+}
+
+/// Replaces bare names, but not those of subqueries, whose tables may have columns of that name.
+struct Replace<'a> {
+    merged: &'a [(String, Expr)],
+    depth: usize,
+}
+
+impl VisitorMut for Replace<'_> {
+    type Break = ();
+
+    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
+        self.depth += 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
+        self.depth -= 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        if let Expr::Identifier(name) = expr
+            && self.depth == 0
+            && let Some((_, merged)) = self.merged.iter().find(|(merged, _)| *merged == name.value)
+        {
+            *expr = merged.clone();
+        }
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,37 @@
+"""Optional packages: what to install where one is needed and missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["needed"]
+
+#: The extra of Tidemill that each package comes with.
+_EXTRAS = {
+    "pyarrow": "files",
+    "cloudpickle": "run",
+    "adbc_driver_manager": "database",
+    "adbc_driver_sqlite": "database",
+    "adbc_driver_postgresql": "database",
+}
+
+
+def needed(module: str, call: str) -> Any:
+    """Import `module` for `call`.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        # One that is there, but lacks another, says itself what it lacks.
+        if error.name is not None and error.name.partition(".")[0] != package:
+            raise
+        extra = _EXTRAS.get(package)
+        install = f'pip install "tidemill[{extra}]"' if extra else f"pip install {package}"
+        raise ModuleNotFoundError(f"{call} needs {package}: {install}", name=error.name) from error

@@ -1,0 +1,260 @@
+"""Tables of databases: read and written through ADBC, Arrow's interface to them.
+
+Drivers are loaded by each worker that reads or writes. What ADBC has no driver for is read through any connection of Python's DB-API.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from datetime import date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidemill._failing import failing_together
+from tidemill._inside import check_outside
+from tidemill._job import init
+from tidemill._needs import needed
+from tidemill._tidemill import NativeTable
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._table import Table
+
+if TYPE_CHECKING:
+    from tidemill.dataset._dataset import DataSet
+
+__all__ = ["Connection", "read_database", "write"]
+
+#: A URI, a function that opens a connection, or an open one.
+Connection = str | Callable[[], Any] | Any
+
+#: ADBC's driver for the scheme of a URI.
+_DRIVERS = {
+    "sqlite": "adbc_driver_sqlite",
+    "postgresql": "adbc_driver_postgresql",
+    "postgres": "adbc_driver_postgresql",
+}
+
+
+def read_database(
+    query: str,
+    connection: Connection,
+    *,
+    partition_on: str | None = None,
+) -> DataSet:
+    """Read what a query of a database gives, into memory. Collective: every worker makes the call.
+
+    Needs ``pip install "tidemill[database]"``, which has the drivers of SQLite and PostgreSQL.
+
+    Parameters
+    ----------
+    query : str
+        In the database's own SQL.
+    connection : str or callable
+        A URI, ``"sqlite:///path/to.db"`` or ``"postgresql://user@host/name"``; or a function without arguments that opens a connection of
+        ADBC (``adbc_driver_manager.dbapi``, for which there are drivers of many databases) or of Python's DB-API, such as ``sqlite3``. In a
+        job of one worker an open connection will do, too, and stays open.
+    partition_on : str, optional
+        A column of the result, of whole numbers, floats, dates or times: its range is cut into as many parts as there are workers, and
+        each worker reads one, by a query of its own. Without, worker 0 reads everything, and its rows are dealt to the others.
+
+    Returns
+    -------
+    DataSet
+        The rows, each on one worker.
+
+    Raises
+    ------
+    DataSetError
+        On every worker: what the database says.
+    ModuleNotFoundError
+        If there is no driver; the message says what to install.
+
+    Notes
+    -----
+    With `partition_on` each worker reads in a transaction of its own: rows that change meanwhile may be seen twice, or not at all.
+
+    >>> import sqlite3, tidemill as tm
+    >>> made = sqlite3.connect(":memory:")
+    >>> _ = made.execute("create table trades (symbol text, price real)")
+    >>> _ = made.execute("insert into trades values ('A', 1.5), ('B', null)")
+    >>> tm.read_database("select * from trades", made).to_dict()
+    {'symbol': ['A', 'B'], 'price': [1.5, None]}
+    """
+    from tidemill.dataset._read import from_local
+
+    check_outside(DataSetError)
+    job = init()
+    if not isinstance(query, str):
+        raise TypeError(f"read_database: the query is a text, not a {type(query).__name__}")
+    if partition_on is not None and not isinstance(partition_on, str):
+        raise TypeError(f"read_database: partition_on is the name of a column, not {partition_on!r}")
+    if partition_on is None or job.size == 1:
+        whole = _together(lambda: _read(connection, query) if job.rank == 0 else None, "read_database")
+        if job.size == 1:
+            return from_local(whole)
+        parts = None
+        if whole is not None:
+            each = -(-len(whole) // job.size)
+            parts = [whole.slice(rank * each, each) for rank in range(job.size)]
+        return from_local(job.comm.scatter(parts))
+    asked = _together(
+        lambda: _parts(connection, query, partition_on, job.size) if job.rank == 0 else None, "read_database"
+    )
+    mine = job.comm.scatter(asked)
+    part = _together(lambda: _read(connection, mine), "read_database")
+    return from_local(_alike(part))
+
+
+def write(data: DataSet, table: str, connection: Connection, if_exists: Literal["fail", "append", "replace"]) -> int:
+    """See `DataSet.write_database`."""
+    modes = {"fail": "create", "append": "create_append", "replace": "replace"}
+    if if_exists not in modes:
+        raise DataSetError(f'write_database: if_exists is "fail", "append" or "replace", not {if_exists!r}')
+    if not isinstance(table, str) or not table:
+        raise DataSetError(f"write_database: the table is called by a text, not {table!r}")
+    job = init()
+    rows = data.collect(root=0)
+
+    def put() -> int:
+        if job.rank != 0:
+            return 0
+        with _opened(connection) as opened, closing(opened.cursor()) as cursor:
+            if not hasattr(cursor, "adbc_ingest"):
+                raise DataSetError(
+                    "a connection of ADBC is needed, such as adbc_driver_postgresql.dbapi.connect(...) or a URI makes; "
+                    f"{type(opened).__module__}.{type(opened).__name__} is none"
+                )
+            cursor.adbc_ingest(table, rows.__arrow_c_stream__(), mode=modes[if_exists])
+            opened.commit()
+        return len(rows)
+
+    count = _together(put, f"write_database: table {table!r}")
+    return int(job.comm.bcast(count))
+
+
+def _together(work: Callable[[], Any], call: str) -> Any:
+    """What `work` makes, if it fails on no worker. Collective."""
+    missing: list[ModuleNotFoundError] = []
+
+    def error(said: str, rank: int | None) -> Exception:
+        if missing:
+            return missing[0]
+        return DataSetError(said if rank is None or init().size == 1 else f"{said} (on worker {rank})")
+
+    def tried() -> Any:
+        try:
+            return work()
+        except ModuleNotFoundError as lacking:
+            missing.append(lacking)
+            raise
+
+    def says(failed: Exception) -> str:
+        # Drivers say much over many lines; what went wrong is in all of it.
+        if isinstance(failed, ModuleNotFoundError):
+            return str(failed)
+        remedy = '; if_exists="append" adds to it, "replace" makes it anew' if "already exists" in str(failed) else ""
+        return f"{call}: {str(failed).strip()}{remedy}"
+
+    return failing_together(init().comm, tried, error, says=says)
+
+
+def _opened(connection: Connection) -> Any:
+    """A context with the connection, which ends with it unless it was given open."""
+    if isinstance(connection, str):
+        scheme, colon, rest = connection.partition(":")
+        driver = _DRIVERS.get(scheme.lower())
+        if not colon or driver is None:
+            shown = re.sub(r"//[^@/]*@", "//...@", connection)
+            raise DataSetError(
+                f"no driver is known for {shown!r}; there are sqlite:///path/to.db and postgresql://..., and for others a function that "
+                "opens a connection, such as lambda: adbc_driver_manager.dbapi.connect(driver=...)"
+            )
+        connect = needed(f"{driver}.dbapi", f"a database of {scheme}").connect
+        if driver == "adbc_driver_sqlite":
+            # sqlite:///relative, sqlite:////absolute, sqlite:path: as SQLAlchemy has them.
+            return closing(connect(rest.removeprefix("///") if rest.startswith("///") else rest))
+        return closing(connect(connection))
+    if hasattr(connection, "cursor"):
+        if init().size > 1:
+            raise DataSetError(
+                "in a job of several workers give a URI or a function that opens a connection, not an open one"
+            )
+        return nullcontext(connection)
+    if callable(connection):
+        return closing(connection())
+    raise TypeError(f"a connection is a URI or a function that opens one, not a {type(connection).__name__}")
+
+
+def _read(connection: Connection, query: str) -> Table:
+    with _opened(connection) as opened, closing(opened.cursor()) as cursor:
+        cursor.execute(query)
+        if cursor.description is None:
+            raise DataSetError("the statement gives no rows; read_database takes a query")
+        if hasattr(cursor, "fetch_arrow"):
+            found = Table(NativeTable.take(cursor.fetch_arrow()))
+            if not found.columns:
+                raise DataSetError("the statement gives no rows; read_database takes a query")
+            return found
+        names = [column[0] for column in cursor.description]
+        if len(set(names)) < len(names):
+            raise DataSetError(f"two columns have the same name: {', '.join(names)}; give them others, by AS")
+        rows = cursor.fetchall()
+        columns = [(name, [row[at] for row in rows], None) for at, name in enumerate(names)]
+        return Table(NativeTable.from_lists(columns))
+
+
+def _parts(connection: Connection, query: str, column: str, count: int) -> list[str]:
+    """A query for each worker, which together have all rows."""
+    name = '"' + column.replace('"', '""') + '"'
+    inner = f"({query.strip().rstrip(';')}\n) as tidemill_rows"  # it may end with a comment
+    found = _read(connection, f"select min({name}) as low, max({name}) as high from {inner}").to_pylist()[0]
+    low, high = found["low"], found["high"]
+    if low is None:
+        return [f"select * from {inner}", *[f"select * from {inner} where 1 = 0"] * (count - 1)]
+    if isinstance(low, (bool, str, bytes)) or not isinstance(low, (int, float, Decimal, date)):
+        raise DataSetError(
+            f"partition_on={column!r} has values such as {low!r}; whole numbers, floats, dates and times can be cut into parts"
+        )
+    bounds = [_between(low, high, at, count) for at in range(1, count)]
+    conditions = []
+    for at in range(count):
+        parts = [f"{name} >= {_literal(bounds[at - 1])}"] if at else []
+        parts += [f"{name} < {_literal(bounds[at])}"] if at < count - 1 else []
+        text = " and ".join(parts)
+        # Nulls belong to one of them, too.
+        conditions.append(text if at else f"({text} or {name} is null)")
+    return [f"select * from {inner} where {condition}" for condition in conditions]
+
+
+def _between(low: Any, high: Any, at: int, count: int) -> Any:
+    """The end of part `at` of `count`."""
+    if isinstance(low, int):
+        return low + (high - low + 1) * at // count
+    if isinstance(low, float):
+        return low + (high - low) * (at / count)
+    if isinstance(low, date) and not isinstance(low, datetime):
+        return date.fromordinal(low.toordinal() + (high - low).days * at // count)
+    return low + (high - low) * at / count
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, (int, float, Decimal)):
+        return repr(value) if isinstance(value, float) else str(value)
+    return f"'{value.isoformat(' ') if isinstance(value, datetime) else value.isoformat()}'"
+
+
+def _alike(part: Table) -> Table:
+    """The same rows, of types that all workers' parts have in common. Collective.
+
+    A database without types, such as SQLite, gives those of the rows it has found.
+    """
+    comm = init().comm
+    empty, rows = part.slice(0, 0), len(part)
+    given = comm.allgather((empty, rows))
+    # A part without rows has no say.
+    counted = [(f"worker {rank}", other) for rank, (other, count) in enumerate(given) if count] or [
+        ("worker 0", given[0][0])
+    ]
+    united = NativeTable.unite([other._native for _, other in counted], [name for name, _ in counted])
+    return Table(part._native.cast(united))

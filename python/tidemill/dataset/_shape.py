@@ -1,0 +1,184 @@
+"""Tables of other shapes: put one below the other, made wide or long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._expr import Expr, as_value, call, col, lit, names_of
+
+if TYPE_CHECKING:
+    from tidemill.dataset._dataset import DataSet
+    from tidemill.dataset._read import ArrowStream
+
+__all__ = ["concat", "filled", "pivoted", "plain_kind", "unpivoted"]
+
+#: What a cell of a pivoted table may be made of its values.
+Made = Literal["first", "last", "sum", "mean", "min", "max", "median", "count"]
+
+#: Beyond this a pivoted table is a mistake most likely, and slow to plan.
+_PIVOTED_MAX = 1000
+
+
+def concat(tables: Iterable[DataSet | ArrowStream], *, how: Literal["vertical", "diagonal"] = "vertical") -> DataSet:
+    """Put tables below each other. Texts of several columns are joined by `concat_str`.
+
+    Parameters
+    ----------
+    tables : iterable of DataSet
+        Or of tables that `from_arrow` takes; one at least.
+    how : {"vertical", "diagonal"}, default="vertical"
+        ``vertical``: all have the same columns, in any order; ``diagonal``: the columns of all, null where a table has none.
+
+    Raises
+    ------
+    DataSetError
+        If the columns differ, or have types that do not go together.
+
+    >>> import tidemill as tm
+    >>> a, b = tm.from_dict({"x": [1]}), tm.from_dict({"x": [2], "y": ["b"]})
+    >>> tm.concat([a, b], how="diagonal").sort("x").to_dict()
+    {'x': [1, 2], 'y': [None, 'b']}
+    """
+    from tidemill.dataset._dataset import DataSet
+    from tidemill.dataset._read import from_arrow
+
+    if isinstance(tables, (str, Expr)):
+        raise TypeError("concat puts tables below each other; concat_str joins texts")
+    given = list(tables)
+    if any(isinstance(table, (str, Expr)) for table in given):
+        raise TypeError("concat puts tables below each other; concat_str joins texts")
+    if how not in ("vertical", "diagonal"):
+        raise DataSetError(f'concat: how is "vertical" or "diagonal", not {how!r}')
+    if not given:
+        raise DataSetError("concat needs at least one table")
+    made = [table if isinstance(table, DataSet) else from_arrow(table) for table in given]
+    if how == "diagonal":
+        names = list(dict.fromkeys(name for table in made for name in table.columns))
+        # A null has no type, and takes that of the other tables' values.
+        made = [
+            table.with_columns(*(lit(None).alias(name) for name in names if name not in table.columns))
+            for table in made
+        ]
+    return made[0].union(*made[1:])
+
+
+def pivoted(
+    data: DataSet, on: str, index: str | Iterable[str], values: str, aggregate: Made, on_values: Iterable[Any] | None
+) -> DataSet:
+    """See `DataSet.pivot`."""
+    keys = names_of([index], "pivot")
+    if aggregate not in ("first", "last", "sum", "mean", "min", "max", "median", "count"):
+        raise DataSetError(f"pivot: there is no aggregate {aggregate!r}")
+    data.select(*dict.fromkeys((on, values, *keys)))  # says which is not there
+    if on_values is None:
+        found = data.select(on).distinct().limit(_PIVOTED_MAX + 1).sort(on).collect()[on]
+        if len(found) > _PIVOTED_MAX:
+            raise DataSetError(
+                f"pivot: {on!r} has more than {_PIVOTED_MAX} values; give those that you want, on_values=[...]"
+            )
+    else:
+        found = list(on_values)
+    cells: dict[str, Expr] = {}
+    for value in found:
+        name = "null" if value is None else str(value)
+        if name in cells or name in keys:
+            raise DataSetError(f"pivot: there would be two columns called {name!r}; rename the key, or give on_values=")
+        cells[name] = getattr(col(values), aggregate)(where=col(on).eq_missing(value))
+    if not cells:
+        return data.select(*keys).distinct()
+    return data.group_by(*keys).agg(**cells)
+
+
+def unpivoted(
+    data: DataSet,
+    on: str | Iterable[str] | None,
+    index: str | Iterable[str] | None,
+    variable_name: str,
+    value_name: str,
+) -> DataSet:
+    """See `DataSet.unpivot`."""
+    keys = [] if index is None else names_of([index], "unpivot")
+    wanted = [name for name in data.columns if name not in keys] if on is None else names_of([on], "unpivot")
+    if not wanted:
+        raise DataSetError("unpivot: there is no column to make rows of")
+    data.select(*dict.fromkeys((*keys, *wanted)))  # says which is not there
+    for name in (variable_name, value_name):
+        if name in keys:
+            raise DataSetError(f"unpivot: there is a column {name!r}; give another variable_name= or value_name=")
+    kinds = data.schema
+    first = wanted[0]
+    for name in wanted[1:]:
+        # An array would make numbers of texts beside numbers, or try to.
+        if _family(kinds[name]) != _family(kinds[first]):
+            raise DataSetError(
+                f"unpivot: column {first!r} is {kinds[first]} and {name!r} is {kinds[name]}; give those of one kind, or cast them first"
+            )
+    names = call("make_array", *(lit(name) for name in wanted)).alias(variable_name)
+    values = call("make_array", *(col(name) for name in wanted)).alias(value_name)
+    return data.select(*keys, names, values).explode(variable_name, value_name)
+
+
+def plain_kind(kind: str) -> str:
+    """The type of the values, where they lie in a dictionary."""
+    found = re.fullmatch(r"Dictionary\(\w+, (.*)\)", kind)
+    return found[1] if found else kind
+
+
+def _family(kind: str) -> str:
+    """Types that an array has together."""
+    kind = plain_kind(kind)
+    if kind.startswith(("Int", "UInt", "Float", "Decimal")):
+        return "number"
+    return "text" if kind in ("Utf8", "LargeUtf8", "Utf8View") else kind
+
+
+#: The types, by how their names begin, whose nulls a value of a Python type can stand for.
+_FILLED: tuple[tuple[type | tuple[type, ...], tuple[str, ...]], ...] = (
+    (bool, ("Boolean",)),
+    ((int, float, Decimal), ("Int", "UInt", "Float", "Decimal")),
+    (str, ("Utf8", "LargeUtf8")),
+    (bytes, ("Binary", "LargeBinary", "FixedSizeBinary")),
+    (datetime, ("Timestamp",)),
+    (date, ("Date", "Timestamp")),
+    (time, ("Time32", "Time64")),
+    (timedelta, ("Duration",)),
+)
+
+
+def filled(data: DataSet, value: Any, subset: tuple[str | Iterable[str], ...]) -> DataSet:
+    """See `DataSet.fill_null`."""
+    kinds = data.schema
+    if isinstance(value, Mapping):
+        if subset:
+            raise DataSetError("fill_null takes either values by column, or one value and columns")
+        wanted = dict(value)
+    else:
+        names = names_of(subset, "fill_null") or [name for name, kind in kinds.items() if _fits(value, kind)]
+        wanted = dict.fromkeys(names, value)
+    if not wanted:
+        return data
+    data.select(*wanted)  # says which is not there
+    return data.with_columns(*(_filled(name, kinds[name], one) for name, one in wanted.items()))
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if isinstance(value, Expr):
+        raise DataSetError('fill_null with an expression needs the columns that it is for: fill_null(expression, "a")')
+    for of, names in _FILLED:
+        if isinstance(value, of):
+            return plain_kind(kind).startswith(names)
+    raise TypeError(f"fill_null: {value!r} is no value of a column")
+
+
+def _filled(name: str, kind: str, value: Any) -> Expr:
+    filler = as_value(value)
+    # The column keeps its type: of an int32 and 0 the result is int32.
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if (is_whole and kind.startswith(("Int", "UInt", "Float"))) or isinstance(value, (date, time, timedelta)):
+        filler = filler.cast(kind)
+    return call("coalesce", col(name), filler).alias(name)

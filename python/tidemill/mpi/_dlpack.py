@@ -1,0 +1,123 @@
+"""Reads arrays of other libraries by DLPack: the memory of the host behind a capsule, without taking it over.
+
+NumPy's ``from_dlpack`` refuses element types that NumPy lacks, such as bfloat16, and takes the capsule over. A message only
+needs to know where the bytes are, so the structure is read directly, and the capsule kept alive as long as the array.
+
+Source: DLPack 1.1, ``dlpack.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["array_of_capsule"]
+
+#: Types of elements, by DLPack's code: NumPy's kind. Anything else travels as plain bytes.
+_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_READ_ONLY = 1
+_MAJOR = 1
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+
+class _Type(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+class _Memory:
+    """The memory of a tensor as NumPy asks for it; keeps the capsule, and with it the tensor."""
+
+    def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
+        self._capsule = capsule
+        self.__array_interface__ = interface
+
+
+_valid = ctypes.pythonapi.PyCapsule_IsValid
+_valid.restype, _valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def array_of_capsule(capsule: Any) -> NDArray[Any]:
+    """The array behind what ``__dlpack__`` returned; it shares the memory.
+
+    Raises
+    ------
+    BufferError
+        If it is no capsule of a tensor, or one that was taken over already, of a later major version, or of a shape that
+        makes no sense.
+    """
+    readonly = False
+    if _valid(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major != _MAJOR:
+            raise BufferError(f"DLPack {versioned.major}.{versioned.minor} is not supported")
+        tensor, readonly = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    elif _valid(capsule, b"dltensor"):
+        tensor = _Managed.from_address(_pointer(capsule, b"dltensor")).tensor
+    else:
+        raise BufferError("__dlpack__ returned no capsule of a tensor, or one that was used before")
+    ndim = tensor.ndim
+    if ndim < 0 or (ndim > 0 and not tensor.shape):
+        raise BufferError(f"DLPack: a tensor of {ndim} dimensions without a shape")
+    shape = tuple(tensor.shape[axis] for axis in range(ndim))
+    if any(length < 0 for length in shape):
+        raise BufferError(f"DLPack: a tensor of shape {shape}")
+    itemsize, rest = divmod(tensor.dtype.bits * tensor.dtype.lanes, 8)
+    if rest or not itemsize:
+        raise BufferError(f"DLPack: elements of {tensor.dtype.bits} bits cannot be sent one by one")
+    strides = tuple(tensor.strides[axis] * itemsize for axis in range(ndim)) if tensor.strides else None
+    try:
+        code, lanes = tensor.dtype.code, tensor.dtype.lanes
+        # Two lanes of floats are a complex number, as some libraries have it.
+        kind = _KINDS[code] if lanes == 1 else {(2, 2): "c"}[code, lanes]
+        dtype = np.dtype(f"{kind}{itemsize}")
+    except (KeyError, TypeError):
+        # Nothing that NumPy knows: so many bytes for each element.
+        dtype, shape = np.dtype(np.uint8), (*shape, itemsize)
+        strides = None if strides is None else (*strides, 1)
+    if not tensor.data or 0 in shape:
+        return np.empty(shape, dtype)
+    if strides is not None and any(stride < 0 for stride in strides):
+        raise BufferError("DLPack: a tensor with negative strides")
+    interface = {
+        "version": 3,
+        "shape": shape,
+        "typestr": dtype.str,
+        "data": (tensor.data + tensor.byte_offset, readonly),
+        "strides": strides,
+    }
+    return np.asarray(_Memory(capsule, interface))
