@@ -31,6 +31,14 @@ for number, usual in {
         signal.signal(number, usual)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Running jobs are found by their names there; another run of the tests on this machine has jobs of the same names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run slow tests too, and every case of matrices that are sampled"
