@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -562,11 +561,12 @@ class DataSet(DataSetWriters):
         DataSetError
             On every worker: also if it cannot be told whether the folder is there.
         """
+        from tidemill.dataset._places import at_home
         from tidemill.dataset._read import _told, read_parquet
 
-        _workers.check_alike("checkpoint", path=repr(os.fspath(path)))
+        _workers.check_alike("checkpoint", path=repr(at_home(path)))
         # What one worker sees goes for all: the folder may be appearing just now.
-        if not _workers.from_first(lambda: engine().settle(os.fspath(path), _told(storage_options))):
+        if not _workers.from_first(lambda: engine().settle(at_home(path), _told(storage_options))):
             self.write_parquet(path, storage_options=storage_options)
         return read_parquet(path, storage_options=storage_options).select(*self.columns)
 

@@ -17,6 +17,7 @@ from tidemill.dataset import _workers
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import col, columns, names_of
+from tidemill.dataset._places import at_home
 
 if TYPE_CHECKING:
     from tidemill.dataset._read import StorageOptions
@@ -215,7 +216,7 @@ def _write(
     from tidemill._job import init
     from tidemill.dataset._read import _told
 
-    _workers.check_alike(f"write_{format}", path=repr(os.fspath(path)))
+    _workers.check_alike(f"write_{format}", path=repr(at_home(path)))
     keys = names_of([partition_by], "partition_by")
     if keys and set(keys) >= set(data.names):
         raise DataSetError(f"partition_by={keys} are all columns; one at least stays in the files")
@@ -225,7 +226,7 @@ def _write(
         rows = data.write(
             engine(),
             workers,
-            os.fspath(path),
+            at_home(path),
             format,
             compression=compression,
             partition_by=keys,
@@ -251,7 +252,7 @@ def _write_one(
     """Write one file: a folder beside it, which worker 0 then puts together. Collective."""
     from tidemill._job import init
 
-    place = os.fspath(path)
+    place = at_home(path)
     if "://" in place:
         raise DataSetError(f"single_file=True writes a file on a shared file system; {place} is in a store")
     if names_of([partition_by], "partition_by"):

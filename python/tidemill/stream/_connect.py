@@ -17,6 +17,7 @@ from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._places import at_home
 from tidemill.dataset._read import OnError, Schema, _quarantine, _schema
 from tidemill.stream._sinks import Connector, native_sink, sink_name
 from tidemill.stream._time import Duration, Time, micros, seconds, times
@@ -192,11 +193,11 @@ def from_files(
         names it.
     """
     csv = {"has_header": header, "delimiter": delimiter} if format == "csv" else {}
-    skipping = bad(on_error, quarantine, os.fspath(path))
+    skipping = bad(on_error, quarantine, at_home(path))
     storage = dict(storage_options) if storage_options else None
     spec = described(
         "files",
-        path=os.fspath(path),
+        path=at_home(path),
         format=format,
         stop_at_end=stop_at_end,
         on_error=skipping,
@@ -208,8 +209,8 @@ def from_files(
     made = DataSet(
         stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
     )
-    if init().rank == 0 and not _is_there(os.fspath(path)):
-        warnings.warn(f"from_files: there is no file {os.fspath(path)} yet, and no row before one comes", stacklevel=2)
+    if init().rank == 0 and not _is_there(at_home(path)):
+        warnings.warn(f"from_files: there is no file {at_home(path)} yet, and no row before one comes", stacklevel=2)
     return made
 
 
@@ -261,7 +262,7 @@ def to_files(
     if not all(isinstance(key, str) for key in keys):
         raise DataSetError(f"partition_by={partition_by!r} is no list of names of columns, such as ['day']")
     options: dict[str, Any] = {"format": format, "prefix": prefix, "partition_by": keys or None}
-    return Connector(described("files", path=os.fspath(path), storage_options=storage, **options))
+    return Connector(described("files", path=at_home(path), storage_options=storage, **options))
 
 
 def from_kafka(

@@ -15,6 +15,7 @@ from tidemill.dataset import _workers
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._places import at_home
 from tidemill.dataset._read import _told
 from tidemill.stream import _late, _log, _metrics, _status
 from tidemill.stream._check import look_at_sinks
@@ -172,7 +173,7 @@ def run(
         elif unaligned_after is not None:
             unaligned_s = seconds(unaligned_after, "unaligned_after")
         place = {
-            "place": os.fspath(checkpoint),
+            "place": at_home(checkpoint),
             "storage_options": _told(storage_options),
             "every": every_s,
             "unaligned_after": unaligned_s,
