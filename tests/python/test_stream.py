@@ -518,7 +518,7 @@ def test_options_of_checkpoints_without_any() -> None:
             written(stream, **{name: value})
         with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint="):
             tm.stream.write([(stream, print)], **{name: value})
-    assert len(written(stream, every=None, unaligned_after=10, timeout=600, keep=3)) == 10
+    assert len(written(stream, every=None, unaligned_after="every", timeout=600, keep=3)) == 10
 
 
 def test_windows_that_are_given_wrong() -> None:
