@@ -644,6 +644,8 @@ class QueryEngine:
         on_error: str = "raise",
         quarantine: str | None = None,
         overrides: object = None,
+        strict: bool = False,
+        encoding: str | None = None,
     ) -> NativeDataSet: ...
     def take_bad_rows(self) -> tuple[int, tuple[str, int, str] | None]: ...
 

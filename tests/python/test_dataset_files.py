@@ -1131,3 +1131,123 @@ def test_byte_order_marks_are_no_part_of_a_file(tmp_path: Path) -> None:
     assert tm.read_json(tmp_path / "a.json").to_dict() == {"a": [1]}
     assert tm.read_text(tmp_path / "a.txt").to_dict() == {"line": ["one"]}
     assert tm.read_csv(tmp_path / "a.csv").to_dict() == {"a": [1]}
+
+
+def last_value(path: Path, lines: list[str], **options: Any) -> Any:
+    """The last value of column ``v``, or what is wrong with it; None where its row is left out."""
+    path.write_text("".join(f"{line}\n" for line in lines))
+    read = tm.read_csv if path.suffix == ".csv" else tm.read_json
+    try:
+        found = read(path, **options).filter(tm.col("id") == 1500).to_dict()["v"]
+    except tm.DataSetError as error:
+        return str(error)
+    return found[0] if found else None
+
+
+@pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
+def test_no_value_of_a_text_is_cut(tmp_path: Path) -> None:
+    """Times of day, fractions of seconds, leap seconds and floats without end were lost behind the rows that types are found from."""
+    day, time = "2024-01-01", "2024-01-01 10:00:00"
+    cases: list[tuple[str, str, Any]] = [
+        (day, "2024-01-02 10:30:00", "has a time of day"),
+        (day, "2024-01-02T00:00:00", dt.date(2024, 1, 2)),
+        (time, "2024-01-01 10:00:00.5", dt.datetime(2024, 1, 1, 10, 0, 0, 500_000)),
+        (time, "2024-01-01 10:00:00.1234567", "is finer than the type"),
+        (time, "2016-12-31 23:59:60", "is a leap second"),
+        (time, "2024-01-02", dt.datetime(2024, 1, 2)),
+        ("1", "1.7", "is not of type Int64"),
+        ("1.5", "1e400", "is too large"),
+        ("1.5", "-inf", -math.inf),
+        ("true", "yes", "is not of type Boolean"),
+    ]
+    options: list[dict[str, Any]] = [{}, {"null": "N/A"}, {"on_error": "skip"}, {"newlines_in_values": True}]
+    for first, late, value in cases:
+        lines = ["id,v", *(f"{number},{first}" for number in range(1500)), f"1500,{late}"]
+        for how in options:
+            found = last_value(tmp_path / "late.csv", lines, **how)
+            if not isinstance(value, str):
+                assert found == value, (late, how)
+            elif "on_error" in how:
+                assert found is None, (late, how)
+            else:
+                assert all(part in found for part in ("line 1502: ", late, value, '"v"')), (how, found)
+
+
+def test_no_value_is_cut_to_fit_a_schema(tmp_path: Path) -> None:
+    for kind, text, value in (
+        ("date32", "2024-01-02 10:30:00", "has a time of day"),
+        ("timestamp[s]", "2024-01-01T10:00:00.5", "is finer than the type"),
+        ("timestamp[ms]", "2024-01-01T10:00:00.5", dt.datetime(2024, 1, 1, 10, 0, 0, 500_000)),
+        ("timestamp[us]", "9999-12-31T23:59:59", dt.datetime(9999, 12, 31, 23, 59, 59)),
+        ("timestamp[ns]", "9999-12-31T23:59:59", "is too far from 1970"),
+        ("timestamp[us]", "2016-12-31T23:59:60Z", "is a leap second"),
+    ):
+        for file, lines in (("v.csv", ["id,v", f"1500,{text}"]), ("v.json", [f'{{"id": 1500, "v": "{text}"}}'])):
+            found = last_value(tmp_path / file, lines, schema={"id": "int64", "v": kind})
+            if isinstance(value, str) and not (file == "v.json" and "too far" in value):
+                assert value in found and text in found and "line " in found, (kind, found)
+            elif not isinstance(value, str):
+                assert found == value, (kind, file)
+    for number, kind in (("1e400", "float64"), ("1e39", "float32")):
+        found = last_value(tmp_path / "v.json", [f'{{"id": 1500, "v": {number}}}'], schema={"id": "int64", "v": kind})
+        assert "line 1: " in found, found
+
+
+def test_codes_of_csv_stay_as_they_are(tmp_path: Path) -> None:
+    columns = {
+        "zip": ["02134", "90210"],
+        "phone": ["+49170", "12"],
+        "n": ["0", "-1"],
+        "price": ["1.50", "2.25"],
+        "exp": ["1E5", "2"],
+        "ok": ["TRUE", "false"],
+        "x": ["1.5", "-2.0"],
+    }
+    path = tmp_path / "codes.csv"
+    path.write_text("\n".join([",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]) + "\n")
+    relaxed, strict = tm.read_csv(path), tm.read_csv(path, infer="strict")
+    texts = [name for name, kind in relaxed.schema.items() if kind == "Utf8"]
+    assert texts == ["zip", "phone"]
+    assert [name for name, kind in strict.schema.items() if kind != "Utf8"] == ["n", "x"]
+    assert all(strict.to_dict()[name] == columns[name] for name in ("zip", "phone", "price", "exp", "ok"))
+    assert strict.to_dict()["x"] == [1.5, -2.0]
+    # A code behind the rows that types are found from.
+    path.write_text("id\n7\n007\n")
+    assert tm.read_csv(path, infer_rows=1).to_dict() == {"id": [7, 7]}
+    with pytest.raises(tm.DataSetError, match=r'line 3: "007" is not of type Int64.*would be written otherwise'):
+        tm.read_csv(path, infer="strict", infer_rows=1).collect()
+    with pytest.raises(tm.DataSetError, match='infer=\'loose\': use "relaxed" or "strict"'):
+        tm.read_csv(path, infer="loose")  # type: ignore[arg-type]
+
+
+def test_encodings(tmp_path: Path) -> None:
+    text = "name,n\n" + "".join(f"naïve Größe {number},{number}\n" for number in range(30_000))
+    for encoding in ("utf-16", "latin-1", "cp1252", "utf-8", "utf-16le"):
+        (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+        assert tm.read_csv(tmp_path / "a.csv", encoding=encoding).select(tm.col("n").sum()).to_dict()["n"] == [
+            449985000
+        ]
+        assert tm.read_csv(tmp_path / "a.csv", encoding=encoding).limit(1).to_dict()["name"] == ["naïve Größe 0"]
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode("latin-1")))
+    assert tm.read_csv(tmp_path / "a.csv.gz", encoding="latin-1").count() == 30_000
+    assert tm.read_text(tmp_path / "a.csv.gz", encoding="latin-1").count() == 30_001
+    (tmp_path / "b.json").write_bytes('{"a": "東京"}\n'.encode("shift_jis"))
+    assert tm.read_json(tmp_path / "b.json", encoding="shift_jis").to_dict() == {"a": ["東京"]}
+    (tmp_path / "a.csv").write_bytes(b"name\n\xff\xff\n")
+    with pytest.raises(
+        tm.DataSetError, match=r"a\.csv: there are bytes that are no text in Shift_JIS; .* give encoding="
+    ):
+        tm.read_csv(tmp_path / "a.csv", encoding="shift_jis").collect()
+    with pytest.raises(tm.DataSetError, match='encoding="klingon" is unknown'):
+        tm.read_csv(tmp_path / "a.csv", encoding="klingon")
+
+
+def test_types_of_columns_that_folders_name(tmp_path: Path) -> None:
+    data = tm.from_dict({"year": [2024, 2025], "n": [1, 2]})
+    for format in ("csv", "json", "parquet", "ipc"):
+        getattr(data, f"write_{format}")(tmp_path / format, partition_by=["year"])
+        read = getattr(tm, f"read_{format}")
+        table = read(tmp_path / format, partition_schema={"year": "int64"})
+        assert table.filter(tm.col("year") == 2025).to_dict() == {"n": [2], "year": [2025]}, format
+    with pytest.raises(tm.DataSetError, match=r"partition_schema= names column 'month'; there are: n, year"):
+        tm.read_csv(tmp_path / "csv", partition_schema={"month": "int64"})

@@ -71,7 +71,9 @@ def stream_of(folder: Path, rows: list[dict[str, Any]], dice: random.Random) -> 
     (folder / "all").write_text("".join(json.dumps(row) + "\n" for row in arrived))
     whole = tm.read_json(folder / "all", schema=SCHEMA).collect()
     (folder / "all").unlink()
-    return table, tm.stream.from_table(whole, time="at", rows_per_batch=dice.choice([1, 3, 10]), rows_per_s=5000, **bounds)
+    return table, tm.stream.from_table(
+        whole, time="at", rows_per_batch=dice.choice([1, 3, 10]), rows_per_s=5000, **bounds
+    )
 
 
 def pipeline(dice: random.Random) -> tuple[str, Pipeline]:

@@ -3,6 +3,7 @@
 //! Records are decoded many at a time. Where that fails, the bad record is found by its number, or by halving; the others cost
 //! what they always do. One record makes one row, always: what is two objects, or half of one, is bad.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BinaryArray, RecordBatch, StringArray};
@@ -11,7 +12,7 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow_avro::schema::AvroSchema;
 
-use tidemill_json::{Rows, Wholes};
+use tidemill_json::{Cuts, Exact, Rows, has_overflown, rounded, with_guard_digits};
 
 use crate::avro::Avro;
 
@@ -36,9 +37,13 @@ pub(crate) enum Layout {
 pub(crate) struct Decoder {
     kind: Kind,
     schema: SchemaRef,
-    /// Of JSON: reads most records, and finds numbers that would be cut in the others.
+    /// Of JSON: reads most records, and finds values that would be cut in the others.
     rows: Option<Rows>,
-    wholes: Wholes,
+    cuts: Cuts,
+    /// Of JSON: the schema, decimals with a digit more.
+    guarded: SchemaRef,
+    /// Of CSV: reads values whole.
+    exact: Exact,
 }
 
 #[derive(Clone, Debug)]
@@ -60,19 +65,23 @@ impl Decoder {
     /// In words, for types that cannot be read from it.
     pub(crate) fn new(layout: Layout, schema: SchemaRef) -> Result<Self, String> {
         let rows = if layout == Layout::Json { Rows::new(&schema, true) } else { None };
-        let wholes = Wholes::of(schema.fields());
-        let decoder = Decoder { kind: Kind::Layout(layout), schema, rows, wholes };
+        let decoder = Decoder::of(Kind::Layout(layout), schema, rows);
         // Types are looked at when there is a row.
         if layout == Layout::Json {
-            json(&decoder.schema, 1).map_err(|error| plain(&error))?;
+            json(&decoder.guarded, 1).map_err(|error| plain(&error))?;
         }
         Ok(decoder)
+    }
+
+    fn of(kind: Kind, schema: SchemaRef, rows: Option<Rows>) -> Self {
+        let (cuts, exact, guarded) = (Cuts::of(schema.fields()), Exact::new(&schema), with_guard_digits(&schema));
+        Decoder { kind, schema, rows, cuts, guarded, exact }
     }
 
     /// For Avro records, whose schemas say what their rows are.
     pub(crate) fn of_avro(avro: Avro) -> Self {
         let schema = SchemaRef::clone(avro.schema());
-        Decoder { wholes: Wholes::of(schema.fields()), schema, rows: None, kind: Kind::Avro(avro) }
+        Decoder::of(Kind::Avro(avro), schema, None)
     }
 
     /// Of Avro: records with this number were written with this schema. Once is enough.
@@ -145,7 +154,7 @@ impl Decoder {
         if let Some(rows) = self.rows.as_ref().and_then(|rows| rows.read(records)) {
             return Ok(rows);
         }
-        let mut decoder = json(&self.schema, records.len() + 1).map_err(|error| failure(&error, None))?;
+        let mut decoder = json(&self.guarded, records.len() + 1).map_err(|error| failure(&error, None))?;
         for (at, record) in records.iter().enumerate() {
             let wrong = |reason: &str| Failure { reason: reason.into(), at: Some(at) };
             let read = decoder.decode(record).map_err(|error| failure(&error, Some(at)))?;
@@ -159,11 +168,17 @@ impl Decoder {
                 }
                 _ => {}
             }
-            if let Some(reason) = self.wholes.cut(record) {
+            if let Some(reason) = self.cuts.cut(record) {
                 return Err(wrong(&reason));
             }
         }
-        match decoder.flush() {
+        let rows = decoder.flush().and_then(|rows| rows.map(|rows| rounded(rows, &self.schema)).transpose());
+        match rows {
+            Ok(Some(rows)) if records.iter().any(|record| has_overflown(&rows, record)) => {
+                // Of many, one: they are looked at apart.
+                let at = (records.len() == 1).then_some(0);
+                Err(Failure { reason: "a number is too large for its column".into(), at })
+            }
             Ok(Some(rows)) => Ok(rows),
             Ok(None) => Err(Failure { reason: "there is no JSON object".into(), at: Some(0) }),
             Err(error) => Err(failure(&error, None)),
@@ -171,25 +186,28 @@ impl Decoder {
     }
 
     fn some_csv(&self, records: &[&[u8]], delimiter: u8) -> Result<RecordBatch, Failure> {
-        let builder = arrow::csv::ReaderBuilder::new(SchemaRef::clone(&self.schema));
-        let mut decoder = builder.with_delimiter(delimiter).with_batch_size(records.len() + 1).build_decoder();
-        for (at, record) in records.iter().enumerate() {
-            for bytes in [record, b"\n".as_slice()] {
-                // A line that is empty is no row; the decoder takes no bytes at all for the end.
-                if !bytes.is_empty() {
-                    decoder.decode(bytes).map_err(|error| failure(&error, Some(at)))?;
+        // Which record is none, where its bytes alone tell; what its values are is told by what reads them.
+        let failed_at = Cell::new(None);
+        let read = |schema: &SchemaRef| {
+            let builder = arrow::csv::ReaderBuilder::new(SchemaRef::clone(schema));
+            let mut decoder = builder.with_delimiter(delimiter).with_batch_size(records.len() + 1).build_decoder();
+            for (at, record) in records.iter().enumerate() {
+                failed_at.set(Some(at));
+                for bytes in [record, b"\n".as_slice()] {
+                    // A line that is empty is no row; the decoder takes no bytes at all for the end.
+                    if !bytes.is_empty() {
+                        decoder.decode(bytes)?;
+                    }
+                }
+                if decoder.capacity() != records.len() - at {
+                    let reason = "the line is no row: it is empty, or a quote is not closed";
+                    return Err(ArrowError::CsvError(reason.into()));
                 }
             }
-            if decoder.capacity() != records.len() - at {
-                let reason = "the line is no row: it is empty, or a quote is not closed";
-                return Err(Failure { reason: reason.into(), at: Some(at) });
-            }
-        }
-        match decoder.flush() {
-            Ok(Some(rows)) => Ok(rows),
-            Ok(None) => Err(Failure { reason: "there is no row".into(), at: Some(0) }),
-            Err(error) => Err(failure(&error, None)),
-        }
+            failed_at.set(None);
+            decoder.flush()?.ok_or_else(|| ArrowError::CsvError("there is no row".into()))
+        };
+        self.exact.read(None, read).map_err(|error| failure(&error, failed_at.get()))
     }
 
     fn some_text(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {

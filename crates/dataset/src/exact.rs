@@ -11,13 +11,14 @@ use arrow::array::{
 };
 use arrow::compute::kernels::cmp::not_distinct;
 use arrow::compute::{CastOptions, can_cast_types, cast, cast_with_options};
-use arrow::datatypes::{DataType, Field, Fields, Float64Type, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Fields, Float64Type, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::util::display::array_value_to_string;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
+pub(crate) use tidemill_json::{schema_with, type_with};
 
 /// The type that a column of such a type has here: run-end encoded values and views of lists are written out, because joins and groups
 /// would compare runs and views instead of values, and keys of dictionaries are wide enough for the values of all batches together.
@@ -35,32 +36,6 @@ pub fn plain_type(kind: &DataType) -> DataType {
         }
         other => other.clone(),
     })
-}
-
-/// A type, `change` made to it if it is not nested, else to the types within.
-pub(crate) fn type_with(kind: &DataType, change: &dyn Fn(&DataType) -> DataType) -> DataType {
-    let inner = |field: &Arc<Field>| {
-        let kind = type_with(field.data_type(), change);
-        Arc::new(field.as_ref().clone().with_data_type(kind))
-    };
-    match kind {
-        DataType::List(of) => DataType::List(inner(of)),
-        DataType::LargeList(of) => DataType::LargeList(inner(of)),
-        DataType::FixedSizeList(of, length) => DataType::FixedSizeList(inner(of), *length),
-        DataType::Map(of, sorted) => DataType::Map(inner(of), *sorted),
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(inner).collect()),
-        other => change(other),
-    }
-}
-
-/// A schema, `change` made to the types of its columns.
-pub(crate) fn schema_with(schema: &SchemaRef, change: impl Fn(&DataType) -> DataType) -> SchemaRef {
-    let changed = |field: &Arc<Field>| field.as_ref().clone().with_data_type(change(field.data_type()));
-    let fields: Fields = schema.fields().iter().map(changed).collect();
-    match fields == *schema.fields() {
-        true => Arc::clone(schema),
-        false => Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone())),
-    }
 }
 
 pub(crate) fn plain_field(field: &Field) -> Field {

@@ -9,7 +9,6 @@ use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
-use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::datasource::listing::ListingTable;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -25,6 +24,7 @@ use crate::error::DataSetError;
 use crate::files::{File, FolderColumns};
 use crate::lenient::{BadRows, Decoder, OnError, Quarantine, first_bad, read_good, told};
 use crate::lines::{Piece, deal};
+use crate::packing::Packing;
 
 /// DataFusion's own table of files, and how to find what it fails on.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl CheckedTable {
                 pieces: vec![piece.clone()],
                 folders: Arc::default(),
                 decoder: Arc::clone(&decoder),
-                compression: self.check.compression,
+                packing: self.check.packing,
                 seen: None,
                 on_error: OnError::Raise,
                 name: String::new(),
@@ -74,18 +74,18 @@ fn scan(
 pub(crate) struct Check {
     files: Vec<File>,
     decoder: Decoder,
-    compression: FileCompressionType,
+    packing: Packing,
     threads: Handle,
 }
 
 impl Check {
-    pub(crate) fn new(engine: &Engine, files: Vec<File>, decoder: Decoder, compression: FileCompressionType) -> Self {
-        Check { files, decoder, compression, threads: engine.threads().clone() }
+    pub(crate) fn new(engine: &Engine, files: Vec<File>, decoder: Decoder, packing: Packing) -> Self {
+        Check { files, decoder, packing, threads: engine.threads().clone() }
     }
 
     /// Whether the files are compressed.
     pub(crate) fn is_compressed(&self) -> bool {
-        self.compression != FileCompressionType::UNCOMPRESSED
+        !self.packing.is_plain()
     }
 
     /// The first row that cannot be read, or file that cannot be expanded: all are read up to it.
@@ -94,7 +94,7 @@ impl Check {
         // had to run goes to another meanwhile: it may be what brings the objects.
         let find = || {
             let _within = self.threads.enter();
-            first_bad(&self.files, &self.decoder, self.compression)
+            first_bad(&self.files, &self.decoder, self.packing)
         };
         let found = tokio::task::block_in_place(|| std::thread::scope(|scope| scope.spawn(find).join()));
         match found.ok()? {
@@ -163,7 +163,7 @@ impl PiecesTable {
         files: Vec<File>,
         folders: Option<FolderColumns>,
         decoder: Decoder,
-        compression: FileCompressionType,
+        packing: Packing,
         on_error: &OnError,
     ) -> Result<Self, DataSetError> {
         let names = folders.iter().flat_map(|folders| &folders.names);
@@ -175,7 +175,7 @@ impl PiecesTable {
         let mut hasher = DefaultHasher::new();
         files.iter().for_each(|file| file.to_string().hash(&mut hasher));
         let name = format!("bad-{:08x}", hasher.finish() as u32);
-        let whole = compression != FileCompressionType::UNCOMPRESSED || decoder.needs_whole_files();
+        let whole = !packing.is_plain() || decoder.needs_whole_files();
         let groups = deal(files.clone(), whole, engine.partitions())?;
         let decoder = Arc::new(decoder);
         let part = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn Part> {
@@ -184,7 +184,7 @@ impl PiecesTable {
                 pieces,
                 folders: Arc::clone(&folders),
                 decoder: Arc::clone(&decoder),
-                compression,
+                packing,
                 seen: Some(Arc::clone(engine.bad_rows())),
                 on_error: on_error.clone(),
                 name: format!("{name}-{number:05}"),
@@ -231,7 +231,7 @@ struct Partition {
     pieces: Vec<Piece>,
     folders: Arc<Option<FolderColumns>>,
     decoder: Arc<Decoder>,
-    compression: FileCompressionType,
+    packing: Packing,
     /// Who counts bad rows; `None` where the first is an error.
     seen: Option<Arc<BadRows>>,
     on_error: OnError,
@@ -262,7 +262,7 @@ impl PartitionStream for Partition {
             _ => None,
         };
         let (pieces, decoder) = (self.pieces.clone(), Arc::clone(&self.decoder));
-        let (compression, seen) = (self.compression, self.seen.clone());
+        let (packing, seen) = (self.packing, self.seen.clone());
         let (schema, folders) = (SchemaRef::clone(&self.schema), Arc::clone(&self.folders));
         builder.spawn_blocking(move || {
             let give = |piece: &Piece, batch: RecordBatch| {
@@ -273,7 +273,7 @@ impl PartitionStream for Partition {
                 sender.blocking_send(batch).is_ok()
             };
             let is_wanted = || !sender.is_closed();
-            read_good(&pieces, &decoder, compression, seen.as_deref(), quarantine, &is_wanted, give)
+            read_good(&pieces, &decoder, packing, seen.as_deref(), quarantine, &is_wanted, give)
                 .map_err(DataFusionError::from)
         });
         builder.build()

@@ -25,6 +25,7 @@ use tokio::runtime::Handle;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::packing::Packing;
 use crate::stores::{Location, StorageOptions, Store, is_bucket, is_denied, local_path};
 
 /// The value of a folder whose rows have none, as Hive, Spark and DuckDB have it.
@@ -144,13 +145,11 @@ impl File {
     }
 
     /// The same of reading: what the system does not say is of who expands a compressed file.
-    pub(crate) fn not_read(&self, compression: FileCompressionType, error: &io::Error) -> DataSetError {
-        if compression == FileCompressionType::UNCOMPRESSED || error.raw_os_error().is_some() {
-            return self.failed(error);
+    pub(crate) fn not_read(&self, packing: Packing, error: &io::Error) -> DataSetError {
+        match packing.remedy().filter(|_| error.raw_os_error().is_none()) {
+            Some(remedy) => DataSetError::Io(format!("{self}: {error}; {remedy}")),
+            None => self.failed(error),
         }
-        DataSetError::Io(format!(
-            "{self}: {error}; the file is cut short or damaged, or not compressed as its name says: fetch it again"
-        ))
     }
 
     pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {

@@ -8,18 +8,20 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, StringViewArray, UInt64Array};
-use arrow::compute::{CastOptions, cast_with_options, nullif};
-use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataType, Field, Schema, SchemaRef};
+use arrow::array::{
+    Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, StringArray, StringViewArray, UInt64Array,
+};
+use arrow::compute::nullif;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
-use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use regex::Regex;
-use tidemill_json::{Rows, Wholes};
+use tidemill_json::{Cuts, Exact, Rows, has_overflown, is_canonical, is_code, rounded, with_guard_digits};
 
 use crate::error::{DataSetError, Result};
-use crate::exact::{schema_with, type_with};
+use crate::exact::is_text;
 use crate::files::File;
 use crate::lines::{Piece, lines_until, read_blocks};
+use crate::packing::Packing;
 use crate::read::CsvLayout;
 
 /// Rows decoded at a time: DataFusion's own batch size.
@@ -82,19 +84,21 @@ pub(crate) enum Layout {
 }
 
 /// How rows are decoded.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Decoder {
     layout: Layout,
     schema: SchemaRef,
-    /// The same, decimals with a digit more.
-    read: SchemaRef,
+    /// Of JSON: the same, decimals with a digit more.
+    guarded: SchemaRef,
+    /// Of CSV: reads values whole.
+    exact: Exact,
     /// Of values that are null.
     null: Option<Regex>,
     /// Columns of CSV that are wanted; all without.
     projection: Option<Vec<usize>>,
-    /// Of JSON: reads most rows, and finds numbers that would be cut in the others.
+    /// Of JSON: reads most rows, and finds values that would be cut in the others.
     plain: Option<Rows>,
-    wholes: Option<Wholes>,
+    cuts: Option<Cuts>,
 }
 
 /// What a piece of a file holds.
@@ -113,17 +117,19 @@ impl Decoder {
             ),
             _ => None,
         };
-        let (read, is_json) = (with_guard_digits(&schema), matches!(layout, Layout::Json));
-        let plain = if is_json { Rows::new(&read, false) } else { None };
-        let wholes = is_json.then(|| Wholes::of(schema.fields()));
-        Ok(Decoder { layout, read, schema, null, projection: None, plain, wholes })
+        let (guarded, is_json) = (with_guard_digits(&schema), matches!(layout, Layout::Json));
+        let plain = if is_json { Rows::new(&guarded, false) } else { None };
+        let cuts = is_json.then(|| Cuts::of(schema.fields()));
+        let exact = match &layout {
+            Layout::Csv(layout) if layout.strict => Exact::strict(&schema),
+            _ => Exact::new(&schema),
+        };
+        Ok(Decoder { layout, guarded, exact, schema, null, projection: None, plain, cuts })
     }
 
     /// The same for some of the columns.
     pub(crate) fn projected(&self, projection: Option<&Vec<usize>>) -> Self {
-        let (layout, schema, null) = (self.layout.clone(), SchemaRef::clone(&self.schema), self.null.clone());
-        let (read, plain, wholes) = (SchemaRef::clone(&self.read), self.plain.clone(), self.wholes.clone());
-        Decoder { layout, schema, read, null, projection: projection.cloned(), plain, wholes }
+        Decoder { projection: projection.cloned(), ..self.clone() }
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {
@@ -139,7 +145,7 @@ impl Decoder {
     pub(crate) fn read_piece(
         &self,
         piece: &Piece,
-        compression: FileCompressionType,
+        packing: Packing,
         is_wanted: &dyn Fn() -> bool,
         mut give: impl FnMut(Item) -> Result<bool>,
     ) -> Result<()> {
@@ -149,7 +155,7 @@ impl Decoder {
         // Lines of the piece before `carried`, and of the file before the piece, once somebody wants to know.
         let (mut lines, mut lines_before) = (0, (piece.start == 0).then_some(0));
         let mut first_start = None;
-        read_blocks(piece, compression, is_wanted, |block, block_start, ended| {
+        read_blocks(piece, packing, is_wanted, |block, block_start, ended| {
             let piece_start = *first_start.get_or_insert(block_start);
             let start = block_start - carried.len() as u64;
             let bytes = if carried.is_empty() { block } else { [std::mem::take(&mut carried), block].concat() };
@@ -175,7 +181,7 @@ impl Decoder {
                             };
                             let before = match lines_before {
                                 Some(known) => known,
-                                None => *lines_before.insert(lines_until(&piece.file, compression, piece_start)?),
+                                None => *lines_before.insert(lines_until(&piece.file, packing, piece_start)?),
                             };
                             let line = before + lines + count_lines(&bytes[..row.start]) + 1;
                             let text = &bytes[row.start..row.end.min(row.start + TEXT_BYTES_MAX)];
@@ -252,8 +258,8 @@ impl Decoder {
             }
         }
         let whole = &bytes[rows[0].start..rows[rows.len() - 1].end];
-        if let Some(wholes) = self.wholes.as_ref().filter(|wholes| wholes.may_cut(whole))
-            && let Some(reason) = rows.iter().find_map(|row| wholes.cut(&bytes[Range::clone(row)]))
+        if let Some(cuts) = self.cuts.as_ref().filter(|cuts| cuts.may_cut(whole))
+            && let Some(reason) = rows.iter().find_map(|row| cuts.cut(&bytes[Range::clone(row)]))
         {
             return Err(reason);
         }
@@ -279,15 +285,25 @@ impl Decoder {
         if rows == 1 && fields(bytes, layout).is_none() {
             return Err(ArrowError::CsvError("a quote is not closed".into()));
         }
-        let as_text = self.null.is_some();
-        let fields = self.schema.fields().iter();
-        let schema = match as_text {
-            true => Arc::new(Schema::new(
-                fields.map(|field| Field::new(field.name(), DataType::Utf8, true)).collect::<Vec<_>>(),
-            )),
-            false => SchemaRef::clone(&self.read),
-        };
-        let mut builder = arrow::csv::ReaderBuilder::new(SchemaRef::clone(&schema))
+        let read = |schema: &SchemaRef| self.read_csv(layout, bytes, rows, schema);
+        let projection = self.projection.as_deref();
+        if self.null.is_none() {
+            return self.exact.read(projection, read);
+        }
+        let text = |field: &Arc<Field>| Field::new(field.name(), DataType::Utf8, true);
+        let texts = Arc::new(Schema::new(self.schema.fields().iter().map(text).collect::<Vec<_>>()));
+        self.exact.typed(&self.without_blanks(read(&texts)?)?, projection)
+    }
+
+    /// Rows of CSV as Arrow reads them into columns of `schema`.
+    fn read_csv(
+        &self,
+        layout: &CsvLayout,
+        bytes: &[u8],
+        rows: usize,
+        schema: &SchemaRef,
+    ) -> Result<RecordBatch, ArrowError> {
+        let mut builder = arrow::csv::ReaderBuilder::new(SchemaRef::clone(schema))
             .with_delimiter(layout.delimiter)
             .with_quote(layout.quote)
             .with_batch_size(rows + 1);
@@ -309,41 +325,34 @@ impl Decoder {
             }
         }
         decoder.decode(&[])?;
-        let batch = decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(schema));
-        if as_text { self.typed(&batch) } else { self.rounded(batch) }
-    }
-
-    /// Decimals as they should be.
-    fn rounded(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
-        if Arc::ptr_eq(&self.read, &self.schema) {
-            return Ok(batch);
-        }
-        let schema = match &self.projection {
-            Some(projection) => Arc::new(self.schema.project(projection)?),
-            None => SchemaRef::clone(&self.schema),
+        let none = || match &self.projection {
+            Some(projection) => schema.project(projection).map(Arc::new),
+            None => Ok(SchemaRef::clone(schema)),
         };
-        let exact = CastOptions { safe: false, ..Default::default() };
-        let column = |(column, field): (&ArrayRef, &Arc<Field>)| cast_with_options(column, field.data_type(), &exact);
-        let columns = batch.columns().iter().zip(schema.fields()).map(column).collect::<Result<_, _>>()?;
-        RecordBatch::try_new(schema, columns)
+        decoder.flush()?.map_or_else(|| Ok(RecordBatch::new_empty(none()?)), Ok)
     }
 
-    /// Texts, of which some are null, as what they should be. As without a pattern, nothing at all is null too, but where texts
-    /// are wanted.
-    fn typed(&self, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
-        let exact = CastOptions { safe: false, ..Default::default() };
-        let column = |(field, column): (&Arc<Field>, &ArrayRef)| {
+    /// Texts, null where nothing at all stands, but in columns that are to be texts.
+    fn without_blanks(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
+        let wanted = |column: usize| {
+            let column = self.projection.as_ref().map_or(column, |projection| projection[column]);
+            self.schema.field(column).data_type()
+        };
+        let column = |(number, column): (usize, &ArrayRef)| {
+            if is_text(wanted(number)) {
+                return Ok(Arc::clone(column));
+            }
             let texts = column.as_any().downcast_ref::<StringArray>().expect("decoded as text");
-            let is_text = matches!(field.data_type(), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
-            let empty: BooleanArray = texts.iter().map(|text| Some(!is_text && text == Some(""))).collect();
-            cast_with_options(&nullif(column, &empty)?, field.data_type(), &exact)
+            let blank: BooleanArray = texts.iter().map(|text| Some(text == Some(""))).collect();
+            nullif(column, &blank)
         };
-        let columns = self.schema.fields().iter().zip(batch.columns()).map(column).collect::<Result<_, _>>()?;
-        RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)
+        let columns = batch.columns().iter().enumerate().map(column).collect::<Result<_, _>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        RecordBatch::try_new_with_options(batch.schema(), columns, &options)
     }
 
     fn decode_json(&self, bytes: &[u8], rows: usize) -> Result<RecordBatch, ArrowError> {
-        let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(&self.read)).with_batch_size(rows + 1);
+        let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(&self.guarded)).with_batch_size(rows + 1);
         let mut decoder = builder.build_decoder()?;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -355,7 +364,12 @@ impl Decoder {
         if decoder.has_partial_record() {
             return Err(ArrowError::JsonError("the object is not closed".into()));
         }
-        self.rounded(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(SchemaRef::clone(&self.read))))
+        let batch = decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(SchemaRef::clone(&self.guarded)));
+        // Of many rows the one is looked for.
+        if has_overflown(&batch, if rows > 1 { b"" } else { bytes }) {
+            return Err(ArrowError::JsonError("a number is too large for its column".into()));
+        }
+        rounded(batch, &self.schema)
     }
 
     fn decode_text(&self, bytes: &[u8], rows: &[Range<usize>]) -> Result<RecordBatch, ArrowError> {
@@ -405,26 +419,6 @@ impl Decoder {
     }
 }
 
-/// The same columns, decimals with one digit more behind the point. Arrow's readers cut digits that a type has no room for; with this
-/// one a cast rounds as every cast does.
-pub(crate) fn with_guard_digits(schema: &SchemaRef) -> SchemaRef {
-    let guarded = |kind: &DataType| match kind {
-        DataType::Decimal32(digits, scale)
-        | DataType::Decimal64(digits, scale)
-        | DataType::Decimal128(digits, scale)
-            if *digits < DECIMAL128_MAX_PRECISION =>
-        {
-            DataType::Decimal128(digits + 1, scale + 1)
-        }
-        DataType::Decimal128(digits, scale) => DataType::Decimal256(digits + 1, scale + 1),
-        DataType::Decimal256(digits, scale) if *digits < DECIMAL256_MAX_PRECISION => {
-            DataType::Decimal256(digits + 1, scale + 1)
-        }
-        other => other.clone(),
-    };
-    schema_with(schema, |kind| type_with(kind, &guarded))
-}
-
 fn count_lines(bytes: &[u8]) -> u64 {
     memchr::memchr_iter(b'\n', bytes).count() as u64
 }
@@ -466,12 +460,7 @@ fn fields(row: &[u8], layout: &CsvLayout) -> Option<usize> {
 }
 
 /// The types of a file's first rows that make sense: those that have as many values as the first, or are objects.
-pub(crate) fn infer(
-    layout: &Layout,
-    file: &File,
-    compression: FileCompressionType,
-    rows_max: usize,
-) -> Result<SchemaRef> {
+pub(crate) fn infer(layout: &Layout, file: &File, packing: Packing, rows_max: usize) -> Result<SchemaRef> {
     let none = Decoder::new(layout.clone(), Arc::new(Schema::empty()))?;
     // A header is no row to find types in.
     let header = usize::from(matches!(layout, Layout::Csv(csv) if csv.has_header));
@@ -479,7 +468,7 @@ pub(crate) fn infer(
     // A row that goes on in the next block.
     let mut carried: Vec<u8> = Vec::new();
     let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };
-    read_blocks(&piece, compression, &|| true, |block, _, ended| {
+    read_blocks(&piece, packing, &|| true, |block, _, ended| {
         let bytes = if carried.is_empty() { block } else { [std::mem::take(&mut carried), block].concat() };
         let (rows, rest) = none.rows(&bytes, ended);
         for row in rows {
@@ -516,7 +505,8 @@ pub(crate) fn infer(
             if let Some(null) = &none.null {
                 format = format.with_null_regex(null.clone());
             }
-            format.infer_schema(&good[..], None)?.0
+            let found = format.infer_schema(&good[..], None)?.0;
+            with_codes_as_text(layout, none.null.as_ref(), &good, &found)?
         }
         Layout::Json => arrow::json::reader::infer_json_schema(&good[..], None)?.0,
         Layout::Text => Schema::new(vec![Field::new("line", DataType::Utf8View, false)]),
@@ -524,12 +514,47 @@ pub(crate) fn infer(
     Ok(Arc::new(schema))
 }
 
+/// The types of CSV without those that would change what stands there: whole numbers with zeros before them, or a sign, are codes, and so
+/// are texts. If the layout is strict, any number is that would print otherwise. Times of seconds may be finer in later rows.
+fn with_codes_as_text(layout: &CsvLayout, null: Option<&Regex>, rows: &[u8], found: &Schema) -> Result<Schema> {
+    let is_number = |kind: &DataType| kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean;
+    let mut kinds: Vec<DataType> = found.fields().iter().map(|field| field.data_type().clone()).collect();
+    if kinds.iter().any(is_number) {
+        let text = |field: &Arc<Field>| Field::new(field.name(), DataType::Utf8, true);
+        let texts = Arc::new(Schema::new(found.fields().iter().map(text).collect::<Vec<_>>()));
+        let lenient = CsvLayout { null: None, strict: false, ..layout.clone() };
+        let decoder = Decoder::new(Layout::Csv(lenient.clone()), SchemaRef::clone(&texts))?;
+        let batch = decoder.read_csv(&lenient, rows, count_lines(rows) as usize, &texts)?;
+        for (kind, column) in kinds.iter_mut().zip(batch.columns()).filter(|(kind, _)| is_number(kind)) {
+            let texts = column.as_any().downcast_ref::<StringArray>().expect("decoded as text");
+            let values = texts.iter().skip(usize::from(layout.has_header)).flatten();
+            let mut values = values.filter(|text| !text.is_empty() && !null.is_some_and(|null| null.is_match(text)));
+            let is_text = match layout.strict {
+                true => values.any(|text| !is_canonical(text, kind)),
+                false => kind.is_integer() && values.any(is_code),
+            };
+            if is_text {
+                *kind = DataType::Utf8;
+            }
+        }
+    }
+    let finer = |kind: DataType| match kind {
+        DataType::Timestamp(TimeUnit::Second | TimeUnit::Millisecond, zone) => {
+            DataType::Timestamp(TimeUnit::Microsecond, zone)
+        }
+        other => other,
+    };
+    let typed =
+        found.fields().iter().zip(kinds).map(|(field, kind)| field.as_ref().clone().with_data_type(finer(kind)));
+    Ok(Schema::new(typed.collect::<Vec<_>>()))
+}
+
 /// The first bad row of files, if there is one. For errors only: it reads them from their beginning.
-pub(crate) fn first_bad(files: &[File], decoder: &Decoder, compression: FileCompressionType) -> Result<Option<BadRow>> {
+pub(crate) fn first_bad(files: &[File], decoder: &Decoder, packing: Packing) -> Result<Option<BadRow>> {
     let mut found = None;
     for file in files {
         let piece = Piece { file: file.clone(), start: 0, end: u64::MAX };
-        decoder.read_piece(&piece, compression, &|| true, |item| {
+        decoder.read_piece(&piece, packing, &|| true, |item| {
             if let Item::Bad(row) = item {
                 found = Some(row);
             }
@@ -603,7 +628,7 @@ impl Drop for Quarantine {
 pub(crate) fn read_good(
     pieces: &[Piece],
     decoder: &Decoder,
-    compression: FileCompressionType,
+    packing: Packing,
     seen: Option<&BadRows>,
     mut quarantine: Option<Quarantine>,
     is_wanted: &dyn Fn() -> bool,
@@ -611,7 +636,7 @@ pub(crate) fn read_good(
 ) -> Result<()> {
     let mut wanted = true;
     for piece in pieces {
-        decoder.read_piece(piece, compression, is_wanted, |item| {
+        decoder.read_piece(piece, packing, is_wanted, |item| {
             match item {
                 Item::Rows(batch) => wanted = give(piece, batch),
                 Item::Bad(row) => {
@@ -651,7 +676,7 @@ mod tests {
     fn seen(decoder: &Decoder, file: &File, start: u64, end: u64) -> (Vec<RecordBatch>, Vec<(u64, String)>) {
         let (mut good, mut bad) = (Vec::new(), Vec::new());
         let piece = Piece { file: file.clone(), start, end };
-        let read = decoder.read_piece(&piece, FileCompressionType::UNCOMPRESSED, &|| true, |item| {
+        let read = decoder.read_piece(&piece, Packing::NONE, &|| true, |item| {
             match item {
                 Item::Rows(batch) => good.push(batch),
                 Item::Bad(row) => bad.push((row.line, row.text)),

@@ -10,7 +10,6 @@ use arrow::array::StringViewBuilder;
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
-use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
@@ -21,6 +20,7 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::file_table::{Part, PiecesTable};
 use crate::files::File;
+use crate::packing::Packing;
 
 /// Bytes read at a time. A longer line grows its block.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -30,11 +30,11 @@ const BATCH_LINES: usize = 8192;
 const LINE_BYTES_MAX: usize = 1 << 30;
 
 /// A table of all lines of `files`, in their order within each partition.
-pub(crate) fn read(engine: &Engine, files: Vec<File>, compression: FileCompressionType) -> Result<DataSet> {
+pub(crate) fn read(engine: &Engine, files: Vec<File>, packing: Packing) -> Result<DataSet> {
     let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
-    let groups = deal(files.clone(), compression != FileCompressionType::UNCOMPRESSED, engine.partitions())?;
+    let groups = deal(files.clone(), !packing.is_plain(), engine.partitions())?;
     let partitions = groups.into_iter().map(|pieces| {
-        let lines = Lines { schema: Arc::clone(&schema), pieces, compression };
+        let lines = Lines { schema: Arc::clone(&schema), pieces, packing };
         Arc::new(lines) as Arc<dyn Part>
     });
     let table = PiecesTable::new(Arc::clone(&schema), files, partitions.collect());
@@ -95,9 +95,9 @@ const SKIPPED: f64 = 0.25;
 ///
 /// Nobody can begin in the middle of such a file, but only decompressing has to begin at its start: rows are decoded by whoever has
 /// the piece.
-pub(crate) fn cut(files: &[File], compression: FileCompressionType, partitions_max: usize) -> Result<Vec<Piece>> {
+pub(crate) fn cut(files: &[File], packing: Packing, partitions_max: usize) -> Result<Vec<Piece>> {
     let cuts = (partitions_max / files.len().max(1)).min(CUTS_MAX);
-    let is_fast = compression == FileCompressionType::ZSTD || compression == FileCompressionType::GZIP;
+    let is_fast = packing.is_fast();
     let is_local = files.iter().all(|file| matches!(file, File::Local(_)));
     if cuts < 2 || !is_fast || !is_local {
         return Ok(Vec::new());
@@ -107,7 +107,7 @@ pub(crate) fn cut(files: &[File], compression: FileCompressionType, partitions_m
         if file.size_bytes()? < CUT_BYTES_MIN {
             return Ok(Vec::new());
         }
-        let expanded = expanded_bytes(file, compression)? as f64;
+        let expanded = expanded_bytes(file, packing)? as f64;
         // Each piece is shorter than the one before by what it skips, so that all take as long.
         let lengths: Vec<f64> = (0..cuts).map(|i| (1.0 - SKIPPED).powi(i as i32)).collect();
         let (all, mut start, mut done) = (lengths.iter().sum::<f64>(), 0, 0.0);
@@ -123,10 +123,10 @@ pub(crate) fn cut(files: &[File], compression: FileCompressionType, partitions_m
 
 /// How many bytes a file is likely to have after decompression, by what becomes of its first ones: not all say it themselves. If it is wrong,
 /// pieces differ in length, and rows are the same.
-fn expanded_bytes(file: &File, compression: FileCompressionType) -> Result<u64> {
+fn expanded_bytes(file: &File, packing: Packing) -> Result<u64> {
     let size = file.size_bytes()?;
     let looked_at = size.min(CUT_BYTES_MIN);
-    let mut source = compression.convert_read(file.open(0)?.take(looked_at))?;
+    let mut source = packing.open(file.open(0)?.take(looked_at))?;
     let (mut block, mut expanded) = (vec![0; BLOCK_BYTES], 0);
     // Where the look ends the rest is missing, and that is an error.
     while let Ok(read @ 1..) = source.read(&mut block) {
@@ -139,7 +139,7 @@ fn expanded_bytes(file: &File, compression: FileCompressionType) -> Result<u64> 
 struct Lines {
     schema: SchemaRef,
     pieces: Vec<Piece>,
-    compression: FileCompressionType,
+    packing: Packing,
 }
 
 impl Part for Lines {}
@@ -153,7 +153,7 @@ impl PartitionStream for Lines {
         // Two batches ahead: reading goes on while one is worked on, and no further.
         let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
         let sender = builder.tx();
-        let (schema, pieces, compression) = (Arc::clone(&self.schema), self.pieces.clone(), self.compression);
+        let (schema, pieces, packing) = (Arc::clone(&self.schema), self.pieces.clone(), self.packing);
         builder.spawn_blocking(move || {
             for piece in pieces {
                 let mut wanted = true;
@@ -161,7 +161,7 @@ impl PartitionStream for Lines {
                     wanted = sender.blocking_send(Ok(batch)).is_ok();
                     wanted
                 };
-                read_piece(&piece, compression, &schema, emit).map_err(DataFusionError::from)?;
+                read_piece(&piece, packing, &schema, emit).map_err(DataFusionError::from)?;
                 if !wanted {
                     break;
                 }
@@ -175,13 +175,13 @@ impl PartitionStream for Lines {
 /// Gives the lines of `piece` to `emit`, until that returns false.
 fn read_piece(
     piece: &Piece,
-    compression: FileCompressionType,
+    packing: Packing,
     schema: &SchemaRef,
     mut emit: impl FnMut(RecordBatch) -> bool,
 ) -> Result<()> {
-    read_blocks(piece, compression, &|| true, |block, block_start, _| {
+    read_blocks(piece, packing, &|| true, |block, block_start, _| {
         let not_text = |at| -> DataSetError {
-            match lines_until(&piece.file, compression, at) {
+            match lines_until(&piece.file, packing, at) {
                 Ok(before) => DataSetError::Data(format!("{}: line {} is not UTF-8", piece.file, before + 1)),
                 Err(error) => error,
             }
@@ -198,17 +198,17 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// the piece of a compressed file is skipped.
 pub(crate) fn read_blocks(
     piece: &Piece,
-    compression: FileCompressionType,
+    packing: Packing,
     is_wanted: &dyn Fn() -> bool,
     mut emit: impl FnMut(Vec<u8>, u64, bool) -> Result<bool>,
 ) -> Result<()> {
-    let failed = |error: std::io::Error| piece.file.not_read(compression, &error);
+    let failed = |error: std::io::Error| piece.file.not_read(packing, &error);
     // Where the next byte of the source lies in the file (after decompression).
     let mut position = piece.start.saturating_sub(1);
-    let mut source = if compression == FileCompressionType::UNCOMPRESSED {
+    let mut source = if packing.is_plain() {
         piece.file.open(position)?
     } else {
-        let mut source: Box<dyn Read + Send> = Box::new(compression.convert_read(piece.file.open(0)?)?);
+        let mut source: Box<dyn Read + Send> = Box::new(packing.open(piece.file.open(0)?)?);
         let (mut block, mut left) = (vec![0; BLOCK_BYTES], position);
         while left > 0 {
             let some = block.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -267,12 +267,12 @@ pub(crate) fn read_blocks(
 }
 
 /// The lines of a file that end before `position`, which is one after decompression.
-pub(crate) fn lines_until(file: &File, compression: FileCompressionType, position: u64) -> Result<u64> {
-    let mut source = compression.convert_read(file.open(0)?)?.take(position);
+pub(crate) fn lines_until(file: &File, packing: Packing, position: u64) -> Result<u64> {
+    let mut source = packing.open(file.open(0)?)?.take(position);
     let mut block = vec![0; BLOCK_BYTES];
     let mut lines = 0;
     loop {
-        match source.read(&mut block).map_err(|error| file.not_read(compression, &error))? {
+        match source.read(&mut block).map_err(|error| file.not_read(packing, &error))? {
             0 => return Ok(lines),
             read => lines += memchr::memchr_iter(b'\n', &block[..read]).count() as u64,
         }
@@ -334,7 +334,7 @@ mod tests {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
         let mut lines = Vec::new();
         let piece = Piece { file: File::Local(file.to_owned()), start, end };
-        read_piece(&piece, FileCompressionType::UNCOMPRESSED, &schema, |batch| {
+        read_piece(&piece, Packing::NONE, &schema, |batch| {
             let column = batch.column(0).as_any().downcast_ref::<StringViewArray>().unwrap().clone();
             lines.extend(column.iter().map(|line| line.unwrap().to_owned()));
             true

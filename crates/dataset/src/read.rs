@@ -4,18 +4,15 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
-use datafusion::common::ScalarValue;
 use datafusion::common::config::TableOptions;
 use datafusion::datasource::file_format::FileFormat;
 use datafusion::datasource::file_format::arrow::ArrowFormat;
 use datafusion::datasource::file_format::csv::CsvFormat;
-use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
 use datafusion::datasource::file_format::json::JsonFormat;
 use datafusion::datasource::file_format::parquet::ParquetFormat;
 use datafusion::datasource::listing::{ListingOptions, ListingTable, ListingTableConfig};
 use datafusion::functions::core::expr_fn::nullif;
-use datafusion::functions::regex::expr_fn::regexp_like;
-use datafusion::logical_expr::{cast, lit};
+use datafusion::logical_expr::lit;
 use futures::{StreamExt, TryStreamExt};
 use regex::Regex;
 use tidemill_dataflow::without_passwords;
@@ -26,13 +23,14 @@ use crate::error::{DataSetError, Result};
 use crate::evolved::{
     EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, has_floats, ipc_schemas, parquet_schemas, read_ipc,
 };
-use crate::expr::{case, column};
+use crate::expr::column;
 use crate::file_table::{Check, CheckedTable, PiecesTable};
 use crate::files::{File, Found, NULL_FOLDER, find};
-use crate::json_source::JsonLines;
-use crate::lenient::{Decoder, Layout, OnError, infer, with_guard_digits};
+use crate::lenient::{Decoder, Layout, OnError, infer};
 use crate::lines::{self, Piece, cut};
+use crate::packing::Packing;
 use crate::stores::{StorageOptions, is_url};
+use crate::text_source::TextLines;
 use crate::unite::{fits, unite};
 
 /// How the bytes of files become columns.
@@ -77,6 +75,8 @@ pub struct CsvLayout {
     pub newlines_in_values: bool,
     /// A regular expression of what stands for null, beside nothing.
     pub null: Option<String>,
+    /// Whether numbers have to stand there as they would be printed; columns of which some do not are texts.
+    pub strict: bool,
     /// Types of some columns, where those of the others are found out.
     pub overrides: Option<SchemaRef>,
 }
@@ -93,6 +93,7 @@ impl Default for CsvLayout {
             comment: None,
             newlines_in_values: false,
             null: None,
+            strict: false,
             overrides: None,
         }
     }
@@ -103,7 +104,7 @@ impl Default for CsvLayout {
 ///
 /// Folders named `column=value` below a single folder give their files that column, of texts.
 ///
-/// `on_error` says what becomes of rows of CSV, JSON and text that cannot be read.
+/// `encoding` is that of texts, UTF-8 by default. `on_error` says what becomes of rows of CSV, JSON and text that cannot be read.
 ///
 /// Without `schema`, names and types come from the files: for CSV and JSON from the first `infer_rows` rows.
 ///
@@ -117,13 +118,14 @@ pub async fn read(
     format: Format,
     schema: Option<SchemaRef>,
     infer_rows: usize,
+    encoding: Option<&str>,
     on_error: &OnError,
 ) -> Result<DataSet> {
     let found = find(engine, paths, storage).await?;
-    let compression = match format {
+    let packing = match format {
         // These compress inside.
-        Format::Parquet | Format::Ipc => FileCompressionType::UNCOMPRESSED,
-        _ => found.compression()?,
+        Format::Parquet | Format::Ipc => Packing::NONE,
+        _ => Packing::new(found.compression()?, encoding)?,
     };
     if let Format::Csv(CsvLayout { null: Some(pattern), .. }) = &format
         && let Err(error) = Regex::new(pattern)
@@ -133,7 +135,7 @@ pub async fn read(
     if let Format::Csv(layout) = &format
         && layout.has_header
     {
-        headers_fit(layout, &found.files, compression, schema.as_ref()).await?;
+        headers_fit(layout, &found.files, packing, schema.as_ref()).await?;
     }
     let layout = match &format {
         Format::Csv(layout) => Some(Layout::Csv(layout.clone())),
@@ -144,13 +146,13 @@ pub async fn read(
     if let Some(layout) = &layout
         && *on_error != OnError::Raise
     {
-        return read_good(engine, found, layout, compression, schema, infer_rows, on_error).await;
+        return read_good(engine, found, layout, packing, schema, infer_rows, on_error).await;
     }
     if let Format::Text = format {
-        return lines::read(engine, found.files, compression);
+        return lines::read(engine, found.files, packing);
     }
     let nulls = null_folders(&found);
-    let file_format = file_format(&format, &found, compression, infer_rows)?;
+    let file_format = file_format(&format, &found, packing, infer_rows)?;
     let state = engine.context().state();
     // Which files to read has been decided above, whatever their names end with.
     let options = ListingOptions::new(file_format).with_file_extension("");
@@ -171,9 +173,7 @@ pub async fn read(
         };
         // Of many files the one that cannot be expanded.
         let again = match &layout {
-            Some(layout) if compression != FileCompressionType::UNCOMPRESSED => {
-                infer_types(layout.clone(), &found, compression, infer_rows).await.err()
-            }
+            Some(layout) if !packing.is_plain() => infer_types(layout.clone(), &found, packing, infer_rows).await.err(),
             _ => None,
         };
         Err(again.unwrap_or(error))
@@ -213,29 +213,22 @@ pub async fn read(
         (_, Some(schema)) => config.with_schema(schema),
         // DataFusion takes the types of the first file for those of all, and looks for them in blocks that may cut a value in two.
         (Format::Csv(csv), None) => {
-            match infer_types(Layout::Csv(csv.clone()), &found, compression, infer_rows).await {
+            match infer_types(Layout::Csv(csv.clone()), &found, packing, infer_rows).await {
                 // DataFusion says what is wrong with files without columns.
                 Ok(none) if none.fields().is_empty() => inferred(config).await?,
                 Ok(some) => config.with_schema(some),
-                Err(error) if compression != FileCompressionType::UNCOMPRESSED => return Err(error),
+                Err(error) if !packing.is_plain() => return Err(error),
                 Err(error) => return Err(in_files(error, &found, &format)),
             }
         }
         // DataFusion looks at the first file, and columns that only others have would be left out in silence.
-        (Format::Json, None) => match infer_types(Layout::Json, &found, compression, infer_rows).await? {
+        (Format::Json, None) => match infer_types(Layout::Json, &found, packing, infer_rows).await? {
             // What it says of them.
             none if none.fields().is_empty() => inferred(config).await?,
             some => config.with_schema(some),
         },
         (_, None) => inferred(config).await?,
     };
-    if let (Some(Layout::Csv(csv)), Some(schema)) = (&layout, config.file_schema.clone())
-        && (csv.null.is_some() || !Arc::ptr_eq(&with_guard_digits(&schema), &schema))
-    {
-        let pattern = csv.null.clone();
-        let check = layout.map(|layout| check(engine, found, layout, &schema, compression)).transpose()?;
-        return without_markers(read_then_cast(engine, config, &schema, pattern.as_deref(), check)?, &nulls);
-    }
     let file_schema = config.file_schema.clone();
     let table = ListingTable::try_new(config)?;
     if table_schema(&table).fields().is_empty() {
@@ -243,27 +236,22 @@ pub async fn read(
     }
     let pieces = match &layout {
         Some(Layout::Csv(layout)) if !layout.newlines_in_values && found.folder_keys().is_empty() => {
-            cut(&found.files, compression, engine.partitions())?
+            cut(&found.files, packing, engine.partitions())?
         }
         _ => Vec::new(),
     };
     let check = match (layout, file_schema) {
-        (Some(layout), Some(schema)) => Some(check(engine, found, layout, &schema, compression)?),
+        (Some(layout), Some(schema)) => Some(check(engine, found, layout, &schema, packing)?),
         _ => None,
     };
     without_markers(DataSet::new(engine.context().read_table(checked(table, check, pieces))?)?, &nulls)
 }
 
 /// Columns and types of the first rows of each file.
-async fn infer_types(
-    layout: Layout,
-    found: &Found,
-    compression: FileCompressionType,
-    infer_rows: usize,
-) -> Result<SchemaRef> {
+async fn infer_types(layout: Layout, found: &Found, packing: Packing, infer_rows: usize) -> Result<SchemaRef> {
     let of = |file: &File| {
         let (layout, file) = (layout.clone(), file.clone());
-        let infer = move || infer(&layout, &file, compression, infer_rows);
+        let infer = move || infer(&layout, &file, packing, infer_rows);
         async { tokio::task::spawn_blocking(infer).await.map_err(|error| DataSetError::Internal(error.to_string()))? }
     };
     let schemas = futures::stream::iter(found.files.iter().map(of)).buffered(FILES_AT_ONCE).try_collect::<Vec<_>>();
@@ -311,12 +299,7 @@ fn untyped_as_text(schema: &SchemaRef) -> SchemaRef {
 
 /// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a file's in another one: values would come to other
 /// columns. Of files in stores, where a look costs a request, none is looked at but the first, for names that no schema gives.
-async fn headers_fit(
-    layout: &CsvLayout,
-    files: &[File],
-    compression: FileCompressionType,
-    schema: Option<&SchemaRef>,
-) -> Result<()> {
+async fn headers_fit(layout: &CsvLayout, files: &[File], packing: Packing, schema: Option<&SchemaRef>) -> Result<()> {
     let is_looked_at = |at: usize, file: &File| !matches!(file, File::Object(_)) || (at == 0 && schema.is_none());
     let looked_at = files.iter().enumerate().filter(|&(at, file)| is_looked_at(at, file)).map(|(_, file)| file.clone());
     let looked_at: Vec<File> = looked_at.collect();
@@ -326,7 +309,7 @@ async fn headers_fit(
         let mut first = given;
         for file in looked_at {
             // What cannot be read is told by who reads it.
-            let header = infer(&layout, &file, compression, 1);
+            let header = infer(&layout, &file, packing, 1);
             let names = header.map(|header| names_of(&header)).unwrap_or_default();
             if names.is_empty() {
                 continue;
@@ -409,15 +392,9 @@ fn without_markers(set: DataSet, keys: &[String]) -> Result<DataSet> {
     set.select(columns.collect())
 }
 
-fn check(
-    engine: &Engine,
-    found: Found,
-    layout: Layout,
-    schema: &SchemaRef,
-    compression: FileCompressionType,
-) -> Result<Arc<Check>> {
+fn check(engine: &Engine, found: Found, layout: Layout, schema: &SchemaRef, packing: Packing) -> Result<Arc<Check>> {
     let decoder = Decoder::new(layout, SchemaRef::clone(schema))?;
-    Ok(Arc::new(Check::new(engine, found.files, decoder, compression)))
+    Ok(Arc::new(Check::new(engine, found.files, decoder, packing)))
 }
 
 fn checked(table: ListingTable, check: Option<Arc<Check>>, pieces: Vec<Piece>) -> Arc<dyn TableProvider> {
@@ -432,7 +409,7 @@ async fn read_good(
     engine: &Engine,
     mut found: Found,
     layout: &Layout,
-    compression: FileCompressionType,
+    packing: Packing,
     schema: Option<SchemaRef>,
     infer_rows: usize,
     on_error: &OnError,
@@ -445,7 +422,7 @@ async fn read_good(
     }
     let schema = match schema {
         Some(schema) => schema,
-        None => infer_types(layout.clone(), &found, compression, infer_rows).await?,
+        None => infer_types(layout.clone(), &found, packing, infer_rows).await?,
     };
     if schema.fields().is_empty() {
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
@@ -453,7 +430,7 @@ async fn read_good(
     let decoder = Decoder::new(layout.clone(), schema)?;
     let nulls = null_folders(&found);
     let folders = found.take_folder_columns();
-    let table = PiecesTable::lenient(engine, found.files, folders, decoder, compression, on_error)?;
+    let table = PiecesTable::lenient(engine, found.files, folders, decoder, packing, on_error)?;
     without_markers(DataSet::new(engine.context().read_table(Arc::new(table))?)?, &nulls)
 }
 
@@ -474,19 +451,14 @@ pub(crate) async fn read_url(engine: &Engine, url: &str) -> Result<DataSet> {
             )));
         }
     };
-    read(engine, &[url.to_owned()], &storage, format, None, INFER_ROWS, &OnError::Raise).await
+    read(engine, &[url.to_owned()], &storage, format, None, INFER_ROWS, None, &OnError::Raise).await
 }
 
-fn file_format(
-    format: &Format,
-    found: &Found,
-    compression: FileCompressionType,
-    infer_rows: usize,
-) -> Result<Arc<dyn FileFormat>> {
+fn file_format(format: &Format, found: &Found, packing: Packing, infer_rows: usize) -> Result<Arc<dyn FileFormat>> {
     let defaults = TableOptions::default();
     Ok(match format {
-        Format::Csv(layout) => Arc::new(
-            CsvFormat::default()
+        Format::Csv(layout) => {
+            let plain = CsvFormat::default()
                 .with_options(defaults.csv)
                 .with_has_header(layout.has_header)
                 .with_delimiter(layout.delimiter)
@@ -495,53 +467,18 @@ fn file_format(
                 .with_newlines_in_values(layout.newlines_in_values)
                 .with_null_regex(layout.null.clone())
                 .with_schema_infer_max_rec(infer_rows)
-                .with_file_compression_type(compression),
-        ),
+                .with_file_compression_type(packing.compression);
+            Arc::new(TextLines::new(Arc::new(plain), Layout::Csv(layout.clone()), packing, &found.files)?)
+        }
         Format::Json => {
-            let plain =
-                JsonFormat::default().with_schema_infer_max_rec(infer_rows).with_file_compression_type(compression);
-            Arc::new(JsonLines::new(plain, &found.files)?)
+            let plain = JsonFormat::default()
+                .with_schema_infer_max_rec(infer_rows)
+                .with_file_compression_type(packing.compression);
+            Arc::new(TextLines::new(Arc::new(plain), Layout::Json, packing, &found.files)?)
         }
         Format::Parquet => Arc::new(ParquetFormat::default()),
         Format::Ipc | Format::Text => Arc::new(ArrowFormat),
     })
-}
-
-/// A CSV table whose values become what they are after they have been read: decimals, which are read with a digit more, so that the cast
-/// rounds them; and all values where what matches `pattern` is null. DataFusion heeds the pattern when it finds out types, but not when it
-/// reads; with one, values are read as text.
-fn read_then_cast(
-    engine: &Engine,
-    config: ListingTableConfig,
-    schema: &SchemaRef,
-    pattern: Option<&str>,
-    check: Option<Arc<Check>>,
-) -> Result<DataSet> {
-    let text = |field: &Arc<Field>| Field::new(field.name(), DataType::Utf8View, true);
-    let read = match pattern {
-        Some(_) => Arc::new(Schema::new(schema.fields().iter().map(text).collect::<Vec<_>>())),
-        None => with_guard_digits(schema),
-    };
-    let table = ListingTable::try_new(config.with_schema(read))?;
-    let all = DataSet::new(engine.context().read_table(checked(table, check, Vec::new()))?)?;
-    // The whole value is to match, not a part of it.
-    let whole = pattern.map(|pattern| lit(format!("^(?:{pattern})$")));
-    let value = |field: &Arc<Field>| {
-        let value = column(field.name());
-        let Some(whole) = &whole else { return cast(value, field.data_type().clone()).alias(field.name().clone()) };
-        let is_null = regexp_like(value.clone(), whole.clone(), None);
-        // Nothing at all is null too, but where texts are wanted.
-        let is_null = match field.data_type() {
-            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => is_null,
-            _ => is_null.or(value.clone().eq(lit(""))),
-        };
-        let typed = cast(value, field.data_type().clone());
-        case(vec![(is_null, lit(ScalarValue::Null))], Some(typed)).alias(field.name().clone())
-    };
-    // Behind them are the columns that folders name.
-    let folders = all.names().split_off(schema.fields().len());
-    let values = schema.fields().iter().map(value).chain(folders.iter().map(|name| column(name)));
-    all.select(values.collect())
 }
 
 fn table_schema(table: &ListingTable) -> Arc<Schema> {

@@ -264,7 +264,7 @@ mod tests {
         let format = Format::Csv(CsvLayout { has_header: true, ..CsvLayout::default() });
         let paths = vec![path.display().to_string()];
         let storage = StorageOptions::default();
-        let set = engine.threads().block_on(read(&engine, &paths, &storage, format, None, 100, &OnError::Raise));
+        let set = engine.threads().block_on(read(&engine, &paths, &storage, format, None, 100, None, &OnError::Raise));
         let reading = read_all(&engine, &set.unwrap());
         assert_eq!(reading.rows(), rows);
         let total = reading.rows_total().unwrap();

@@ -8,14 +8,14 @@ use arrow::array::builder::{
 };
 use arrow::array::timezone::Tz;
 use arrow::array::{ArrayRef, ArrowPrimitiveType};
-use arrow::compute::kernels::cast_utils::string_to_datetime;
 use arrow::datatypes::{
-    ArrowTimestampType, DataType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, TimeUnit,
-    TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType, UInt8Type,
-    UInt16Type, UInt32Type, UInt64Type,
+    ArrowTimestampType, DataType, Date32Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+    TimeUnit, TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType,
+    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 
 use crate::scan::Scan;
+use crate::times;
 
 /// A column while rows are read.
 pub(crate) trait Column {
@@ -44,8 +44,15 @@ pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> O
         DataType::UInt16 => Box::new(Numbers::<UInt16Type>::integers(rows)),
         DataType::UInt32 => Box::new(Numbers::<UInt32Type>::integers(rows)),
         DataType::UInt64 => Box::new(Numbers::<UInt64Type>::integers(rows)),
-        DataType::Float32 => Box::new(Numbers::<Float32Type>::floats(rows)),
-        DataType::Float64 => Box::new(Numbers::<Float64Type>::floats(rows)),
+        DataType::Float32 => Box::new(Numbers::<Float32Type> {
+            values: PrimitiveBuilder::with_capacity(rows),
+            read: |scan| finite(scan, f32::is_finite),
+        }),
+        DataType::Float64 => Box::new(Numbers::<Float64Type> {
+            values: PrimitiveBuilder::with_capacity(rows),
+            read: |scan| finite(scan, f64::is_finite),
+        }),
+        DataType::Date32 => Box::new(Dates(PrimitiveBuilder::with_capacity(rows))),
         DataType::Timestamp(unit, zone) => {
             let zone: Tz = zone.as_deref().unwrap_or("+00:00").parse().ok()?;
             match unit {
@@ -109,10 +116,11 @@ impl<T: ArrowPrimitiveType<Native: FromStr>> Numbers<T> {
     fn integers(rows: usize) -> Self {
         Numbers { values: PrimitiveBuilder::with_capacity(rows), read: whole }
     }
+}
 
-    fn floats(rows: usize) -> Self {
-        Numbers { values: PrimitiveBuilder::with_capacity(rows), read: |scan| scan.number()?.text.parse().ok() }
-    }
+/// A number that is not too large.
+fn finite<N: FromStr + Copy>(scan: &mut Scan<'_>, is_finite: fn(N) -> bool) -> Option<N> {
+    scan.number()?.text.parse().ok().filter(|&number| is_finite(number))
 }
 
 /// A number without a point and an exponent.
@@ -150,13 +158,7 @@ impl<T: ArrowTimestampType> Times<T> {
 impl<T: ArrowTimestampType> Column for Times<T> {
     fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
         let value = if scan.peek() == b'"' {
-            let at = string_to_datetime(&self.zone, scan.quoted()?.text(room)?).ok()?;
-            match T::UNIT {
-                TimeUnit::Second => at.timestamp(),
-                TimeUnit::Millisecond => at.timestamp_millis(),
-                TimeUnit::Microsecond => at.timestamp_micros(),
-                TimeUnit::Nanosecond => at.timestamp_nanos_opt()?,
-            }
+            times::timestamp(scan.quoted()?.text(room)?, &self.zone, T::UNIT).ok()?
         } else {
             whole(scan)?
         };
@@ -170,5 +172,23 @@ impl<T: ArrowTimestampType> Column for Times<T> {
 
     fn finish(&mut self) -> ArrayRef {
         Arc::new(self.values.finish())
+    }
+}
+
+struct Dates(PrimitiveBuilder<Date32Type>);
+
+impl Column for Dates {
+    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
+        let quoted = scan.peek() == b'"';
+        self.0.append_value(if quoted { times::date(scan.quoted()?.text(room)?).ok()? } else { whole(scan)? });
+        Some(())
+    }
+
+    fn null(&mut self) {
+        self.0.append_null();
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        Arc::new(self.0.finish())
     }
 }

@@ -36,6 +36,7 @@ pub(crate) fn schema(nullable: bool) -> SchemaRef {
         ("is", DataType::Boolean),
         ("at", DataType::Timestamp(TimeUnit::Millisecond, None)),
         ("there", DataType::Timestamp(TimeUnit::Nanosecond, Some("+02:00".into()))),
+        ("day", DataType::Date32),
     ];
     Arc::new(Schema::new(fields.map(|(name, kind)| Field::new(name, kind, nullable)).to_vec()))
 }

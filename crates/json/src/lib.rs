@@ -2,14 +2,17 @@
 //!
 //! Arrow's decoder reads all JSON into columns of all types; it keeps every value of a record, wanted or not, and reads the
 //! columns from that. Here is what reads most records in one pass, several times as fast ([`Rows`]), and leaves the others to Arrow's;
-//! and what finds numbers that Arrow's would cut ([`Wholes`]).
+//! and what finds values that Arrow's would cut ([`Cuts`]). Texts of CSV become values by [`Exact`], which cuts nothing either.
 
 mod columns;
+mod cuts;
+mod exact;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod rows;
 mod scan;
-mod wholes;
+mod times;
 
+pub use cuts::Cuts;
+pub use exact::{Exact, has_overflown, is_canonical, is_code, rounded, schema_with, type_with, with_guard_digits};
 pub use rows::Rows;
-pub use wholes::Wholes;

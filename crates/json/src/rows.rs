@@ -299,7 +299,7 @@ mod tests {
 
     fn record() -> impl Strategy<Value = String> {
         let name = prop_oneof![
-            8 => prop::sample::select(vec!["text", "view", "n", "small", "large", "x", "y", "is", "at", "there"]).prop_map(str::to_owned),
+            8 => prop::sample::select(vec!["text", "view", "n", "small", "large", "x", "y", "is", "at", "there", "day"]).prop_map(str::to_owned),
             2 => "[a-z]{0,10}",
         ];
         let members = prop::collection::vec((name, value()), 0..6);

@@ -14,7 +14,9 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._each_host import own_files
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._expr import col
 from tidemill.dataset._map import given_schema
+from tidemill.dataset._places import at_home
 from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
@@ -63,12 +65,7 @@ StorageOptions = Mapping[str, Any]
 
 def _paths(given: Paths) -> list[str]:
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
-    return [_at_home(path) for path in paths]
-
-
-def _at_home(path: str | os.PathLike[str]) -> str:
-    """The path with a leading ``~`` replaced; `Path.expanduser` would take a slash out of URLs."""
-    return os.path.expanduser(os.fspath(path))  # noqa: PTH111
+    return [at_home(path) for path in paths]
 
 
 def _is_url(path: str | os.PathLike[str]) -> bool:
@@ -82,12 +79,25 @@ def _read(
     schema: Schema | None = None,
     *,
     one_header: bool = False,
+    partition_schema: Mapping[str, str] | None = None,
 ) -> DataSet:
     """The rows of files that `read` reads: the same on all hosts, or those of each."""
     given = _schema(schema)
     if each_host:
-        return DataSet(own_files(paths, read, schema=given, one_header=one_header))
-    return DataSet(read(paths, given))
+        data = DataSet(own_files(paths, read, schema=given, one_header=one_header))
+    else:
+        data = DataSet(read(paths, given))
+    return data if partition_schema is None else _with_partitions(data, partition_schema)
+
+
+def _with_partitions(data: DataSet, schema: Mapping[str, str]) -> DataSet:
+    """Columns that folders name, which are texts, as other types."""
+    missing = [name for name in schema if name not in data.columns]
+    if missing:
+        raise DataSetError(
+            f"partition_schema= names column {missing[0]!r}; there are: {', '.join(data.columns)}. It is for folders named column=value"
+        )
+    return data.with_columns(**{name: col(name).cast(kind) for name, kind in schema.items()})
 
 
 def _quarantine(
@@ -104,7 +114,7 @@ def _quarantine(
     """
     if folder is None:
         return None
-    where = _at_home(folder)
+    where = at_home(folder)
     if _is_url(where):
         raise DataSetError(f"quarantine={where!r}: it has to be a local folder")
     if each_host:
@@ -176,7 +186,10 @@ def read_csv(
     null: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     newlines_in_values: bool = False,
+    encoding: str = "utf-8",
+    infer: Literal["relaxed", "strict"] = "relaxed",
     infer_rows: int = 1000,
+    partition_schema: Mapping[str, str] | None = None,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
     each_host: bool = False,
@@ -205,8 +218,18 @@ def read_csv(
         Read only these columns, in this order; by default all.
     newlines_in_values : bool, default=False
         Whether quoted values may contain line ends; files are then not read in pieces.
+    encoding : str, default="utf-8"
+        Of the files: ``"utf-16"``, ``"latin-1"``, ``"windows-1252"``, ``"shift_jis"``, ... Files in another encoding than UTF-8 are
+        read whole, each by one thread. Bytes that are not text in the encoding are an error.
+    infer : {"relaxed", "strict"}, default="relaxed"
+        How types are found. ``"relaxed"``: whole numbers with zeros before them or a plus sign (``007``) are codes, so their column is
+        text. ``"strict"``: so is every number that would print differently (``1.10``, ``1E5``, ``TRUE``), and one that comes after
+        the first `infer_rows` rows is an error.
     infer_rows : int, default=1000
-        Rows of a file that its types are found out from.
+        Rows of a file that its types are found out from. A later value that its type would cut (a time of day in a column of
+        dates, ``1.7`` among whole numbers) is an error.
+    partition_schema : mapping of str to str, optional
+        Types of columns that folders named ``column=value`` give; by default they are text.
     on_error : {"raise", "skip", "quarantine"}, default="raise"
         What becomes of a row with more or fewer values than columns, a value that is not of its column's type, a quote that is
         not closed, or bytes that are not UTF-8. ``"raise"``: the action fails, and names file and line. ``"skip"``: the row
@@ -228,6 +251,8 @@ def read_csv(
     DataSetError
         If there is no such file, the store does not give it, or it is no CSV.
     """
+    if infer not in ("relaxed", "strict"):
+        raise DataSetError(f'infer={infer!r}: use "relaxed" or "strict"')
     given = _paths(paths)
     bad_rows = _quarantine(quarantine, given, each_host)
     pattern = null_pattern(null)
@@ -247,11 +272,14 @@ def read_csv(
             null=pattern,
             on_error=on_error,
             overrides=_schema(schema_overrides),
+            strict=infer == "strict",
+            encoding=encoding,
             quarantine=bad_rows,
             storage_options=_told(storage_options),
         ),
         schema,
         one_header=True,
+        partition_schema=partition_schema,
     )
     return data if columns is None else data.select(*columns)
 
@@ -280,7 +308,9 @@ def read_json(
     paths: Paths,
     *,
     schema: Schema | None = None,
+    encoding: str = "utf-8",
     infer_rows: int = 1000,
+    partition_schema: Mapping[str, str] | None = None,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
     each_host: bool = False,
@@ -289,8 +319,8 @@ def read_json(
     """Read files with a JSON object in each line; otherwise like `read_csv`.
 
     Without `schema` there are the columns of the first `infer_rows` objects: those that only later ones have are left out.
-    A line that is no whole object is a bad row, and so is one with a number that has a fraction, or is out of range, in a column of
-    whole numbers.
+    A line that is no whole object is a bad row, and so is one with a value that its column's type would cut: a number that has a fraction
+    in a column of whole numbers, a time of day in one of dates.
     """
     given = _paths(paths)
     bad_rows = _quarantine(quarantine, given, each_host)
@@ -302,11 +332,13 @@ def read_json(
             "json",
             schema,
             infer_rows,
+            encoding=encoding,
             on_error=on_error,
             quarantine=bad_rows,
             storage_options=_told(storage_options),
         ),
         schema,
+        partition_schema=partition_schema,
     )
 
 
@@ -314,6 +346,7 @@ def read_parquet(
     paths: Paths,
     *,
     schema: Schema | None = None,
+    partition_schema: Mapping[str, str] | None = None,
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
@@ -326,6 +359,8 @@ def read_parquet(
         all: of `int32` and `int64` it is `int64`.
     schema : mapping of str to str, or Arrow schema, optional
         Columns and types to have instead. A value that has no place in its type is an error, when it is read.
+    partition_schema : mapping of str to str, optional
+        Types of columns that folders named ``column=value`` give; by default they are text.
     each_host : bool, default=False
         As for `read_csv`.
     storage_options : mapping of str to str, optional
@@ -341,6 +376,7 @@ def read_parquet(
         each_host,
         lambda files, schema: engine().read(files, "parquet", schema, storage_options=_told(storage_options)),
         schema,
+        partition_schema=partition_schema,
     )
 
 
@@ -348,6 +384,7 @@ def read_ipc(
     paths: Paths,
     *,
     schema: Schema | None = None,
+    partition_schema: Mapping[str, str] | None = None,
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
@@ -357,20 +394,22 @@ def read_ipc(
         each_host,
         lambda files, schema: engine().read(files, "ipc", schema, storage_options=_told(storage_options)),
         schema,
+        partition_schema=partition_schema,
     )
 
 
 def read_text(
     paths: Paths,
     *,
+    encoding: str = "utf-8",
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
-    r"""Read UTF-8 text as one column ``line``, without the line ends (``\n`` or ``\r\n``); compressed files too.
+    r"""Read text as one column ``line``, without the line ends (``\n`` or ``\r\n``); compressed files too.
 
-    Otherwise like `read_csv`; a line that is not UTF-8 is a bad row.
+    Otherwise like `read_csv`; a line that is not in its encoding is a bad row.
     """
     given = _paths(paths)
     bad_rows = _quarantine(quarantine, given, each_host)
@@ -378,7 +417,12 @@ def read_text(
         given,
         each_host,
         lambda files, _: engine().read(
-            files, "text", on_error=on_error, quarantine=bad_rows, storage_options=_told(storage_options)
+            files,
+            "text",
+            encoding=encoding,
+            on_error=on_error,
+            quarantine=bad_rows,
+            storage_options=_told(storage_options),
         ),
     )
 

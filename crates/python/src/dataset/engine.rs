@@ -272,7 +272,7 @@ impl QueryEngine {
 
     #[pyo3(signature = (paths, format, schema = None, infer_rows = 1000, *, header = true, delimiter = ',', quote = '"',
                         comment = None, newlines_in_values = false, null = None, storage_options = StorageOptions::new(),
-                        on_error = "raise", quarantine = None, overrides = None))]
+                        on_error = "raise", quarantine = None, overrides = None, strict = false, encoding = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn read(
         &self,
@@ -291,6 +291,8 @@ impl QueryEngine {
         on_error: &str,
         quarantine: Option<PathBuf>,
         overrides: Option<GivenSchema>,
+        strict: bool,
+        encoding: Option<String>,
     ) -> PyResult<NativeDataSet> {
         let on_error = match (on_error, quarantine) {
             ("raise", None) => OnError::Raise,
@@ -319,6 +321,7 @@ impl QueryEngine {
                 comment: comment.map(byte).transpose()?,
                 newlines_in_values,
                 null,
+                strict,
                 overrides: overrides.map(|overrides| overrides.resolve(py)).transpose()?,
             }),
             "json" => Format::Json,
@@ -327,7 +330,9 @@ impl QueryEngine {
             _ => Format::Text,
         };
         let engine = Arc::clone(&self.engine);
-        let work = async move { read(&engine, &paths, &storage_options, format, schema, infer_rows, &on_error).await };
+        let work = async move {
+            read(&engine, &paths, &storage_options, format, schema, infer_rows, encoding.as_deref(), &on_error).await
+        };
         finish(py, self.engine.start(work)).map(NativeDataSet)
     }
 }

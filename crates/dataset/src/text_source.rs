@@ -1,5 +1,5 @@
-//! JSON lines in DataFusion's tables of files, decoded by the decoder that knows bad rows: that of DataFusion cuts numbers where whole
-//! ones are wanted, and nobody hears of it.
+//! CSV and JSON lines in DataFusion's tables of files, decoded by the decoder that knows bad rows: those of DataFusion cut numbers where
+//! whole ones are wanted, and times where dates are, and nobody hears of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,12 @@ use datafusion::common::Statistics;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::file_format::FileFormat;
 use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
-use datafusion::datasource::file_format::json::JsonFormat;
 use datafusion::datasource::listing::PartitionedFile;
-use datafusion::datasource::physical_plan::{FileOpenFuture, FileOpener, FileScanConfig, FileSource, JsonSource};
+use datafusion::datasource::physical_plan::{
+    FileOpenFuture, FileOpener, FileScanConfig, FileScanConfigBuilder, FileSource,
+};
 use datafusion::datasource::projection::{ProjectionOpener, SplitProjection};
+use datafusion::datasource::source::DataSourceExec;
 use datafusion::datasource::table_schema::TableSchema;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_expr::PhysicalExpr;
@@ -30,27 +32,36 @@ use crate::error::DataSetError;
 use crate::files::File;
 use crate::lenient::{Decoder, Layout, read_good};
 use crate::lines::Piece;
+use crate::packing::Packing;
 
 /// The files, as the listing of a table names them.
 type Files = Arc<HashMap<Path, File>>;
 
 /// DataFusion's format with a reader of its own.
 #[derive(Debug)]
-pub(crate) struct JsonLines {
-    format: JsonFormat,
+pub(crate) struct TextLines {
+    format: Arc<dyn FileFormat>,
+    layout: Layout,
+    packing: Packing,
     files: Files,
 }
 
-impl JsonLines {
-    pub(crate) fn new(format: JsonFormat, files: &[File]) -> Result<Self, DataSetError> {
+impl TextLines {
+    /// Of `format`, CSV or JSON, laid out so.
+    pub(crate) fn new(
+        format: Arc<dyn FileFormat>,
+        layout: Layout,
+        packing: Packing,
+        files: &[File],
+    ) -> Result<Self, DataSetError> {
         let listed = |file: &File| Ok((file.listing_url()?.prefix().clone(), file.clone()));
         let files = files.iter().map(listed).collect::<Result<_, DataSetError>>()?;
-        Ok(JsonLines { format, files: Arc::new(files) })
+        Ok(TextLines { format, layout, packing, files: Arc::new(files) })
     }
 }
 
 #[async_trait]
-impl FileFormat for JsonLines {
+impl FileFormat for TextLines {
     fn get_ext(&self) -> String {
         self.format.get_ext()
     }
@@ -82,14 +93,21 @@ impl FileFormat for JsonLines {
         self.format.infer_stats(state, store, table_schema, object).await
     }
 
-    async fn create_physical_plan(&self, state: &dyn Session, conf: FileScanConfig) -> Result<Arc<dyn ExecutionPlan>> {
-        self.format.create_physical_plan(state, conf).await
+    async fn create_physical_plan(&self, _: &dyn Session, conf: FileScanConfig) -> Result<Arc<dyn ExecutionPlan>> {
+        let config = FileScanConfigBuilder::from(conf).with_file_compression_type(self.packing.compression).build();
+        Ok(DataSourceExec::from_data_source(config))
     }
 
     fn file_source(&self, table_schema: TableSchema) -> Arc<dyn FileSource> {
         let projection = SplitProjection::unprojected(&table_schema);
-        let plain = Arc::new(JsonSource::new(table_schema));
-        Arc::new(Source { plain, projection, files: Arc::clone(&self.files) })
+        let plain = self.format.file_source(table_schema);
+        Arc::new(Source {
+            plain,
+            projection,
+            layout: self.layout.clone(),
+            packing: self.packing,
+            files: Arc::clone(&self.files),
+        })
     }
 }
 
@@ -98,21 +116,26 @@ struct Source {
     /// What tells of the table.
     plain: Arc<dyn FileSource>,
     projection: SplitProjection,
+    layout: Layout,
+    packing: Packing,
     files: Files,
 }
 
 impl FileSource for Source {
-    fn create_file_opener(
-        &self,
-        _: Arc<dyn ObjectStore>,
-        config: &FileScanConfig,
-        _: usize,
-    ) -> Result<Arc<dyn FileOpener>> {
+    fn create_file_opener(&self, _: Arc<dyn ObjectStore>, _: &FileScanConfig, _: usize) -> Result<Arc<dyn FileOpener>> {
         let file_schema = self.table_schema().file_schema();
-        let schema = Arc::new(file_schema.project(&self.projection.file_indices)?);
+        let columns = &self.projection.file_indices;
+        let decoder = match &self.layout {
+            // Values of CSV have a place, not a name.
+            Layout::Csv(_) => {
+                Decoder::new(self.layout.clone(), SchemaRef::clone(file_schema))?.projected(Some(columns))
+            }
+            layout => Decoder::new(layout.clone(), Arc::new(file_schema.project(columns)?))?,
+        };
         let opener = Opener {
-            decoder: Arc::new(Decoder::new(Layout::Json, schema)?),
-            compression: config.file_compression_type,
+            schema: Arc::new(file_schema.project(columns)?),
+            decoder: Arc::new(decoder),
+            packing: self.packing,
             files: Arc::clone(&self.files),
         };
         ProjectionOpener::try_new(self.projection.clone(), Arc::new(opener), file_schema)
@@ -134,6 +157,10 @@ impl FileSource for Source {
         self.plain.metrics()
     }
 
+    fn supports_repartitioning(&self) -> bool {
+        self.packing.is_plain() && !matches!(&self.layout, Layout::Csv(layout) if layout.newlines_in_values)
+    }
+
     fn file_type(&self) -> &str {
         self.plain.file_type()
     }
@@ -153,8 +180,9 @@ impl FileSource for Source {
 }
 
 struct Opener {
+    schema: SchemaRef,
     decoder: Arc<Decoder>,
-    compression: FileCompressionType,
+    packing: Packing,
     files: Files,
 }
 
@@ -166,15 +194,15 @@ impl FileOpener for Opener {
         };
         let (start, end) = part.range.as_ref().map_or((0, u64::MAX), |range| (range.start as u64, range.end as u64));
         let piece = Piece { file, start, end };
-        let (decoder, compression) = (Arc::clone(&self.decoder), self.compression);
+        let (decoder, packing, schema) = (Arc::clone(&self.decoder), self.packing, Arc::clone(&self.schema));
         Ok(Box::pin(async move {
             // Two batches ahead: reading goes on while one is worked on, and no further.
-            let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(decoder.schema()), 2);
+            let mut builder = RecordBatchReceiverStreamBuilder::new(schema, 2);
             let sender = builder.tx();
             builder.spawn_blocking(move || {
                 let give = |_: &Piece, batch| sender.blocking_send(Ok(batch)).is_ok();
                 let is_wanted = || !sender.is_closed();
-                read_good(&[piece], &decoder, compression, None, None, &is_wanted, give).map_err(DataFusionError::from)
+                read_good(&[piece], &decoder, packing, None, None, &is_wanted, give).map_err(DataFusionError::from)
             });
             Ok(builder.build().boxed())
         }))

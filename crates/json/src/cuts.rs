@@ -1,30 +1,36 @@
-//! Numbers of JSON in columns of whole numbers, times among them. Arrow's decoder cuts what is behind the point of one that is not
-//! whole: 2.5 becomes 2, and nobody hears of it. Here such a record is found, at little cost for all others.
+//! Values of JSON that a column has no room for. Arrow's decoder cuts them: a number behind its point where whole ones are wanted, times
+//! among them, so that 2.5 becomes 2; a text with a time of day where dates are wanted, or with a fraction of a second where whole ones
+//! are. Here such a record is found, at little cost for all others.
 
 use arrow::datatypes::{DataType, Field, Fields};
 use memchr::{memchr_iter, memmem};
 use serde_json::Value;
 
+use crate::times;
+
 /// Looks for them in records of a schema.
 #[derive(Clone, Debug)]
-pub struct Wholes {
+pub struct Cuts {
     fields: Fields,
     /// The names of such columns, and of fields within columns.
     names: Vec<String>,
     /// Whether there are lists of such numbers, and maps, whose keys may be anything.
     lists: bool,
     maps: bool,
+    /// Whether there are dates or times anywhere.
+    times: bool,
 }
 
-impl Wholes {
+impl Cuts {
     /// For records with such fields.
     pub fn of(fields: &Fields) -> Self {
-        let mut wholes = Wholes { fields: fields.clone(), names: Vec::new(), lists: false, maps: false };
-        fields.iter().for_each(|field| wholes.add(field));
-        wholes
+        let mut cuts = Cuts { fields: fields.clone(), names: Vec::new(), lists: false, maps: false, times: false };
+        fields.iter().for_each(|field| cuts.add(field));
+        cuts
     }
 
     fn add(&mut self, field: &Field) {
+        self.times |= field.data_type().is_temporal();
         match elements(field.data_type()) {
             Some(element) => {
                 self.lists |= is_whole(element.data_type());
@@ -39,8 +45,11 @@ impl Wholes {
         }
     }
 
-    /// Whether there may be such a number in a record, or in many, one after the other: that is quicker than to ask for each.
+    /// Whether there may be such a value in a record, or in many, one after the other: that is quicker than to ask for each.
     pub fn may_cut(&self, records: &[u8]) -> bool {
+        if self.times {
+            return true;
+        }
         if self.names.is_empty() && !self.lists {
             return false;
         }
@@ -48,7 +57,7 @@ impl Wholes {
         memchr_iter(b'.', records).chain(small).any(|at| self.may_cut_at(records, at))
     }
 
-    /// What is wrong with a record: a number that is not whole, where one has to be.
+    /// What is wrong with a record: a number that is not whole, where one has to be, or a time that is finer than its type.
     pub fn cut(&self, record: &[u8]) -> Option<String> {
         if !self.may_cut(record) {
             return None;
@@ -123,6 +132,10 @@ fn cut_in(value: &Value, field: &Field, column: &str) -> Option<String> {
             let fraction = number.as_f64().is_some_and(|value| value.fract() != 0.0);
             fraction.then(|| format!("{number} is not whole, as numbers of column {column:?} ({kind}) are"))
         }
+        (Value::String(text), kind) if kind.is_temporal() => {
+            let why = times::lost(text, kind)?;
+            Some(format!("{text:?} is not of type {kind}, that of column {column:?} (it {why})"))
+        }
         _ => None,
     }
 }
@@ -150,7 +163,7 @@ mod tests {
             Field::new("many", DataType::List(Arc::new(Field::new("item", DataType::Int32, true))), true),
             Field::new_map("map", "entries", Field::new("key", DataType::Utf8, false), int("value"), false, true),
         ]);
-        let wholes = Wholes::of(&fields);
+        let cuts = Cuts::of(&fields);
         for (record, bad) in [
             (r#"{"n":2.5}"#, Some("n")),
             (r#"{"n": -0.5, "x": 1}"#, Some("n")),
@@ -159,6 +172,10 @@ mod tests {
             (r#"{"in":{"y":1.5,"deep":7.5}}"#, Some("in")),
             (r#"{"many":[1, 2.5]}"#, Some("many")),
             (r#"{"map":{"a":1,"b":2.5}}"#, Some("map")),
+            (r#"{"at":"2026-01-01T00:00:00.1234567"}"#, Some("at")),
+            (r#"{"at":"2026-01-01T00:00:60"}"#, Some("at")),
+            (r#"{"at":"2026-01-01T00:00:00.123456"}"#, None),
+            (r#"{"at":"2026-01-01"}"#, None),
             // Whole all the same, or none of ours, or no number.
             (r#"{"n":2.0,"at":1e3,"many":[30e-1]}"#, None),
             (r#"{"x":2.5,"n":2,"other":{"n":2.5},"many":[1]}"#, None),
@@ -168,12 +185,10 @@ mod tests {
             (".", None),
             ("", None),
         ] {
-            let found = wholes.cut(record.as_bytes());
+            let found = cuts.cut(record.as_bytes());
             assert_eq!(found.is_some(), bad.is_some(), "{record}: {found:?}");
             assert!(found.zip(bad).is_none_or(|(found, bad)| found.contains(&format!("{bad:?}"))), "{record}");
         }
-        assert!(
-            Wholes::of(&Fields::from(vec![Field::new("n", DataType::Float64, true)])).cut(br#"{"n":2.5}"#).is_none()
-        );
+        assert!(Cuts::of(&Fields::from(vec![Field::new("n", DataType::Float64, true)])).cut(br#"{"n":2.5}"#).is_none());
     }
 }
