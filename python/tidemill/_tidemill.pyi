@@ -646,6 +646,7 @@ class QueryEngine:
         overrides: object = None,
         strict: bool = False,
         encoding: str | None = None,
+        file_column: str | None = None,
     ) -> NativeDataSet: ...
     def take_bad_rows(self) -> tuple[int, tuple[str, int, str] | None]: ...
 

@@ -1196,6 +1196,7 @@ def test_no_value_is_cut_to_fit_a_schema(tmp_path: Path) -> None:
 def test_codes_of_csv_stay_as_they_are(tmp_path: Path) -> None:
     columns = {
         "zip": ["02134", "90210"],
+        "hex": ["00e1", "12e3"],
         "phone": ["+49170", "12"],
         "n": ["0", "-1"],
         "price": ["1.50", "2.25"],
@@ -1207,9 +1208,9 @@ def test_codes_of_csv_stay_as_they_are(tmp_path: Path) -> None:
     path.write_text("\n".join([",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]) + "\n")
     relaxed, strict = tm.read_csv(path), tm.read_csv(path, infer="strict")
     texts = [name for name, kind in relaxed.schema.items() if kind == "Utf8"]
-    assert texts == ["zip", "phone"]
+    assert texts == ["zip", "hex", "phone"]
     assert [name for name, kind in strict.schema.items() if kind != "Utf8"] == ["n", "x"]
-    assert all(strict.to_dict()[name] == columns[name] for name in ("zip", "phone", "price", "exp", "ok"))
+    assert all(strict.to_dict()[name] == columns[name] for name in ("zip", "hex", "phone", "price", "exp", "ok"))
     assert strict.to_dict()["x"] == [1.5, -2.0]
     # A code behind the rows that types are found from.
     path.write_text("id\n7\n007\n")
@@ -1251,3 +1252,30 @@ def test_types_of_columns_that_folders_name(tmp_path: Path) -> None:
         assert table.filter(tm.col("year") == 2025).to_dict() == {"n": [2], "year": [2025]}, format
     with pytest.raises(tm.DataSetError, match=r"partition_schema= names column 'month'; there are: n, year"):
         tm.read_csv(tmp_path / "csv", partition_schema={"month": "int64"})
+
+
+def test_a_column_of_the_files_names(tmp_path: Path) -> None:
+    data = tm.from_dict({"k": ["a", "b"], "n": [1, 2]})
+    for format in ("csv", "json", "parquet", "ipc", "text"):
+        folder = tmp_path / format
+        whole = data if format != "text" else data.select(k="k", line=tm.col("n").cast("str"))
+        getattr(whole, f"write_{format}")(folder, partition_by=["k"])
+        read = getattr(tm, f"read_{format}")
+        for options in ({}, {"on_error": "skip"}):
+            if options and format in ("parquet", "ipc"):
+                continue
+            found = read(folder, file_column="file", **options).sort("k").to_dict()
+            paths = [sorted((folder / f"k={k}").iterdir())[0].as_posix() for k in "ab"]
+            assert list(found) == [*("line" if format == "text" else "n",), "k", "file"], format
+            assert (found["k"], found["file"]) == (["a", "b"], paths), format
+            only = read(folder, file_column="file", **options).filter(tm.col("file") == paths[1])
+            assert only.select("k").to_dict() == {"k": ["b"]} and only.count() == 1, format
+    # Files whose columns differ, and one that is compressed.
+    pq.write_table(pa.table({"n": [3], "more": ["x"]}), tmp_path / "parquet" / "k=a" / "other.parquet")
+    found = tm.read_parquet(tmp_path / "parquet", file_column="file").sort("n")
+    assert [Path(name).name for name in found.to_dict()["file"]][2] == "other.parquet"
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(b"n\n" + b"1\n" * 500_000))
+    count = tm.read_csv(tmp_path / "rows.csv.gz", file_column="file").group_by("file").agg(rows=tm.count())
+    assert count.to_dict() == {"file": [str(tmp_path / "rows.csv.gz")], "rows": [500_000]}
+    with pytest.raises(tm.DataSetError, match='file_column="n": the files have such a column'):
+        tm.read_csv(tmp_path / "csv", file_column="n")

@@ -36,7 +36,7 @@ use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::exact::{Exact, widens};
 use crate::expr::column;
-use crate::files::{File, FolderColumns, Found};
+use crate::files::{File, Found, PlaceColumns};
 use crate::ipc_check::check;
 
 /// Files of which the schemas are read at a time.
@@ -130,11 +130,12 @@ pub(crate) fn are_alike(schemas: &[SchemaRef], wanted: &Schema, in_order: bool) 
 pub(crate) fn read_ipc(
     engine: &Engine,
     mut found: Found,
+    file_column: Option<&str>,
     schemas: Vec<SchemaRef>,
     wanted: &SchemaRef,
     options: &ListingOptions,
 ) -> Result<DataSet> {
-    let folders = found.take_folder_columns();
+    let folders = found.take_place_columns(file_column);
     // Their columns are added here, to tables of files that are in no folder of theirs.
     let options = options.clone().with_table_partition_cols(Vec::new());
     let mut groups: Vec<(SchemaRef, Vec<String>, Vec<File>)> = Vec::new();
@@ -163,7 +164,7 @@ pub(crate) fn read_ipc(
     DataSet::new(DataFrame::new(state, plan))
 }
 
-fn adapted(schema: &Schema, wanted: &Schema, folders: Option<&FolderColumns>, values: &[String]) -> Vec<Expr> {
+fn adapted(schema: &Schema, wanted: &Schema, folders: Option<&PlaceColumns>, values: &[String]) -> Vec<Expr> {
     let of = |field: &Arc<Field>| match schema.field_with_name(field.name()) {
         Ok(there) if there.data_type() == field.data_type() => column(field.name()),
         Ok(_) => Exact::function(field.name(), field.data_type()).call(vec![column(field.name())]).alias(field.name()),

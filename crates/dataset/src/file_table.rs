@@ -1,6 +1,7 @@
 //! Tables of CSV, JSON and text files that know how to look for rows that cannot be read: after DataFusion's reader has failed
 //! on one, or instead of it, to leave them out.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -9,19 +10,26 @@ use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
-use datafusion::datasource::listing::ListingTable;
+use datafusion::common::{ScalarValue, Statistics};
+use datafusion::datasource::file_format::FileFormat;
+use datafusion::datasource::listing::{ListingTable, PartitionedFile};
+use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig, FileScanConfigBuilder};
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::datasource::table_schema::TableSchema;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion::physical_expr::LexOrdering;
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::empty::EmptyExec;
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
+use object_store::path::Path;
 use tokio::runtime::Handle;
 
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::files::{File, FolderColumns};
+use crate::files::{File, PlaceColumns};
 use crate::lenient::{BadRows, Decoder, OnError, Quarantine, first_bad, read_good, told};
 use crate::lines::{Piece, deal};
 use crate::packing::Packing;
@@ -133,6 +141,82 @@ impl TableProvider for CheckedTable {
     }
 }
 
+/// DataFusion's own table of files, with a column of their names behind all others.
+#[derive(Debug)]
+pub(crate) struct NamedFiles {
+    pub(crate) table: Arc<dyn TableProvider>,
+    format: Arc<dyn FileFormat>,
+    schema: SchemaRef,
+    names: HashMap<Path, String>,
+}
+
+impl NamedFiles {
+    pub(crate) fn new(
+        table: Arc<dyn TableProvider>,
+        format: Arc<dyn FileFormat>,
+        column: &str,
+        files: &[File],
+    ) -> Result<Self, DataSetError> {
+        let mut fields = table.schema().fields().to_vec();
+        fields.push(Arc::new(Field::new(column, DataType::Utf8, false)));
+        let named = |file: &File| Ok((file.listing_url()?.prefix().clone(), file.to_string()));
+        let names = files.iter().map(named).collect::<Result<_, DataSetError>>()?;
+        Ok(NamedFiles { table, format, schema: Arc::new(Schema::new(fields)), names })
+    }
+
+    /// The same files, each with its name.
+    fn named(&self, groups: &[FileGroup]) -> Vec<FileGroup> {
+        let named = |file: &PartitionedFile| {
+            let name = self.names.get(&file.object_meta.location).cloned();
+            let mut file = file.clone();
+            file.partition_values.push(ScalarValue::Utf8(name));
+            // They are of the columns that there were.
+            file.statistics = None;
+            file
+        };
+        groups.iter().map(|group| FileGroup::new(group.files().iter().map(named).collect())).collect()
+    }
+}
+
+#[async_trait]
+impl TableProvider for NamedFiles {
+    fn schema(&self) -> SchemaRef {
+        SchemaRef::clone(&self.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let plan = self.table.scan(state, None, &[], limit).await?;
+        let source = plan.downcast_ref::<DataSourceExec>().map(DataSourceExec::data_source);
+        let Some(files) = source.and_then(|source| source.downcast_ref::<FileScanConfig>()) else {
+            // There is no file.
+            let schema =
+                projection.map_or_else(|| Ok(self.schema()), |some| self.schema.project(some).map(Arc::new))?;
+            return Ok(Arc::new(EmptyExec::new(schema)));
+        };
+        let before = files.file_source.table_schema();
+        let mut columns = before.table_partition_cols().to_vec();
+        columns.extend(self.schema.fields().last().cloned());
+        let schema =
+            TableSchema::builder(SchemaRef::clone(before.file_schema())).with_table_partition_cols(columns).build();
+        let scan = FileScanConfigBuilder::from(files.clone())
+            .with_source(self.format.file_source(schema))
+            .with_file_groups(self.named(&files.file_groups))
+            .with_statistics(Statistics::new_unknown(&self.schema))
+            .with_projection_indices(projection.cloned())?;
+        self.format.create_physical_plan(state, scan.build()).await
+    }
+}
+
 /// A partition of a [`PiecesTable`].
 pub(crate) trait Part: PartitionStream {
     /// The same of these columns, which `schema` has, and of its first rows where no more than `rows_max` are wanted. `None` of one that
@@ -161,7 +245,7 @@ impl PiecesTable {
     pub(crate) fn lenient(
         engine: &Engine,
         files: Vec<File>,
-        folders: Option<FolderColumns>,
+        folders: Option<PlaceColumns>,
         decoder: Decoder,
         packing: Packing,
         on_error: &OnError,
@@ -185,13 +269,13 @@ impl PiecesTable {
                 folders: Arc::clone(&folders),
                 decoder: Arc::clone(&decoder),
                 packing,
-                seen: Some(Arc::clone(engine.bad_rows())),
+                seen: (*on_error != OnError::Raise).then(|| Arc::clone(engine.bad_rows())),
                 on_error: on_error.clone(),
                 name: format!("{name}-{number:05}"),
             })
         };
         let parts = groups.into_iter().enumerate().map(part).collect();
-        Ok(PiecesTable { is_lenient: true, ..PiecesTable::new(schema, files, parts) })
+        Ok(PiecesTable { is_lenient: *on_error != OnError::Raise, ..PiecesTable::new(schema, files, parts) })
     }
 }
 
@@ -229,7 +313,7 @@ struct Partition {
     /// With the columns of folders.
     schema: SchemaRef,
     pieces: Vec<Piece>,
-    folders: Arc<Option<FolderColumns>>,
+    folders: Arc<Option<PlaceColumns>>,
     decoder: Arc<Decoder>,
     packing: Packing,
     /// Who counts bad rows; `None` where the first is an error.

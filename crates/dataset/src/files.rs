@@ -327,11 +327,12 @@ impl Found {
         }
     }
 
-    /// Those columns, apart from the files.
-    pub(crate) fn take_folder_columns(&mut self) -> Option<FolderColumns> {
-        let names = self.folder_keys();
-        let folder = self.folder.take().filter(|_| !names.is_empty())?;
-        Some(FolderColumns { folder, names })
+    /// Those columns, apart from the files, and one of the files' own names.
+    pub(crate) fn take_place_columns(&mut self, file_column: Option<&str>) -> Option<PlaceColumns> {
+        let mut names = self.folder_keys();
+        let folder = self.folder.take().filter(|_| !names.is_empty());
+        names.extend(file_column.map(str::to_owned));
+        (!names.is_empty()).then(|| PlaceColumns { folder, names, has_file: file_column.is_some() })
     }
 
     /// The compression that the files' names tell of.
@@ -347,21 +348,22 @@ impl Found {
     }
 }
 
-/// The columns that folders stand for, see [`Found::folder_keys`].
+/// The columns that folders stand for, see [`Found::folder_keys`], and behind them one for the files themselves.
 #[derive(Debug)]
-pub(crate) struct FolderColumns {
-    folder: Folder,
+pub(crate) struct PlaceColumns {
+    folder: Option<Folder>,
     pub(crate) names: Vec<String>,
+    has_file: bool,
 }
 
-impl FolderColumns {
+impl PlaceColumns {
     /// Their values in the rows of a file, in the order of the names.
     pub(crate) fn values(&self, file: &File) -> Vec<String> {
-        let names = file.names_below(&self.folder).unwrap_or_default();
+        let names = self.folder.as_ref().and_then(|folder| file.names_below(folder)).unwrap_or_default();
         let values = names.iter().filter_map(|name| Some(name.split_once('=')?.1));
         // What a name cannot have may be written with percent signs; a value that is none such stands as it is.
         let decoded = |value: &str| percent_decode_str(value).decode_utf8().map_or_else(|_| value.into(), Into::into);
-        values.map(decoded).collect()
+        values.map(decoded).chain(self.has_file.then(|| file.to_string())).collect()
     }
 }
 

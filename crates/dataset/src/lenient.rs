@@ -514,8 +514,8 @@ pub(crate) fn infer(layout: &Layout, file: &File, packing: Packing, rows_max: us
     Ok(Arc::new(schema))
 }
 
-/// The types of CSV without those that would change what stands there: whole numbers with zeros before them, or a sign, are codes, and so
-/// are texts. If the layout is strict, any number is that would print otherwise. Times of seconds may be finer in later rows.
+/// The types of CSV without those that would change what stands there: numbers with zeros before them, or with a plus sign, are codes, and so
+/// texts. If the layout is strict, any number is that would print otherwise. Times of seconds may be finer in later rows.
 fn with_codes_as_text(layout: &CsvLayout, null: Option<&Regex>, rows: &[u8], found: &Schema) -> Result<Schema> {
     let is_number = |kind: &DataType| kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean;
     let mut kinds: Vec<DataType> = found.fields().iter().map(|field| field.data_type().clone()).collect();
@@ -531,7 +531,7 @@ fn with_codes_as_text(layout: &CsvLayout, null: Option<&Regex>, rows: &[u8], fou
             let mut values = values.filter(|text| !text.is_empty() && !null.is_some_and(|null| null.is_match(text)));
             let is_text = match layout.strict {
                 true => values.any(|text| !is_canonical(text, kind)),
-                false => kind.is_integer() && values.any(is_code),
+                false => *kind != DataType::Boolean && values.any(is_code),
             };
             if is_text {
                 *kind = DataType::Utf8;

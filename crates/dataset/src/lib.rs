@@ -107,7 +107,7 @@ pub use map::BatchFunction;
 pub use npy::read_npy;
 pub use one_file::join_files;
 pub use part_sink::PartFormat;
-pub use read::{CsvLayout, Format, read};
+pub use read::{CsvLayout, Format, ReadOptions, read};
 pub use reading::Reading;
 pub use records::read_records;
 pub use stores::{ObjectPlace, StorageOptions};

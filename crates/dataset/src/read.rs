@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
 use datafusion::common::config::TableOptions;
 use datafusion::datasource::file_format::FileFormat;
@@ -24,7 +24,7 @@ use crate::evolved::{
     EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, has_floats, ipc_schemas, parquet_schemas, read_ipc,
 };
 use crate::expr::column;
-use crate::file_table::{Check, CheckedTable, PiecesTable};
+use crate::file_table::{Check, CheckedTable, NamedFiles, PiecesTable};
 use crate::files::{File, Found, NULL_FOLDER, find};
 use crate::lenient::{Decoder, Layout, OnError, infer};
 use crate::lines::{self, Piece, cut};
@@ -81,9 +81,6 @@ pub struct CsvLayout {
     pub overrides: Option<SchemaRef>,
 }
 
-/// Rows that types are found out from where nobody says how many.
-const INFER_ROWS: usize = 1000;
-
 impl Default for CsvLayout {
     fn default() -> Self {
         CsvLayout {
@@ -99,14 +96,33 @@ impl Default for CsvLayout {
     }
 }
 
+/// What else there is to say of reading.
+#[derive(Debug, Clone)]
+pub struct ReadOptions {
+    /// Names and types; found out without.
+    pub schema: Option<SchemaRef>,
+    /// Of CSV and JSON: rows of a file that types are found out from.
+    pub infer_rows: usize,
+    /// Of texts; UTF-8 without.
+    pub encoding: Option<String>,
+    /// A column of the files' paths or URLs, behind all others.
+    pub file_column: Option<String>,
+    /// What becomes of rows of CSV, JSON and text that cannot be read.
+    pub on_error: OnError,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        ReadOptions { schema: None, infer_rows: 1000, encoding: None, file_column: None, on_error: OnError::Raise }
+    }
+}
+
 /// A table of the rows of all files that `paths` stand for: files, folders (with everything below), globs, and URLs of any of
 /// them in an object store, which is told `storage`.
 ///
 /// Folders named `column=value` below a single folder give their files that column, of texts.
 ///
-/// `encoding` is that of texts, UTF-8 by default. `on_error` says what becomes of rows of CSV, JSON and text that cannot be read.
-///
-/// Without `schema`, names and types come from the files: for CSV and JSON from the first `infer_rows` rows.
+/// Without a schema, names and types come from the files: for CSV and JSON from the first `infer_rows` rows.
 ///
 /// # Errors
 /// `Io` for a path without files, or a store that does not give them, naming it; `Data` if the files' schemas do not fit each
@@ -116,11 +132,10 @@ pub async fn read(
     paths: &[String],
     storage: &StorageOptions,
     format: Format,
-    schema: Option<SchemaRef>,
-    infer_rows: usize,
-    encoding: Option<&str>,
-    on_error: &OnError,
+    options: ReadOptions,
 ) -> Result<DataSet> {
+    let ReadOptions { schema, infer_rows, encoding, file_column, on_error } = options;
+    let (encoding, file_column) = (encoding.as_deref(), file_column.as_deref());
     let found = find(engine, paths, storage).await?;
     let packing = match format {
         // These compress inside.
@@ -143,10 +158,14 @@ pub async fn read(
         Format::Text => Some(Layout::Text),
         Format::Parquet | Format::Ipc => None,
     };
-    if let Some(layout) = &layout
-        && *on_error != OnError::Raise
-    {
-        return read_good(engine, found, layout, packing, schema, infer_rows, on_error).await;
+    // Lines have no place for a column of DataFusion's.
+    let is_ours = on_error != OnError::Raise || (file_column.is_some() && matches!(format, Format::Text));
+    if let Some(layout) = layout.as_ref().filter(|_| is_ours) {
+        let schema = match schema {
+            Some(schema) => schema,
+            None => infer_types(layout.clone(), &found, packing, infer_rows).await?,
+        };
+        return read_good(engine, found, Decoder::new(layout.clone(), schema)?, packing, file_column, &on_error);
     }
     if let Format::Text = format {
         return lines::read(engine, found.files, packing);
@@ -193,7 +212,7 @@ pub async fn read(
             };
             match format {
                 Format::Ipc if !are_alike(&schemas, &wanted, true) => {
-                    let set = read_ipc(engine, found, schemas, &wanted, &options)?;
+                    let set = read_ipc(engine, found, file_column, schemas, &wanted, &options)?;
                     return without_markers(set, &nulls);
                 }
                 Format::Parquet if !are_alike(&schemas, &wanted, false) => {
@@ -235,16 +254,25 @@ pub async fn read(
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
     }
     let pieces = match &layout {
-        Some(Layout::Csv(layout)) if !layout.newlines_in_values && found.folder_keys().is_empty() => {
+        Some(Layout::Csv(layout))
+            if !layout.newlines_in_values && found.folder_keys().is_empty() && file_column.is_none() =>
+        {
             cut(&found.files, packing, engine.partitions())?
         }
         _ => Vec::new(),
     };
+    let files = found.files.clone();
     let check = match (layout, file_schema) {
         (Some(layout), Some(schema)) => Some(check(engine, found, layout, &schema, packing)?),
         _ => None,
     };
-    without_markers(DataSet::new(engine.context().read_table(checked(table, check, pieces))?)?, &nulls)
+    let format = Arc::clone(&table.options().format);
+    let mut table = checked(table, check, pieces);
+    if let Some(column) = file_column {
+        free(file_column, table.schema().fields())?;
+        table = Arc::new(NamedFiles::new(table, format, column, &files)?);
+    }
+    without_markers(DataSet::new(engine.context().read_table(table)?)?, &nulls)
 }
 
 /// Columns and types of the first rows of each file.
@@ -372,6 +400,16 @@ fn names_of(schema: &Schema) -> Vec<String> {
     schema.fields().iter().map(|field| field.name().clone()).collect()
 }
 
+/// Refuses a name for the files' column that another has.
+fn free(file_column: Option<&str>, fields: &Fields) -> Result<()> {
+    match file_column.filter(|name| fields.find(name).is_some()) {
+        Some(name) => {
+            Err(DataSetError::Query(format!("file_column={name:?}: the files have such a column; give another name")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The columns that folders name, if one of these is for rows without a value.
 fn null_folders(found: &Found) -> Vec<String> {
     let keys = found.folder_keys();
@@ -405,13 +443,12 @@ fn checked(table: ListingTable, check: Option<Arc<Check>>, pieces: Vec<Piece>) -
 }
 
 /// A table of the rows that can be read.
-async fn read_good(
+fn read_good(
     engine: &Engine,
     mut found: Found,
-    layout: &Layout,
+    decoder: Decoder,
     packing: Packing,
-    schema: Option<SchemaRef>,
-    infer_rows: usize,
+    file_column: Option<&str>,
     on_error: &OnError,
 ) -> Result<DataSet> {
     if let OnError::Quarantine(folder) = on_error
@@ -420,17 +457,13 @@ async fn read_good(
         let folder = without_passwords(&folder.to_string_lossy());
         return Err(DataSetError::Unsupported(format!("quarantine={folder:?}: it has to be a local folder")));
     }
-    let schema = match schema {
-        Some(schema) => schema,
-        None => infer_types(layout.clone(), &found, packing, infer_rows).await?,
-    };
-    if schema.fields().is_empty() {
+    if decoder.schema().fields().is_empty() {
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
     }
-    let decoder = Decoder::new(layout.clone(), schema)?;
     let nulls = null_folders(&found);
-    let folders = found.take_folder_columns();
-    let table = PiecesTable::lenient(engine, found.files, folders, decoder, packing, on_error)?;
+    free(file_column, &decoder.schema().fields)?;
+    let places = found.take_place_columns(file_column);
+    let table = PiecesTable::lenient(engine, found.files, places, decoder, packing, on_error)?;
     without_markers(DataSet::new(engine.context().read_table(Arc::new(table))?)?, &nulls)
 }
 
@@ -451,7 +484,7 @@ pub(crate) async fn read_url(engine: &Engine, url: &str) -> Result<DataSet> {
             )));
         }
     };
-    read(engine, &[url.to_owned()], &storage, format, None, INFER_ROWS, None, &OnError::Raise).await
+    read(engine, &[url.to_owned()], &storage, format, ReadOptions::default()).await
 }
 
 fn file_format(format: &Format, found: &Found, packing: Packing, infer_rows: usize) -> Result<Arc<dyn FileFormat>> {

@@ -224,8 +224,7 @@ mod tests {
     use super::*;
     use crate::dataset::DataSet;
     use crate::engine::{Engine, EngineConfig};
-    use crate::lenient::OnError;
-    use crate::read::{CsvLayout, Format, read};
+    use crate::read::{CsvLayout, Format, ReadOptions, read};
     use crate::stores::StorageOptions;
     use arrow::array::Int64Array;
 
@@ -264,7 +263,7 @@ mod tests {
         let format = Format::Csv(CsvLayout { has_header: true, ..CsvLayout::default() });
         let paths = vec![path.display().to_string()];
         let storage = StorageOptions::default();
-        let set = engine.threads().block_on(read(&engine, &paths, &storage, format, None, 100, None, &OnError::Raise));
+        let set = engine.threads().block_on(read(&engine, &paths, &storage, format, ReadOptions::default()));
         let reading = read_all(&engine, &set.unwrap());
         assert_eq!(reading.rows(), rows);
         let total = reading.rows_total().unwrap();

@@ -16,7 +16,7 @@ use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Operator};
 use crate::caught::DAMAGED;
 use crate::error::DataSetError;
 use crate::exact::is_text;
-use crate::file_table::{Check, CheckedTable, PiecesTable};
+use crate::file_table::{Check, CheckedTable, NamedFiles, PiecesTable};
 use crate::lenient::UNREAD;
 use crate::own_files::OwnTable;
 use crate::stores::shown;
@@ -99,6 +99,9 @@ impl Sources {
     fn see(&mut self, table: &dyn TableProvider) {
         if let Some(table) = table.downcast_ref::<ListingTable>() {
             self.add(table);
+        }
+        if let Some(named) = table.downcast_ref::<NamedFiles>() {
+            self.see(named.table.as_ref());
         }
         if let Some(checked) = table.downcast_ref::<CheckedTable>() {
             self.add(&checked.table);

@@ -152,11 +152,11 @@ pub fn is_canonical(text: &str, kind: &DataType) -> bool {
     }
 }
 
-/// Whether a text is a whole number that would lose something as one: zeros before it, or a sign. It is a code.
+/// Whether a text is a number that would lose something as one: zeros before it, or the plus sign of a whole one. It is a code.
 pub fn is_code(text: &str) -> bool {
-    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number && (text.starts_with('+') || (digits.len() > 1 && digits.starts_with('0')))
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text).as_bytes();
+    let has_zeros = matches!(digits, [b'0', b'0'..=b'9', ..]);
+    has_zeros || (text.starts_with('+') && digits.iter().all(u8::is_ascii_digit))
 }
 
 fn unfit(text: &str, field: &Field, why: &str) -> ArrowError {

@@ -190,6 +190,7 @@ def read_csv(
     infer: Literal["relaxed", "strict"] = "relaxed",
     infer_rows: int = 1000,
     partition_schema: Mapping[str, str] | None = None,
+    file_column: str | None = None,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
     each_host: bool = False,
@@ -230,6 +231,8 @@ def read_csv(
         dates, ``1.7`` among whole numbers) is an error.
     partition_schema : mapping of str to str, optional
         Types of columns that folders named ``column=value`` give; by default they are text.
+    file_column : str, optional
+        The name of a column to add with the path or URL of each row's file.
     on_error : {"raise", "skip", "quarantine"}, default="raise"
         What becomes of a row with more or fewer values than columns, a value that is not of its column's type, a quote that is
         not closed, or bytes that are not UTF-8. ``"raise"``: the action fails, and names file and line. ``"skip"``: the row
@@ -274,6 +277,7 @@ def read_csv(
             overrides=_schema(schema_overrides),
             strict=infer == "strict",
             encoding=encoding,
+            file_column=file_column,
             quarantine=bad_rows,
             storage_options=_told(storage_options),
         ),
@@ -311,6 +315,7 @@ def read_json(
     encoding: str = "utf-8",
     infer_rows: int = 1000,
     partition_schema: Mapping[str, str] | None = None,
+    file_column: str | None = None,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
     each_host: bool = False,
@@ -333,6 +338,7 @@ def read_json(
             schema,
             infer_rows,
             encoding=encoding,
+            file_column=file_column,
             on_error=on_error,
             quarantine=bad_rows,
             storage_options=_told(storage_options),
@@ -347,6 +353,7 @@ def read_parquet(
     *,
     schema: Schema | None = None,
     partition_schema: Mapping[str, str] | None = None,
+    file_column: str | None = None,
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
@@ -361,6 +368,8 @@ def read_parquet(
         Columns and types to have instead. A value that has no place in its type is an error, when it is read.
     partition_schema : mapping of str to str, optional
         Types of columns that folders named ``column=value`` give; by default they are text.
+    file_column : str, optional
+        The name of a column to add with the path or URL of each row's file.
     each_host : bool, default=False
         As for `read_csv`.
     storage_options : mapping of str to str, optional
@@ -374,7 +383,9 @@ def read_parquet(
     return _read(
         _paths(paths),
         each_host,
-        lambda files, schema: engine().read(files, "parquet", schema, storage_options=_told(storage_options)),
+        lambda files, schema: engine().read(
+            files, "parquet", schema, file_column=file_column, storage_options=_told(storage_options)
+        ),
         schema,
         partition_schema=partition_schema,
     )
@@ -385,6 +396,7 @@ def read_ipc(
     *,
     schema: Schema | None = None,
     partition_schema: Mapping[str, str] | None = None,
+    file_column: str | None = None,
     each_host: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> DataSet:
@@ -392,7 +404,9 @@ def read_ipc(
     return _read(
         _paths(paths),
         each_host,
-        lambda files, schema: engine().read(files, "ipc", schema, storage_options=_told(storage_options)),
+        lambda files, schema: engine().read(
+            files, "ipc", schema, file_column=file_column, storage_options=_told(storage_options)
+        ),
         schema,
         partition_schema=partition_schema,
     )
@@ -402,6 +416,7 @@ def read_text(
     paths: Paths,
     *,
     encoding: str = "utf-8",
+    file_column: str | None = None,
     on_error: OnError = "raise",
     quarantine: str | os.PathLike[str] | None = None,
     each_host: bool = False,
@@ -420,6 +435,7 @@ def read_text(
             files,
             "text",
             encoding=encoding,
+            file_column=file_column,
             on_error=on_error,
             quarantine=bad_rows,
             storage_options=_told(storage_options),

@@ -12,8 +12,8 @@ use tidemill_collective::Communicator;
 use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, StorageOptions, Workers, expr,
-    find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle, types,
+    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, ReadOptions, StorageOptions,
+    Workers, expr, find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle, types,
 };
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
@@ -272,7 +272,7 @@ impl QueryEngine {
 
     #[pyo3(signature = (paths, format, schema = None, infer_rows = 1000, *, header = true, delimiter = ',', quote = '"',
                         comment = None, newlines_in_values = false, null = None, storage_options = StorageOptions::new(),
-                        on_error = "raise", quarantine = None, overrides = None, strict = false, encoding = None))]
+                        on_error = "raise", quarantine = None, overrides = None, strict = false, encoding = None, file_column = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn read(
         &self,
@@ -293,6 +293,7 @@ impl QueryEngine {
         overrides: Option<GivenSchema>,
         strict: bool,
         encoding: Option<String>,
+        file_column: Option<String>,
     ) -> PyResult<NativeDataSet> {
         let on_error = match (on_error, quarantine) {
             ("raise", None) => OnError::Raise,
@@ -330,9 +331,8 @@ impl QueryEngine {
             _ => Format::Text,
         };
         let engine = Arc::clone(&self.engine);
-        let work = async move {
-            read(&engine, &paths, &storage_options, format, schema, infer_rows, encoding.as_deref(), &on_error).await
-        };
+        let options = ReadOptions { schema, infer_rows, encoding, file_column, on_error };
+        let work = async move { read(&engine, &paths, &storage_options, format, options).await };
         finish(py, self.engine.start(work)).map(NativeDataSet)
     }
 }
