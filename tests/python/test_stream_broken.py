@@ -77,10 +77,10 @@ def test_bad_dates_are_told_with_their_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("at,n\n2024-01-01,1\n2024-01-02,2\n2024-02-30,3\n")
     rows = tm.read_csv(str(file), schema={"at": "timestamp[us]", "n": "int64"})
-    with pytest.raises(tm.DataSetError, match=r'rows\.csv: line 4: .*2024-02-30.*in column "at"'):
+    with pytest.raises(tm.DataSetError, match=r'rows\.csv: line 4: .*2024-02-30.*that of column "at"'):
         rows.collect()
     lenient = tm.read_csv(str(file), schema={"at": "timestamp[us]", "n": "int64"}, on_error="skip")
-    with pytest.warns(tm.BadRowsWarning, match=r'line 4: .*2024-02-30.*in column "at"'):
+    with pytest.warns(tm.BadRowsWarning, match=r'line 4: .*2024-02-30.*that of column "at"'):
         assert lenient.to_dict()["at"] == [datetime(2024, 1, 1), datetime(2024, 1, 2)]
 
 

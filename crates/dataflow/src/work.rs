@@ -16,6 +16,8 @@ pub(crate) const QUEUE: Duration = Duration::from_secs(1);
 const FIRST_ROWS: usize = 8;
 /// How fast the number of rows may grow from call to call.
 const GROWTH: usize = 8;
+/// How much longer the rows of a call take than what every call takes.
+const FIXED_PARTS: u64 = 4;
 
 /// The working time of a step, all of its copies on this worker together.
 #[derive(Debug, Default)]
@@ -113,16 +115,22 @@ impl Works {
     }
 }
 
-/// How many rows a function of the program gets at a time: as many as take [`CALL`], by what calls before have taken.
+/// How many rows a function of the program gets at a time, by what calls before have taken: as many as take [`CALL`]. What a call takes
+/// however few its rows are, such as a request to a server, would be paid more often with fewer rows: it is told apart by calls of
+/// different length, and is a fifth of a call at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
     rows: usize,
     row_ns: u64,
+    /// What a call takes without any rows, as far as is known.
+    fixed_ns: u64,
+    /// The last call: its rows, and its time.
+    last: Option<(usize, u64)>,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { rows: FIRST_ROWS, row_ns: 0 }
+        Pace { rows: FIRST_ROWS, row_ns: 0, fixed_ns: 0, last: None }
     }
 }
 
@@ -131,7 +139,7 @@ impl Pace {
         self.rows
     }
 
-    /// What a row takes; 0: not known, or so little that it does not matter.
+    /// What a row takes, with its part of the call; 0: not known.
     pub(crate) fn row_ns(&self) -> u64 {
         self.row_ns
     }
@@ -141,17 +149,45 @@ impl Pace {
         if rows == 0 {
             return;
         }
-        let row_ns = (took.as_nanos() as u64 / rows as u64).max(1);
+        let (count, took_ns) = (rows as u64, took.as_nanos() as u64);
+        if let Some((before, before_ns)) = self.last.replace((rows, took_ns))
+            && rows.abs_diff(before) * 4 >= rows.min(before)
+        {
+            // The line through both; a row takes no less than nothing, and no more than a call did by its number of rows.
+            let (few, many) = match rows < before {
+                true => ((rows, took_ns), (before, before_ns)),
+                false => ((before, before_ns), (rows, took_ns)),
+            };
+            let slope = many.1.saturating_sub(few.1) / (many.0 - few.0).max(1) as u64;
+            let slope = slope.min(few.1 / few.0 as u64).min(many.1 / many.0 as u64);
+            // Where few rows take much longer than many, the function has become another one.
+            if few.1 <= 2 * many.1 {
+                // One call may be an exception.
+                self.fixed_ns = self.fixed_ns.midpoint(few.1 - slope * few.0 as u64);
+            }
+        }
+        let each = (took_ns.saturating_sub(self.fixed_ns) / count).max(1);
+        let call_ns = (CALL.as_nanos() as u64).max(FIXED_PARTS * self.fixed_ns);
         // Down at once, for the next call would be as long; up in steps, for one fast call may be an exception.
-        let fits = usize::try_from(CALL.as_nanos() as u64 / row_ns).unwrap_or(usize::MAX);
+        let fits = usize::try_from(call_ns / each).unwrap_or(usize::MAX);
         self.rows = fits.clamp(1, self.rows.saturating_mul(GROWTH).max(1));
-        self.row_ns = row_ns;
+        self.row_ns = (took_ns / count).max(1);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Calls of a function that takes so long for each call and each row, and how many rows it gets in the end.
+    fn settled(call: Duration, row: Duration, rows_max: usize) -> usize {
+        let mut pace = Pace::default();
+        for _ in 0..40 {
+            let rows = pace.rows().min(rows_max);
+            pace.learn(rows, call + row * rows as u32);
+        }
+        pace.rows()
+    }
 
     /// A pace that never shrank would hold up barriers, one that never grew would make fast functions slow.
     #[test]
@@ -170,6 +206,31 @@ mod tests {
         assert_eq!(pace.rows(), 1, "one row at least");
         pace.learn(0, Duration::from_secs(1));
         assert_eq!(pace.rows(), 1);
+    }
+
+    /// With few rows at a time a function that asks a server once for each call would take many times as long.
+    #[test]
+    fn what_each_call_takes_is_no_reason_for_fewer_rows() {
+        let ms = Duration::from_millis;
+        assert!(settled(ms(200), ms(0), 8192) >= 8192, "nothing but the call");
+        assert!(settled(ms(200), ms(0), 100) >= 100, "the same in small batches");
+        assert!(settled(ms(5), Duration::from_nanos(50), 8192) >= 8192);
+        assert_eq!(settled(ms(0), ms(2), 8192), 37, "nothing but the rows");
+        let both = settled(ms(200), ms(2), 8192);
+        assert!((300..=500).contains(&both), "{both} rows: the call is a fifth of it");
+    }
+
+    /// One call in ten takes much longer, for reasons of the machine.
+    #[test]
+    fn one_slow_call_changes_little() {
+        let (mut pace, mut longest) = (Pace::default(), 0);
+        for call in 0..200 {
+            let rows = pace.rows().min(8192);
+            longest = longest.max(if call > 20 { rows } else { 0 });
+            let late = if call % 10 == 7 { Duration::from_millis(300) } else { Duration::ZERO };
+            pace.learn(rows, Duration::from_millis(2) * rows as u32 + late);
+        }
+        assert!(longest <= 600, "a call of {longest} rows");
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub(crate) struct Edge {
     pending: AtomicI64,
     /// What a row takes this worker's copies that it leads to, in nanoseconds; 0: not known, or so little that it does not matter.
     row_ns: AtomicU64,
+    /// How many rows these copies work on at a time, if rows take long.
+    call_rows: AtomicU64,
 }
 
 /// How much memory an edge may take.
@@ -117,6 +119,7 @@ impl Edge {
             relays: HashMap::new(),
             pending: AtomicI64::new(0),
             row_ns: AtomicU64::new(0),
+            call_rows: AtomicU64::new(1),
         };
         new.window_bytes = new.window(limits.queue_bytes);
         let window = new.window_bytes;
@@ -157,12 +160,19 @@ impl Edge {
         new
     }
 
-    /// Notes what a row takes who receives it. Senders of this worker then send fewer at a time, and have fewer queued.
-    pub(crate) fn note_row_ns(&self, ns: u64) {
-        self.row_ns.store(ns, Ordering::Relaxed);
+    /// Notes what a row takes who receives it, and how many it works on at a time. Senders of this worker then send so many at a time, and
+    /// have fewer queued.
+    pub(crate) fn note_pace(&self, row_ns: u64, call_rows: usize) {
+        self.call_rows.store(call_rows as u64, Ordering::Relaxed);
+        self.row_ns.store(row_ns, Ordering::Relaxed);
     }
 
-    /// See [`Edge::note_row_ns`].
+    /// See [`Edge::note_pace`].
+    pub(crate) fn call_rows(&self) -> usize {
+        self.call_rows.load(Ordering::Relaxed) as usize
+    }
+
+    /// See [`Edge::note_pace`].
     pub(crate) fn row_ns(&self) -> u64 {
         self.row_ns.load(Ordering::Relaxed)
     }

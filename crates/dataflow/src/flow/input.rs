@@ -112,8 +112,8 @@ impl Input {
         let Some(pace) = &mut self.pace else { return };
         pace.learn(rows, time);
         let slow = pace.rows() < SLOW_ROWS_MAX;
-        let row_ns = if slow { pace.row_ns() } else { 0 };
-        self.streams.iter().for_each(|end| end.edge.note_row_ns(row_ns));
+        let (row_ns, call_rows) = (if slow { pace.row_ns() } else { 0 }, pace.rows());
+        self.streams.iter().for_each(|end| end.edge.note_pace(row_ns, call_rows));
     }
 
     /// The rows that are given out now; the others come next.

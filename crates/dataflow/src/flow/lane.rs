@@ -24,7 +24,7 @@ use crate::local::part::Part;
 use crate::metrics;
 use crate::stream::{Hurry, Mark};
 use crate::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
-use crate::work::{CALL, QUEUE};
+use crate::work::QUEUE;
 
 /// A block is not much larger than this: batches that are, are cut.
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
@@ -314,7 +314,7 @@ impl Lane {
     async fn send_slowly(&self, batch: RecordBatch, row_ns: u64) -> Result<(), TaskError> {
         let way = &self.way;
         self.flush()?;
-        let step = ((CALL.as_nanos() as u64 / row_ns) as usize).max(1);
+        let step = way.edge.call_rows().max(1);
         let (mut from, mut waited) = (0, 0);
         while from < batch.num_rows() && !self.is_stopped() {
             let piece = batch.slice(from, step.min(batch.num_rows() - from));
