@@ -234,7 +234,7 @@ def has_prepared(epoch):
         return False
     return any(state["splits"] for name, state in tasks.items() if name.startswith("sink "))
 def look():
-    while not any(map(has_prepared, set(epochs.glob("[0-9]*[0-9]")) - before)):
+    while not any(map(has_prepared, set(epochs.glob("[0-9]" * 20)) - before)):
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=look, daemon=True).start()
