@@ -110,6 +110,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         type=names,
         help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; of the viewer market, or numbers of points",
     )
+    parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
         "--out", type=Path, default=BENCH / "results", help="folder of the results (default bench/results)"
@@ -158,7 +159,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "series"):
         results["series"] = series.measure(options.setting, options.cases, options.rounds, say)
     if options.only in (None, "dataset"):
-        results["dataset"] = dataset.measure(options.setting, options.systems, options.cases, options.rounds, say)
+        results["dataset"] = dataset.measure(
+            options.setting, options.systems, options.cases, options.rounds, say, options.rows
+        )
     if options.only in (None, "startup"):
         results["startup"] = startup.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "exchange"):
