@@ -30,7 +30,7 @@ def ratio(times: dict[str, list[float]], peers: Sequence[str]) -> tuple[float, s
 
 def rivals(configuration: dict[str, Any]) -> list[str]:
     """The peers a configuration is judged against: with more workers than cores only Open MPI yields its core."""
-    return ["openmpi"] if configuration["oversubscribed"] else ["openmpi", "mpich"]
+    return ["openmpi", "openmpi5", *([] if configuration["oversubscribed"] else ["mpich"])]
 
 
 # --- communicator ----------------------------------------------------------------------------------------------------

