@@ -171,6 +171,7 @@ compile flink pyflink/lib WindowsFlink
 compile flink pyflink/lib NexmarkFlink
 compile flink pyflink/lib YahooFlink
 compile flink pyflink/lib StateFlink
+compile flink pyflink/lib SortFlink
 compile spark pyspark/jars WindowsSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------
