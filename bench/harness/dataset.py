@@ -188,8 +188,11 @@ def launch(system: str, case: Case, folder: Path) -> Launch:
             options += ["--memory", f"{case.memory_mib // workers}MiB"]
         return SYSTEMS["tidemill"].launch(workers, "shm", program, options)
     if system == "flink":
-        # Its sorts hold records outside of the heap. With a bound the virtual machine itself has an eighth.
-        heap_mib, managed_mib = (case.memory_mib // 4, case.memory_mib * 5 // 8) if case.memory_mib else (2048, 8192)
+        # Its sorts hold records outside of the heap, and clear that memory first: more than they need takes seconds. With a bound the
+        # virtual machine itself has an eighth.
+        heap_mib, managed_mib = 2048, max(256, case.rows * 150 >> 20)
+        if case.memory_mib:
+            heap_mib, managed_mib = case.memory_mib // 4, case.memory_mib * 5 // 8
         return flink_java("SortFlink", [str(folder), str(managed_mib)], heap=f"{heap_mib}m")
     python = PEERS / PEER_SYSTEMS[system] / "bin" / "python"
     # Rust's libraries take a thread for each core unless told otherwise; Ray would report home.
