@@ -173,6 +173,7 @@ compile flink pyflink/lib YahooFlink
 compile flink pyflink/lib StateFlink
 compile flink pyflink/lib SortFlink
 compile spark pyspark/jars WindowsSpark
+compile spark pyspark/jars KMeansSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------
 check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'

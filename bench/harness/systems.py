@@ -17,6 +17,7 @@ from typing import IO
 
 BENCH = Path(__file__).resolve().parent.parent
 PEERS = BENCH / ".peers"
+SPARK = PEERS / "spark"
 WORKER = BENCH / "harness" / "comm_worker.py"
 
 
@@ -143,6 +144,14 @@ SYSTEMS = {
         System("mpich", "mpiexec.hydra", PEERS / "mpich" / "bin" / "python", mpich_prefix),
     )
 }
+
+
+def spark_submit(program: str, given: Sequence[str], heap: str) -> Launch:
+    """A program in Java with Spark's libraries; it says itself on how many cores."""
+    (home,) = SPARK.glob("lib/python*/site-packages/pyspark")
+    argv = [str(home / "bin" / "spark-submit"), "--driver-memory", heap, "--driver-java-options", "-XX:+UseParallelGC"]
+    argv += ["--class", program, "--driver-class-path", str(SPARK / "classes"), "spark-internal", *given]
+    return Launch(argv, {"SPARK_HOME": str(home)})
 
 
 def present(
