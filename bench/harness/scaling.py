@@ -175,7 +175,11 @@ def plot(scaling: dict[str, Any], stem: Path) -> list[Path]:
         of_threads = sorted({scaling["splits"][split][1] for split in found})
         for threads in of_threads:
             points = [(_cores_of(scaling, s), up) for s, up in found.items() if scaling["splits"][s][1] == threads]
-            axis.plot(*zip(*sorted(points), strict=True), marker="o", label=f"workers of {threads}")
+            axis.plot(
+                *zip(*sorted(points), strict=True),
+                marker="o",
+                label=f"{threads} thread{'' if threads == 1 else 's'} a worker",
+            )
         alone = [(_cores_of(scaling, s), up) for s, up in found.items() if scaling["splits"][s][0] == 1]
         axis.plot(*zip(*sorted(alone), strict=True), color="grey", linewidth=0.8, label="one worker")
         most = max(_cores_of(scaling, split) for split in found)
