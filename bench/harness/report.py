@@ -171,8 +171,8 @@ def dataset_ratios(case: dict[str, Any]) -> dict[str, tuple[float, str]]:
 def dataset_section(dataset: dict[str, Any]) -> str:
     parts = ["## DataSets", ""]
     parts += [
-        f"Time from the input to all rows of the answer in memory, or sorted on disk: median of {dataset['rounds']} rounds; the ratio is",
-        "to the fastest peer. *Peak memory* is the resident size of all processes of a system together, *own* without mapped files.",
+        f"Time from the input to all rows of the answer in memory (of window functions a checksum of them), or sorted on disk: median of {dataset['rounds']}",
+        "rounds; the ratio is to the fastest peer. *Peak memory* is the resident size of all processes of a system together, *own* without mapped files.",
         "",
     ]
     for case in dataset["cases"]:

@@ -112,14 +112,31 @@ def openmpi5_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, 
     argv = [str(PEERS / "openmpi5" / "bin" / "mpirun"), "-n", str(workers)]
     if os.geteuid() == 0:
         argv.append("--allow-run-as-root")
-    argv += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self" if transport == "tcp" else "sm,self"]
-    argv += ["--mca", "btl_tcp_if_include", "lo"] if transport == "tcp" else ["--mca", "smsc", "cma"]
+    env = {"MPI4PY_RC_THREADS": "0"}
+    if transport == "tcp":
+        argv += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+    elif oversubscribed(workers):
+        argv += ["--mca", "pml", "ob1", "--mca", "btl", "sm,self", "--mca", "smsc", "cma"]
+    else:
+        # The wheel has UCX in it, which takes less time here than `sm` where each rank has a core of its own.
+        argv += [
+            "--mca",
+            "pml",
+            "ucx",
+            "--mca",
+            "opal_common_ucx_tls",
+            "any",
+            "--mca",
+            "opal_common_ucx_devices",
+            "any",
+        ]
+        env["UCX_TLS"] = "posix,cma,self"
     if oversubscribed(workers):
         argv += ["--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"]
         argv += ["--mca", "mpi_yield_when_idle", "1"]
     else:
         argv += ["--map-by", "core", "--bind-to", "core"]
-    return argv, {"MPI4PY_RC_THREADS": "0"}
+    return argv, env
 
 
 def mpich_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
