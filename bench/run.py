@@ -29,6 +29,7 @@ from harness import (
     nexmark,
     records,
     report,
+    scaling,
     series,
     splits,
     startup,
@@ -96,6 +97,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             "yahoo",
             "state",
             "splits",
+            "scaling",
             "viewer",
         ),
         help="one of the benchmarks",
@@ -108,8 +110,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         type=names,
-        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; of the viewer market, or numbers of points",
+        help="cases of k-means and DataSets by a part of their name, such as k1000-float32,x100-,join; of MDS such as 5000,annealing,large; queries, such as q0,q5; areas of scaling, such as kmeans,stream; of the viewer market, or numbers of points",
     )
+    parser.add_argument("--rows", type=int, help="rows of the cases of window functions (DataSets)")
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
         "--out", type=Path, default=BENCH / "results", help="folder of the results (default bench/results)"
@@ -158,7 +161,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "series"):
         results["series"] = series.measure(options.setting, options.cases, options.rounds, say)
     if options.only in (None, "dataset"):
-        results["dataset"] = dataset.measure(options.setting, options.systems, options.cases, options.rounds, say)
+        results["dataset"] = dataset.measure(
+            options.setting, options.systems, options.cases, options.rounds, say, options.rows
+        )
     if options.only in (None, "startup"):
         results["startup"] = startup.measure(options.setting, options.systems, options.rounds, say)
     if options.only in (None, "exchange"):
@@ -174,6 +179,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["state"] = state.measure(options.setting, options.systems, options.cases, options.rounds, say)
     if options.only in (None, "splits"):
         results["splits"] = splits.measure(options.setting, options.rounds, say)
+    if options.only == "scaling" or (options.only is None and options.setting == "tiny"):
+        # With all others, only to see that it runs: it measures again, in more splits, what they do.
+        cases = options.cases if options.only else None
+        results["scaling"] = scaling.measure(options.setting, cases, options.rounds, say)
     if options.only in (None, "viewer"):
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
@@ -235,6 +244,8 @@ def any_measured(results: dict[str, Any]) -> bool:
     scalings += [case for part in ("annealing", "large") for case in results.get("mds", {}).get(part, [])]
     scalings += [case["all_s"] for case in results.get("series", {}).get("cases", [])]
     scalings += [case["fill_ms"] for case in results.get("viewer", {}).get("cases", [])]
+    scalings += list(results.get("scaling", {}).get("seconds", {}).values())
+    scalings += list(results.get("splits", {}).get("seconds", {}).values())
     dataset_cases = [case["query_s"] for case in results.get("dataset", {}).get("cases", [])]
     starts = results.get("startup", {}).get("answer_s", {})
     exchanges = [case["message_s"] for case in results.get("exchange", {}).get("cases", [])]

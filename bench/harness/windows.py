@@ -26,11 +26,10 @@ from typing import Any
 from .comm import SystemFailed
 from .exchange import FLINK, FLINK_CLASSES, flink_java
 from .once import in_turn, run_once
-from .systems import BENCH, PEERS, SINGLE_THREADED, Launch, present
+from .systems import BENCH, PEERS, SINGLE_THREADED, SPARK, Launch, present, spark_submit
 from .systems import SYSTEMS as LAUNCHERS
 from .windows_events import answer
 
-SPARK = PEERS / "spark"
 OURS = LAUNCHERS["tidemill"]
 WORKER = BENCH / "harness" / "windows_worker.py"
 TIDEMILL_EVENTS_MAX = 300_000_000
@@ -98,10 +97,7 @@ def pyflink(given: list[str]) -> Launch:
 
 
 def spark(given: list[str]) -> Launch:
-    (home,) = SPARK.glob("lib/python*/site-packages/pyspark")
-    argv = [str(home / "bin" / "spark-submit"), "--driver-memory", "4g", "--driver-java-options", "-XX:+UseParallelGC"]
-    argv += ["--class", "WindowsSpark", "--driver-class-path", str(SPARK / "classes"), "spark-internal", *given]
-    return Launch(argv, {"SPARK_HOME": str(home)})
+    return spark_submit("WindowsSpark", given, heap="4g")
 
 
 SYSTEMS = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,12 +31,14 @@ from harness import (  # noqa: E402
     records,
     report,
     report_streams,
+    scaling,
     series,
     splits,
     viewer,
     windows_events,
     yahoo,
 )
+from harness.engines import WINDOWS  # noqa: E402
 
 
 # --- the whole, on Tidemill alone ------------------------------------------------------------------------------------
@@ -102,14 +107,71 @@ def test_tiny_run_looks_at_the_main_job_and_at_points(tiny: Path) -> None:
 def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
     """Two workers of one thread and one of two must give the same answer, and one with rows."""
     results = json.loads(next(tiny.glob("tiny-*.json")).read_text())
-    assert [case["query"] for case in results["dataset"]["cases"]] == ["group", "join", "words", "sort"]
+    queries = [case["query"] for case in results["dataset"]["cases"]]
+    assert queries == ["group", "join", "words", "row-number", "running-sum", "lag-lead", "sort"]
     for case in results["dataset"]["cases"]:
         assert case["failures"] == {}
         assert set(case["query_s"]) == set(dataset.OURS)
         (digest,) = set(case["digests"].values())
-        assert int(digest.split()[0]) >= 10
+        # The answers of window functions are one row, whose value NumPy knows.
+        expected = window_digest(case) if case["query"] in WINDOWS else digest
+        assert int(digest.split()[0]) >= 10 or case["query"] in WINDOWS
+        assert digest == expected, case["name"]
         assert all(10 < mib < 100_000 for values in case["peak_mib"].values() for mib in values)
     assert digest.startswith("2000 ") and digest.endswith(" in order")
+
+
+PEERS_IN_TINY = {
+    "comm": ("openmpi5", BENCH / ".peers" / "openmpi5" / ".stamp"),
+    "dataset": ("duckdb,polars", BENCH / ".peers" / "tables" / ".stamp"),
+    "kmeans": ("spark-mllib,spark-ml", BENCH / ".peers" / "spark" / "classes" / "KMeansSpark.class"),
+    "dataset sort": ("flink", BENCH / ".peers" / "flink" / "classes" / "SortFlink.class"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", PEERS_IN_TINY)
+def test_tiny_run_with_peers(only: str, tmp_path: Path) -> None:
+    """Where peers are installed, they must still run and agree with Tidemill."""
+    systems, needs = PEERS_IN_TINY[only]
+    if not needs.exists():
+        pytest.skip(f"{systems} is not installed: run bench/setup_peers.sh")
+    command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--only", only.split()[0], "--out", str(tmp_path)]
+    command += ["--systems", f"{systems},tidemill"]
+    cases = {"dataset": ",".join(WINDOWS), "dataset sort": "sort", "kmeans": "float32"}
+    command += ["--cases", cases[only]] if only in cases else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(next(tmp_path.glob("tiny-*.json")).read_text())[only.split()[0]]
+    for case in found.get("cases", found.get("configurations", [])):
+        assert case["failures"] == {}
+        # Centres and arrays are checked by what runs them.
+        times = case.get("samples_s", {"": case.get("fit_s", {})})
+        answers = case.get("digests") or {name: "" for of in times.values() for name in of}
+        assert any(not name.startswith("tidemill") for name in answers)
+        assert len(set(answers.values())) == 1
+
+
+def window_digest(case: dict[str, Any]) -> str:
+    """The digest of the right answer, in plain loops over the rows of each key."""
+    np, pq = pytest.importorskip("numpy"), pytest.importorskip("pyarrow.parquet")
+    with tempfile.TemporaryDirectory() as folder:
+        inputs.ordered(Path(folder), case["rows"], case["keys"])
+        rows = pq.read_table(Path(folder) / "facts").to_pylist()
+    of_key: dict[int, list[int]] = {}
+    for row in sorted(rows, key=lambda row: row["v"]):
+        of_key.setdefault(row["k"], []).append(row["x"])
+    total = 0
+    for xs in of_key.values():
+        for at, x in enumerate(xs):
+            number = {
+                "row-number": at + 1,
+                "running-sum": sum(xs[: at + 1]),
+                "lag-lead": (xs[at - 1] if at else 5000) + 3 * (xs[at + 2] if at + 2 < len(xs) else 7000),
+            }[case["query"]]
+            total += number * (x + 2000)
+    both = np.array([len(rows)]).tobytes() + np.array([total]).tobytes()
+    return f"1 {hashlib.sha256(both).hexdigest()[:16]}"
 
 
 @pytest.mark.slow
@@ -125,6 +187,22 @@ def test_tiny_run_splits_jobs_every_way(tiny: Path) -> None:
     assert results["splits"]["failures"] == {}
     assert all(set(times) == set(splits.SPLITS) for times in results["splits"]["seconds"].values())
     assert splits.ratios({"1x1": [4.0, 9.0, 5.0], "1x2": [2.0], "2x1": [2.5]}) == (2.5, 2.0)
+
+
+@pytest.mark.slow
+def test_tiny_run_scales_over_all_splits(tiny: Path) -> None:
+    """Every area must run on all cores there are, in each split, with the same answer."""
+    path = next(tiny.glob("tiny-*.json"))
+    found = json.loads(path.read_text())["scaling"]
+    assert found["failures"] == {} and set(found["seconds"]) == set(scaling.AREAS)
+    present = set(scaling.all_splits(scaling.cores()))
+    assert all(set(times) == present for times in found["seconds"].values())
+    assert all(set(answers) == present for answers in found["answers"].values())
+    assert found["answers"]["records"]["1x1"].startswith("2000 ") and found["answers"]["sort"]["1x1"].endswith(
+        " in order"
+    )
+    assert found["answers"]["stream"]["1x1"] == "5000"
+    assert f"{scaling.cores()} core" in path.with_suffix(".md").read_text()
 
 
 @pytest.mark.slow
@@ -489,6 +567,40 @@ def test_data_is_seeded_and_centres_are_rows() -> None:
     again, _ = case.generate()
     assert (rows == again).all() and rows.dtype == centres.dtype == "float32"
     assert all((rows == centre).all(axis=1).any() for centre in centres)
+
+
+def test_splits_are_powers_of_two_on_the_cores_there_are() -> None:
+    assert list(scaling.all_splits(1)) == ["1x1"]
+    assert list(scaling.all_splits(2)) == ["1x1", "1x2", "2x1"]
+    assert list(scaling.all_splits(6)) == ["1x1", "1x2", "2x1", "1x4", "2x2", "4x1"]
+    assert splits.differing({"1x1": "5 a", "1x2": "5 a", "2x1": "5 b"}).keys() == {"2x1"}
+    assert splits.differing({"1x1": 1.0, "2x1": 1.0001, "1x2": 1.1}).keys() == {"1x2"}
+
+
+def test_scaling_tells_efficiency_and_what_it_could_not_show(tmp_path: Path) -> None:
+    """Six cores have two that no split uses; an allreduce has no speed-up."""
+    times = {"1x1": [4.0, 9.0, 4.0], "1x2": [2.0], "2x1": [2.5], "1x4": [1.25], "2x2": [1.0], "4x1": [2.0]}
+    run: dict[str, Any] = {
+        "rounds": 3,
+        "sizes": {"rows": 1000},
+        "splits": scaling.all_splits(6),
+        "cores": 6,
+        "threads_share_cores": True,
+        "load": 7.0,
+        "seconds": {"group": times, "allreduce-8": times},
+        "failures": {"4x1": "sort: its answer is 1, not 2"},
+    }
+    text = scaling.section(run)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| group_by | 2.00 | 1.60 | 3.20 | 4.00 | 2.00 |" in lines
+    assert "| group_by | 100% | 80% | 80% | 100% | 50% |" in lines
+    assert sum("allreduce of 8 B" in line for line in lines) == 1
+    assert "6 cores: splits of 8 cores and more were left out" in text and "2 of the 6 cores" in text
+    assert "threads that share cores" in text and "load average was 7.0" in text and "- 4x1: sort: its answer" in text
+    pytest.importorskip("matplotlib")
+    written = report.plot({"scaling": run}, tmp_path / "run")
+    assert [path.name for path in written] == ["run-scaling.svg", "run-scaling.png"]
+    assert all(path.stat().st_size > 1000 for path in written)
 
 
 def test_plot_draws_svg_and_png(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from . import Query, Sorter, Task
+from . import WINDOWS, Query, Sorter, Task
 
 
 def engine(task: Task) -> Any:
@@ -19,10 +19,30 @@ def queries(task: Task) -> Query:
     if task.query == "words":
         return lambda: words(task.text).collect(engine=how)
     facts, *dimension = (table(task, name) for name in task.tables)
+    if task.query in WINDOWS:
+        return lambda: windows(facts, task.query, how == "streaming").collect(engine=how)
     x = pl.col("x").sum()
     if dimension:
         return lambda: facts.join(dimension[0], on="k").group_by("g").agg(x).collect(engine=how)
     return lambda: facts.group_by("k").agg(x).collect(engine=how)
+
+
+def windows(facts: pl.LazyFrame, query: str, streaming: bool) -> pl.LazyFrame:
+    """Each in the way that took the least time of those tried; `v` has no equals, so a rank is a row's number."""
+    k, v, x = pl.col("k"), pl.col("v"), pl.col("x")
+    if query == "row-number":
+        rows = facts.select("x", w=v.rank("ordinal").over("k").cast(pl.Int64))
+    elif query == "running-sum" and streaming:
+        rows = facts.sort("v").select("x", w=x.cum_sum().over("k"))
+    elif query == "running-sum":
+        rows = facts.select("x", w=x.cum_sum().over("k", order_by="v"))
+    else:
+        # Neighbors in one sort of all rows, where they have the same key.
+        one, two = (
+            pl.when(k == k.shift(by)).then(x.shift(by)).otherwise(other) for by, other in ((1, 5000), (-2, 7000))
+        )
+        rows = facts.sort("k", "v").select("x", w=one + 3 * two)
+    return rows.select(k=pl.len().cast(pl.Int64), x=(pl.col("w") * (x + 2000)).sum())
 
 
 def table(task: Task, name: str) -> pl.LazyFrame:

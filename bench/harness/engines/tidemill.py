@@ -7,17 +7,33 @@ from typing import Any
 
 import tidemill as tm
 
-from . import Query, Sorter, Task
+from . import WINDOWS, Query, Sorter, Task
 
 
 def queries(task: Task) -> Query:
     if task.query == "words":
         return lambda: words(task.text)
     facts, *dimension = (loaded(task, table) if task.in_memory else files(task, table) for table in task.tables)
+    if task.query in WINDOWS:
+        return lambda: windows(facts, task.query).collect(root=0)
     x = tm.col("x").sum()
     if dimension:
         return lambda: facts.join(dimension[0], on="k").group_by("g").agg(x).collect(root=0)
     return lambda: facts.group_by("k").agg(x).collect(root=0)
+
+
+def windows(facts: tm.DataSet, query: str) -> tm.DataSet:
+    x = tm.col("x")
+
+    def over(function: tm.Expr) -> tm.Expr:
+        return function.over("k", order_by="v")
+
+    number = {
+        "row-number": over(tm.row_number()),
+        "running-sum": over(x.sum()),
+        "lag-lead": over(x.shift(1)).fill_null(5000) + 3 * over(x.shift(-2)).fill_null(7000),
+    }[query]
+    return facts.select("x", w=number).select(k=tm.count(), x=(tm.col("w") * (x + 2000)).sum())
 
 
 def words(text: Path) -> Any:
