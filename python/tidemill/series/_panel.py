@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,17 @@ class Panel:
         if not len(self.times):
             return f"Panel of {len(self.ids)} series without times"
         return f"Panel of {len(self.ids)} series at {len(self.times)} times, {label(self.times[0])} to {label(self.times[-1])}"
+
+    def seen(self, windows: Sequence[Window], missing_max: float = 0.05) -> NDArray[np.bool_]:
+        """Say which series are in the segment of each window: (windows, n)."""
+        check_missing(missing_max)
+        # Missing values up to each time.
+        missing = np.zeros((len(self.times) + 1, len(self.ids)), np.int32)
+        np.cumsum(np.isnan(self.values), axis=0, out=missing[1:])
+        begin, end = (np.array([getattr(one, name) for one in windows], np.intp) for name in ("begin", "end"))
+        inside, length = missing[end] - missing[begin], (end - begin)[:, None]
+        kept: NDArray[np.bool_] = (inside < length) & (inside <= missing_max * length)
+        return kept
 
     def segment(self, window: Window, missing_max: float = 0.05) -> Segment:
         """Cut out what a window sees: the series that are there for most of it, without gaps.
