@@ -145,10 +145,15 @@ def check_missing(missing_max: float) -> None:
 
 def fill(rows: Array) -> Array:
     """Fill gaps in rows (n, w), each with at least one value: with the value before, at the beginning with the first one."""
-    if not np.isnan(rows).any():
+    gaps = np.isnan(rows).any(axis=1)
+    if not gaps.any():
         return rows
-    there = ~np.isnan(rows)
+    filled = rows.copy()
+    # Few series have a gap, and what follows takes longer than all else that is done to cut a window out.
+    some = rows[gaps]
+    there = ~np.isnan(some)
     # For each place the last one that has a value; before the first of them, the first.
-    last = np.maximum.accumulate(np.where(there, np.arange(rows.shape[1]), -1), axis=1)
+    last = np.maximum.accumulate(np.where(there, np.arange(some.shape[1]), -1), axis=1)
     last = np.where(last < 0, there.argmax(axis=1)[:, None], last)
-    return np.take_along_axis(rows, last, axis=1)
+    filled[gaps] = np.take_along_axis(some, last, axis=1)
+    return filled
