@@ -136,7 +136,7 @@ def test_a_window_in_which_nothing_moves_says_nothing_of_the_next() -> None:
     (frame,) = series.embed(still, windows[4:5])
     line = Base(frame.ids, frame.positions * [1, 0, 0])
     embedder = series.Embedder()
-    embedder.past = embedder.past.behind(line)
+    embedder.past = embedder.past.behind(line, line, 8)
     (again,) = embedder.frames(still, windows[4:5])
     assert again.stress < 1.1 * frame.stress + 0.01
 
@@ -195,6 +195,82 @@ def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any]) ->
             np.testing.assert_allclose(frame[2], one[2], atol=2e-3 * size)
             assert frame[3:5] == pytest.approx(one[3:5], rel=1e-4)
             assert np.abs(np.array(frame[5]) - one[5]).sum() <= 0.05 * np.sum(one[5])
+
+
+def write_on_worker(folder: str, options: dict[str, Any]) -> tuple[list[Any], dict[str, tuple[int, int]]]:
+    """On a worker: frames of a market into a folder; their figures, and what its relay has sent."""
+    from tidemill.series import _embed
+
+    sent: dict[str, tuple[int, int]] = {}
+
+    class Watched(_embed.Relay):  # type: ignore[type-arg]
+        def _leave(self) -> None:
+            sent.update(self.sent)
+            super()._leave()
+
+    panel = market(ids=60, days=96)
+    groups = series.Groups({"sector": {name: f"sector {number % 3}" for number, name in enumerate(panel.ids)}})
+    usual, _embed.Relay = _embed.Relay, Watched  # type: ignore[misc]
+    try:
+        written = series.FrameFolder(folder, groups=groups, overwrite=True, lazily=True)
+        embedder = series.Embedder(**options)
+        return list(written.embed_all(embedder, panel, series.windows(panel.times, "40d", "1d"))), sent
+    finally:
+        _embed.Relay = usual  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("options", [{}, {"key_every": 1}, {"start": "independent", "align": "first"}], ids=str)
+def test_frames_are_written_by_who_makes_them_and_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    """Of 57 windows, in chains of 8 or 1: frames do not go from worker to worker, only where a key and a chain have ended, and files to worker 0."""
+    panel = market(ids=60, days=96)
+    windows = series.windows(panel.times, "40d", "1d")
+    ((expected, _),) = standing.run(write_on_worker, str(tmp_path / "1"), options, workers=1)
+    assert expected == [frame.figures() for frame in series.embed(panel, windows, **options)]
+    index = (tmp_path / "1" / "index.jsonl").read_text().splitlines()
+    files = {path.name: path.read_bytes() for path in (tmp_path / "1").glob("*.safetensors")}
+    assert len(windows) == len(expected) == sum(name.startswith("frame-") for name in files) == 57
+    # Ids that come late are in no frame before; and a folder that one worker writes alone is the same.
+    assert sum(name.startswith("points-") for name in files) > 1
+    alone = series.FrameFolder(
+        tmp_path / "0", groups=series.Groups({"sector": {n: f"sector {i % 3}" for i, n in enumerate(panel.ids)}})
+    )
+    list(alone.write_all(series.embed(panel, windows, **options)))
+    chains = -(-57 // options.get("key_every", 8))
+    for workers in (0, 2, 4):
+        folder = tmp_path / str(workers)
+        if workers:
+            results = standing.run(write_on_worker, str(folder), options, workers=workers)
+            assert results[0][0] == expected
+            assert not any(figures for figures, _ in results[1:])
+            sent = {
+                kind: tuple(np.sum([sent.get(kind, (0, 0)) for _, sent in results], axis=0).tolist())
+                for kind in ("key", "past", "frame", "end")
+            }
+            # Worker 0 makes some frames itself; each of the others' goes to it, as files of 11 bytes a point.
+            assert 57 - 57 // workers - 8 <= sent["frame"][0] <= 57
+            assert sent["frame"][1] < sent["frame"][0] * (3000 + 20 * 60)
+            assert sent["key"][0] <= (chains - 1 if options.get("start") != "independent" else 0)
+            assert sent["past"][0] <= chains - 1
+            assert sent["end"][0] == workers - 1
+        assert (folder / "index.jsonl").read_text().splitlines()[1:] == index[1:]
+        assert {path.name: path.read_bytes() for path in folder.glob("*.safetensors")} == files
+
+
+def test_keys_start_from_keys() -> None:
+    """Which windows are keys does not depend on how many are asked for at a time, and with `key_every` beyond them all it is one chain."""
+    panel = market()
+    windows = series.windows(panel.times, "40d", "2d")
+    whole = [frame.positions.tolist() for frame in series.embed(panel, windows, key_every=4)]
+    for step in (1, 3):
+        embedder = series.Embedder(key_every=4)
+        parts = [windows[begin : begin + step] for begin in range(0, len(windows), step)]
+        assert [frame.positions.tolist() for part in parts for frame in embedder.frames(panel, part)] == whole
+    one, chain = (list(series.embed(panel, windows, key_every=n)) for n in (1, 100))
+    assert [frame.positions.tolist() for frame in one] == [frame.positions.tolist() for frame in chain]
+    assert one[3].positions.tolist() == whole[3]
+    assert one[4].positions.tolist() != whole[4]
+    with pytest.raises(series.SeriesError, match="key_every is at least 1, not 0"):
+        series.Embedder(key_every=0)
 
 
 def test_more_workers_than_ids() -> None:

@@ -5,6 +5,7 @@ fails, or does not take all frames: nobody waits for ever, and nothing is left.
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import time
@@ -119,16 +120,17 @@ from tidemill.series import _relay
 most = 0
 
 class Watched(_relay.Relay):
-    def _note(self, number, made):
+    def _note(self, kind, number, made):
         global most
-        super()._note(number, made)
+        super()._note(kind, number, made)
         most = max(most, len(self._made))
 
 series._embed.Relay = Watched
 for frame in series.embed(panel, windows):
     if comm.rank == {slow}:
         time.sleep(0.01)
-assert most <= _relay._MADE_MAX + (_relay._BEGUN_MAX + 1) * comm.size, most
+# One chain is on its way from each other worker, and this one's own.
+assert most <= _relay._MADE_MAX + series._embed.KEY_EVERY * (comm.size + 1), most
 """
 
 
@@ -212,15 +214,16 @@ class Scripted:
         self.looks += 1
         return self.looks >= self.look and not self.taken
 
-    def recv(self) -> tuple[int, str]:
+    def recv(self) -> bytes:
         assert not self.taken, "waits for what has come already"
         self.taken = True
-        return 0, "frame"
+        return pickle.dumps(("frame", 0, "frame"))
 
-    def Barrier(self) -> None:
+    def allgather(self, value: object) -> list[object]:
+        return [value, None]
+
+    def Free(self) -> None:
         pass
-
-    Free = Barrier
 
 
 @pytest.mark.parametrize("look", range(1, 8))
@@ -230,7 +233,20 @@ def test_a_frame_that_comes_between_two_looks(look: int) -> None:
     def begin(number: int) -> Making[str]:
         raise AssertionError("the only window is the other worker's")
 
-    assert list(Relay(Scripted(look), 1, Past(), begin).run()) == ["frame"]
+    relay: Relay[str, str, str] = Relay(
+        Scripted(look),
+        1,
+        Past(),
+        key_every=8,
+        chained=True,
+        begin=begin,
+        settle=lambda past, made: (past, made),
+        finish=lambda _, frame: frame,
+        everywhere=True,
+    )
+    # What tells that it was the last one is not what is looked at here.
+    relay.past = Past()
+    assert list(relay.run()) == ["frame"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16, 40])

@@ -117,6 +117,53 @@ def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["index.jsonl"]
 
 
+def test_frames_that_others_record_are_those_of_the_writer(tmp_path: Path) -> None:
+    """Frames that several processes make, in any order, would name other points or categories than the folder does."""
+    rng = np.random.default_rng(0)
+    ids = [["b", "a"], ["b"], ["c", "a", "b"]]
+    groups = {"a": "x", "b": "y", "c": "x"}
+    frames = [
+        {
+            "positions": rng.normal(size=(len(here), 3)),
+            "ids": here,
+            "labels": [one.upper() for one in here],
+            "groups": {"kind": [groups[one] for one in here], "step": ["up", "down", "up"][: len(here)]},
+            "values": {"weight": rng.normal(size=len(here))},
+        }
+        for here in ids
+    ]
+    news, steps = [["b", "a"], [], ["c"]], {"step": ("down", "up")}
+
+    def name(writer: FrameWriter, number: int) -> None:
+        new = news[number]
+        if new:
+            writer.add_points(new, labels=[one.upper() for one in new], groups={"kind": [groups[one] for one in new]})
+
+    whole = FrameWriter(tmp_path / "whole", categories=steps)
+    for number, frame in enumerate(frames):
+        name(whole, number)
+        whole.write_frame(**frame)
+    recorder, known = _write.FrameRecorder(categories=steps), []
+    for number in range(3):
+        name(recorder, number)
+        known.append(recorder.points)
+    recorded = {number: recorder.record(number, known[number], **frames[number]) for number in (2, 0, 1)}
+    parts = FrameWriter(tmp_path / "parts", categories=steps)
+    with pytest.raises(FrameError, match="frame 1 was made to be put behind as many, and there are 0"):
+        parts.put(recorded[1])
+    for number in range(3):
+        name(parts, number)
+        parts.put(recorded[number])
+    for file in (tmp_path / "whole").glob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "parts" / file.name).read_bytes(), file.name
+    lines = [(tmp_path / one / "index.jsonl").read_text().splitlines()[1:] for one in ("whole", "parts")]
+    assert lines[0] == lines[1]
+    assert FrameReader(tmp_path / "parts")[0].groups["step"] == ["up", "down"]
+    for wrong in ({"ids": ["d"]}, {"ids": ["a"], "groups": {"kind": ["z"]}}):
+        with pytest.raises(FrameError, match="frame 3: a point or a category was not named with add_points"):
+            recorder.record(3, 3, np.zeros((1, 3)), **wrong)
+
+
 def test_a_reader_sees_whole_frames_as_they_come(tmp_path: Path) -> None:
     """A line that is half written would be taken for a damaged index."""
     writer = FrameWriter(tmp_path, title="grows")

@@ -3,11 +3,15 @@
 
 mod local_common;
 
+use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use local_common::{Recorder, connect, expected_payload, pair, run_workers};
 use tidemill_net::local::{Inbox, InboxAddress, InboxOptions, LocalTransport, PeerInbox};
-use tidemill_net::{Header, Kind, Push, Rank, Transport, TransportError};
+use tidemill_net::{
+    Engine, Envelope, Faults, Header, Kind, Pattern, Push, Rank, Region, Transport, TransportError, Woken,
+};
 
 const SMALL: InboxOptions = InboxOptions { ring_slots: 4, ring_bytes: 256 };
 
@@ -129,6 +133,48 @@ fn claim_is_shared_by_both_sides() {
         assert_eq!(own + helper.join().unwrap(), 100);
     });
     assert!(front.is_complete(transfer) && back.is_complete(transfer));
+}
+
+/// The receiver's own chunks are done, and it goes to sleep while the sender copies the last one, behind which no message comes: unless the
+/// sender rings, the receiver sleeps until its patience is over, which is a tenth of a second.
+#[test]
+#[cfg_attr(miri, ignore = "futexes")]
+fn the_last_chunk_wakes_who_waits_for_it() {
+    const CHUNKS: usize = 8;
+    const CHUNK_BYTES: usize = 32 << 10;
+    let inboxes = [0, 1].map(|rank| Inbox::create(&[Rank(1 - rank)], Rank(rank), true).unwrap());
+    let doorbell = inboxes[0].doorbell();
+    let peers = [0, 1].map(|rank| PeerInbox::open(&inboxes[1 - rank].address(), Rank(rank as u32)).unwrap());
+    let engines = inboxes.into_iter().zip(peers).enumerate().map(|(rank, (inbox, peer))| {
+        let transport = LocalTransport::open(Rank(rank as u32), inbox, vec![(Rank(1 - rank as u32), peer)]);
+        let routes = [0, 1].map(|other| (other != rank).then_some(0));
+        Engine::new(Rank(rank as u32), vec![Box::new(transport)], &routes, Arc::new(Faults::default()))
+    });
+    let [mut receiver, mut sender] = <[Engine; 2]>::try_from(engines.collect::<Vec<_>>()).ok().unwrap();
+    let (message, mut into) = (vec![7; CHUNKS * CHUNK_BYTES], vec![0u8; CHUNKS * CHUNK_BYTES]);
+    let (sent, received) = (sender.new_group(), receiver.new_group());
+    let envelope = Envelope { context: 0, tag: 1, seq: 0, signature: 0 };
+    let pattern = Pattern { source: Some(Rank(1)), tag: Some(1), seq: 0 };
+    let at = into.as_mut_ptr();
+    // SAFETY: both stay until their groups have been taken.
+    unsafe {
+        sender.post_send(sent, Rank(0), &envelope, Region::of(&message));
+        receiver.post_recv(received, 0, pattern, Region::of_mut(&mut into));
+    }
+    while sender.progress() {}
+    // A chunk each time, up to the last but one; the sender has not looked yet.
+    // SAFETY: the receive buffer, which nobody else writes to meanwhile.
+    while unsafe { at.add((CHUNKS - 2) * CHUNK_BYTES).read_volatile() } == 0 {
+        assert!(receiver.progress(), "the message is there");
+    }
+    let armed = doorbell.arm(None);
+    while sender.progress() {}
+    assert_eq!(armed.sleep(Duration::ZERO), Woken::Rung, "the sender has copied the last chunk");
+    while receiver.progress() {}
+    receiver.take(received).unwrap();
+    assert_eq!(into, message);
+    while sender.progress() {}
+    sender.take(sent).unwrap();
 }
 
 /// An address that is garbage, names strangers, or is used twice is refused with a reason.

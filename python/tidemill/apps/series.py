@@ -12,9 +12,7 @@ import math
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from tidemill.apps._arguments import Parser
 from tidemill.apps._arriving import SHAPES, from_url, is_stream, named, why_not_followed
 from tidemill.dataset import DataSetError
 from tidemill.series._distance import why_no_references
+from tidemill.series._embed import KEY_EVERY
 from tidemill.series._frames import CHANGE_BINS, ChangeBins
 from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import FORMATS, PACKED, together
@@ -135,6 +134,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--no-weights", action="store_true", help="all pairs weigh the same")
     add("--start", choices=("previous", "independent"), default="previous", help="each window from the solution of one before, "
         "or each for itself (default %(default)s)")  # fmt: skip
+    add("--key-every", type=int, default=KEY_EVERY, metavar="N", help="with --start previous: one in N windows starts from the Nth before, "
+        "so that workers need not wait for each other; 1: none does, points move most smoothly (default %(default)s)")  # fmt: skip
     add(
         "--align",
         choices=("previous", "first"),
@@ -217,6 +218,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error("--delimiter and --null are of files, not of streams")
     if options.max_iter < 1 or not options.tol >= 0:
         parser.error("--max-iter is at least 1, --tol at least 0")
+    if options.key_every < 1:
+        parser.error("--key-every is at least 1")
     if not 0 <= options.port < 65536:
         parser.error("--port is from 0 to 65535")
     options.view = options.view or options.open
@@ -265,6 +268,7 @@ class _Command:
             with_references={"auto": None, "yes": True, "no": False}[options.references],
             weighted=not options.no_weights,
             start=options.start,
+            key_every=options.key_every,
             align=options.align,
             annealing=options.annealing,
             max_iter=options.max_iter,
@@ -272,14 +276,13 @@ class _Command:
             phases=self.phases,
         )
         self.folder: series.FrameFolder | None = None
-        self.open_folder: Callable[[], series.FrameFolder]
         self.server: Server | None = None
         made_of = {name: value for name, value in vars(options).items() if name not in _NOT_OF_FRAMES}
         made_of["file"] = [named(file) for file in options.file]
         self.journal = Journal(options.out, json.loads(json.dumps(made_of, default=str)))
         #: Where following was when the command ended last.
         self.standing: Standing | None = None
-        #: Figures of each frame.
+        #: Figures of each frame; of a batch on worker 0 only.
         self.frames: list[dict[str, Any]] = []
         self.begin = time.perf_counter()
 
@@ -298,7 +301,8 @@ class _Command:
                 self._follow(files[0])
             else:
                 self._batch(files)
-            if options.view and self.frames:
+            # Frames of a batch are told to worker 0 only; without any it has failed.
+            if options.view and (self.frames or not options.follow):
                 self._wait()
         finally:
             self.bar.clear()
@@ -343,10 +347,12 @@ class _Command:
         windows = series.windows(panel.times, options.window, options.shift, accumulate=options.accumulate)
         self._begin(panel, name)
         begin = time.perf_counter()
-        for number, frame in enumerate(self._written(self.embedder.frames(panel, windows)), 1):
-            self.bar.update(
-                number / len(windows), f"{frame.window.label}: stress {frame.stress:.3g}, fit {_told(frame.fit)}"
-            )
+        assert self.folder is not None, "it is made by _begin"
+        for number, figures in enumerate(self.folder.embed_all(self.embedder, panel, windows), 1):
+            self.frames.append(figures)
+            self._serve()
+            fit = _told(figures["alignment_fit"])
+            self.bar.update(number / len(windows), f"{figures['time']}: stress {figures['stress']:.3g}, fit {fit}")
         self.bar.clear()
         self._summary(report, time.perf_counter() - begin)
 
@@ -468,8 +474,7 @@ class _Command:
         if missing and not options.follow:
             raise series.SeriesError(f"--glyph {missing[0]}: there is no such id")
         # Frames that are there are replaced when there is one to replace them by.
-        self.open_folder = partial(
-            series.FrameFolder,
+        self.folder = series.FrameFolder(
             options.out,
             groups=groups,
             glyphs=options.glyphs,
@@ -477,20 +482,16 @@ class _Command:
             overwrite=options.overwrite and not append,
             append=append,
             change_bins=options.change_bins,
+            lazily=True,
         )
+        self.folder.phases = self.phases
 
     def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
-        """Write frames as they come; the folder is opened with the first, and then served."""
-        if self.folder is None:
-            first = next(frames, None)
-            if first is None:
-                return
-            self.folder = self.open_folder()
-            self.folder.phases = self.phases
-            frames = chain([first], frames)
+        """Write frames as they come; when the first is there, serve them."""
+        assert self.folder is not None, "it is made by _begin"
         for frame in self.folder.write_all(frames):
             # Of past frames only the figures are needed.
-            self.frames.append(_figures(frame))
+            self.frames.append(frame.figures())
             self._serve()
             yield frame
 
@@ -519,7 +520,7 @@ class _Command:
             def note(frame: series.Frame = frame) -> None:
                 if self.comm.rank == 0:
                     fingerprint = follower.fingerprint(panel.times[frame.window.end - 1])
-                    line = {"window": frame.window.number, "fingerprint": fingerprint, **_figures(frame)}
+                    line = {"window": frame.window.number, "fingerprint": fingerprint, **frame.figures()}
                     self.journal.note(line, self.embedder.past)
 
             together(self.comm, note)
@@ -612,9 +613,9 @@ class _Command:
         made.replace(path)
 
 
-def _told(fit: float) -> str:
+def _told(fit: float | None) -> str:
     """How well frames lie on each other; of a first one, or without four common ids, there is nothing to say."""
-    return f"{fit:.3f}" if math.isfinite(fit) else "none"
+    return "none" if fit is None or not math.isfinite(fit) else f"{fit:.3f}"
 
 
 def _title(name: str) -> str:
@@ -623,20 +624,6 @@ def _title(name: str) -> str:
     while path.suffix.lower() in (*FORMATS, *PACKED):
         path = path.with_suffix("")
     return path.name
-
-
-def _figures(frame: series.Frame) -> dict[str, Any]:
-    """What the summary says of a frame."""
-    return {
-        "time": frame.window.label,
-        "ids": len(frame.ids),
-        "stress": frame.stress,
-        "alignment_fit": frame.fit if math.isfinite(frame.fit) else None,
-        "mean_distance": frame.mean_distance,
-        "iterations": frame.iterations,
-        "filled": frame.filled,
-        "dropped": frame.dropped,
-    }
 
 
 if __name__ == "__main__":

@@ -181,7 +181,9 @@ def _standard(values: Array, scale: Array) -> tuple[Array, NDArray[np.bool_]]:
     centred -= centred.mean(axis=0)
     norm = np.sqrt((centred**2).sum(axis=0))
     constant = norm <= _CONSTANT * scale * np.sqrt(len(values))
-    return np.where(constant, 0.0, centred / np.where(constant, 1.0, norm)), constant
+    centred /= np.where(constant, 1.0, norm)
+    centred[:, constant] = 0.0
+    return centred, constant
 
 
 def lengths(values: Array, length: Length) -> Array:

@@ -1,11 +1,9 @@
 """Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before.
 
-Windows are dealt to the workers one by one. To measure, to embed and to compare each by itself is what workers share; but with
-``start="previous"`` an embedding starts from the frame before, and every frame is turned to lie on it, so that frame is handed on from
-worker to worker (`_relay`). While it comes, a worker measures its next window, and when it has handed on its own, it compares: the embeddings
-are one after the other, as if one worker made them all, and take so small a part of the time that a few workers need not wait. Of many series all
-workers share each window by rows of its distances. Where windows are dealt, frames are the same to the bit for any number of workers; where they
-share one, sums of its parts may round otherwise.
+With ``start="previous"`` every `key_every`-th window, a key, starts from the key before it, and each other window from the window before it. Workers
+make the chains from key to key at the same time (`_relay`), and then turn each to lie on the one before. Which windows are keys depends on their places
+alone, so frames are the same to the bit for any number of workers. Of many series all workers share each window by rows of its distances, and every
+window starts from the one before; there sums of its parts may round otherwise.
 """
 
 from __future__ import annotations
@@ -13,11 +11,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +41,9 @@ from tidemill.series._read import SeriesError, together
 from tidemill.series._relay import Base, Making, Past, Relay, make
 from tidemill.series._windows import Window
 
-__all__ = ["Embedder", "Frame", "embed"]
+__all__ = ["KEY_EVERY", "Embedder", "Frame", "embed"]
+
+N = TypeVar("N")
 
 #: With fewer points three dimensions say nothing.
 IDS_MIN = 4
@@ -57,6 +57,8 @@ ALONE_IDS_MAX = 2000
 _NEIGHBOURS = 5
 #: Points no farther from each other than this part of their coordinates are in one place, but for rounding.
 _ONE_PLACE = 1e-12
+#: Every so many windows one starts from the key before it.
+KEY_EVERY = 8
 #: Iterations that the embedding looks back on.
 _ACCELERATION = 3
 
@@ -108,10 +110,39 @@ class Frame:
     dropped: int
     caps_name: str = "capital"
 
+    def figures(self) -> dict[str, Any]:
+        """What a summary says of the frame, for JSON."""
+        return {
+            "time": self.window.label,
+            "ids": len(self.ids),
+            "stress": self.stress,
+            "alignment_fit": self.fit if math.isfinite(self.fit) else None,
+            "mean_distance": self.mean_distance,
+            "iterations": self.iterations,
+            "filled": self.filled,
+            "dropped": self.dropped,
+        }
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A frame that is not turned yet, and what turns it."""
+
+    frame: Frame
+    weight: Array
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A frame in its place, and where its window ended, before it was turned."""
+
+    frame: Frame
+    ended: Base
+
 
 @dataclass
 class Embedder:
-    """Makes frames of windows, each from where the one before was left; for panels that grow, else `embed` is enough.
+    """Makes frames of windows, each from where others before it were left; for panels that grow, else `embed` is enough.
 
     Parameters
     ----------
@@ -126,7 +157,11 @@ class Embedder:
     weighted : bool, default=True
         Whether pairs weigh as `weights` says, if the panel has `caps`.
     start : {"previous", "independent"}, default="previous"
-        From the solution of the window before, new ids between the nearest ones; or each from classical scaling of its own.
+        From the solution of a window before, new ids between the nearest ones; or each from classical scaling of its own.
+    key_every : int, default=8
+        With ``start="previous"``: every so many windows one is a key, which starts from the key before it; each other window starts from the
+        window before it. Workers make the windows from one key to the next at the same time. With 1 every window starts from the one before:
+        points move most smoothly, but more than three or four workers wait for each other. The number of workers does not change frames.
     align : {"previous", "first"}, default="previous"
         To which frame a frame is turned, by rotation, reflection and shift: the one before, or the first one.
     annealing : bool, default=False
@@ -143,6 +178,7 @@ class Embedder:
     with_references: bool | None = None
     weighted: bool = True
     start: Literal["previous", "independent"] = "previous"
+    key_every: int = KEY_EVERY
     align: Literal["previous", "first"] = "previous"
     annealing: bool = False
     max_iter: int = 300
@@ -153,7 +189,7 @@ class Embedder:
     communication_s: float = field(default=0.0, repr=False)
     #: Windows of which no frame was made, as fewer than four ids were there for most of it, or it has too few times to compare.
     left_out: list[Window] = field(default_factory=list, repr=False)
-    #: What the next window starts from and is aligned to: the frames before.
+    #: What the next window starts from and is aligned to.
     past: Past = field(default_factory=Past, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -161,20 +197,78 @@ class Embedder:
             raise SeriesError(f"start is 'previous' or 'independent', not {self.start!r}")
         if self.align not in ("previous", "first"):
             raise SeriesError(f"align is 'previous' or 'first', not {self.align!r}")
+        if self.key_every < 1:
+            raise SeriesError(f"key_every is at least 1, not {self.key_every}")
         check_missing(self.missing_max)
         check_length(self.kind, self.length)
         if self.with_references is None:
             self.with_references = why_no_references(self.kind, self.of, self.length) is None
 
     def frames(self, panel: Panel, windows: Iterable[Window]) -> Iterator[Frame]:
-        """Make a frame of each window, in their order. Collective, to its end.
+        """Make a frame of each window, in their order; every worker gets all of them. Collective, to its end.
 
         Raises
         ------
         SeriesError
             On every worker: distances that cannot be computed, no window has four ids, or one of `REFERENCES` is called like an id.
         """
-        comm = tidemill.init().comm
+        known = self.past.last is not None
+        wanted = self._wanted(panel, windows)
+        for window, placed in zip(wanted, self._made(panel, wanted, lambda _, placed: placed, True), strict=True):
+            aligned = None if placed is None else Base(placed.frame.ids, placed.frame.positions)
+            self.past = self.past.behind(None if placed is None else placed.ended, aligned, self._keys(panel))
+            if placed is None:
+                self.left_out.append(window)
+            else:
+                yield placed.frame
+        self._check_made(known or not wanted)
+
+    def each(self, panel: Panel, windows: Iterable[Window], finish: Callable[[int, Frame], N]) -> Iterator[N]:
+        """Make a frame of each window, and finish it where it was made: no worker gets the frames of others. Collective, to its end.
+
+        Parameters
+        ----------
+        panel : Panel
+        windows : iterable of Window
+        finish : callable
+            Called with the number of a frame, counted from the first of this `Embedder`, and the frame, on the worker that made it. What it
+            returns is sent to worker 0. Where all workers share each window, worker 0 alone calls it.
+
+        Yields
+        ------
+        what `finish` returned
+            On worker 0, in the order of windows; nothing on the others, which work until all is done.
+
+        Raises
+        ------
+        SeriesError
+            As `frames`; and where `finish` raised `ValueError` or `OSError`.
+        """
+        comm, known = tidemill.init().comm, self.past.last is not None
+        wanted = self._wanted(panel, windows)
+        made = self._made(panel, wanted, lambda number, placed: (finish(number, placed.frame),), False)
+        # Of a window without a frame there is nothing.
+        for window, finished in zip(wanted if comm.rank == 0 else (), made, strict=True):
+            if finished is None:
+                self.left_out.append(window)
+            else:
+                yield finished[0]
+        self._check_made(known or not wanted)
+
+    def news(self, panel: Panel, windows: Iterable[Window]) -> list[NDArray[np.str_]]:
+        """For the frame of each window that has one, the ids of its points that are in no frame before; references behind the others."""
+        times_min = self._times_min()
+        kept = panel.seen([one for one in windows if one.end - one.begin >= times_min], self.missing_max)
+        kept = kept[kept.sum(axis=1) >= IDS_MIN]
+        before = np.logical_or.accumulate(kept, axis=0)
+        kept[1:] &= ~before[:-1]
+        found = [panel.ids[new] for new in kept]
+        if self.with_references and found:
+            found[0] = np.concatenate([found[0], np.array(list(REFERENCES))])
+        return found
+
+    def _wanted(self, panel: Panel, windows: Iterable[Window]) -> list[Window]:
+        """The windows that are long enough; the others are left out."""
         taken = [name for name in REFERENCES if self.with_references and name in panel.ids]
         if taken:
             raise SeriesError(
@@ -190,51 +284,91 @@ class Embedder:
                 f"no window has {times_min} times, which {self.kind} of {self.of} needs, {self.left_out[-1].label} has "
                 f"{self.left_out[-1].end - self.left_out[-1].begin}; choose a longer window"
             )
-        made = 0
-        for window, frame in zip(wanted, self._made(comm, panel, wanted), strict=True):
-            if frame is None:
-                self.left_out.append(window)
-                continue
-            self.past = self.past.behind(Base(frame.ids, frame.positions))
-            made += 1
-            yield frame
-        if wanted and not made and self.past.last is None:
+        return wanted
+
+    def _check_made(self, fine: bool) -> None:
+        """Raise where there is no frame at all."""
+        if not fine and self.past.last is None:
             raise SeriesError(
                 f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
                 "choose a shorter window, or allow more (--missing)"
             )
+
+    def _is_shared(self, panel: Panel) -> bool:
+        """Whether all workers share each window."""
+        return self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX
+
+    def _keys(self, panel: Panel) -> int:
+        """Every how many windows one is a key: where all share each window, nobody waits for one."""
+        return 1 if self._is_shared(panel) else self.key_every
 
     def _times_min(self) -> int:
         """How many times a window has at least: of fewer than two numbers all series correlate alike."""
         compared = 1 if callable(self.kind) or self.kind == "euclidean" else 2
         return compared if callable(self.kind) or self.of == "values" else compared + 1
 
-    def _made(self, comm: Any, panel: Panel, wanted: list[Window]) -> Iterator[Frame | None]:
-        """What becomes of each window."""
-        if self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX:
-            timed = comm if comm.size == 1 else _Timed(comm, self)
-            for window in wanted:
-                yield make(self._frame(timed, panel, window), self.past)
+    def _made(
+        self, panel: Panel, wanted: list[Window], finish: Callable[[int, _Placed], N], everywhere: bool
+    ) -> Iterator[N | None]:
+        """What becomes of each window: on every worker if `everywhere`, else on worker 0, and the others yield nothing."""
+        comm = tidemill.init().comm
+        shared, key_every = self._is_shared(panel), self._keys(panel)
+        if comm.size > 1 and not shared:
+            relay: Relay[_Raw | None, _Placed, N] = Relay(
+                comm,
+                len(wanted),
+                self.past,
+                key_every=key_every,
+                chained=self.start == "previous",
+                begin=lambda number: self._frame(None, panel, wanted[number]),
+                settle=lambda past, raw: self._settled(past, raw, key_every),
+                finish=finish,
+                everywhere=everywhere,
+            )
+            try:
+                yield from relay.run()
+            finally:
+                self.communication_s += relay.waited_s
+            if not everywhere:
+                assert relay.past is not None, "the relay ran to its end"
+                self.past = relay.past
             return
-        if comm.size == 1:
-            for window in wanted:
-                making = self._frame(None, panel, window)
-                yield together(comm, partial(make, making, self.past))
-            return
-        relay = Relay(comm, len(wanted), self.past, lambda number: self._frame(None, panel, wanted[number]))
-        try:
-            yield from relay.run()
-        finally:
-            self.communication_s += relay.waited_s
+        timed = (comm if comm.size == 1 else _Timed(comm, self)) if shared else None
+        takes, past = everywhere or comm.rank == 0, self.past
+        for window in wanted:
+            making = self._frame(timed, panel, window)
+            start = past.start(key_every)
+            raw = make(making, start) if shared else together(comm, partial(make, making, start))
+            past, placed = self._settled(past, raw, key_every)
 
-    def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[Frame | None]:
-        """Cut, measure, embed and turn a window, by the workers of `comm`; None: by this one."""
+            def end(past: Past = past, placed: _Placed | None = placed) -> N | None:
+                return finish(past.frames - 1, placed) if takes and placed is not None else None
+
+            made = end() if everywhere else together(comm, end)
+            if not everywhere:
+                self.past = past
+            if takes:
+                yield made
+
+    def _settled(self, past: Past, raw: _Raw | None, key_every: int) -> tuple[Past, _Placed | None]:
+        """Turn a frame to lie on one before; and what is past behind it."""
+        if raw is None:
+            return past.behind(None, None, key_every), None
+        frame = raw.frame
+        ended = Base(frame.ids, frame.positions)
+        with self.phases.timed("align"):
+            base = past.first if self.align == "first" else past.last
+            positions, fit = _turned(frame.ids, frame.positions, base, raw.weight)
+        frame = replace(frame, positions=positions, fit=fit)
+        return past.behind(ended, Base(frame.ids, positions), key_every), _Placed(frame, ended)
+
+    def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[_Raw | None]:
+        """Cut, measure and embed a window, by the workers of `comm`; None: by this one."""
         with self.phases.timed("distances"):
             segment = panel.segment(window, self.missing_max)
         if len(segment.ids) < IDS_MIN:
-            past = yield True
-            assert past is not None, "a window is sent what is past"
-            yield past
+            yield True
+            yield None
             return None
         yield False
         with self.phases.timed("distances"):
@@ -258,36 +392,33 @@ class Embedder:
             acceleration=_ACCELERATION,
             random_state=self.random_state,
         )
-        # All that does not need the frame before is done before it is asked for.
+        # All that does not need the start is done before it is asked for.
         with self.phases.timed("embed"), using(comm), _naming(window, ids):
             # Distances of our own formulas are symmetric but for rounding, which may be much of series that hardly differ.
             prepared = model._prepare(active(), apart, weight, None if callable(self.kind) else ROUNDING)
             if self.start == "independent":
                 model.annealing = self.annealing
                 model._place(prepared, None)
-        past = yield True
-        assert past is not None, "a window is sent what is past"
+        start = yield True
         if self.start == "previous":
             with self.phases.timed("embed"):
-                init = _placed(comm, ids, own, apart, past.last)
+                init = _placed(comm, ids, own, apart, start)
                 model.annealing = self.annealing and init is None
                 model._place(prepared, init)
-        with self.phases.timed("align"):
-            base = past.first if self.align == "first" else past.last
-            positions, fit = _turned(ids, np.asarray(model.positions_, dtype=np.float64), base, weight)
+        positions = np.asarray(model.positions_, dtype=np.float64)
         # Whoever makes the next window may begin.
-        yield past.behind(Base(ids, positions))
+        yield Base(ids, positions)
         with self.phases.timed("compare"):
             heat, heat_max, mean = self._compare(comm, apart, model.positions_, own)
         first, last = values[0], values[-1]
-        return Frame(
+        frame = Frame(
             window=window,
             ids=ids,
             positions=positions,
             change=np.where(first > 0, last / np.where(first > 0, first, 1.0) - 1.0, np.nan),
             caps=caps,
             stress=float(model.normalized_stress_),
-            fit=fit,
+            fit=math.nan,
             mean_distance=mean,
             iterations=int(model.n_iter_),
             heat_map=heat,
@@ -296,6 +427,7 @@ class Embedder:
             dropped=segment.dropped,
             caps_name=panel.caps_name,
         )
+        return _Raw(frame, weight)
 
     def _points(self, panel: Panel, segment: Segment) -> tuple[NDArray[np.str_], Array, Array | None]:
         """Ids, values and caps of a window, references behind the others."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,12 @@ import tidemill
 from tidemill._progress import Phases
 from tidemill.dataset import DataSet
 from tidemill.series._distance import REFERENCES
-from tidemill.series._embed import Frame
+from tidemill.series._embed import Embedder, Frame
+from tidemill.series._panel import Panel
 from tidemill.series._read import KNOWN, SeriesError, Source, open_texts, plain_id, together
+from tidemill.series._windows import Window
 from tidemill.viz import FrameError, FrameWriter
+from tidemill.viz._write import FrameRecorder, Recorded
 
 __all__ = ["CHANGE_BINS", "ChangeBins", "FrameFolder", "Groups", "read_groups"]
 
@@ -150,7 +154,7 @@ def _some(names: list[str], most: int = 5) -> str:
 
 
 class FrameFolder:
-    """A folder of frames that ``tidemill view`` shows; every worker makes one, worker 0 writes.
+    """A folder of frames that ``tidemill view`` shows; every worker makes one, worker 0 puts files into the folder.
 
     Parameters
     ----------
@@ -165,6 +169,8 @@ class FrameFolder:
         Go on behind frames that are there.
     change_bins : sequence of float, default=(10, 20, 50)
         Edges of the bins of relative change, in percent, up and down alike. The shorter windows are, the smaller they should be.
+    lazily : bool, default=False
+        Make the folder, and replace what is in it, when the first frame is written.
 
     Raises
     ------
@@ -182,6 +188,7 @@ class FrameFolder:
         overwrite: bool = False,
         append: bool = False,
         change_bins: Sequence[float] = CHANGE_BINS,
+        lazily: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self._groups = groups or Groups()
@@ -194,19 +201,19 @@ class FrameFolder:
         self.phases = Phases()
         self._comm = tidemill.init().comm
 
-        def begin() -> FrameWriter | None:
-            if self._comm.rank != 0:
-                return None
+        #: The page begins with the first grouping; those that were asked for go before the bins.
+        self._categories = {
+            **dict.fromkeys(self._groups.groupings, ()),
+            self._own_name("change"): self._bins.names,
+        }
+
+        def open_folder() -> FrameWriter:
             try:
                 return FrameWriter(
                     self.folder,
                     title=title,
                     glyphs={**_REFERENCE_GLYPHS, **(glyphs or {})},
-                    # The page begins with the first grouping; those that were asked for go before the bins.
-                    categories={
-                        **dict.fromkeys(self._groups.groupings, ()),
-                        self._own_name("change"): self._bins.names,
-                    },
+                    categories=self._categories,
                     mode="a" if append else "w" if overwrite else "x",
                 )
             except FrameError as error:
@@ -216,7 +223,10 @@ class FrameFolder:
                     f"{self.folder} has frames already; --overwrite (overwrite=True) replaces them"
                 ) from error
 
-        self._writer = together(self._comm, begin)
+        self._open = open_folder
+        self._writer: FrameWriter | None = None
+        if not lazily:
+            self._writer = together(self._comm, lambda: open_folder() if self._comm.rank == 0 else None)
 
     def write(self, frame: Frame) -> None:
         """Write a frame behind the others. Collective.
@@ -232,7 +242,7 @@ class FrameFolder:
     def write_all(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         """Write frames as they come, and hand them on. Collective, to its end.
 
-        While worker 0 writes, the others go on to make frames.
+        Worker 0 alone writes, while the others go on to make frames; `embed_all` shares that work too.
 
         Raises
         ------
@@ -245,6 +255,52 @@ class FrameFolder:
                 self._meet()
             yield frame
         self._meet()
+
+    def embed_all(self, embedder: Embedder, panel: Panel, windows: Sequence[Window]) -> Iterator[dict[str, Any]]:
+        """Make a frame of each window and write it; the worker that makes a frame also makes its files. Collective, to its end.
+
+        Only files, of some 11 bytes a point, and figures go to worker 0, which puts them into the folder. Frames are those of
+        `Embedder.frames`, and the folder must have none before.
+
+        Yields
+        ------
+        dict
+            On worker 0 the figures of each frame, as `Frame.figures`, when it is in the folder; nothing on the others.
+
+        Raises
+        ------
+        SeriesError
+            On every worker: as `Embedder.each`, or a file cannot be written, at the end.
+        """
+        news = embedder.news(panel, windows)
+        recorder = FrameRecorder(categories=self._categories)
+        #: How many points are known with each frame.
+        known: list[int] = []
+        for ids in news:
+            self._name_points(recorder, ids)
+            known.append(recorder.points)
+
+        def make(number: int, frame: Frame) -> tuple[dict[str, Any], Recorded]:
+            with self.phases.timed("write"):
+                return frame.figures(), recorder.record(number, known[number], **self._columns(frame))
+
+        for figures, recorded in embedder.each(panel, windows, make):
+            if self._failure is None:
+                with self.phases.timed("write"):
+                    try:
+                        self._writer = self._writer or self._open()
+                        self._name_points(self._writer, news[recorded.number])
+                        self._writer.put(recorded)
+                    except (ValueError, OSError) as error:
+                        self._failure = error
+            yield figures
+        self._meet()
+
+    def _name_points(self, writer: FrameWriter, ids: NDArray[np.str_]) -> None:
+        # Not the bins of change, which are of a frame: what a point's first frame says of them is in that frame.
+        if len(ids):
+            groups, labels = self._said_of(ids)
+            writer.add_points(ids, labels=labels, groups=groups)
 
     def _meet(self) -> None:
         """Hear whether all could be written."""
@@ -259,30 +315,34 @@ class FrameFolder:
 
     def _put(self, frame: Frame) -> None:
         """Write a frame, on worker 0."""
-        if self._writer is None or self._failure is not None:
+        if self._comm.rank != 0 or self._failure is not None:
             return
         with self.phases.timed("write"):
             try:
-                self._write(self._writer, frame)
+                self._writer = self._writer or self._open()
+                if self._said is None or not np.array_equal(self._said[0], frame.ids):
+                    self._name_points(self._writer, frame.ids)
+                self._writer.write_frame(**self._columns(frame))
             except (ValueError, OSError) as error:
                 self._failure = error
 
-    def _write(self, writer: FrameWriter, frame: Frame) -> None:
+    def _columns(self, frame: Frame) -> dict[str, Any]:
+        """What a frame is to a `FrameWriter`."""
         groups, labels = self._said_of(frame.ids)
         values = {self._own_name("change in %"): 100 * frame.change}
         if frame.caps is not None:
             values[self._own_name(frame.caps_name)] = frame.caps
-        writer.write_frame(
-            frame.positions,
-            ids=frame.ids,
-            time=frame.window.label,
-            labels=labels,
-            groups={**groups, self._own_name("change"): self._bins.of(frame.change)},
-            values=values,
-            metrics={"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
-            heat_map=frame.heat_map,
-            heat_map_range=[[0, frame.heat_max], [0, frame.heat_max]],
-        )
+        return {
+            "positions": frame.positions,
+            "ids": frame.ids,
+            "time": frame.window.label,
+            "labels": labels,
+            "groups": {**groups, self._own_name("change"): self._bins.of(frame.change)},
+            "values": values,
+            "metrics": {"stress": frame.stress, "alignment fit": frame.fit, "mean distance": frame.mean_distance},
+            "heat_map": frame.heat_map,
+            "heat_map_range": [[0, frame.heat_max], [0, frame.heat_max]],
+        }
 
     def _own_name(self, name: str) -> str:
         """What a column that is added is called: another one if the groups have one of its name."""

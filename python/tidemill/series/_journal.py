@@ -1,7 +1,7 @@
 """What following needs to go on where it was: beside the frames, what each of them was made of, and the last positions to the bit.
 
 ``following.jsonl`` begins with the options, and has a line for each frame: its figures, and a fingerprint of all rows up to the end of its window.
-``following.npz`` has what the next frame is started from and aligned to. Both are written before the frame is, so that a worker that is
+``following.npz`` has what the next frames are started from and aligned to. Both are written before the frame is, so that a worker that is
 killed in between leaves at most one line too many, and what was before that is kept too. Worker 0 alone calls all this.
 """
 
@@ -22,6 +22,8 @@ from tidemill.viz import FrameError, FrameReader
 __all__ = ["Journal", "Standing"]
 
 LINES, STATE = "following.jsonl", "following.npz"
+#: What a `Past` has of frames.
+_BASES = ("first", "last", "key", "before")
 
 
 @dataclass
@@ -59,7 +61,9 @@ class Journal:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         arrays: dict[str, Any] = {"frames": np.array(self._frames + 1)}
         for when, known in (("before", self._past), ("after", past)):
-            for which, base in (("first", known.first), ("last", known.last)):
+            arrays[f"{when}_counts"] = np.array([known.windows, known.frames])
+            for which in _BASES:
+                base = getattr(known, which)
                 if base is not None:
                     arrays |= {f"{when}_{which}_ids": base.ids, f"{when}_{which}_positions": base.positions}
         made = self._folder / f".{STATE}"
@@ -98,9 +102,11 @@ class Journal:
                 if ahead not in (0, 1) or len(lines) < count:
                     raise SeriesError(doubt)
                 when = "after" if ahead == 0 else "before"
-                first, last = (
-                    Base(arrays[f"{when}_{which}_ids"], arrays[f"{when}_{which}_positions"])
-                    for which in ("first", "last")
+                windows, frames = arrays[f"{when}_counts"].tolist()
+                past = Past(
+                    windows,
+                    frames,
+                    *(Base(arrays[f"{when}_{which}_ids"], arrays[f"{when}_{which}_positions"]) for which in _BASES),
                 )
         except SeriesError:
             raise
@@ -111,5 +117,5 @@ class Journal:
         made = path.with_name(f".{LINES}")
         made.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]), encoding="utf-8")
         made.replace(path)
-        self._frames, self._past = count, Past(first, last)
+        self._frames, self._past = count, past
         return Standing(lines, self._past)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,17 @@ class Panel:
         if not len(self.times):
             return f"Panel of {len(self.ids)} series without times"
         return f"Panel of {len(self.ids)} series at {len(self.times)} times, {label(self.times[0])} to {label(self.times[-1])}"
+
+    def seen(self, windows: Sequence[Window], missing_max: float = 0.05) -> NDArray[np.bool_]:
+        """Say which series are in the segment of each window: (windows, n)."""
+        check_missing(missing_max)
+        # Missing values up to each time.
+        missing = np.zeros((len(self.times) + 1, len(self.ids)), np.int32)
+        np.cumsum(np.isnan(self.values), axis=0, out=missing[1:])
+        begin, end = (np.array([getattr(one, name) for one in windows], np.intp) for name in ("begin", "end"))
+        inside, length = missing[end] - missing[begin], (end - begin)[:, None]
+        kept: NDArray[np.bool_] = (inside < length) & (inside <= missing_max * length)
+        return kept
 
     def segment(self, window: Window, missing_max: float = 0.05) -> Segment:
         """Cut out what a window sees: the series that are there for most of it, without gaps.
@@ -133,10 +145,15 @@ def check_missing(missing_max: float) -> None:
 
 def fill(rows: Array) -> Array:
     """Fill gaps in rows (n, w), each with at least one value: with the value before, at the beginning with the first one."""
-    if not np.isnan(rows).any():
+    gaps = np.isnan(rows).any(axis=1)
+    if not gaps.any():
         return rows
-    there = ~np.isnan(rows)
+    filled = rows.copy()
+    # Few series have a gap, and what follows takes longer than all else that is done to cut a window out.
+    some = rows[gaps]
+    there = ~np.isnan(some)
     # For each place the last one that has a value; before the first of them, the first.
-    last = np.maximum.accumulate(np.where(there, np.arange(rows.shape[1]), -1), axis=1)
+    last = np.maximum.accumulate(np.where(there, np.arange(some.shape[1]), -1), axis=1)
     last = np.where(last < 0, there.argmax(axis=1)[:, None], last)
-    return np.take_along_axis(rows, last, axis=1)
+    filled[gaps] = np.take_along_axis(some, last, axis=1)
+    return filled

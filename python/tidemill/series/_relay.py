@@ -1,22 +1,29 @@
-"""What goes from one window's frame to the next, handed from worker to worker as windows are dealt to them one by one; and the frames, which
-all get from whoever made them, as they are made.
+"""Windows become frames on several workers, which hand on what one window needs of those before it.
 
-A worker does not wait for what has not come while it has other work. A turn goes before all else, as the next window waits for it; then comes the
-window of its own next turn, then the end of those that have had theirs, then a frame given out. Who gives out frames slowly, as worker 0 does
-that writes them, is not overrun: every worker has its turns, nobody gets further ahead of one than to its next, and whoever has some frames to
-give out takes no turn until they are gone.
+Every `key_every`-th window is a *key*: it starts from the key before it. Each other window starts from the window before it. A key and the windows
+up to the next one are a chain, and chains are dealt to the workers in turn, so that each worker has a chain of its own to work on. Two things go from
+chain to chain: where its key ended, as soon as it did, for the next key; and, when all of its windows are done, the last frame, which the next chain's
+first frame is turned to lie on. Both are short, and the second costs no embedding. Which window is a key depends on its place alone, so any number of
+workers makes the same frames.
 
-When a window fails, all frames before it still come, and then why it failed: every worker raises at the same place, and nobody waits for a frame
+A frame that is in its place is finished by the worker that made it, and what comes of that goes to all workers or to worker 0 only.
+
+A worker does not wait for a message while it has other work. What others wait for comes first: chains that can be turned, then a key. Where frames go
+to all workers, one that takes them slowly is not overrun: it turns no chain while it has frames to give out, and the others cannot get further than to
+its next chain.
+
+When a window fails, all frames before it still come, and then why it failed: every worker raises the same error, and nobody waits for a frame
 that does not come.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -27,81 +34,115 @@ from tidemill.series._read import SeriesError
 
 __all__ = ["Base", "Making", "Past", "Relay", "make", "owner"]
 
-T = TypeVar("T")
+M = TypeVar("M")
+F = TypeVar("F")
+N = TypeVar("N")
 
-#: Windows that a worker has begun and not ended, each with its distances in memory.
+#: Chains that a worker has begun and not turned yet.
 _BEGUN_MAX = 3
-#: With so many frames to give out a worker takes no turn; with fewer it does, so that who gives out slowly does not hold up others at once.
+#: With so many frames to give out a worker takes on nothing new; with fewer it does what others wait for first.
 _MADE_MAX = 4
-#: Once in so many windows worker 0 is left out, as it writes the frames: of its time that takes about such a part.
-_WRITING = 10
+#: Once in so many chains worker 0 is left out, as it writes the frames: that takes about such a part of the time.
+_WRITING = 60
 
 
 @dataclass(frozen=True)
 class Base:
-    """What a frame is started from or aligned to."""
+    """What a window is started from, or its frame aligned to."""
 
     ids: NDArray[np.str_]
-    #: (n, 3), aligned.
+    #: (n, 3)
     positions: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Past:
-    """The frames before a window that it needs: the first of all, and the last one."""
+    """What a window needs of those before it."""
 
+    #: Windows so far, and how many of them have a frame.
+    windows: int = 0
+    frames: int = 0
+    #: The first frame of all, and the last one, aligned: the next is aligned to one of them.
     first: Base | None = None
     last: Base | None = None
+    #: Where the last key and the last window ended, before they were turned: the next starts from one of them.
+    key: Base | None = None
+    before: Base | None = None
 
-    def behind(self, base: Base) -> Past:
-        """What is past behind one more frame."""
-        return Past(self.first or base, base)
+    def start(self, key_every: int) -> Base | None:
+        """Where the next window starts."""
+        return self.key if self.windows % key_every == 0 else self.before
+
+    def behind(self, ended: Base | None, aligned: Base | None, key_every: int) -> Past:
+        """What is past behind one more window, with where it ended and its frame; None where it has no frame."""
+        start = self.start(key_every)
+        return Past(
+            windows=self.windows + 1,
+            frames=self.frames + (aligned is not None),
+            first=self.first or aligned,
+            last=aligned or self.last,
+            key=(ended or start) if self.windows % key_every == 0 else self.key,
+            before=ended or start,
+        )
 
 
-#: A window in the making: yields False where it may be left for a turn of another, True when it needs what is past, is sent that, yields what
-#: is past for the next, and goes on to its end.
-Making = Generator[bool | Past, Past | None, T]
+#: A window in the making: yields False where it may be left for other work, True when it needs its start, is sent that, yields where it ended
+#: (None if it has no frame), and goes on to its end.
+Making = Generator["bool | Base | None", "Base | None", M]
 
 
-def make(making: Making[T], past: Past) -> T:
+def make(making: Making[M], start: Base | None) -> M:
     """Make one window by itself."""
     while not next(making):
         pass
-    making.send(past)
+    making.send(start)
     return _end(making)
 
 
-def _end(making: Making[T]) -> T:
+def _end(making: Making[M]) -> M:
     try:
         next(making)
     except StopIteration as stop:
-        result: T = stop.value
+        result: M = stop.value
         return result
-    raise AssertionError("a window yields after what is past for the next")
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """Why there is no frame of a window."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """What is past, for whoever makes the next window."""
-
-    past: Past
+    raise AssertionError("a window yields after it has said where it ended")
 
 
 def owner(number: int, size: int) -> int:
-    """Whose window it is. Every worker has some, so that nobody can get far ahead of one."""
+    """Whose chain it is. Every worker has some, so that nobody can get far ahead of one."""
     length = max(2, -(-_WRITING // size)) * size - 1
     return (number % length + 1) % size
 
 
-class Relay(Generic[T]):
-    """`count` windows, dealt in turn to several workers, worker 1 first. Every worker makes one. Collective.
+@dataclass
+class _Chain(Generic[M]):
+    """A key and the windows up to the next one."""
+
+    number: int
+    #: Its windows, `end` exclusive.
+    begin: int
+    end: int
+    #: Where its next window starts.
+    start: Base | None = None
+    made: list[M] = field(default_factory=list)
+    #: Its next window, and how far it is: "" (not begun), "measuring", "ready" for its start, or "placed".
+    making: Making[M] | None = None
+    stage: str = ""
+    #: Why its next window failed.
+    failure: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.failure is not None or self.begin + len(self.made) == self.end
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether its first window has been placed."""
+        return bool(self.made) or self.stage == "placed" or self.failure is not None
+
+
+class Relay(Generic[M, F, N]):
+    """`count` windows, made by several workers. Every worker makes one. Collective.
 
     Parameters
     ----------
@@ -109,59 +150,106 @@ class Relay(Generic[T]):
     count : int
     past : Past
         Before the first window; the same on every worker.
+    key_every : int
+        Which windows are keys, counted from the first of all.
+    chained : bool
+        Whether windows start from others.
     begin : callable
         Begins to make a window, by its number.
+    settle : callable
+        Gets what is past and what was made of a window; returns what is past behind it, and its frame or None. Called in order.
+    finish : callable
+        Gets the number of a frame and the frame, on the worker that made it; returns what is given out.
+    everywhere : bool
+        Whether all workers give that out, or worker 0 alone.
     """
 
-    def __init__(self, comm: Any, count: int, past: Past, begin: Callable[[int], Making[T]]) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        count: int,
+        past: Past,
+        *,
+        key_every: int,
+        chained: bool,
+        begin: Callable[[int], Making[M]],
+        settle: Callable[[Past, M], tuple[Past, F | None]],
+        finish: Callable[[int, F], N],
+        everywhere: bool,
+    ) -> None:
         # Messages of its own: what is left of a relay that was not run to its end is never taken for another's.
         self._comm = comm.Dup()
-        self._count, self._begin = count, begin
-        #: What is past, and the window that it is for.
-        self._past, self._turn = past, 0
-        self._left = deque(number for number in range(count) if owner(number, comm.size) == comm.rank)
-        #: The window that is on its way to where it needs what is past.
-        self._young: tuple[int, Making[T]] | None = None
-        #: Windows that wait for their turn; and those that have had it, but for their end.
-        self._ready: deque[tuple[int, Making[T]]] = deque()
-        self._passed: deque[tuple[int, Making[T]]] = deque()
-        #: What has been made of windows, here or elsewhere, and not been given out yet.
-        self._made: dict[int, T | _Failed] = {}
+        self._count, self._begin, self._settle, self._finish = count, begin, settle, finish
+        self._chained, self._everywhere = chained, everywhere
+        self._takes = everywhere or comm.rank == 0
+        ends = [end for end in range(1, count) if (past.windows + end) % key_every == 0]
+        chains: list[_Chain[M]] = [
+            _Chain(number, begin, end)
+            for number, (begin, end) in enumerate(zip([0, *ends], [*ends, count], strict=True))
+        ]
+        self._chains = len(chains)
+        self._left = deque(chain for chain in chains if owner(chain.number, comm.size) == comm.rank)
+        #: Chains that were begun and not turned yet.
+        self._begun: deque[_Chain[M]] = deque()
+        #: Where the keys of chains start, and what is past before chains, as far as this worker has been told.
+        self._starts: dict[int, Base | None] = {0: past.start(key_every)}
+        if past.windows % key_every:
+            # The key of the first chain was made before.
+            self._starts[1] = past.key
+        self._pasts: dict[int, Past] = {0: past}
+        #: Frames in their place that are to be finished: the window, the number among frames, the frame.
+        self._turned: deque[tuple[int, int, F | None]] = deque()
+        #: What has come of windows, here or elsewhere, and was not given out yet.
+        self._made: dict[int, N | None] = {}
+        #: The first window that is known to have failed, and why.
+        self._failed: tuple[int, str] | None = None
         self._sent: list[Any] = []
+        #: What is past behind the last window; None until it is known.
+        self.past: Past | None = None if count else past
         #: How long this worker has had nothing to do but to wait.
         self.waited_s = 0.0
+        #: Messages that this worker has sent, by kind, and their bytes.
+        self.sent: dict[str, tuple[int, int]] = {}
 
-    def run(self) -> Iterator[T]:
-        """Make this worker's windows, and give out what is made of all, in order.
+    def run(self) -> Iterator[N | None]:
+        """Make this worker's windows, and give out what comes of all, in order; None of a window without a frame.
+
+        Where frames go to worker 0 only, the others give out nothing, and are done when all windows are.
 
         Raises
         ------
         SeriesError
-            A window raised `ValueError` or `OSError`; on every worker, behind the windows before it.
+            A window, or finishing its frame, raised `ValueError` or `OSError`; on every worker, behind the windows before it.
         """
         try:
-            for number in range(self._count):
-                while True:
+            for number in range(self._count if self._takes else 0):
+                while not self._is_lost(number):
                     self._take_in()
                     if number in self._made and (len(self._made) >= _MADE_MAX or not self._is_urgent()):
                         break
                     # Whoever waits must have looked at all that it has taken in: what has come does not come again.
-                    if not self._work():
+                    if not self._is_lost(number) and not self._work():
                         self._wait()
-                made = self._made.pop(number)
-                if isinstance(made, _Failed):
-                    self._part()
-                    raise SeriesError(made.message)
-                yield made
+                if self._is_lost(number):
+                    break
+                yield self._made.pop(number)
+            while True:
+                self._take_in()
+                if self._is_over():
+                    break
+                if not self._work():
+                    self._wait()
             self._part()
         finally:
             self._leave()
 
     def _part(self) -> None:
-        """Wait until all have come to the end: whoever ends its program before would leave others without what it has sent."""
+        """Wait until all have come to the end, as what a worker has sent may be lost when its program ends; and fail if one has failed."""
         begin = time.perf_counter()
-        self._comm.Barrier()
+        failed = [one for one in self._comm.allgather(self._failed) if one is not None]
         self.waited_s += time.perf_counter() - begin
+        if failed:
+            raise SeriesError(min(failed)[1])
 
     def _leave(self) -> None:
         """Leave nothing behind, also where frames are not taken to their end, or something has failed; without waiting for others."""
@@ -171,6 +259,125 @@ class Relay(Generic[T]):
                 self._comm.recv()
             self._comm.Free()
 
+    # --- what there is to do ---------------------------------------------------------------------------------------------
+    def _is_lost(self, number: int) -> bool:
+        """Whether nothing will come of a window, as it or one before it has failed."""
+        return self._failed is not None and number >= self._failed[0]
+
+    def _is_over(self) -> bool:
+        """Whether others need nothing more of this worker, nor it of them."""
+        if self._turned or (self._failed is None and self.past is None):
+            return False
+        return not self._begun and not self._left
+
+    def _is_due(self) -> bool:
+        """Whether a chain can be turned."""
+        return bool(self._begun) and self._begun[0].is_done and self._begun[0].number in self._pasts
+
+    def _may_begin(self) -> bool:
+        """Whether a chain can be begun: others wait for its key."""
+        if not self._left or len(self._begun) >= _BEGUN_MAX:
+            return False
+        return not self._chained or self._left[0].number in self._starts
+
+    def _may_measure(self) -> bool:
+        """Whether the next chain's first window can be taken further to where it needs its start."""
+        if not self._left or len(self._begun) >= _BEGUN_MAX:
+            return False
+        return self._left[0].failure is None and self._left[0].stage != "ready"
+
+    def _is_urgent(self) -> bool:
+        """Whether others wait for what this worker could do, or will."""
+        return self._is_due() or self._may_begin()
+
+    def _work(self) -> bool:
+        """Do one thing, what others wait for first; False if there is nothing to do."""
+        if self._is_due():
+            self._turn(self._begun.popleft())
+        elif self._may_begin():
+            self._open(self._left[0])
+        elif self._turned:
+            self._end_one()
+        elif (chain := next((chain for chain in self._begun if not chain.is_done), None)) is not None:
+            self._step(chain)
+        elif self._may_measure():
+            # Nothing else to do until its start comes.
+            self._step(self._left[0])
+        else:
+            return False
+        return True
+
+    def _open(self, chain: _Chain[M]) -> None:
+        """Begin a chain: place its key."""
+        chain.start = self._starts.pop(chain.number) if self._chained else None
+        while not chain.is_begun:
+            self._step(chain)
+        # Of a key that failed nobody hears before this chain has its turn.
+        self._begun.append(self._left.popleft())
+
+    def _step(self, chain: _Chain[M]) -> None:
+        """Take the next window of a chain a step further."""
+        number = chain.begin + len(chain.made)
+        try:
+            if chain.making is None:
+                chain.making, chain.stage = self._begin(number), "measuring"
+            if chain.stage == "measuring":
+                if next(chain.making):
+                    chain.stage = "ready"
+            elif chain.stage == "ready":
+                ended = chain.making.send(chain.start)
+                chain.stage = "placed"
+                assert not isinstance(ended, bool), "a window says where it ended"
+                chain.start = ended or chain.start
+                following = chain.number + 1
+                if self._chained and not chain.made and following < self._chains and following not in self._starts:
+                    self._send(owner(following, self._comm.size), "key", following, chain.start)
+            else:
+                chain.made.append(_end(chain.making))
+                chain.making, chain.stage = None, ""
+        except (ValueError, OSError) as error:
+            chain.failure = str(error)
+
+    def _turn(self, chain: _Chain[M]) -> None:
+        """Put the windows of a chain behind those before it, and hand on what is past."""
+        past, number = self._pasts.pop(chain.number), chain.begin
+        failure = chain.failure
+        for made in chain.made:
+            try:
+                past, frame = self._settle(past, made)
+            except (ValueError, OSError) as error:
+                failure = str(error)
+                break
+            self._turned.append((number, past.frames - 1, frame))
+            number += 1
+        if failure is not None:
+            self._fail(number, failure)
+        elif chain.number + 1 == self._chains:
+            self.past = past
+            self._send_all("end", number, past)
+        else:
+            self._send(owner(chain.number + 1, self._comm.size), "past", chain.number + 1, past)
+
+    def _end_one(self) -> None:
+        """Finish a frame, and tell who gives it out."""
+        number, place, frame = self._turned.popleft()
+        try:
+            made = None if frame is None else self._finish(place, frame)
+        except (ValueError, OSError) as error:
+            self._fail(number, str(error))
+            return
+        if self._takes:
+            self._made[number] = made
+        if self._everywhere:
+            self._send_all("frame", number, made)
+        elif self._comm.rank != 0:
+            self._send(0, "frame", number, made)
+
+    def _fail(self, number: int, why: str) -> None:
+        self._send_all("failed", number, why)
+        self._note("failed", number, why)
+
+    # --- messages --------------------------------------------------------------------------------------------------------
     def _take_in(self) -> None:
         """Receive all that has come."""
         while self._comm.iprobe():
@@ -181,89 +388,41 @@ class Relay(Generic[T]):
         self._receive()
         self.waited_s += time.perf_counter() - begin
 
-    def _is_due(self) -> bool:
-        """Whether it is this worker's turn."""
-        return bool(self._ready) and self._ready[0][0] == self._turn
-
-    def _is_urgent(self) -> bool:
-        """Whether others wait for this worker's turn, or will."""
-        return self._is_due() or (not self._ready and self._may_begin())
-
-    def _work(self) -> bool:
-        """Do one thing, what others wait for first; False if there is nothing to do."""
-        if self._is_due():
-            self._attempt(self._ready.popleft(), self._pass)
-        elif self._passed and (self._ready or not self._may_begin()):
-            self._attempt(self._passed.popleft(), self._finish)
-        elif self._may_begin():
-            young, self._young = self._young or self._next(), None
-            self._attempt(young, self._grow)
-        else:
-            return False
-        return True
-
-    def _attempt(self, window: tuple[int, Making[T]], step: Callable[[int, Making[T]], None]) -> None:
-        """Take a window a step further; if that fails, tell everybody."""
-        number, making = window
-        try:
-            step(number, making)
-        except (ValueError, OSError) as error:
-            self._tell(number, _Failed(str(error)))
-
-    def _may_begin(self) -> bool:
-        """Whether there is a window to begin, or to take further to where it needs what is past."""
-        begun = len(self._ready) + len(self._passed)
-        return self._young is not None or (bool(self._left) and begun < _BEGUN_MAX)
-
-    def _next(self) -> tuple[int, Making[T]]:
-        number = self._left.popleft()
-        return number, self._begin(number)
-
-    def _grow(self, number: int, making: Making[T]) -> None:
-        """A part of the way to where a window needs what is past."""
-        if next(making):
-            self._ready.append((number, making))
-        else:
-            self._young = number, making
-
-    def _pass(self, number: int, making: Making[T]) -> None:
-        """A window has its turn, and hands it on."""
-        past = making.send(self._past)
-        assert isinstance(past, Past), "what is past for the next"
-        self._past, self._turn = past, number + 1
-        if self._turn < self._count:
-            self._send(owner(self._turn, self._comm.size), self._turn, _Turn(past))
-        self._passed.append((number, making))
-
-    def _finish(self, number: int, making: Making[T]) -> None:
-        self._tell(number, _end(making))
-
     def _receive(self) -> None:
-        number, what = self._comm.recv()
-        if isinstance(what, _Turn):
-            self._past, self._turn = what.past, number
-        else:
-            self._note(number, what)
+        self._note(*pickle.loads(self._comm.recv()))
 
-    def _tell(self, number: int, made: T | _Failed) -> None:
-        """Tell everybody what has been made of a window."""
-        for worker in range(self._comm.size):
-            self._send(worker, number, made)
-        self._note(number, made)
-
-    def _send(self, worker: int, number: int, what: object) -> None:
-        if worker != self._comm.rank:
-            # Whoever gets it may be busy with a window of its own: nobody waits for that.
-            self._sent = [request for request in self._sent if not request.test()[0]]
-            self._sent.append(self._comm.isend((number, what), dest=worker))
-
-    def _note(self, number: int, made: T | _Failed) -> None:
-        self._made[number] = made
-        if isinstance(made, _Failed):
+    def _note(self, kind: str, number: int, what: Any) -> None:
+        """Take in a message: of a chain ("key", "past") or of a window."""
+        if kind == "key":
+            self._starts[number] = what
+        elif kind == "past":
+            self._pasts[number] = what
+        elif kind == "frame":
+            self._made[number] = what
+        elif kind == "end":
+            self.past = what
+        elif self._failed is None or number < self._failed[0]:
+            self._failed = number, what
             # Nobody will ask for what is behind it, but for what is before.
-            self._left = deque(other for other in self._left if other < number)
-            self._ready, self._passed = (
-                deque(window for window in some if window[0] < number) for some in (self._ready, self._passed)
-            )
-            if self._young is not None and self._young[0] > number:
-                self._young = None
+            self._left = deque(chain for chain in self._left if chain.begin < number)
+            self._begun = deque(chain for chain in self._begun if chain.begin < number)
+            self._turned = deque(one for one in self._turned if one[0] < number)
+
+    def _send(self, worker: int, kind: str, number: int, what: object) -> None:
+        """Send a message to a worker, which may be this one."""
+        if worker == self._comm.rank:
+            self._note(kind, number, what)
+        else:
+            self._send_bytes([worker], kind, pickle.dumps((kind, number, what), pickle.HIGHEST_PROTOCOL))
+
+    def _send_all(self, kind: str, number: int, what: object) -> None:
+        """Send a message to all other workers."""
+        others = [worker for worker in range(self._comm.size) if worker != self._comm.rank]
+        self._send_bytes(others, kind, pickle.dumps((kind, number, what), pickle.HIGHEST_PROTOCOL))
+
+    def _send_bytes(self, workers: list[int], kind: str, message: bytes) -> None:
+        # Whoever gets it may be busy with a window of its own: nobody waits for that.
+        self._sent = [request for request in self._sent if not request.test()[0]]
+        self._sent += [self._comm.isend(message, dest=worker) for worker in workers]
+        count, size = self.sent.get(kind, (0, 0))
+        self.sent[kind] = count + len(workers), size + len(workers) * len(message)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ __all__ = [
     "tensor_parts",
     "unpack_codes",
     "unpack_texts",
+    "write_parts",
     "write_tensors",
 ]
 
@@ -71,10 +72,15 @@ class Busy(FrameError):
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Write a file of tensors. It appears whole or not at all."""
+    write_parts(path, tensor_parts(tensors))
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file of these bytes. It appears whole or not at all."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with made.open("wb") as file:
-            file.writelines(tensor_parts(tensors))
+            file.writelines(parts)
         made.replace(path)
     except BaseException:
         made.unlink(missing_ok=True)

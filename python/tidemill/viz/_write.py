@@ -9,6 +9,7 @@ import secrets
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from tidemill.viz import _format, _selections
 from tidemill.viz._format import FORMAT, INDEX, MISSING, VERSION, FrameError
 from tidemill.viz._read import FrameReader
 
-__all__ = ["GLYPHS", "OURS", "FrameWriter", "check_size"]
+__all__ = ["GLYPHS", "OURS", "FrameRecorder", "FrameWriter", "Recorded", "check_size"]
 
 #: How a chosen point may be drawn.
 GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
@@ -94,6 +95,18 @@ class FrameWriter:
                 raise ValueError(f"a glyph is one of {', '.join(GLYPHS)}, not {glyph!r}")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._set_up(categories or {})
+        exists = (self.folder / INDEX).exists()
+        if exists and mode == "x":
+            raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" goes on behind them')
+        if exists and mode == "a":
+            self._resume()
+        else:
+            self._begin(title, axes, glyphs or {})
+        self._know(categories or {})
+
+    def _set_up(self, categories: Mapping[str, Sequence[str]]) -> None:
+        """Begin without points, frames and categories; `categories` are those that will be known."""
         self._rows: dict[str, int] = {}
         #: Points known so far. If they have no ids of their own, `_rows` stays empty.
         self._known = 0
@@ -106,7 +119,7 @@ class FrameWriter:
         #: The names of all values so far.
         self._values: set[str] = set()
         #: Groupings whose categories have an order, as bins have.
-        self._ordered = {grouping for grouping, names in (categories or {}).items() if names}
+        self._ordered = {grouping for grouping, names in categories.items() if names}
         #: How many of the categories the index has.
         self._told: dict[str, int] = {}
         #: The category that each point had when it was first seen, for each grouping.
@@ -118,15 +131,11 @@ class FrameWriter:
         #: Of frames that were replaced, the groups that readers had made: names of them by id, for points that have not come yet.
         self._carried: dict[str, list[str]] = {}
         self._carried_named = True
-        self._check_names("categories", categories or {}, {})
-        exists = (self.folder / INDEX).exists()
-        if exists and mode == "x":
-            raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" goes on behind them')
-        if exists and mode == "a":
-            self._resume()
-        else:
-            self._begin(title, axes, glyphs or {})
-        for grouping, names in (categories or {}).items():
+        self._check_names("categories", categories, {})
+
+    def _know(self, categories: Mapping[str, Sequence[str]]) -> None:
+        """Take in categories behind those that are known."""
+        for grouping, names in categories.items():
             known = self._categories.setdefault(grouping, {})
             for name in names:
                 known.setdefault(name, len(known))
@@ -229,8 +238,7 @@ class FrameWriter:
             not in the frame, a name that is both a grouping and a value, or a grouping called ``my groups``, as the page calls those of its
             readers. Nothing is written then.
         """
-        if not (self.folder / INDEX).exists():
-            raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
+        self._check_there()
         place = f"frame {self._frames}"
         where = np.asarray(positions, dtype=np.float64)
         if where.ndim != 2 or where.shape[1] not in (2, 3):
@@ -291,9 +299,9 @@ class FrameWriter:
             tensors["heat_map"] = heat
         if lines is not None and (self._last_edges is None or not np.array_equal(lines, self._last_edges[1])):
             self._last_edges = (f"edges-{self._frames:06}.safetensors", lines)
-            _format.write_tensors(self.folder / self._last_edges[0], {"edges": lines})
+            self._store(self._last_edges[0], {"edges": lines})
         file = f"frame-{self._frames:06}.safetensors"
-        _format.write_tensors(self.folder / file, tensors)
+        self._store(file, tensors)
         sample = self._sample(tensors, rows) if count > SAMPLE_FROM else None
         line: dict[str, Any] = {
             "kind": "frame",
@@ -322,6 +330,55 @@ class FrameWriter:
             line["metrics"] = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
         self._append(line)
         self._frames += 1
+
+    def add_points(
+        self,
+        ids: Sequence[Any] | NDArray[Any],
+        *,
+        labels: Sequence[str] | NDArray[Any] | None = None,
+        groups: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
+        """Name points before the first frame that has them; those that are known stay as they are.
+
+        Parameters
+        ----------
+        ids, labels, groups
+            As for `write_frame`. In a grouping that is left out the points have no category until a frame says otherwise.
+        """
+        count = len(ids)
+        groupings = {name: self._texts("the points", name, column, count) for name, column in (groups or {}).items()}
+        self._categories |= {name: known for name, (_, known) in groupings.items()}
+        rows, names = self._find("the points", ids, count)
+        codes = {name: codes for name, (codes, _) in groupings.items()}
+        self._add_points(names, rows, rows >= self._known, labels, codes)
+        if names is not None:
+            self._last = (np.array(ids), rows)
+
+    @property
+    def points(self) -> int:
+        """Points that are known."""
+        return self._known
+
+    def put(self, recorded: Recorded) -> None:
+        """Write a frame that a `FrameRecorder` has made behind the others.
+
+        Raises
+        ------
+        FrameError
+            The frame has another number than the next one, or the folder has lost its index.
+        """
+        self._check_there()
+        if recorded.number != self._frames:
+            raise FrameError(f"frame {recorded.number} was made to be put behind as many, and there are {self._frames}")
+        for name, data in recorded.files:
+            _format.write_parts(self.folder / name, [data])
+        for line in recorded.lines:
+            self._append_text(line)
+        self._frames += 1
+
+    def _check_there(self) -> None:
+        if not (self.folder / INDEX).exists():
+            raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
 
     def _check_names(self, place: str, groups: Collection[str], values: Collection[str]) -> None:
         """Refuse names of groupings and values that the page could not tell apart."""
@@ -375,7 +432,7 @@ class FrameWriter:
         for name, codes in self._codes.items():
             part.setdefault(f"group.{name}", self._packed(name, codes[rows[taken]]))
         file = f"sample-{self._frames:06}.safetensors"
-        _format.write_tensors(self.folder / file, part)
+        self._store(file, part)
         return {"file": file, "count": int(taken.sum()), "strata": strata, "of": _STRATA}
 
     def _edges(self, place: str, edges: Any, rows: NDArray[np.int64], names: list[str] | None) -> NDArray[np.uint32]:
@@ -461,7 +518,7 @@ class FrameWriter:
         line = {"kind": "points", "count": count}
         if tensors:
             line["file"] = f"points-{self._batches:06}.safetensors"
-            _format.write_tensors(self.folder / line["file"], tensors)
+            self._store(line["file"], tensors)
         self._append(line)
         self._named = names is not None
         self._known += count
@@ -493,9 +550,14 @@ class FrameWriter:
 
     def _append(self, line: dict[str, Any]) -> None:
         """Add a line to the index, in one write: a reader takes no line whose end is not there."""
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+        self._append_text(json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+
+    def _append_text(self, text: str) -> None:
         with (self.folder / INDEX).open("ab", buffering=0) as file:
             file.write(text.encode())
+
+    def _store(self, name: str, tensors: Mapping[str, NDArray[Any]]) -> None:
+        _format.write_tensors(self.folder / name, tensors)
 
     def close(self) -> None:
         """Say what is lost, if frames were replaced: every frame is whole when `write_frame` returns, and there is nothing else left to do."""
@@ -514,6 +576,60 @@ class FrameWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass
+class Recorded:
+    """A frame as a `FrameWriter` writes it: its files, and its lines of the index; `FrameWriter.put` puts it into a folder."""
+
+    number: int
+    files: list[tuple[str, bytes]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+class FrameRecorder(FrameWriter):
+    """Makes frames for a `FrameWriter` elsewhere, in any order, so that several processes share that work; it needs no folder.
+
+    All points are named first, with `add_points`. The `FrameWriter` must be told the same ones in the same order, each before the first frame that has it.
+
+    Parameters
+    ----------
+    categories : mapping of str to sequence of str, optional
+        As of the `FrameWriter`.
+    """
+
+    def __init__(self, *, categories: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._set_up(categories or {})
+        self._know(categories or {})
+        self._recorded = Recorded(0)
+
+    def record(self, number: int, points: int, positions: ArrayLike, **columns: Any) -> Recorded:
+        """Make frame `number`, when `points` points are known; `columns` are as of `write_frame`, but edges.
+
+        Raises
+        ------
+        FrameError
+            As `write_frame`; and a point or a category that was not named before.
+        """
+        self._frames, self._recorded = number, Recorded(number)
+        all_points, self._known = self._known, points
+        categories = {name: len(codes) for name, codes in self._categories.items()}
+        try:
+            self.write_frame(positions, **columns)
+            if self._known != points or categories != {name: len(codes) for name, codes in self._categories.items()}:
+                raise FrameError(f"frame {number}: a point or a category was not named with add_points")
+        finally:
+            self._known = all_points
+        return self._recorded
+
+    def _check_there(self) -> None:
+        pass
+
+    def _store(self, name: str, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self._recorded.files.append((name, b"".join(_format.tensor_parts(tensors))))
+
+    def _append_text(self, text: str) -> None:
+        self._recorded.lines.append(text)
 
 
 def _is_none(kind: object) -> bool:

@@ -295,6 +295,10 @@ impl Engine {
                 continue;
             }
             claim.finish(1);
+            // The receiver, whose own chunks are done, may have gone to sleep meanwhile: no message says that this one is.
+            if claim.is_complete(help.transfer) {
+                self.transports[transport].wake(help.dest);
+            }
             moved = true;
             i += 1;
         }
