@@ -165,7 +165,10 @@ def test_names_are_texts_and_never_elements(browser: Any, tmp_path: Path) -> Non
                 ids=ids,
                 time=f"{EVIL}{frame}",
                 labels=[f"{EVIL} label {number}" for number in range(20)],
-                groups={f"{EVIL}a": [f"{EVIL}{number % 3}" for number in range(20)], "half": [number % 2 for number in range(20)]},
+                groups={
+                    f"{EVIL}a": [f"{EVIL}{number % 3}" for number in range(20)],
+                    "half": [number % 2 for number in range(20)],
+                },
                 values={f"{EVIL}v": rng.uniform(size=20)},
                 metrics={f"{EVIL}m{number}": float(frame) for number in range(9)},
                 heat_map=np.eye(4),
