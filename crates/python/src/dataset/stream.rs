@@ -425,6 +425,9 @@ impl Status {
         });
         let mut status = self.about.clone();
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
+        // Whoever reads it on this machine tells by it how long ago that was, though the machine's clock may be set meanwhile.
+        let up = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+        status["up_s"] = json!(up.split(' ').next().and_then(|text| text.parse::<f64>().ok()));
         status["durable"] = json!(run.durable());
         let checkpoint = run.checkpoint();
         status["checkpoint"] =
