@@ -146,3 +146,59 @@ def test_the_edge_is_named(exchange: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().count("done") == 2
     assert list(spill.iterdir()) == []
+
+
+READERS = """
+import gzip, os, random, resource
+from pathlib import Path
+import pyarrow as pa, pyarrow.parquet as pq
+from mutations import mutated
+
+# A length that a file tells must not become an allocation.
+resource.setrlimit(resource.RLIMIT_AS, (5 << 30, 5 << 30))
+seed = int(os.environ.get("TIDEMILL_TEST_SEED", random.randrange(2**32)))
+print("seed", seed, file=sys.stderr)
+dice = random.Random(seed)
+table = pa.table({"a": range(200), "s": [f"text {n}" for n in range(200)]})
+lines = "a,s\\n" + "".join(f"{n},text {n}\\n" for n in range(200))
+records = "".join('{"a": %d, "s": "text"}\\n' % n for n in range(200))
+whole = {}
+for name, text, read in ("a.csv", lines, tm.read_csv), ("a.jsonl", records, tm.read_json), ("a.txt", lines, tm.read_text):
+    whole[name + ".gz"] = gzip.compress(text.encode()), read
+    packed = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(packed, "zstd") as stream:
+        stream.write(text.encode())
+    whole[name + ".zst"] = packed.getvalue().to_pybytes(), read
+for codec in "zstd", "gzip", "snappy", "lz4":
+    out = pa.BufferOutputStream()
+    pq.write_table(table, out, compression=codec)
+    whole[codec + ".parquet"] = out.getvalue().to_pybytes(), tm.read_parquet
+for name, (data, read) in whole.items():
+    Path(name).write_bytes(data)
+    assert read(name).count() >= 200, name
+refused = 0
+for number in range(400):
+    name = dice.choice(list(whole))
+    data, read = whole[name]
+    Path(name).write_bytes(mutated(dice, data))
+    try:
+        read(name).collect()
+    except tm.DataSetError as error:
+        assert name in str(error) and "internal" not in str(error).lower(), (seed, number, str(error))
+        refused += 1
+assert refused > 200, refused
+print("done")
+"""
+
+
+def test_compressed_files_that_are_damaged(tmp_path: Path) -> None:
+    """Rows that are still there, or an error that names the file: no panic, no "internal error", nothing allocated by what a file says."""
+    env = {
+        **os.environ,
+        "TIDEMILL_THREADS": "2",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    command = [sys.executable, "-c", "import sys\nimport tidemill as tm\n" + READERS]
+    result = subprocess.run(command, env=env, capture_output=True, timeout=launched.PATIENCE_S, cwd=tmp_path)
+    assert result.stdout == b"done\n", result.stderr.decode()
+    assert b"panicked" not in result.stderr, result.stderr.decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +101,75 @@ def test_interrupt_ends_a_long_query(tmp_path: Path) -> None:
         assert process.returncode == 0
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sort_of_long_rows_spills(tmp_path: Path, threads: int) -> None:
+    """Batches have 8192 rows however long these are: a merge held hundreds of MiB and was refused them, with room on disk."""
+    program = """
+from pathlib import Path
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+import tidemill as tm
+
+rng = np.random.default_rng(1)
+for rows, texts, length in [(160, 1, 100_000), (16_000, 1, 1_000), (2_000, 100, 60), (5, 1, 2_000_000)]:
+    key = rng.permutation(rows)
+    text = lambda at: pa.array([f"{k:08}{at:04}".ljust(length, "*") for k in key])
+    pq.write_table(pa.table({"key": key, **{f"t{at}": text(at) for at in range(texts)}}), "rows.parquet")
+    data = tm.read_parquet("rows.parquet")
+    data.sort("key").write_parquet("by-key", overwrite=True)
+    data.sort("t0", descending=True).write_parquet("by-text", overwrite=True)
+    for folder, order in ("by-key", slice(None)), ("by-text", slice(None, None, -1)):
+        found = [pq.read_table(file) for file in Path(folder).glob("*.parquet")]
+        found = pa.concat_tables(sorted(found, key=lambda table: table["key"][0].as_py(), reverse=folder == "by-text"))
+        assert found["key"].to_pylist() == list(range(rows))[order], (rows, folder)
+        assert all(found[f"t{texts - 1}"][at].as_py()[:12] == f"{found['key'][at].as_py():08}{texts - 1:04}" for at in range(rows))
+print("done")
+"""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    env = {**os.environ, "TIDEMILL_SPILL_DIR": str(spill), "TIDEMILL_MEMORY": "24MiB", "TIDEMILL_THREADS": str(threads)}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=env, capture_output=True, timeout=launched.PATIENCE_S, cwd=tmp_path)
+    assert result.stdout == b"done\n", result.stderr.decode()
+    assert list(spill.iterdir()) == []
+
+
+def test_no_addresses_and_no_room_to_spill(tmp_path: Path) -> None:
+    """What the system refuses is an error with a remedy; without a look at it, threads that cannot start end the process."""
+    program = """
+import random, resource, sys
+import tidemill as tm
+
+if "addresses" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_AS, (500 << 20, 500 << 20))
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, 256 << 10))
+try:
+    tm.from_dict({"x": random.Random(1).choices(range(10**9), k=1_000_000)}).sort("x").collect()
+except tm.DataSetError as error:
+    print(error)
+"""
+
+    def told(what: str, spill: Path) -> str:
+        env = {**os.environ, "TIDEMILL_SPILL_DIR": str(spill), "TIDEMILL_MEMORY": "16MiB", "TIDEMILL_THREADS": "4"}
+        command = [sys.executable, "-c", program, what]
+        result = subprocess.run(command, env=env, capture_output=True, timeout=launched.PATIENCE_S)
+        assert (result.returncode, result.stderr) == (0, b""), result
+        return result.stdout.decode()
+
+    assert re.match(
+        r"`ulimit -v` leaves this process \d+ MiB of addresses, and 4 query threads take \d+ MiB",
+        told("addresses", tmp_path),
+    )
+    full = told("disk", tmp_path)
+    assert full.startswith(f"spilling to {tmp_path}: ") and re.search(
+        r"written \d+ MiB .*--spill-dir, or give more memory", full
+    ), full
+    missing = told("disk", tmp_path / "file" / "folder") if (tmp_path / "file").write_text("") == 0 else ""
+    assert missing.startswith(f"spilling to {tmp_path}/file/folder: ") and "--spill-dir" in missing, missing
+    (tmp_path / "file").unlink()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_budget_spills(tmp_path: Path) -> None:

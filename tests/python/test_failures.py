@@ -531,3 +531,52 @@ def test_work_that_fails_on_one_worker_fails_on_all(tmp_path: Path) -> None:
         ]
         told = [(repr(said), first, "KeyError" if rank in fails else "NoneType") for said, first, fails in cases]
         assert (code, out) == (0, " ".join(map(str, [rank, *told])) + "\n"), err
+
+
+STOPPED = """
+import os, pathlib
+import numpy as np
+import tidemill as tm
+from tidemill.mpi import MPI
+
+comm, total = MPI.COMM_WORLD, np.empty(300_000)
+data = tm.from_dict({"key": np.random.default_rng(1).integers(0, 1000, 200_000)})
+pathlib.Path(f"{comm.rank}.pid").write_text(f"{os.getpid()}\\n")
+rounds = 0
+while True:
+    comm.Allreduce(np.ones(300_000), total)
+    assert total[0] == comm.size
+    assert data.group_by("key").agg(n=tm.count()).count() == 1000
+    assert data.sort("key").head(1).to_dict() == {"key": [0]}
+    rounds += 1
+    pathlib.Path(f"{comm.rank}.rounds").write_text(str(rounds))
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_is_stopped(tmp_path: Path, victim: int) -> None:
+    """For less than the timeout it changes nothing; for longer the job ends, says so, and nothing of it is left, stopped or not."""
+    (tmp_path / "app.py").write_text(STOPPED)
+    (tmp_path / "spill").mkdir()
+    env = {"TIDEMILL_FAILURE_TIMEOUT": "3", "TIDEMILL_SPILL_DIR": str(tmp_path / "spill")}
+    running = launched.start("run", "-n", "2", "app.py", env=env, cwd=tmp_path)
+    launched.pids_in(tmp_path, 2)
+    pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in range(2)]
+
+    def rounds() -> int:
+        file = tmp_path / f"{1 - victim}.rounds"
+        return int(file.read_text() or 0) if file.exists() else 0
+
+    launched.wait_until(lambda: rounds() > 0, "a round")
+    os.kill(pids[victim], signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(pids[victim], signal.SIGCONT)
+    before = rounds()
+    launched.wait_until(lambda: running.poll() is not None or rounds() > before + 1, "rounds after the stop")
+    os.kill(pids[victim], signal.SIGSTOP)
+    out, err = (text.decode() for text in running.communicate(timeout=launched.PATIENCE_S))
+    assert (running.returncode, out) == (1, ""), err
+    assert (
+        f"worker {victim} was lost: no sign of life for " in err and "is stopped (SIGSTOP, Ctrl-Z, a debugger)" in err
+    )
+    assert not any(map(launched.is_running, pids)) and list((tmp_path / "spill").iterdir()) == []

@@ -111,3 +111,15 @@ def test_shared_memory_that_is_asked_for_is_not_replaced(tmp_path: Path) -> None
     command = [sys.executable, str(tmp_path / "refuse.py"), str(MEMFD_CREATE), "1", str(tmp_path / "app.py")]
     done = launched.run("run", "-n", "3", "--transport", "shm", *command)
     assert done.returncode != 0 and b"TIDEMILL_TRANSPORT=shm" in done.stderr, done.stderr.decode()
+
+
+@pytest.mark.parametrize("how", ["size=64k", "size=64k,ro"])
+def test_nothing_needs_dev_shm(tmp_path: Path, how: str) -> None:
+    """Containers have little of it, or none that can be written to: what is shared is memory without a name, and counts elsewhere."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    mounted = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {how} tmpfs /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*mounted, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs a mount of its own")
+    command = [*mounted, *launched.command("run", "-n", "2", "--transport", "shm", tmp_path / "program.py")]
+    result = subprocess.run(command, capture_output=True, timeout=launched.PATIENCE_S)
+    assert (result.returncode, result.stderr) == (0, b""), result

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -193,6 +194,27 @@ def test_what_others_have_put_there_is_not_believed(
     moved = folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(moved)
     assert _status.jobs() == [] and _status._file() is None and (moved / "1-1.json").exists()
+
+
+def test_whatever_the_clock_is_set_to(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that run were taken for killed ones where the clock was set forward, and their files were removed."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = _status._file()
+    assert file is not None
+    for jump_s in (86_400, -86_400):
+        told = {
+            "pid": os.getpid(),
+            "job_id": "a",
+            "worker": 0,
+            "at_s": time.time() - jump_s,
+            "up_s": _status._up_s() - 2,
+        }
+        Path(file).write_text(json.dumps(told) + "\n")
+        (worker,) = _status.jobs()
+        assert 2 <= worker["silent_s"] < 60
+    # What killed workers have left is removed by the next stream, too, not only by who looks.
+    Path(file).with_name("4194305-0.json").write_text(json.dumps({**told, "pid": 4_194_305}) + "\n")
+    assert _status._file() is not None and [path.name for path in Path(file).parent.iterdir()] == [Path(file).name]
 
 
 def test_texts_of_jobs_cannot_move_the_cursor() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import browsed
 import numpy as np
 from browsed import Page
-from tidemill.viz import FrameWriter, Server
+from tidemill.viz import FrameWriter, Library, Server, export_html
 
 pytestmark = browsed.NEEDED
 browser = browsed.browser
@@ -131,4 +131,58 @@ def test_readers_choose_which_figures_they_see(browser: Any, tmp_path: Path, siz
         assert page.get("document.querySelectorAll('#plot path').length") == 4
         page.picture("figures")
         assert page.accessible() == []
+        page.close()
+
+
+#: Run as a script, or taken for an element, it would set a mark; whatever ends an attribute, an element or a text is in it.
+EVIL = "\"'`</script></title><img src=x onerror=window.evil=1><script>window.evil=1</script>${window.evil=1}"
+
+
+def test_names_are_texts_and_never_elements(browser: Any, tmp_path: Path) -> None:
+    """Names come from whoever made the data, and the page has a token: a script in one could do all that its reader can."""
+
+    def looked_at(url: str, about: str) -> None:
+        page = Page(browser, url)
+        page.panel("legend")
+        spot = page.spot(EVIL + "0")
+        page.tab.mouse.move(*spot)
+        page.tab.mouse.click(*spot)
+        page.until("() => tidemill.chosen.rows.length === 1")
+        page.tab.keyboard.press("/")
+        for menu in page.tab.locator("select:visible").all():
+            for option in menu.locator("option").all():
+                menu.select_option(option.get_attribute("value"))
+        page.settled()
+        assert "<img src=x" in page.tab.inner_text("body") and about in page.tab.content()
+        assert page.get("[window.evil ?? null, document.querySelectorAll('img[src=x]').length]") == [None, 0]
+        page.close()
+
+    rng, ids = np.random.default_rng(0), [f"{EVIL}{number}" for number in range(20)]
+    with FrameWriter(tmp_path / "evil", title=EVIL, axes=[f"{EVIL}{axis}" for axis in "xyz"]) as writer:
+        for frame in range(2):
+            writer.write_frame(
+                rng.uniform(-1, 1, size=(20, 3)),
+                ids=ids,
+                time=f"{EVIL}{frame}",
+                labels=[f"{EVIL} label {number}" for number in range(20)],
+                groups={
+                    f"{EVIL}a": [f"{EVIL}{number % 3}" for number in range(20)],
+                    "half": [number % 2 for number in range(20)],
+                },
+                values={f"{EVIL}v": rng.uniform(size=20)},
+                metrics={f"{EVIL}m{number}": float(frame) for number in range(9)},
+                heat_map=np.eye(4),
+            )
+    with Server(tmp_path / "evil") as server:
+        looked_at(server.url, "<title>")
+    export_html(tmp_path / "evil", tmp_path / "evil.html")
+    looked_at(f"file://{tmp_path / 'evil.html'}", "data-file")
+    # A library says of a plot what was written about it.
+    library = Library(tmp_path / "library")
+    library.add(tmp_path / "evil", title=EVIL, description=EVIL, tags=[EVIL[:60]], collection=EVIL[:60])
+    with Server(library) as server:
+        page = Page(browser, server.url, wait=False)
+        page.tab.wait_for_selector("#plots li")
+        assert "<img src=x" in page.tab.inner_text("#plots")
+        assert page.get("[window.evil ?? null, document.querySelectorAll('img[src=x]').length]") == [None, 0]
         page.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import sqlite3
 import stat
 import threading
@@ -14,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tidemill as tm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mutations import mutated
+from pyarrow import feather
+from pyarrow import parquet as pq
 from tidemill.viz import FrameError, FrameReader, FrameWriter, Library
 from tidemill.viz.library import Limits, UploadError
 
@@ -344,6 +349,39 @@ def test_archives_with_links_lies_and_passwords(library: Library, tmp_path: Path
     with pytest.raises(UploadError, match="encrypted"):
         library.add(write(tmp_path, "password.zip", bytes(whole)))
     assert is_empty(library)
+
+
+def test_damaged_uploads_are_plots_or_upload_errors(library: Library, tmp_path: Path) -> None:
+    """An archive whose directory says that it begins before its first byte was an `OSError` without a name."""
+    seed = int(os.environ.get("TIDEMILL_TEST_SEED", random.randrange(2**32)))
+    print("seed", seed)
+    dice = random.Random(seed)
+    text = "".join(f"{n} {n / 7} {n / 3} 0.5 {n % 3} point {n}\n" for n in range(60))
+    columns = {axis: np.arange(60) / 7 for axis in "xyz"} | {"kind": ["a", "b"] * 30}
+    table = pa.table(columns)
+    parquet, arrow = io.BytesIO(), io.BytesIO()
+    pq.write_table(table, parquet)
+    feather.write_feather(table, arrow, compression="zstd")
+    archive = zipped(tmp_path, "whole.zip", {"a.txt": text, "b.txt": text, "times.index": "a.txt\nb.txt\n"})
+    points = json.dumps({"points": [{"x": n, "y": n, "z": n, "id": str(n)} for n in range(20)]})
+    whole = {"a.parquet": parquet.getvalue(), "a.arrow": arrow.getvalue(), "a.zip": archive.read_bytes()}
+    whole |= {"a.txt": text.encode(), "a.json": points.encode()}
+    for name, data in whole.items():
+        library.add(write(tmp_path, name, data))
+    for number in range(250):
+        name = dice.choice(list(whole))
+        try:
+            library.add(write(tmp_path, name, mutated(dice, whole[name])))
+        except UploadError as error:
+            message = str(error)
+            assert str(tmp_path) not in message and "internal" not in message.lower(), (seed, number, message)
+        except Exception as error:
+            raise AssertionError(f"{name}, number {number} of seed {seed}") from error
+    # The archive that showed it: its directory is said to be longer than the file.
+    lie = bytearray(whole["a.zip"])
+    lie[-10:-6] = (len(lie) - 22).to_bytes(4, "little")
+    with pytest.raises(UploadError, match=r"a\.zip: this is no archive that can be unpacked"):
+        library.add(write(tmp_path, "a.zip", bytes(lie)))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -195,6 +195,54 @@ mod tests {
         }
     }
 
+    /// Whatever bytes come, the good records are rows and the others are told: a length that one tells must neither end the process nor
+    /// become an allocation.
+    #[test]
+    fn damaged_records() {
+        let field = |name: &str, kind: Value| json!({"name": name, "type": kind});
+        let fields = json!([
+            field("x", json!("long")),
+            field("s", json!("string")),
+            field("b", json!(["null", "bytes"])),
+            field("l", json!({"type": "array", "items": "string"})),
+            field("f", json!("double")),
+        ]);
+        let avro = Avro::new(&schema(&fields), &BTreeMap::new()).unwrap();
+        // 1, "abc", the bytes 1 2, ["a", "b"], 1.5
+        let good: &[u8] = &[2, 6, b'a', b'b', b'c', 2, 4, 1, 2, 4, 2, b'a', 2, b'b', 0, 0, 0, 0, 0, 0, 0, 0xf8, 0x3f];
+        assert_eq!(found(&avro, &[good]), (vec![1], vec![]));
+        let seed = std::process::id() as u64;
+        println!("seed {seed}");
+        // A generator of SplitMix64.
+        let mut state = seed;
+        let mut below = |most: usize| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (mixed ^ mixed >> 31) as usize % most
+        };
+        let mut wrong = 0;
+        for _ in 0..500 {
+            let mut bad = good.to_vec();
+            for _ in 0..=below(3) {
+                let at = below(bad.len());
+                match below(5) {
+                    0 => bad[at] ^= 1 << below(8),
+                    1 => bad[at] = below(256) as u8,
+                    2 => bad.truncate(at.max(1)),
+                    // The largest lengths that there are, and negative ones.
+                    3 => drop(bad.splice(at..at, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01])),
+                    _ => drop(bad.splice(at..at, [0xfe, 0xff, 0xff, 0xff, 0x0f])),
+                }
+            }
+            let (rows, told) = found(&avro, &[good, &bad, good]);
+            assert_eq!(rows.len() + told.len(), 3, "seed {seed}: {bad:?}");
+            assert!(told.iter().all(|&(at, _)| at == 1), "seed {seed}: {bad:?}");
+            wrong += told.len();
+        }
+        assert!(wrong > 250, "{wrong} of seed {seed}");
+    }
+
     /// Records of several writers in one topic are rows of one schema.
     #[test]
     fn confluent_records() {

@@ -15,6 +15,7 @@
 //! | [`stream`]    | streams without an end: time, barriers, sources and sinks                           |
 //! | [`checkpoint`] | what all copies kept at a barrier, durable as a whole                              |
 //! | [`memory`]    | the worker's budget, and the disk beyond it                                         |
+//! | [`sorting`]   | sorts and merges outside of graphs                                                  |
 //! | `local`       | sorting, merging, reducing and joining where rows are, within the budget            |
 //! | `run`         | the runner                                                                          |
 //!
@@ -38,6 +39,7 @@ pub mod overlay;
 pub mod placement;
 pub mod rebalance;
 pub mod route_map;
+pub mod sorting;
 pub mod stream;
 
 mod ends;

@@ -22,7 +22,7 @@ use datafusion::optimizer::{Analyzer, AnalyzerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation};
+use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation, address_bytes_left};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
@@ -73,6 +73,12 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
+    /// Addresses that the threads take, and what they read files with.
+    fn address_bytes(&self) -> u64 {
+        const BESIDE_STACKS: u64 = 64 << 20;
+        self.threads as u64 * (STACK_BYTES as u64 + BESIDE_STACKS) + 2 * BESIDE_STACKS
+    }
+
     /// A thread's share of the memory.
     fn thread_bytes(&self) -> Option<usize> {
         self.memory_bytes.map(|bytes| bytes / self.threads)
@@ -134,6 +140,23 @@ impl GovernedPool {
         }
     }
 
+    /// Why an operator does not get so much more, and with which budget it would.
+    fn refusal(&self, reservation: &MemoryReservation, additional: usize) -> DataFusionError {
+        let (budget, held) = (self.governor.settings().budget_bytes, self.governor.reserved_bytes());
+        // Of the budget, so much is shared among those that can spill.
+        let percent = (100 * self.governor.limit_bytes()).checked_div(budget).unwrap_or(100).max(1);
+        let can_spill = reservation.consumer().can_spill();
+        let least = (held + additional as u64) * 100 / if can_spill { percent } else { 100 };
+        DataFusionError::ResourcesExhausted(format!(
+            "{} asked for {additional} bytes with {} held; the worker's budget is {budget} bytes, of which exchanges and queries \
+             hold {held}; it needs a budget of at least {} MiB",
+            reservation.consumer().name(),
+            reservation.size(),
+            // Where the shares of others were in the way, more than there is.
+            least.max(budget + 1).div_ceil(1 << 20),
+        ))
+    }
+
     /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or cannot, is refused
     /// only what is not there at all: it would fail. The process counts, too: operators know nothing of what they hold beside their
     /// rows, such as copies of them while they spill.
@@ -184,15 +207,9 @@ impl MemoryPool for GovernedPool {
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> datafusion::error::Result<()> {
         // Who asks for nothing needs no room, even where others hold more than there is.
         if additional > 0 && !self.has_room(reservation, additional) {
-            return Err(DataFusionError::ResourcesExhausted(format!(
-                "{} asked for {additional} bytes with {} held; the worker's budget is {} bytes, of which exchanges and queries hold {}",
-                reservation.consumer().name(),
-                reservation.size(),
-                self.governor.settings().budget_bytes,
-                self.governor.reserved_bytes(),
-            )));
+            return Err(self.refusal(reservation, additional));
         }
-        self.fair.try_grow(reservation, additional)?;
+        self.fair.try_grow(reservation, additional).map_err(|_| self.refusal(reservation, additional))?;
         self.note(reservation, |held| held.grow_anyway(additional as u64));
         Ok(())
     }
@@ -214,6 +231,17 @@ impl Engine {
     pub fn new(config: &EngineConfig) -> Result<Self> {
         if config.threads == 0 {
             return Err(DataSetError::Query("an engine needs at least one thread".into()));
+        }
+        if let Some(left) = address_bytes_left()
+            && left < config.address_bytes()
+        {
+            return Err(DataSetError::Io(format!(
+                "`ulimit -v` leaves this process {} MiB of addresses, and {} query threads take {} MiB, most of which they \
+                 never touch: raise it, start fewer threads (--threads), or limit the memory with --memory instead",
+                left >> 20,
+                config.threads,
+                config.address_bytes() >> 20
+            )));
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads)
@@ -384,8 +412,8 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     rules.push(Arc::new(SettleSpreads));
     rules.push(Arc::new(CheckFrames));
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
-    let budget_bytes = governor.settings().budget_bytes;
-    rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes }));
+    let (budget_bytes, threads) = (governor.settings().budget_bytes, config.target_partitions());
+    rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes, threads }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
     let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes), Arc::new(ListsOfColumns)];

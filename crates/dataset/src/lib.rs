@@ -31,6 +31,7 @@
 //! | `lenient` | rows that cannot be read: which those are; `file_table` leaves them out      |
 //! | `stream`  | queries over streams: windows of event time                               |
 //! | `rewrite` | what rules that change expressions have in common                       |
+//! | `sorted`  | sorts and merges of long rows within the budget                              |
 //! | `sources` | which files a query reads, for its errors                                 |
 //! | `write`   | files of DataSets, all or nothing: `commit`, and `held` in object stores; `local_files` tells what the disk says |
 //! | `error`   | `DataSetError`: every message stands alone                                 |
@@ -76,6 +77,7 @@ mod read;
 mod reading;
 mod records;
 mod rewrite;
+mod sorted;
 mod sources;
 mod spill;
 mod split;

@@ -14,6 +14,7 @@ use tidemill_dataflow::memory::Governor;
 
 use crate::instead::Instead;
 use crate::join_exec::JoinExec;
+use crate::sorted::{ByBytes, Merged};
 use crate::window_exec::ByPartition;
 
 /// Of the budget, what the first rows of a sorted table may take that are held in memory.
@@ -27,6 +28,8 @@ pub(crate) struct WithinMemory {
     pub(crate) governor: Governor,
     /// By which plans go; 0: no limit. The same on all workers.
     pub(crate) budget_bytes: u64,
+    /// Of a worker.
+    pub(crate) threads: usize,
 }
 
 impl WithinMemory {
@@ -34,6 +37,8 @@ impl WithinMemory {
 
     pub(crate) fn apply(&self, plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let windows = ByPartition { governor: self.governor.clone() };
+        let sorts = ByBytes { governor: self.governor.clone(), threads: self.threads };
+        let merges = Merged { governor: self.governor.clone() };
         plan.transform_up(|node| {
             if let Some(join) = JoinExec::instead_of(&node, &self.governor) {
                 return Ok(Transformed::yes(Arc::new(join) as _));
@@ -41,7 +46,12 @@ impl WithinMemory {
             if let Some(window) = Instead::of(&node, &windows) {
                 return Ok(Transformed::yes(window));
             }
-            match node.downcast_ref::<SortExec>().and_then(|sort| self.sort_all(sort)) {
+            if self.budget_bytes > 0
+                && let Some(step) = Instead::of(&node, &sorts).or_else(|| Instead::of(&node, &merges))
+            {
+                return Ok(Transformed::yes(step));
+            }
+            match node.downcast_ref::<SortExec>().and_then(|sort| self.sort_all(sort, &sorts)) {
                 Some(sorted) => Ok(Transformed::yes(sorted)),
                 None => Ok(Transformed::no(node)),
             }
@@ -50,12 +60,15 @@ impl WithinMemory {
     }
 
     /// A sort of all rows, which spills, for the first ones of it, which do not, if those are many.
-    fn sort_all(&self, sort: &SortExec) -> Option<Arc<dyn ExecutionPlan>> {
+    fn sort_all(&self, sort: &SortExec, sorts: &ByBytes) -> Option<Arc<dyn ExecutionPlan>> {
         let fetch = sort.fetch()?;
         // The rows, and what they are compared by.
         let bytes = (fetch as u64).saturating_mul(row_bytes(&sort.schema())).saturating_mul(2);
         let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
-        is_large.then(|| Arc::new(LocalLimitExec::new(Arc::new(sort.with_fetch(None)), fetch)) as _)
+        is_large.then(|| {
+            let all: Arc<dyn ExecutionPlan> = Arc::new(sort.with_fetch(None));
+            Arc::new(LocalLimitExec::new(Instead::of(&all, sorts).unwrap_or(all), fetch)) as _
+        })
     }
 }
 
@@ -94,9 +107,11 @@ mod tests {
         let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Int64, true)]));
         let order = [PhysicalSortExpr::new_default(Arc::new(Column::new("x", 0)))];
         let sort = SortExec::new(order.into(), Arc::new(EmptyExec::new(schema)));
-        let within = WithinMemory { governor: Governor::new(MemorySettings::default()), budget_bytes: 1 << 20 };
+        let within =
+            WithinMemory { governor: Governor::new(MemorySettings::default()), budget_bytes: 1 << 20, threads: 1 };
+        let sorts = ByBytes { governor: within.governor.clone(), threads: 1 };
         for (fetch, spills) in [(10, false), (1 << 20, true), (1 << 60, true), (usize::MAX, true)] {
-            assert_eq!(within.sort_all(&sort.with_fetch(Some(fetch))).is_some(), spills, "{fetch}");
+            assert_eq!(within.sort_all(&sort.with_fetch(Some(fetch)), &sorts).is_some(), spills, "{fetch}");
         }
     }
 }

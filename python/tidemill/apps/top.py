@@ -108,13 +108,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def _told_s(status: Status) -> float:
+    """When a worker has told it, in seconds that only go on: its machine's clock may be set meanwhile."""
+    return float(status.get("up_s") or status["at_s"])
+
+
+def _running_s(status: Status) -> float:
+    """How long a stream has run on a worker."""
+    if status.get("up_s") and status.get("begun_up_s"):
+        return float(status["up_s"] - status["begun_up_s"])
+    return float(status["at_s"] - status["begun_s"])
+
+
 def _looked(looks: Looks, told: Iterable[Status]) -> Looks:
     """What is known after another look; who has told nothing new since the last one still goes at the rates of that."""
     known: Looks = {}
     for status in told:
         worker = (status["job_id"], status["worker"])
         before, last = looks.get(worker, (None, None))
-        known[worker] = (before if last is not None and last["at_s"] == status["at_s"] else last, status)
+        known[worker] = (before if last is not None and _told_s(last) == _told_s(status) else last, status)
     return known
 
 
@@ -162,7 +174,7 @@ def _heading(job: list[Status]) -> str:
     first, hosts = job[0], len(_hosts(job))
     here = f"{len(job)} of {first['workers']} workers" + (f" on {hosts} hosts" if hosts > 1 else "")
     # Each by the clock of its own machine.
-    running = _short(max(status["at_s"] - status["begun_s"] for status in job))
+    running = _short(max(map(_running_s, job)))
     spilled = sum(status["spilled_bytes"] for status in job)
     spilled_text = f"  spilled {_bytes(spilled)}" if spilled else ""
     return f"stream {first['job']!r}  {here}  running {running}  {_checkpoint(job)}{spilled_text}"
@@ -218,7 +230,7 @@ def _flows(look: Look) -> dict[str, _Flow]:
     olds = {edge["edge"]: edge for edge in before["edges"]} if before else {}
     # What who is silent does now, nobody knows.
     known = before is not None and not status["over"] and not _is_quiet(status)
-    seconds = status["at_s"] - before["at_s"] if before and known else 0.0
+    seconds = _told_s(status) - _told_s(before) if before and known else 0.0
     flows: dict[str, _Flow] = {}
     for edge in status["edges"]:
         flow = flows.setdefault(edge["edge"], _Flow(queued=edge["queue_bytes"]))

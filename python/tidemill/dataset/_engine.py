@@ -2,7 +2,7 @@
 
 How many threads: ``TIDEMILL_THREADS``, else the processors of a host shared among its workers. How much memory
 queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``, or ``none`` for no limit), else four fifths of what the
-machine or container has, shared among its workers. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
+machine or container has, shared among its workers, and half of what ``ulimit -v`` leaves. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 
 from tidemill._job import Job, init
-from tidemill._tidemill import QueryEngine, memory_bytes
+from tidemill._tidemill import QueryEngine, address_bytes_left, memory_bytes
 from tidemill.dataset._errors import DataSetError
 
 __all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine"]
@@ -67,10 +67,13 @@ def memory_budget(job: Job) -> int | None:
     if text == "none":
         return None
     if not text:
-        there = memory_bytes()
         host = job.workers[job.rank]["host_id"]
         sharing = sum(worker["host_id"] == host for worker in job.workers)
-        return None if there is None else int(there * _MEMORY_SHARE) // sharing
+        there, addresses = memory_bytes(), address_bytes_left()
+        shares = [] if there is None else [int(there * _MEMORY_SHARE) // sharing]
+        # Unlike memory, addresses are each process's own, and more of them are taken than are ever touched.
+        shares += [] if addresses is None else [max(addresses // 2, 1)]
+        return min(shares, default=None)
     try:
         return bytes_of(text)
     except ValueError:

@@ -55,12 +55,13 @@ def place(job: str, comm: Any) -> tuple[str | None, str]:
         "first_host": first_host,
         "pid": os.getpid(),
         "begun_s": time.time(),
+        "begun_up_s": _up_s(),
     }
     return _file(), json.dumps(about)
 
 
 def _file() -> str | None:
-    """A file of this process that is not there yet."""
+    """A file of this process that is not there yet. What killed workers have left behind is removed meanwhile."""
     where = folder()
     try:
         # The umask may have taken away from the mode, never added to it.
@@ -70,6 +71,7 @@ def _file() -> str | None:
         return None
     if not _is_own(where):
         return None
+    jobs()
     return str(where / f"{os.getpid()}-{next(_NUMBERS)}.json")
 
 
@@ -110,6 +112,23 @@ def _told(file: Path) -> list[dict[str, Any]]:
     return told
 
 
+def _up_s() -> float:
+    """The seconds since this machine was started, which nobody can set."""
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
+def _silent_s(status: dict[str, Any]) -> float:
+    """The seconds since a worker of this machine has written `status`.
+
+    By its clock, set forward by a day, all workers would look as if they had been silent for a day, and their files would be removed.
+    """
+    told_s = status.get("up_s")
+    if told_s is not None and (silent_s := _up_s() - told_s) > -1:
+        return max(silent_s, 0.0)
+    # It is of a file from before the machine was started, in a folder that has outlived that.
+    return float(max(time.time() - status["at_s"], 0.0))
+
+
 def jobs() -> list[dict[str, Any]]:
     """What workers tell now: those on this machine, and all others of jobs whose worker 0 is on it.
 
@@ -123,7 +142,7 @@ def jobs() -> list[dict[str, Any]]:
     for file in sorted(folder().glob("*.json")):
         try:
             status, *heard = _told(file)
-            silent_s = time.time() - status["at_s"]
+            silent_s = _silent_s(status)
             if silent_s > _SILENT_S:
                 raise ProcessLookupError
             # 0 and what is below are groups of processes.
@@ -136,10 +155,10 @@ def jobs() -> list[dict[str, Any]]:
             # It has just gone, or is none of ours.
             continue
         else:
-            here.append({**status, "file": str(file), "silent_s": max(silent_s, 0.0), "over": False})
+            here.append({**status, "file": str(file), "silent_s": silent_s, "over": False})
             for other in heard:
                 # By the clock of worker 0: other machines may have other times.
-                age_s = other["age_s"] + max(silent_s, 0.0)
+                age_s = other["age_s"] + silent_s
                 others.append({**other["status"], "silent_s": age_s, "over": other["over"]})
     _clear()
     # Who is here has told its own file later.

@@ -22,6 +22,7 @@ use arrow::error::ArrowError;
 
 use super::part::Part;
 use crate::prefetch::prefetch;
+use crate::wire::tighten;
 
 /// A row is asked for so many rows before it is copied: as many misses as a core can have under way.
 const AHEAD: usize = 16;
@@ -159,7 +160,8 @@ impl Column {
             Values::Others(arrays) => {
                 let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
                 let picks: Vec<_> = picks.iter().map(|pick| (pick.batch as usize, pick.row as usize)).collect();
-                interleave(&arrays, &picks)
+                // Of texts in views it refers to all that any of the batches has.
+                tighten(&interleave(&arrays, &picks)?)
             }
         }
     }

@@ -11,9 +11,10 @@ use arrow::row::Rows;
 
 use super::gather::{Gather, Pick};
 use super::order::{Order, PREFIX_BYTES, prefix};
+use crate::flow::batch_bytes;
 
 /// What a merge wants or gives.
-pub(crate) enum Step {
+pub enum Step {
     /// The next batch of this stream, or that it has ended.
     Need(usize),
     /// Sorted rows.
@@ -62,7 +63,7 @@ impl PartialEq for Entry {
 impl Eq for Entry {}
 
 /// See the module.
-pub(crate) struct Merge {
+pub struct Merge {
     order: Order,
     heap: BinaryHeap<Entry>,
     /// Streams whose next batch is needed before anything else can be said.
@@ -71,12 +72,16 @@ pub(crate) struct Merge {
     current: Vec<usize>,
     held: Vec<RecordBatch>,
     picks: Vec<Pick>,
+    /// Bytes of a row of the batch that each stream stands in, on average, and of the rows that are picked.
+    row_bytes: Vec<u64>,
+    picked_bytes: u64,
     rows_max: usize,
+    bytes_max: u64,
 }
 
 impl Merge {
-    /// A merge of so many streams into batches of at most `rows_max` rows.
-    pub(crate) fn new(order: Order, streams: usize, rows_max: usize) -> Self {
+    /// A merge of so many streams into batches of at most `rows_max` rows, which end once they have about `bytes_max` bytes.
+    pub fn new(order: Order, streams: usize, rows_max: usize, bytes_max: u64) -> Self {
         Merge {
             order,
             heap: BinaryHeap::with_capacity(streams),
@@ -84,16 +89,23 @@ impl Merge {
             current: vec![usize::MAX; streams],
             held: Vec::new(),
             picks: Vec::with_capacity(rows_max),
+            row_bytes: vec![0; streams],
+            picked_bytes: 0,
             rows_max,
+            bytes_max,
         }
     }
 
     /// Answers [`Step::Need`].
-    pub(crate) fn offer(&mut self, stream: usize, batch: Option<RecordBatch>) -> Result<(), ArrowError> {
+    ///
+    /// # Errors
+    /// When the batch does not have the columns that rows are merged by.
+    pub fn offer(&mut self, stream: usize, batch: Option<RecordBatch>) -> Result<(), ArrowError> {
         match batch {
             Some(batch) if batch.num_rows() == 0 => return Ok(()),
             Some(batch) => {
                 let rows = Arc::new(self.order.rows(&batch)?);
+                self.row_bytes[stream] = batch_bytes(&batch) / batch.num_rows() as u64;
                 self.current[stream] = self.held.len();
                 self.held.push(batch);
                 self.heap.push(Entry { prefix: prefix(rows.row(0).data()), rows, row: 0, stream });
@@ -104,18 +116,23 @@ impl Merge {
         Ok(())
     }
 
-    pub(crate) fn step(&mut self) -> Result<Step, ArrowError> {
+    /// What the merge wants or gives next.
+    ///
+    /// # Errors
+    /// When the texts of a batch are longer together than their offsets can tell.
+    pub fn step(&mut self) -> Result<Step, ArrowError> {
         loop {
             if let Some(&stream) = self.needed.last() {
                 return Ok(Step::Need(stream));
             }
-            if self.picks.len() >= self.rows_max {
+            if self.picks.len() >= self.rows_max || self.picked_bytes >= self.bytes_max {
                 return self.flush();
             }
             let Some(mut first) = self.heap.peek_mut() else {
                 return if self.picks.is_empty() { Ok(Step::Done) } else { self.flush() };
             };
             self.picks.push(Pick { batch: self.current[first.stream] as u32, row: first.row as u32 });
+            self.picked_bytes += self.row_bytes[first.stream];
             if first.row + 1 < first.rows.num_rows() {
                 first.row += 1;
                 first.prefix = prefix(first.key());
@@ -128,6 +145,7 @@ impl Merge {
     fn flush(&mut self) -> Result<Step, ArrowError> {
         let batch = Gather::new(self.held[0].schema_ref(), &self.held).rows(&self.picks)?;
         self.picks.clear();
+        self.picked_bytes = 0;
         // Only the batches that streams still stand in are kept.
         let mut kept = Vec::with_capacity(self.heap.len());
         for entry in &self.heap {

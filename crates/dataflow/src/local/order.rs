@@ -44,13 +44,17 @@ impl SortKey {
 
 /// Makes comparable bytes of rows: of all NaNs the same, the largest, and of both zeros.
 #[derive(Clone)]
-pub(crate) struct Order {
+pub struct Order {
     columns: Vec<usize>,
     converter: Arc<RowConverter>,
 }
 
 impl Order {
-    pub(crate) fn new(schema: &SchemaRef, keys: &[SortKey]) -> Result<Self, ArrowError> {
+    /// The order of rows with this schema by these columns.
+    ///
+    /// # Errors
+    /// Where the schema does not have a column, or its type has no order.
+    pub fn new(schema: &SchemaRef, keys: &[SortKey]) -> Result<Self, ArrowError> {
         let mut columns = Vec::new();
         let mut fields = Vec::new();
         for key in keys {

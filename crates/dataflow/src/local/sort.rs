@@ -23,8 +23,14 @@ const FAN_IN_MAX: usize = 128;
 const FAN_IN_MIN: usize = 8;
 /// What a merge holds of a run: a block as it is read, its batch, and the keys of that.
 const RUN_BYTES: u64 = 3 * BLOCK_BYTES as u64;
+/// And if a single row is as long as a block, or longer.
+const FAN_IN_OF_LONG_ROWS: usize = 2;
+/// Bytes of a merged batch, about: whoever takes it should not have to have room for as many long rows as short ones.
+const MERGED_BYTES: u64 = 2 * BLOCK_BYTES as u64;
 /// Of the budget, what a merge may hold.
 const MERGE_SHARE: u64 = 8;
+/// Of the budget, what a batch may have that is taken as a whole: of files that are read come 8192 rows at once, however long.
+const PIECE_SHARE: u64 = 32;
 
 /// Where a row is, with the beginning of its key.
 #[derive(Clone, Copy)]
@@ -41,7 +47,7 @@ impl Place {
 }
 
 /// See the module.
-pub(crate) struct Sorter {
+pub struct Sorter {
     schema: SchemaRef,
     order: Order,
     governor: Governor,
@@ -53,10 +59,27 @@ pub(crate) struct Sorter {
     /// Runs of what was in memory, then those that so many of the ones before were merged into, and so on: no row is merged
     /// often, and not many files are open.
     runs: Vec<Vec<SpillFile>>,
+    /// What it holds at most in memory.
+    share_bytes: u64,
+    /// Of the largest batch on disk.
+    block_bytes: u64,
+    spilled: Spilled,
+}
+
+/// What a sort has written to disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spilled {
+    /// Files.
+    pub runs: usize,
+    /// Rows, each as often as it was written.
+    pub rows: u64,
+    /// Bytes, as they lie there.
+    pub bytes: u64,
 }
 
 impl Sorter {
-    pub(crate) fn new(schema: &SchemaRef, order: Order, governor: &Governor, reservation: Reservation) -> Self {
+    /// A sort of rows with this schema, which holds what `reservation` can get.
+    pub fn new(schema: &SchemaRef, order: Order, governor: &Governor, reservation: Reservation) -> Self {
         Sorter {
             schema: SchemaRef::clone(schema),
             order,
@@ -66,18 +89,53 @@ impl Sorter {
             places: Vec::new(),
             keys: Vec::new(),
             runs: Vec::new(),
+            share_bytes: u64::MAX,
+            block_bytes: 0,
+            spilled: Spilled::default(),
         }
     }
 
-    pub(crate) fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
+    /// The same, which holds so many bytes at most even where there is room for more: others want some, too.
+    #[must_use]
+    pub fn within(mut self, share_bytes: u64) -> Self {
+        self.share_bytes = share_bytes;
+        self
+    }
+
+    /// Takes rows.
+    ///
+    /// # Errors
+    /// `Memory` where there is no room for a single row, `Spill` where the disk is full or fails.
+    pub fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
         if batch.num_rows() == 0 {
             return Ok(());
         }
+        let rows = self.piece_rows(&batch);
+        if batch.num_rows() <= rows {
+            return self.take(batch);
+        }
+        (0..batch.num_rows())
+            .step_by(rows)
+            .try_for_each(|at| self.take(batch.slice(at, rows.min(batch.num_rows() - at))))
+    }
+
+    /// How many rows of a batch are taken at once.
+    fn piece_rows(&self, batch: &RecordBatch) -> usize {
+        match self.governor.settings().budget_bytes {
+            0 => usize::MAX,
+            budget => {
+                let row_bytes = (batch_bytes(batch) / batch.num_rows() as u64).max(1);
+                ((budget / PIECE_SHARE).max(BLOCK_BYTES as u64) / row_bytes).max(1) as usize
+            }
+        }
+    }
+
+    fn take(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
         let keys = self.order.rows(&batch)?;
         let has_long = keys.lengths().any(|bytes| bytes > PREFIX_BYTES);
         let keys_bytes = if has_long { keys.size() as u64 } else { 0 };
         let bytes = batch_bytes(&batch) + keys_bytes + (batch.num_rows() * size_of::<Place>()) as u64;
-        if !self.reservation.try_grow(bytes) {
+        if self.reservation.bytes() + bytes > self.share_bytes || !self.reservation.try_grow(bytes) {
             self.spill()?;
             self.reservation.grow(bytes)?;
         }
@@ -97,12 +155,16 @@ impl Sorter {
         }
         let mut sorted = self.sort_memory();
         let mut writer = SpillWriter::new(&self.governor, &self.schema)?;
+        let mut block_bytes = self.block_bytes;
         while let Some(batch) = sorted.next_batch()? {
+            block_bytes = block_bytes.max(batch_bytes(&batch));
             writer.write(&batch)?;
         }
+        self.block_bytes = block_bytes;
         drop(sorted);
         self.reservation.free();
         let mut run = writer.finish()?;
+        self.count(&run);
         for level in 0.. {
             if self.runs.len() == level {
                 self.runs.push(Vec::new());
@@ -117,22 +179,39 @@ impl Sorter {
         Ok(())
     }
 
+    fn count(&mut self, run: &SpillFile) {
+        let Spilled { runs, rows, bytes } = self.spilled;
+        self.spilled = Spilled { runs: runs + 1, rows: rows + run.rows(), bytes: bytes + run.bytes() };
+    }
+
+    /// What a merge holds of a run.
+    fn run_bytes(&self) -> u64 {
+        if self.has_long_rows() { 3 * self.block_bytes } else { RUN_BYTES }
+    }
+
+    fn has_long_rows(&self) -> bool {
+        self.block_bytes > 2 * MERGED_BYTES
+    }
+
     /// How many runs are merged at once.
     fn fan_in(&self) -> usize {
         match self.governor.settings().budget_bytes {
             0 => FAN_IN_MAX,
-            budget => ((budget / MERGE_SHARE / RUN_BYTES) as usize).clamp(FAN_IN_MIN, FAN_IN_MAX),
+            budget => {
+                let least = if self.has_long_rows() { FAN_IN_OF_LONG_ROWS } else { FAN_IN_MIN };
+                ((budget / MERGE_SHARE / self.run_bytes()) as usize).clamp(least, FAN_IN_MAX)
+            }
         }
     }
 
     /// A merge of runs, whose memory others must do without.
     fn merging(&self, runs: Vec<SpillFile>) -> Result<Merging, DataflowError> {
-        let bytes: u64 = runs.iter().map(|run| RUN_BYTES.min(4 * run.bytes())).sum();
+        let bytes: u64 = runs.iter().map(|run| self.run_bytes().min(4 * run.bytes())).sum();
         self.reservation.grow_anyway(bytes.min(self.governor.settings().budget_bytes / MERGE_SHARE));
         Merging::new(self.order.clone(), runs)
     }
 
-    fn merged(&self, runs: Vec<SpillFile>) -> Result<SpillFile, DataflowError> {
+    fn merged(&mut self, runs: Vec<SpillFile>) -> Result<SpillFile, DataflowError> {
         let mut merging = self.merging(runs)?;
         let mut writer = SpillWriter::new(&self.governor, &self.schema)?;
         while let Some(batch) = merging.next_batch()? {
@@ -140,7 +219,9 @@ impl Sorter {
         }
         drop(merging);
         self.reservation.free();
-        writer.finish()
+        let run = writer.finish()?;
+        self.count(&run);
+        Ok(run)
     }
 
     fn sort_memory(&mut self) -> InMemory {
@@ -164,11 +245,17 @@ impl Sorter {
         InMemory { gather: Gather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() }
     }
 
-    /// All rows in order. What it holds in memory stays reserved until the result is dropped.
-    pub(crate) fn finish(mut self) -> Result<Sorted, DataflowError> {
-        if self.runs.is_empty() {
+    /// All rows in order. What it holds in memory stays reserved until the result is dropped: where that is most of what there is, rows go
+    /// to disk instead, as whoever takes them needs some, too.
+    ///
+    /// # Errors
+    /// As [`Sorter::push`].
+    pub fn finish(mut self) -> Result<Sorted, DataflowError> {
+        let limit = self.governor.limit_bytes();
+        if self.runs.is_empty() && (limit == 0 || self.governor.reserved_bytes() <= limit / 2) {
             let in_memory = self.sort_memory();
-            return Ok(Sorted { source: Source::Memory(in_memory), _reservation: self.reservation });
+            let source = Source::Memory(in_memory);
+            return Ok(Sorted { source, spilled: self.spilled, _reservation: self.reservation });
         }
         self.spill()?;
         // The shortest first.
@@ -182,13 +269,13 @@ impl Sorter {
             runs.push(run);
         }
         let merging = self.merging(runs)?;
-        Ok(Sorted { source: Source::Runs(merging), _reservation: self.reservation })
+        Ok(Sorted { source: Source::Runs(merging), spilled: self.spilled, _reservation: self.reservation })
     }
 }
 
 fn block_rows(bytes: u64, rows: usize) -> usize {
     let row_bytes = (bytes as usize / rows.max(1)).max(1);
-    (BLOCK_BYTES / row_bytes).clamp(16, ROWS_MAX)
+    (BLOCK_BYTES / row_bytes).clamp(1, ROWS_MAX)
 }
 
 struct InMemory {
@@ -221,7 +308,7 @@ struct Merging {
 impl Merging {
     fn new(order: Order, runs: Vec<SpillFile>) -> Result<Self, DataflowError> {
         let readers: Vec<SpillReader> = runs.iter().map(SpillFile::read).collect::<Result<_, _>>()?;
-        Ok(Merging { merge: Merge::new(order, readers.len(), ROWS_MAX), readers })
+        Ok(Merging { merge: Merge::new(order, readers.len(), ROWS_MAX, MERGED_BYTES), readers })
     }
 
     fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
@@ -244,13 +331,23 @@ enum Source {
 }
 
 /// Sorted rows, batch by batch.
-pub(crate) struct Sorted {
+pub struct Sorted {
     source: Source,
+    spilled: Spilled,
     _reservation: Reservation,
 }
 
 impl Sorted {
-    pub(crate) fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+    /// What the sort has written to disk.
+    pub fn spilled(&self) -> Spilled {
+        self.spilled
+    }
+
+    /// The next rows.
+    ///
+    /// # Errors
+    /// `Spill` where the disk fails, or returns something else than was written.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
         match &mut self.source {
             Source::Memory(in_memory) => in_memory.next_batch(),
             Source::Runs(merging) => merging.next_batch(),
@@ -262,7 +359,7 @@ impl Sorted {
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, StringArray};
+    use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, StringArray, StringViewArray};
     use arrow::datatypes::{Float64Type, Int64Type};
     use proptest::prelude::*;
 
@@ -354,6 +451,36 @@ mod tests {
                 expected.reverse();
             }
             prop_assert_eq!(found, expected);
+        }
+    }
+
+    /// A batch of long rows that is larger than the budget goes to disk piece by piece, and comes back as few rows at a time as fit: by
+    /// their number alone a merge would have to hold hundreds of MiB.
+    #[test]
+    fn rows_that_are_long() {
+        let numbers = || (0..200).map(|row| row * 77 % 200);
+        let n: ArrayRef = Arc::new(Int64Array::from_iter_values(numbers()));
+        let text = |number: i64| format!("{number:03}{}", "x".repeat(100_000));
+        let s: ArrayRef = Arc::new(StringViewArray::from_iter_values(numbers().map(text)));
+        let batch = RecordBatch::try_from_iter([("n", n), ("s", s)]).unwrap();
+        let budget = 8 << 20;
+        assert!(batch_bytes(&batch) > 2 * budget);
+        for key in ["n", "s"] {
+            let (governor, sorter) = sorter(std::slice::from_ref(&batch), &[SortKey::ascending(key)], budget);
+            assert!(governor.reserved_bytes() <= budget);
+            let mut sorted = sorter.finish().unwrap();
+            let spilled = sorted.spilled();
+            assert!(
+                spilled.runs > 1 && spilled.rows >= 200 && spilled.bytes == governor.spilled_bytes(),
+                "{spilled:?}"
+            );
+            let mut found = Vec::new();
+            while let Some(batch) = sorted.next_batch().unwrap() {
+                assert!(batch_bytes(&batch) < budget / 8 && governor.reserved_bytes() <= budget);
+                assert!(batch.get_array_memory_size() < budget as usize / 4, "it holds no more than its own rows");
+                found.extend_from_slice(batch.column(0).as_primitive::<Int64Type>().values());
+            }
+            assert_eq!(found, (0..200).collect::<Vec<_>>());
         }
     }
 

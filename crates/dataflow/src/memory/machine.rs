@@ -3,11 +3,21 @@
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// Bytes that the processes here may have together: what the machine has, or less where a cgroup (version 2) says so. `None`
-/// where the system does not tell.
+use rustix::process::{Resource, getrlimit};
+
+/// Bytes that the processes here may have together: what the machine has, or less where a cgroup (of either version) says so.
+/// `None` where the system does not tell.
 pub fn memory_bytes() -> Option<u64> {
     let limits = groups().into_iter().filter_map(|group| group.limit);
     limits.chain(of_machine("MemTotal:")).min()
+}
+
+/// Bytes of addresses that this process may still map, where `ulimit -v` says so. Threads take a good part of them: each has
+/// a stack, most of which it never touches.
+pub fn address_bytes_left() -> Option<u64> {
+    let limit = getrlimit(Resource::As).current?;
+    let status = read_to_string("/proc/self/status").unwrap_or_default();
+    Some(limit.saturating_sub(field(&status, "VmSize:").unwrap_or(0) << 10))
 }
 
 /// Bytes that are left of them before the kernel ends a process; files that it could let go of count as left.
@@ -16,24 +26,63 @@ pub(super) fn left_bytes() -> Option<u64> {
     left.chain(of_machine("MemAvailable:")).min()
 }
 
+#[derive(Debug, PartialEq, Eq)]
 struct Group {
     limit: Option<u64>,
     used: u64,
 }
 
-/// This process's cgroup and those that it lies in.
+/// How a version of cgroups calls what counts here.
+struct Version {
+    folder: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// What of it the kernel could let go of.
+    files: [&'static str; 3],
+}
+
+const FIRST: Version = Version {
+    folder: "memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    files: ["total_inactive_file ", "total_active_file ", "slab_reclaimable "],
+};
+const SECOND: Version = Version {
+    folder: "",
+    limit: "memory.max",
+    used: "memory.current",
+    files: ["inactive_file ", "active_file ", "slab_reclaimable "],
+};
+
+/// This process's cgroups and those that they lie in.
 fn groups() -> Vec<Group> {
-    let of_process = read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let Some(path) = of_process.lines().find_map(|line| line.strip_prefix("0::")) else { return Vec::new() };
-    let group = |folder: &Path| {
-        let read = |name: &str| read_to_string(Path::new("/sys/fs/cgroup").join(folder).join(name)).unwrap_or_default();
+    groups_of(&read_to_string("/proc/self/cgroup").unwrap_or_default(), Path::new("/sys/fs/cgroup"))
+}
+
+/// Those of a process of which the system tells `of_process`. In a container the paths may be the machine's, which are not there:
+/// its own group is what is mounted.
+fn groups_of(of_process: &str, mounted: &Path) -> Vec<Group> {
+    let lines = of_process.lines().filter_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        match controllers {
+            "" => Some((&SECOND, path)),
+            _ if controllers.split(',').any(|controller| controller == "memory") => Some((&FIRST, path)),
+            _ => None,
+        }
+    });
+    let ancestors = lines.flat_map(|(version, path)| {
+        Path::new(path.trim_start_matches('/')).ancestors().map(move |group| (version, group))
+    });
+    let group = |(version, folder): (&Version, &Path)| {
+        let folder = mounted.join(version.folder).join(folder);
+        let read = |name: &str| read_to_string(folder.join(name)).unwrap_or_default();
         let number = |text: String| text.trim().parse::<u64>().ok();
         let stat = read("memory.stat");
-        let files = ["inactive_file ", "active_file ", "slab_reclaimable "].map(|name| field(&stat, name).unwrap_or(0));
-        let used = number(read("memory.current")).unwrap_or(0).saturating_sub(files.iter().sum());
-        Group { limit: number(read("memory.max")), used }
+        let files = version.files.map(|name| field(&stat, name).unwrap_or(0));
+        let used = number(read(version.used)).unwrap_or(0).saturating_sub(files.iter().sum());
+        Group { limit: number(read(version.limit)), used }
     };
-    Path::new(path.trim_start_matches('/')).ancestors().map(group).collect()
+    ancestors.map(group).collect()
 }
 
 fn of_machine(name: &str) -> Option<u64> {
@@ -54,5 +103,33 @@ mod tests {
         let (all, left) = (memory_bytes().unwrap(), left_bytes().unwrap());
         assert!(all > 64 << 20 && left > 0 && left < all, "{left} of {all}");
         assert_eq!(field("anon 5\nfile 7\ninactive_file 9\n", "file "), Some(7));
+    }
+
+    /// A container has a group of its own under either version, with or without the machine's path to it: whoever looked in one
+    /// place only took the machine's memory for its own, and was killed.
+    #[test]
+    fn limits_of_both_versions_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let least =
+            |of_process: &str| groups_of(of_process, folder.path()).iter().filter_map(|group| group.limit).min();
+        write("a/b/memory.max", "max\n");
+        write("a/memory.max", "1000\n");
+        write("a/memory.current", "700\n");
+        write("a/memory.stat", "anon 600\ninactive_file 60\nactive_file 30\n");
+        assert_eq!(least("0::/a/b\n"), Some(1000));
+        assert!(groups_of("0::/a/b\n", folder.path()).contains(&Group { limit: Some(1000), used: 610 }));
+        write("memory/memory.limit_in_bytes", "3000\n");
+        write("memory/memory.usage_in_bytes", "900\n");
+        write("memory/memory.stat", "inactive_file 9\ntotal_inactive_file 100\n");
+        for of_process in ["5:cpu:/x\n4:memory:/docker/17\n0::/\n", "4:hugetlb,memory:/\n"] {
+            assert_eq!(least(of_process), Some(3000));
+            assert!(groups_of(of_process, folder.path()).contains(&Group { limit: Some(3000), used: 800 }));
+        }
+        assert_eq!(least("3:cpuset:/a\n"), None);
     }
 }

@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 
 pub use allocations::Allocations;
 pub use blocks::BlockFile;
-pub use machine::memory_bytes;
+pub use machine::{address_bytes_left, memory_bytes};
 pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
 pub use pages::HugePages;
 pub use partitions::{HashKeys, Partitions};

@@ -26,8 +26,19 @@ const TRIM_BYTES_MIN: u64 = 1 << 20;
 /// The error of a file in the governor's spill directory, with what can be done about it.
 pub fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
     let reason = match (error.kind(), error.raw_os_error()) {
-        (ErrorKind::StorageFull | ErrorKind::QuotaExceeded, _) => {
-            format!("{error}; free space there, or name another directory with --spill-dir")
+        (ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge, _) => format!(
+            "{error}; this worker has written {} MiB to it so far, and needs more: free space there, name another directory with \
+             --spill-dir, or give more memory with --memory, so that less is written",
+            governor.spilled_bytes().div_ceil(1 << 20)
+        ),
+        (
+            ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnlyFilesystem,
+            _,
+        ) => {
+            format!("{error}; name a directory that this user can write to with --spill-dir")
         }
         (_, Some(libc::EMFILE)) => {
             format!("{error}; let the process have more with `ulimit -n`, or give more memory with --memory")

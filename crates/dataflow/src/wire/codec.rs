@@ -109,7 +109,7 @@ impl Encoder {
 
 /// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not bring
 /// all the batch's strings along.
-fn tighten(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+pub(crate) fn tighten(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     match column.data_type() {
         DataType::Utf8View => {
             let views = column.as_string_view();

@@ -19,7 +19,7 @@ use twox_hash::XxHash3_64;
 
 use crate::memory::Room;
 
-pub(crate) use codec::{Decoder, Encoder, Piece};
+pub(crate) use codec::{Decoder, Encoder, Piece, tighten};
 
 /// Bytes of a header, and what frames are aligned to.
 pub(crate) const HEADER_BYTES: usize = 64;

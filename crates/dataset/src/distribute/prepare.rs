@@ -52,10 +52,12 @@ pub(super) async fn prepare(
     share: Share,
 ) -> Result<Prepared> {
     let (state, logical) = frame.into_parts();
+    let threads = state.config().target_partitions();
     let state = session(state, partitions, memory_bytes, now, share);
     let plan = state.create_physical_plan(&logical).await?.transform_up(apart)?.data;
     let plan = if partitions == 1 { sorted_apart(plan)? } else { plan };
-    let within = WithinMemory { governor: governor.clone(), budget_bytes: memory_bytes.unwrap_or(0) as u64 };
+    let budget_bytes = memory_bytes.unwrap_or(0) as u64;
+    let within = WithinMemory { governor: governor.clone(), budget_bytes, threads };
     Ok(Prepared { plan: within.apply(plan)?, state })
 }
 

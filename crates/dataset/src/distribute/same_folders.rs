@@ -82,8 +82,8 @@ impl Workers {
 const NEW: &str = "n";
 const OLD: &str = "o";
 
-/// Whether a file has changed of late, or is gone.
+/// Whether a file has changed of late, or is gone. One of the future is of a clock that was set back, or of another machine's.
 fn is_new(file: &str) -> bool {
     let changed = Path::new(file).metadata().and_then(|of| of.modified());
-    changed.map_or(true, |changed| SystemTime::now().duration_since(changed).is_ok_and(|age| age < SEEN_AFTER))
+    changed.map_or(true, |changed| SystemTime::now().duration_since(changed).map_or(true, |age| age < SEEN_AFTER))
 }

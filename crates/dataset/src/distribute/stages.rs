@@ -41,7 +41,7 @@ use crate::reading::Reading;
 use crate::spread::SpreadExec;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 31] = [
+const APART: [&str; 33] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -59,6 +59,7 @@ const APART: [&str; 31] = [
     "LazyMemoryExec",
     "LocalLimitExec",
     "MapExec",
+    "MergeExec",
     "OwnExec",
     "PartialSortExec",
     "PartsExec",
@@ -68,6 +69,7 @@ const APART: [&str; 31] = [
     "SortExec",
     "SortMergeJoinExec",
     "SortPreservingMergeExec",
+    "SorterExec",
     "SplitExec",
     "StreamingTableExec",
     "UnnestExec",
@@ -314,7 +316,7 @@ impl Way {
 }
 
 /// A column to sort by, if it is one that the exchange can name and compare.
-fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
+pub(crate) fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
     // The exchange has floats in the same order by itself.
     let column = beneath(&by.expr).downcast_ref::<Column>()?;
     let unique = schema.fields().iter().filter(|field| field.name() == column.name()).count() == 1;

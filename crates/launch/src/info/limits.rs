@@ -210,8 +210,15 @@ fn cgroup_cpu() -> Option<Item> {
 }
 
 fn cgroup_memory() -> Option<Item> {
-    let limit = smallest_in_cgroup("memory.max", |text| text.trim().parse::<f64>().ok())? as u64;
-    let text = format!("{} (cgroup memory.max); beyond it a worker is killed", bytes(limit));
+    // The first version says of no limit that it is the largest number of pages.
+    const LEAST_OF_NONE: f64 = (1u64 << 62) as f64;
+    let limit =
+        |name| smallest_in_cgroup(name, |text| text.trim().parse::<f64>().ok().filter(|&limit| limit < LEAST_OF_NONE));
+    let (name, limit) = ["memory.max", "memory.limit_in_bytes"]
+        .into_iter()
+        .filter_map(|name| Some((name, limit(name)? as u64)))
+        .min_by_key(|&(_, limit)| limit)?;
+    let text = format!("{} (cgroup {name}); beyond it a worker is killed", bytes(limit));
     Some(Item::new(LIMITS, "memory limit", limit, text).problem_if(
         limit < 512 << 20,
         "that is little for workers with arrays in memory",
@@ -219,16 +226,19 @@ fn cgroup_memory() -> Option<Item> {
     ))
 }
 
-/// The smallest value of a cgroup (version 2) setting from this process's group up to the root.
+/// The smallest value of a cgroup's setting from this process's group up to the root: of version 2, or of the first one's memory.
 fn smallest_in_cgroup(file: &str, parse: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let mut smallest: Option<f64> = None;
-    for folder in Path::new(group.trim_start_matches('/')).ancestors() {
-        let Ok(text) = fs::read_to_string(Path::new("/sys/fs/cgroup").join(folder).join(file)) else { continue };
-        if let Some(value) = parse(&text) {
-            smallest = Some(smallest.map_or(value, |smallest| smallest.min(value)));
+    let mounted = groups.lines().filter_map(|line| {
+        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
+        match controllers {
+            "" => Some(("/sys/fs/cgroup", group)),
+            _ if controllers.split(',').any(|name| name == "memory") => Some(("/sys/fs/cgroup/memory", group)),
+            _ => None,
         }
-    }
-    smallest
+    });
+    let folders = mounted.flat_map(|(mounted, group)| {
+        Path::new(group.trim_start_matches('/')).ancestors().map(|folder| Path::new(mounted).join(folder))
+    });
+    folders.filter_map(|folder| parse(&fs::read_to_string(folder.join(file)).ok()?)).reduce(f64::min)
 }

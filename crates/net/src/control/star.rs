@@ -7,7 +7,7 @@
 //! machine) did not tick either and goes on where it was.
 
 use super::wire::{Kind, Message};
-use super::{ControlEvent, Target};
+use super::{ControlEvent, HEARTBEAT_INTERVAL, Target};
 use crate::Rank;
 
 /// How many times longer than usual a worker may be silent before its first word. Until then it may still be starting.
@@ -159,8 +159,9 @@ impl Star {
                     let patience = if *heard { 1 } else { PATIENCE_BEFORE_FIRST_WORD };
                     if *silent_ticks > self.silent_ticks_max.saturating_mul(patience) {
                         let reason = format!(
-                            "no sign of life for {} heartbeats; its host or network is gone, or it is stopped",
-                            *silent_ticks
+                            "no sign of life for {:.1} s (TIDEMILL_FAILURE_TIMEOUT); its host or network is gone, or its process \
+                             is stopped (SIGSTOP, Ctrl-Z, a debugger)",
+                            (HEARTBEAT_INTERVAL * *silent_ticks).as_secs_f64()
                         );
                         self.gone(rank, reason, out);
                         continue;

@@ -32,6 +32,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<table::NativeTable>()?;
     m.add_function(wrap_pyfunction!(calls::end_calls, m)?)?;
     m.add_function(wrap_pyfunction!(memory_bytes, m)?)?;
+    m.add_function(wrap_pyfunction!(address_bytes_left, m)?)?;
     m.add_function(wrap_pyfunction!(stream::stream_of, m)?)?;
     m.add_function(wrap_pyfunction!(stream::stream_of_table, m)?)?;
     m.add_function(wrap_pyfunction!(source::stream_of_function, m)?)?;
@@ -50,6 +51,12 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 fn memory_bytes() -> Option<u64> {
     tidemill_dataflow::memory::memory_bytes()
+}
+
+/// Bytes of addresses that this process may still map, where `ulimit -v` limits them.
+#[pyfunction]
+fn address_bytes_left() -> Option<u64> {
+    tidemill_dataflow::memory::address_bytes_left()
 }
 
 /// The exception of a query that cannot be built or has failed.

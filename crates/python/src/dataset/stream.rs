@@ -548,6 +548,9 @@ impl Status {
         });
         let mut status = self.about.clone();
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
+        // Whoever reads it on this machine tells by it how long ago that was, though the machine's clock may be set meanwhile.
+        let up = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+        status["up_s"] = json!(up.split(' ').next().and_then(|text| text.parse::<f64>().ok()));
         status["durable"] = json!(run.durable());
         status["every_s"] = json!(self.every_checkpoint.map(|every| every.as_secs_f64()));
         let checkpoint = run.checkpoint();

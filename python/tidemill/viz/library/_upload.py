@@ -5,8 +5,10 @@ Nothing of an archive is written under a name that it gives: what lies in it is 
 
 from __future__ import annotations
 
+import errno
 import re
 import stat
+import struct
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -210,10 +212,20 @@ def _unpack(name: str, path: Path, to: Path, limits: Limits) -> dict[str, Path]:
                                 f"{name}: unpacked it is more than {limits.bytes >> 20} MiB, or {_RATIO_MAX} times its size"
                             )
                         out.write(part)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
+    except (
+        zipfile.BadZipFile,
+        struct.error,
+        EOFError,
+        NotImplementedError,
+        OverflowError,
+        RuntimeError,
+        ValueError,
+        OSError,
+    ) as error:
         if isinstance(error, UploadError):
             raise
-        if isinstance(error, OSError) and error.errno is not None:
+        # A place before the start of the file is the archive's fault, all else that the system says is not.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise UploadError(f"{name}: this is no archive that can be unpacked: {error}") from None
     except Exception as error:
