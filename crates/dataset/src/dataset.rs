@@ -17,6 +17,8 @@ use datafusion::functions::core::expr_ext::FieldAccessor;
 use datafusion::functions_aggregate::first_last::first_value_udaf;
 use datafusion::functions_window::row_number::row_number_udwf;
 use datafusion::logical_expr::expr::{Sort, WindowFunction};
+use datafusion::logical_expr::expr_rewriter::normalize_sorts;
+use datafusion::logical_expr::logical_plan::Sort as SortStep;
 use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{
     Expr, LogicalPlan, LogicalPlanBuilder, Partitioning, Union, WindowFunctionDefinition, cast, lit,
@@ -352,7 +354,11 @@ impl DataSet {
         for key in &mut by {
             key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
         }
-        DataSet::new(self.frame.clone().sort(by)?)
+        // Not by `DataFrame::sort`, which takes a column of a select for the one that it was made of if that had the key's name.
+        let (state, plan) = self.frame.clone().into_parts();
+        let expr = normalize_sorts(by, &plan)?;
+        let sorted = LogicalPlan::Sort(SortStep { expr, input: Arc::new(plan), fetch: None });
+        DataSet::new(DataFrame::new(state, sorted))
     }
 
     /// The rows with a number of their own in front, from `first` on: in the order of `by`, else in that of a sort that was the last step

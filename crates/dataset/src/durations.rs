@@ -101,6 +101,9 @@ fn of_two(left: &Expr, op: Operator, right: &Expr, schema: &DFSchema) -> Option<
         _ => left,
     };
     let (left_type, right_type) = (type_of(left)?, type_of(right)?);
+    if !is_duration(&left_type) && !is_duration(&right_type) {
+        return None;
+    }
     let (left, right) = (left.clone(), right.clone());
     match (&left_type, op, &right_type) {
         (date, Operator::Plus | Operator::Minus, DataType::Duration(_)) if is_date(date) => {

@@ -33,7 +33,7 @@ use crate::group::ByNumber;
 use crate::guards::GuardConditions;
 use crate::instead::Instead;
 use crate::lenient::{BadRow, BadRows};
-use crate::numbers::{CheckArithmetic, CompareFloats, aggregate_functions, number_functions};
+use crate::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, aggregate_functions, number_functions};
 use crate::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::spill::SpillFiles;
 use crate::split::SplitExec;
@@ -274,7 +274,10 @@ impl Engine {
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false)
             // It mixes up columns with and without a table's name where a struct's field is read (apache/datafusion#25446).
-            .set_bool("datafusion.optimizer.enable_leaf_expression_pushdown", false);
+            .set_bool("datafusion.optimizer.enable_leaf_expression_pushdown", false)
+            // It takes a column for one that may be null, which the plan knows is not: `CASE WHEN x IS NOT NULL THEN x ELSE 0 END`,
+            // `x IS NOT FALSE`. No rows depend on that.
+            .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true);
         let context = session_of(session, environment.build_arc()?, &governor);
         Ok(Engine {
             threads: runtime.handle().clone(),
@@ -416,7 +419,8 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes, threads }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
     let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
-    let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> = vec![Arc::new(DatesAsTimes), Arc::new(ListsOfColumns)];
+    let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> =
+        vec![Arc::new(DatesAsTimes), Arc::new(DecimalsAsFloats), Arc::new(ListsOfColumns)];
     analyzer.extend(Analyzer::new().rules);
     // When all types are known.
     analyzer.extend([Arc::new(CheckArithmetic) as _, Arc::new(CompareFloats) as _, Arc::new(GuardConditions) as _]);

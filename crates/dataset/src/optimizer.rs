@@ -4,11 +4,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use datafusion::common::FunctionalDependencies;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
 use datafusion::logical_expr::expr::InList;
-use datafusion::logical_expr::logical_plan::{Filter, Projection};
+use datafusion::logical_expr::logical_plan::{Distinct, Filter, Projection};
 use datafusion::logical_expr::{Expr, LogicalPlan, lit};
 use datafusion::optimizer::{AnalyzerRule, ApplyOrder, Optimizer, OptimizerConfig, OptimizerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -21,7 +22,10 @@ use crate::rewrite::rewrite_exprs;
 /// The rules for logical plans.
 pub(crate) fn logical_rules() -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
     let guarded = |rule: Arc<dyn OptimizerRule + Send + Sync>| match rule.name() {
-        "optimize_projections" => Arc::new(StepsInARow(rule)) as _,
+        "optimize_projections" => Arc::new(WithoutKeys(Arc::new(StepsInARow(rule)))) as _,
+        "replace_distinct_aggregate" | "eliminate_duplicated_expr" | "eliminate_join" => {
+            Arc::new(WithoutKeys(rule)) as _
+        }
         _ => rule,
     };
     let last: Arc<dyn OptimizerRule + Send + Sync> = Arc::new(GuardFilters);
@@ -116,6 +120,70 @@ impl OptimizerRule for StepsInARow {
 fn is_risky(step: &Projection) -> bool {
     let LogicalPlan::Projection(below) = step.input.as_ref() else { return false };
     below.expr == step.expr || matches!(below.input.as_ref(), LogicalPlan::Projection(_))
+}
+
+/// Some rules drop grouping keys, sort keys, DISTINCTs and joins that a key of the rows makes redundant. What DataFusion takes for keys
+/// is wrong after a join: a column that was unique in one table is said to determine the columns of the other table too. A GROUP BY over
+/// both then loses rows. So these rules see plans without keys.
+#[derive(Debug)]
+struct WithoutKeys(Arc<dyn OptimizerRule + Send + Sync>);
+
+impl OptimizerRule for WithoutKeys {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        self.0.apply_order()
+    }
+
+    fn supports_rewrite(&self) -> bool {
+        true
+    }
+
+    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+        let keyless = match self.0.apply_order() {
+            // The rule walks the plan itself.
+            None => plan.transform_up(without_keys).data()?,
+            Some(_) if plan.inputs().iter().any(|input| has_keys(input)) => below_without_keys(plan)?.data,
+            Some(_) => plan,
+        };
+        self.0.rewrite(keyless, config)
+    }
+}
+
+fn has_keys(plan: &LogicalPlan) -> bool {
+    !plan.schema().functional_dependencies().is_empty()
+}
+
+/// A step whose inputs have no keys, whichever steps below the inputs get their schemas from.
+fn below_without_keys(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+    plan.map_children(|input| match &input {
+        _ if !has_keys(&input) => Ok(Transformed::no(input)),
+        LogicalPlan::Filter(_)
+        | LogicalPlan::Sort(_)
+        | LogicalPlan::Limit(_)
+        | LogicalPlan::Repartition(_)
+        | LogicalPlan::Distinct(Distinct::All(_)) => below_without_keys(input),
+        _ => without_keys(input),
+    })
+}
+
+fn without_keys(mut plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+    let schema = match &mut plan {
+        LogicalPlan::Projection(step) => &mut step.schema,
+        LogicalPlan::Aggregate(step) => &mut step.schema,
+        LogicalPlan::Window(step) => &mut step.schema,
+        LogicalPlan::SubqueryAlias(step) => &mut step.schema,
+        LogicalPlan::Join(step) => &mut step.schema,
+        LogicalPlan::Unnest(step) => &mut step.schema,
+        _ => return Ok(Transformed::no(plan)),
+    };
+    if schema.functional_dependencies().is_empty() {
+        return Ok(Transformed::no(plan));
+    }
+    *schema = Arc::new(schema.as_ref().clone().with_functional_dependencies(FunctionalDependencies::empty())?);
+    Ok(Transformed::yes(plan))
 }
 
 /// Filters are pushed down by the names of columns, so that one on the second of two columns with the same name prunes by the

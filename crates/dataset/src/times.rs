@@ -23,6 +23,7 @@ use datafusion::error::Result;
 use datafusion::functions::datetime::date_trunc::DateTruncFunc;
 use datafusion::logical_expr::expr::{Between, BinaryExpr, InList};
 use datafusion::logical_expr::sort_properties::{ExprProperties, SortProperties};
+use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
     Coercion, ColumnarValue, Documentation, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs,
     ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, TypeSignature, TypeSignatureClass, Volatility, cast,
@@ -31,6 +32,7 @@ use datafusion::optimizer::AnalyzerRule;
 
 use crate::exact::is_text;
 use crate::rewrite::rewrite_exprs;
+use crate::sql::fraction_of;
 
 /// The functions of this module, by the names that SQL knows them by.
 pub(crate) fn time_functions() -> [ScalarUDF; 3] {
@@ -408,8 +410,8 @@ fn without_fractions(format: &str) -> Vec<&str> {
     parts
 }
 
-/// Lets a date meet a time as the midnight that begins it, in the time's own unit. The rule comes before DataFusion's own, for which both
-/// become times of nanoseconds.
+/// Lets what meets a time have that time's own unit: a date as the midnight that begins it, a text, and the present. The rule comes before
+/// DataFusion's own, for which all become times of nanoseconds, and those of columns too.
 #[derive(Debug)]
 pub(crate) struct DatesAsTimes;
 
@@ -419,52 +421,122 @@ impl AnalyzerRule for DatesAsTimes {
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
-        let met = |node| rewrite_exprs(node, |_, expr, schema| expr.transform_up(|part| met(part, schema)));
-        Ok(plan.transform_up_with_subqueries(met)?.data)
+        let step = |node: LogicalPlan| {
+            rewrite_exprs(node, |_, expr, schema| expr.transform_up(|part| met(part, schema)))?
+                .transform_data(|node| Ok(met_in_keys(node)))
+        };
+        Ok(plan.transform_up_with_subqueries(step)?.data)
     }
 }
 
-/// `expr`, its dates made times if it compares them with such, or subtracts.
+/// `expr`, what it compares with times made such, or what it subtracts.
 fn met(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     Ok(match expr {
         Expr::BinaryExpr(BinaryExpr { left, op, right }) if op.supports_propagation() || op == Operator::Minus => {
             let (mut left, mut right) = (*left, *right);
-            let changed = as_times([&mut left, &mut right], schema);
+            // A text that is taken from a time is an interval.
+            let changed = as_times([&mut left, &mut right], schema, op != Operator::Minus);
             let met = Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)));
             Transformed::new_transformed(met, changed)
         }
         Expr::Between(mut between) => {
             let Between { expr, low, high, .. } = &mut between;
-            let changed = as_times([&mut **expr, &mut **low, &mut **high], schema);
+            let changed = as_times([&mut **expr, &mut **low, &mut **high], schema, true);
             Transformed::new_transformed(Expr::Between(between), changed)
         }
         Expr::InList(mut one) => {
             let InList { expr, list, .. } = &mut one;
-            let changed = as_times(std::iter::once(&mut **expr).chain(list), schema);
+            let changed = as_times(std::iter::once(&mut **expr).chain(list), schema, true);
             Transformed::new_transformed(Expr::InList(one), changed)
         }
         other => Transformed::no(other),
     })
 }
 
-/// Casts the dates among expressions to the type of the time beside them; false if there is nothing to do.
-fn as_times<'e>(exprs: impl IntoIterator<Item = &'e mut Expr>, schema: &DFSchema) -> bool {
+/// The same for the keys of a join.
+fn met_in_keys(mut node: LogicalPlan) -> Transformed<LogicalPlan> {
+    if !matches!(&node, LogicalPlan::Join(join) if !join.on.is_empty()) {
+        return Transformed::no(node);
+    }
+    let schema = merge_schema(&node.inputs());
+    let mut changed = false;
+    if let LogicalPlan::Join(join) = &mut node {
+        for (left, right) in &mut join.on {
+            changed |= as_times([left, right], &schema, true);
+        }
+    }
+    Transformed::new_transformed(node, changed)
+}
+
+/// Casts what is beside a time to its type; false if there is nothing to do.
+fn as_times<'e>(exprs: impl IntoIterator<Item = &'e mut Expr>, schema: &DFSchema, with_texts: bool) -> bool {
     // What has no type yet is for others to complain about.
     let mut typed: Vec<_> = exprs.into_iter().map(|expr| (expr.get_type(schema).ok(), expr)).collect();
-    let is_date = |of: &Option<DataType>| matches!(of, Some(DataType::Date32 | DataType::Date64));
+    let mut changed = false;
+    let is_nanos = |of: &Option<DataType>| matches!(of, Some(DataType::Timestamp(TimeUnit::Nanosecond, _)));
+    if typed.iter().any(|(of, _)| is_nanos(of)) && typed.iter().any(|(_, expr)| is_beyond_nanos(expr)) {
+        // Whatever else it is compared with, the time is not equal to this one: what is behind its microseconds does not matter.
+        for (of, expr) in &mut typed {
+            if let Some(DataType::Timestamp(TimeUnit::Nanosecond, zone)) = of {
+                let micros = DataType::Timestamp(TimeUnit::Microsecond, zone.clone());
+                **expr = cast(std::mem::take(*expr), micros.clone());
+                *of = Some(micros);
+                changed = true;
+            }
+        }
+    }
     let time = typed.iter().find_map(|(of, _)| match of {
         Some(DataType::Timestamp(unit, _)) if *unit != TimeUnit::Nanosecond => of.clone(),
         _ => None,
     });
-    let Some(time) = time else { return false };
-    let mut changed = false;
+    let Some(time @ DataType::Timestamp(unit, _)) = &time else { return changed };
     for (of, expr) in &mut typed {
-        if is_date(of) {
-            **expr = cast(std::mem::take(*expr), time.clone());
-            changed = true;
-        }
+        let to = match of {
+            Some(DataType::Date32 | DataType::Date64) => time.clone(),
+            Some(text) if with_texts && is_text(text) && has_no_more_digits(expr) => time.clone(),
+            Some(DataType::Timestamp(TimeUnit::Nanosecond, zone)) if is_the_present(expr) => {
+                DataType::Timestamp(*unit, zone.clone())
+            }
+            _ => continue,
+        };
+        **expr = cast(std::mem::take(*expr), to);
+        changed = true;
     }
     changed
+}
+
+/// Whether a text, if it is known, has no digits that a time of microseconds would lose.
+fn has_no_more_digits(expr: &Expr) -> bool {
+    match expr {
+        Expr::Literal(text, _) => text.try_as_str().flatten().is_none_or(|text| fraction_of(text) <= 6),
+        _ => true,
+    }
+}
+
+fn is_the_present(expr: &Expr) -> bool {
+    matches!(expr, Expr::ScalarFunction(call) if call.name() == "now")
+}
+
+/// Whether it is a date or time, as written down, that no number of nanoseconds reaches.
+fn is_beyond_nanos(expr: &Expr) -> bool {
+    let value = match expr {
+        Expr::Literal(value, _) => value.clone(),
+        Expr::Cast(of) => match of.expr.as_ref() {
+            Expr::Literal(value, _) => match value.cast_to(of.field.data_type()) {
+                Ok(value) => value,
+                Err(_) => return false,
+            },
+            _ => return false,
+        },
+        _ => return false,
+    };
+    if !matches!(value.data_type(), DataType::Date32 | DataType::Date64 | DataType::Timestamp(..)) {
+        return false;
+    }
+    match value.cast_to(&DataType::Timestamp(TimeUnit::Microsecond, None)) {
+        Ok(ScalarValue::TimestampMicrosecond(Some(micros), _)) => micros.checked_mul(1000).is_none(),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::error::{DataFusionError, Result};
+use datafusion::logical_expr::binary::BinaryTypeCoercer;
 use datafusion::logical_expr::expr::{BinaryExpr, ScalarFunction};
 use datafusion::logical_expr::sort_properties::{ExprProperties, SortProperties};
 use datafusion::logical_expr::{
@@ -35,7 +36,7 @@ impl AnalyzerRule for CheckArithmetic {
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
-        let check = |node| rewrite_exprs(node, |_, expr, schema| expr.transform_down(|part| checked(part, schema)));
+        let check = |node| rewrite_exprs(node, |_, expr, schema| expr.transform_up(|part| checked(part, schema)));
         Ok(plan.transform_up_with_subqueries(check)?.data)
     }
 }
@@ -45,7 +46,8 @@ pub(crate) fn is_checked(call: &ScalarFunction) -> bool {
     call.func.inner().downcast_ref::<Checked>().is_some()
 }
 
-/// An operator with its operands, or the operand of a minus.
+/// An operator with its operands, or the operand of a minus. Operands have been checked before: what is asked of them takes the same time
+/// however deep they are, or a sum of a thousand terms would take minutes to plan.
 fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let (op, operands) = match &expr {
         Expr::BinaryExpr(BinaryExpr { left, op, right }) => (*op, vec![left.as_ref(), right.as_ref()]),
@@ -55,35 +57,60 @@ fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     if !matches!(op, Operator::Plus | Operator::Minus | Operator::Multiply) {
         return Ok(Transformed::no(expr));
     }
-    let types = operands.iter().map(|operand| operand.get_type(schema)).collect::<Result<Vec<_>>>()?;
+    let types = operands.iter().map(|operand| type_of(operand, schema)).collect::<Result<Vec<_>>>()?;
     // The range of decimals is the same on both sides of zero.
     let wraps = types.iter().all(DataType::is_integer) || types.len() == 2 && types.iter().all(DataType::is_decimal);
     if !wraps {
         return Ok(Transformed::no(expr));
     }
-    let data_type = expr.get_type(schema)?;
-    let args: Vec<Expr> = operands.into_iter().cloned().collect();
+    let data_type = match types.as_slice() {
+        [left, right] => BinaryTypeCoercer::new(left, &op, right).get_result_type()?,
+        _ => types[0].clone(),
+    };
+    let args = match expr {
+        Expr::BinaryExpr(BinaryExpr { left, right, .. }) => vec![*left, *right],
+        Expr::Negative(of) => vec![*of],
+        other => unreachable!("{other} has no operands"),
+    };
     let function =
         Checked { op, data_type, text: text(op, &args), signature: Signature::any(args.len(), Volatility::Immutable) };
     Ok(Transformed::yes(Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), args))))
 }
 
+fn type_of(operand: &Expr, schema: &DFSchema) -> Result<DataType> {
+    match operand {
+        Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<Checked>() {
+            Some(checked) => Ok(checked.data_type.clone()),
+            None => operand.get_type(schema),
+        },
+        _ => operand.get_type(schema),
+    }
+}
+
+/// Characters of an operator's text, beyond which its middle is left out.
+const TEXT_MAX: usize = 400;
+
 /// The operator as people write it.
 fn text(op: Operator, args: &[Expr]) -> String {
     let operand = |arg: &Expr| match arg {
-        Expr::BinaryExpr(BinaryExpr { left, op, right }) => {
-            format!("({})", text(*op, &[left.as_ref().clone(), right.as_ref().clone()]))
-        }
         Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<Checked>() {
             Some(checked) => format!("({})", checked.text),
             None => arg.human_display().to_string(),
         },
+        Expr::BinaryExpr(_) => format!("({})", arg.human_display()),
         _ => arg.human_display().to_string(),
     };
-    match args {
+    let text = match args {
         [left, right] => format!("{} {op} {}", operand(left), operand(right)),
         args => format!("-{}", args.iter().map(operand).collect::<String>()),
+    };
+    let length = text.chars().count();
+    if length <= TEXT_MAX {
+        return text;
     }
+    let first: String = text.chars().take(TEXT_MAX / 2).collect();
+    let last: String = text.chars().skip(length - TEXT_MAX / 2).collect();
+    format!("{first} ... {last}")
 }
 
 /// An operator that fails where DataFusion's would wrap around.
@@ -149,7 +176,7 @@ impl ScalarUDFImpl for Checked {
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
         let nullable = args.arg_fields.iter().any(|field| field.is_nullable());
-        Ok(Arc::new(arrow::datatypes::Field::new(&self.text, self.data_type.clone(), nullable)))
+        Ok(Arc::new(arrow::datatypes::Field::new(self.name(), self.data_type.clone(), nullable)))
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {

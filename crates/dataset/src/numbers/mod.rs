@@ -8,9 +8,11 @@
 //! | `mean`       | means of whole numbers, exact however large they are         |
 //! | `extremes`   | least and greatest floats of groups                         |
 //! | `float_keys` | NaNs and zeros in keys, orders and comparisons              |
+//! | `decimals`   | decimals beside floats, compared as floats                   |
 //! | `sliding`    | sums, means and variances of floats in frames that slide    |
 
 mod arithmetic;
+mod decimals;
 mod extremes;
 mod float_keys;
 mod mean;
@@ -22,6 +24,7 @@ use arrow::datatypes::DataType;
 use datafusion::logical_expr::{AggregateUDF, ScalarUDF};
 
 pub(crate) use arithmetic::{CheckArithmetic, is_checked};
+pub(crate) use decimals::DecimalsAsFloats;
 pub(crate) use float_keys::{CompareFloats, beneath};
 
 /// Functions of ours that take the place of DataFusion's.

@@ -28,10 +28,11 @@ use datafusion::logical_expr::logical_plan::{
 };
 use datafusion::logical_expr::utils::{enumerate_grouping_sets, grouping_set_to_exprlist, split_conjunction};
 use datafusion::logical_expr::{
-    Expr, ExprFunctionExt, GroupingSet, JoinType, LogicalPlan, LogicalPlanBuilder, Operator, Subquery, binary_expr,
-    lit, when,
+    Expr, ExprFunctionExt, ExprSchemable, GroupingSet, JoinType, LogicalPlan, LogicalPlanBuilder, Operator, Subquery,
+    binary_expr, lit, when,
 };
 
+use super::lateral::LATERAL;
 use super::one_row::one_row;
 
 /// The plan with subqueries as joins, where DataFusion would not do it, or would get it wrong.
@@ -48,6 +49,25 @@ enum Context {
     Filter,
     Projection,
     Other,
+}
+
+/// Where in the expression of a step a subquery is.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// It is all of a condition.
+    Condition,
+    /// It is negated, and nothing else.
+    Negated,
+    /// In a larger expression.
+    Within,
+}
+
+/// The query around subqueries.
+struct Outer {
+    /// As it was. Domains are taken from it: joins of results change none of their values, and each would double the plan.
+    base: LogicalPlan,
+    /// With the results of its subqueries.
+    joined: LogicalPlan,
 }
 
 /// Rewrites the subqueries of one statement; counts the names it makes.
@@ -193,6 +213,38 @@ fn is_correlated_by_filters(plan: &LogicalPlan, may_aggregate: bool, any_conditi
     }
 }
 
+/// Whether the right side of a join is a lateral subquery that reads the left side only in subqueries of its own. DataFusion then says
+/// nothing of it; see [`super::lateral`].
+fn refers_to_left(join: &Join) -> bool {
+    fn is_lateral(plan: &LogicalPlan) -> bool {
+        match plan {
+            LogicalPlan::SubqueryAlias(step) => step.alias.table() == LATERAL || is_lateral(&step.input),
+            LogicalPlan::Projection(step) => is_lateral(&step.input),
+            _ => false,
+        }
+    }
+    is_lateral(&join.right) && outer_columns(&join.right).iter().any(|column| join.left.schema().has_column(column))
+}
+
+/// Whether an expression over `plan` is the same for all rows of one value of the domain.
+fn is_fixed(expr: &Expr, plan: &LogicalPlan, domain: &Domain) -> bool {
+    expr.column_refs().into_iter().all(|column| {
+        if column.relation.as_ref() == Some(&domain.name) {
+            return true;
+        }
+        let Some(at) = plan.schema().maybe_index_of_column(column) else { return false };
+        match plan {
+            LogicalPlan::Projection(step) => is_fixed(&step.expr[at], &step.input, domain),
+            LogicalPlan::SubqueryAlias(step) => {
+                let input = Expr::Column(Column::from(step.input.schema().qualified_field(at)));
+                is_fixed(&input, &step.input, domain)
+            }
+            LogicalPlan::Filter(step) => is_fixed(&Expr::Column(column.clone()), &step.input, domain),
+            _ => false,
+        }
+    }) && !expr.is_volatile()
+}
+
 /// Whether a query has one row at most, whatever its tables have.
 fn has_one_row(plan: &LogicalPlan) -> bool {
     match plan {
@@ -238,7 +290,7 @@ impl Subqueries {
             return Ok(plan);
         }
         let mut input = match plan.inputs().as_slice() {
-            [input] => (*input).clone(),
+            [input] => Outer { base: (*input).clone(), joined: (*input).clone() },
             _ => return Ok(plan),
         };
         let before = columns_of(plan.schema());
@@ -259,7 +311,7 @@ impl Subqueries {
             all.map(Transformed::yes)
         })?;
         let exprs = changed.data.expressions();
-        let input = Arc::new(input);
+        let input = Arc::new(input.joined);
         let step = match changed.data {
             LogicalPlan::Filter(_) => {
                 let [predicate] = exprs.try_into().expect("a filter has one predicate");
@@ -290,21 +342,27 @@ impl Subqueries {
     }
 
     /// An expression over `input`, to which the results of its subqueries are joined.
-    fn expr(&self, expr: Expr, input: &mut LogicalPlan, context: Context) -> Result<Expr> {
-        let is_top = is_subquery(&expr) || matches!(&expr, Expr::Not(inner) if is_subquery(inner));
+    fn expr(&self, expr: Expr, input: &mut Outer, context: Context) -> Result<Expr> {
+        let place = match &expr {
+            expr if is_subquery(expr) => Place::Condition,
+            Expr::Not(inner) if is_subquery(inner) => Place::Negated,
+            _ => Place::Within,
+        };
         expr.transform_down(|expr| {
             if !is_subquery(&expr) {
                 return Ok(Transformed::no(expr));
             }
-            let made = self.subquery(expr, input, context, is_top)?;
+            let made = self.subquery(expr, input, context, place)?;
             Ok(Transformed::new(made, true, TreeNodeRecursion::Jump))
         })
         .data()
     }
 
-    /// One subquery's value over `input`. `is_top`: it is a whole condition, or the negation of one.
-    fn subquery(&self, expr: Expr, input: &mut LogicalPlan, context: Context, is_top: bool) -> Result<Expr> {
+    /// One subquery's value over `input`.
+    fn subquery(&self, expr: Expr, input: &mut Outer, context: Context, place: Place) -> Result<Expr> {
         let in_filter = context == Context::Filter;
+        // A filter leaves out rows for which its condition is null as it does those for which it is false.
+        let null_is_false = in_filter && place == Place::Condition;
         match expr {
             Expr::Exists(Exists { subquery, negated }) => {
                 let subquery = self.nested(subquery)?;
@@ -321,7 +379,7 @@ impl Subqueries {
                 // Of a constant DataFusion makes no key, and forgets about nulls.
                 let plain_value = !expr.column_refs().is_empty() && !has_subquery(&expr);
                 if in_filter
-                    && is_top
+                    && place != Place::Within
                     && refers
                     && plain_value
                     && is_plain(&subquery.subquery, false)
@@ -330,13 +388,13 @@ impl Subqueries {
                     return Ok(Expr::InSubquery(InSubquery { expr, subquery, negated }));
                 }
                 let expr = self.expr(*expr, input, Context::Other)?;
-                let found = self.is_in(expr, &subquery.subquery, input)?;
+                let found = self.is_in(expr, &subquery.subquery, input, null_is_false && !negated)?;
                 Ok(if negated { Expr::Not(Box::new(found)) } else { found })
             }
             Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }) => {
                 let subquery = self.nested(subquery)?;
                 let expr = self.expr(*expr, input, Context::Other)?;
-                self.compared(expr, op, quantifier, &subquery.subquery, input)
+                self.compared(expr, op, quantifier, &subquery.subquery, input, null_is_false)
             }
             Expr::ScalarSubquery(subquery) => {
                 let subquery = self.nested(subquery)?;
@@ -361,8 +419,8 @@ impl Subqueries {
     }
 
     /// Whether all that it refers to is in the query right around it, rather than in one further out.
-    fn refers_to(&self, subquery: &Subquery, input: &LogicalPlan) -> bool {
-        outer_columns(&subquery.subquery).iter().all(|column| input.schema().has_column(column))
+    fn refers_to(&self, subquery: &Subquery, input: &Outer) -> bool {
+        outer_columns(&subquery.subquery).iter().all(|column| input.base.schema().has_column(column))
     }
 
     /// What `plan` depends on. Columns of queries further out are outer references in the domain, too.
@@ -404,8 +462,8 @@ impl Subqueries {
     }
 
     /// A column that is not null where the subquery has a row.
-    fn exists(&self, plan: &LogicalPlan, input: &mut LogicalPlan) -> Result<Expr> {
-        let domain = self.domain(plan, input)?;
+    fn exists(&self, plan: &LogicalPlan, input: &mut Outer) -> Result<Expr> {
+        let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let name = self.name("exists");
         let found = match domain.outer.is_empty() {
@@ -419,16 +477,20 @@ impl Subqueries {
                 keys.project(columns)?
             }
         };
-        *input = self.join_on(input, found.build()?, &domain, &name, None, JoinType::Left)?;
+        input.joined = self.join_on(&input.joined, found.build()?, &domain, &name, None, JoinType::Left)?;
         Ok(Expr::Column(Column::new(Some(name), "found")))
     }
 
-    /// `value` IN the subquery, with null for "not known".
-    fn is_in(&self, value: Expr, plan: &LogicalPlan, input: &mut LogicalPlan) -> Result<Expr> {
-        let domain = self.domain(plan, input)?;
+    /// `value` IN the subquery, with null for "not known", or with `null_is_false` anything but true.
+    fn is_in(&self, value: Expr, plan: &LogicalPlan, input: &mut Outer, null_is_false: bool) -> Result<Expr> {
+        let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let (counted, matched) = (self.name("in"), self.name("in"));
+        let may_be_null = |expr: &Expr, schema: &DFSchema| expr.nullable(schema).unwrap_or(true);
+        // What is not known needs the subquery's rows a second time, and the plan would double with each level of subqueries.
+        let is_known =
+            null_is_false || !may_be_null(&value, input.joined.schema()) && !may_be_null(&theirs, lifted.schema());
         let all = LogicalPlanBuilder::from(lifted.clone())
             .aggregate(domain.columns(), vec![count(lit(1)).alias("n"), count(theirs.clone()).alias("known")])?;
         let mut columns = renamed(domain.columns(), &counted);
@@ -442,12 +504,17 @@ impl Subqueries {
         let values =
             LogicalPlanBuilder::from(lifted).filter(theirs.is_not_null())?.project(columns)?.distinct()?.build()?;
         let column = |name: &TableReference, column: &str| Expr::Column(Column::new(Some(name.clone()), column));
-        *input = self.join_on(input, all, &domain, &counted, None, JoinType::Left)?;
         let same = value.clone().eq(column(&matched, "value"));
-        *input = self.join_on(input, values, &domain, &matched, Some(same), JoinType::Left)?;
+        let found = column(&matched, "value").is_not_null();
+        if is_known {
+            input.joined = self.join_on(&input.joined, values, &domain, &matched, Some(same), JoinType::Left)?;
+            return Ok(found);
+        }
+        input.joined = self.join_on(&input.joined, all, &domain, &counted, None, JoinType::Left)?;
+        input.joined = self.join_on(&input.joined, values, &domain, &matched, Some(same), JoinType::Left)?;
         let n = column(&counted, "n");
         let unknown = value.is_null().or(n.clone().gt(column(&counted, "known")));
-        when(column(&matched, "value").is_not_null(), lit(true))
+        when(found, lit(true))
             .when(n.clone().is_null().or(n.eq(lit(0i64))), lit(false))
             .when(unknown, lit(ScalarValue::Boolean(None)))
             .otherwise(lit(false))
@@ -460,17 +527,18 @@ impl Subqueries {
         op: Operator,
         quantifier: SetQuantifier,
         plan: &LogicalPlan,
-        input: &mut LogicalPlan,
+        input: &mut Outer,
+        null_is_false: bool,
     ) -> Result<Expr> {
         if quantifier == SetQuantifier::All {
             let Some(opposite) = op.negate() else { return unsupported("this comparison with ALL") };
-            let any = self.compared(value, opposite, SetQuantifier::Any, plan, input)?;
+            let any = self.compared(value, opposite, SetQuantifier::Any, plan, input, false)?;
             return Ok(Expr::Not(Box::new(any)));
         }
         if op == Operator::Eq {
-            return self.is_in(value, plan, input);
+            return self.is_in(value, plan, input, null_is_false);
         }
-        let domain = self.domain(plan, input)?;
+        let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let name = self.name("any");
@@ -489,7 +557,7 @@ impl Subqueries {
             named.map(|column| Expr::Column(Column::from_name(column)).alias_qualified(Some(name.clone()), column)),
         );
         let all = all.project(columns)?.build()?;
-        *input = self.join_on(input, all, &domain, &name, None, JoinType::Left)?;
+        input.joined = self.join_on(&input.joined, all, &domain, &name, None, JoinType::Left)?;
         let [n, known, least, most] = named.map(|column| Expr::Column(Column::new(Some(name.clone()), column)));
         let compares = match op {
             Operator::Lt | Operator::LtEq => binary_expr(value.clone(), op, most),
@@ -505,8 +573,8 @@ impl Subqueries {
     }
 
     /// The value of the subquery's only row, or null.
-    fn scalar(&self, plan: &LogicalPlan, input: &mut LogicalPlan) -> Result<Expr> {
-        let domain = self.domain(plan, input)?;
+    fn scalar(&self, plan: &LogicalPlan, input: &mut Outer) -> Result<Expr> {
+        let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let name = self.name("scalar");
@@ -524,7 +592,7 @@ impl Subqueries {
             }
         };
         let rows = rows.project(columns)?.build()?;
-        *input = self.join_on(input, rows, &domain, &name, None, JoinType::Left)?;
+        input.joined = self.join_on(&input.joined, rows, &domain, &name, None, JoinType::Left)?;
         Ok(Expr::Column(Column::new(Some(name), "value")))
     }
 
@@ -534,8 +602,10 @@ impl Subqueries {
             LogicalPlan::Subquery(subquery) => (&subquery.subquery, None),
             LogicalPlan::SubqueryAlias(aliased) => match aliased.input.as_ref() {
                 LogicalPlan::Subquery(subquery) => (&subquery.subquery, Some(aliased.alias.clone())),
+                _ if refers_to_left(join) => (&join.right, None),
                 _ => return Ok(None),
             },
+            _ if refers_to_left(join) => (&join.right, None),
             _ => return Ok(None),
         };
         if !matches!(join.join_type, JoinType::Inner | JoinType::Left) {
@@ -691,7 +761,7 @@ impl Subqueries {
         let order = order.iter().map(|key| Ok(SortKey { expr: domain.inner(key.expr.clone())?, ..key.clone() }));
         let mut order = order.collect::<Result<Vec<_>>>()?;
         // What comes of the outer query alone is the same for all rows that are numbered together.
-        order.retain(|key| key.expr.column_refs().iter().any(|column| column.relation.as_ref() != Some(&domain.name)));
+        order.retain(|key| !is_fixed(&key.expr, &lifted, domain));
         let number = row_number().partition_by(by);
         let number = if order.is_empty() { number } else { number.order_by(order) }.build()?;
         let plan = LogicalPlanBuilder::from(lifted).window(vec![number.alias(name.clone())])?.build()?;

@@ -1,13 +1,15 @@
-//! RIGHT and FULL joins with USING, and NATURAL ones. The standard gives them one column for each key, which has the key of
-//! whichever side has the row. DataFusion takes the left side's, which is null for rows that only the right side has, so such joins
-//! are written out: USING becomes ON, and the key's bare name `coalesce` of both.
+//! Joins with USING, and NATURAL ones. The standard gives them one column for each key, which has the key of whichever side has the row.
+//! DataFusion takes the left side's, which is null for rows that only the right side has, so RIGHT and FULL joins are written out:
+//! USING becomes ON, and the key's bare name `coalesce` of both. In inner and LEFT joins the left side's key is right, but DataFusion
+//! calls its bare name ambiguous in WHERE and ON, so it gets the left table's name there.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use datafusion::sql::sqlparser::ast::{
     BinaryOperator, ExcludeSelectItem, Expr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query,
-    Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableFactor, Value, VisitMut, VisitorMut,
+    Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableFactor, TableWithJoins, Value, VisitMut,
+    VisitorMut,
 };
 
 use super::call;
@@ -16,12 +18,17 @@ use super::call;
 pub(super) type Columns = HashMap<String, Vec<String>>;
 
 /// Writes such joins out, everywhere in a statement.
-pub(super) struct WriteOut<'a>(pub(super) &'a Columns);
+pub(super) struct WriteOut<'a> {
+    columns: &'a Columns,
+    /// Names of the WITH of each query around, which may be those of tables with other columns.
+    parts: Vec<Vec<String>>,
+}
 
 impl VisitorMut for WriteOut<'_> {
     type Break = String;
 
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<String> {
+        self.parts.push(parts_of(query));
         let SetExpr::Select(select) = query.body.as_mut() else { return ControlFlow::Continue(()) };
         let merged = self.joins(select)?;
         if merged.is_empty() {
@@ -39,9 +46,14 @@ impl VisitorMut for WriteOut<'_> {
             && let OrderByKind::Expressions(keys) = &mut order.kind
         {
             for key in keys {
-                let _ = key.expr.visit(&mut Replace { merged: &hidden, depth: 0 });
+                let _ = key.expr.visit(&mut Replace { merged: &hidden, tables: self, shadowed: Vec::new() });
             }
         }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<String> {
+        self.parts.pop();
         ControlFlow::Continue(())
     }
 
@@ -51,20 +63,103 @@ impl VisitorMut for WriteOut<'_> {
     }
 }
 
-impl WriteOut<'_> {
+/// Names that a query's WITH gives.
+fn parts_of(query: &Query) -> Vec<String> {
+    let parts = query.with.iter().flat_map(|with| &with.cte_tables);
+    parts.map(|part| part.alias.name.value.clone()).collect()
+}
+
+impl<'a> WriteOut<'a> {
+    pub(super) fn new(columns: &'a Columns) -> Self {
+        WriteOut { columns, parts: Vec::new() }
+    }
+
+    /// Gives keys of inner and LEFT joins their table's name in what follows them: in ON, and in the SELECT except where it names a column,
+    /// which is known by that name.
+    fn name_keys(&self, select: &mut Select) {
+        let mut names = Vec::new();
+        for table in &mut select.from {
+            if !table.joins.iter().any(|join| is_written_out(&join.join_operator)) {
+                self.keys_of(table, &mut names);
+            }
+        }
+        if names.is_empty() {
+            return;
+        }
+        let from = std::mem::take(&mut select.from);
+        let (bare, mut rest): (Vec<_>, Vec<_>) = std::mem::take(&mut select.projection)
+            .into_iter()
+            .enumerate()
+            .partition(|(_, item)| matches!(item, SelectItem::UnnamedExpr(Expr::Identifier(_))));
+        let mut replace = Replace { merged: &names, tables: self, shadowed: Vec::new() };
+        for (_, item) in &mut rest {
+            let _ = item.visit(&mut replace);
+        }
+        let _ = select.visit(&mut replace);
+        rest.extend(bare);
+        rest.sort_by_key(|(at, _)| *at);
+        select.projection = rest.into_iter().map(|(_, item)| item).collect();
+        select.from = from;
+    }
+
+    /// The keys of such joins and what they stand for, where it is known which table has them.
+    fn keys_of(&self, table: &mut TableWithJoins, names: &mut Vec<(String, Expr)>) {
+        let mut own: Vec<(String, Expr)> = Vec::new();
+        let Some(first) = self.named_table(&table.relation) else { return };
+        let mut left = vec![first];
+        for join in &mut table.joins {
+            if let Some(JoinConstraint::On(on)) = constraint(&mut join.join_operator) {
+                let _ = on.visit(&mut Replace { merged: &own, tables: self, shadowed: Vec::new() });
+            }
+            let Some(right) = self.named_table(&join.relation) else { break };
+            // What cannot be told is an error of DataFusion's if the name is used.
+            if let ControlFlow::Continue(Some(keys)) = self.keys(&join.join_operator, &left, &right) {
+                for key in keys {
+                    if own.iter().all(|(name, _)| *name != key)
+                        && let ControlFlow::Continue(at) = owner(&left, &key)
+                    {
+                        let column = qualified(&left[at].0, &key);
+                        own.push((key, column));
+                    }
+                }
+            }
+            left.push(right);
+        }
+        names.extend(own);
+    }
+
+    /// Whether the tables of a query may have a column of this name.
+    fn may_have(&self, query: &Query, name: &str) -> bool {
+        fn any(of: &WriteOut<'_>, body: &SetExpr, name: &str, parts: &[String]) -> bool {
+            let factor = |factor: &TableFactor| match of.named_table(factor) {
+                Some((_, Some(columns))) => {
+                    let is_part = matches!(factor, TableFactor::Table { name, .. } if parts.iter().any(|part| *part == name.to_string()));
+                    is_part || columns.iter().any(|column| column == name)
+                }
+                _ => true,
+            };
+            match body {
+                SetExpr::Select(select) => select
+                    .from
+                    .iter()
+                    .any(|table| factor(&table.relation) || table.joins.iter().any(|join| factor(&join.relation))),
+                SetExpr::Query(query) => of.may_have(query, name),
+                SetExpr::SetOperation { left, right, .. } => any(of, left, name, parts) || any(of, right, name, parts),
+                SetExpr::Values(_) => false,
+                _ => true,
+            }
+        }
+        any(self, &query.body, name, &parts_of(query))
+    }
+
     /// Writes the joins of a SELECT out, and returns what the keys' names stand for.
     fn joins(&self, select: &mut Select) -> ControlFlow<String, Vec<(String, Expr)>> {
         let mut merged: Vec<(String, Expr)> = Vec::new();
         // What `*` stands for: each table, and which of its columns are keys.
         let mut all: Vec<Shown> = Vec::new();
+        self.name_keys(select);
         for table in &mut select.from {
-            let is_one = |join: &JoinOperator| match join {
-                JoinOperator::Right(by) | JoinOperator::RightOuter(by) | JoinOperator::FullOuter(by) => {
-                    matches!(by, JoinConstraint::Using(_) | JoinConstraint::Natural)
-                }
-                _ => false,
-            };
-            if !table.joins.iter().any(|join| is_one(&join.join_operator)) {
+            if !table.joins.iter().any(|join| is_written_out(&join.join_operator)) {
                 let factors = std::iter::once(&table.relation).chain(table.joins.iter().map(|join| &join.relation));
                 all.extend(factors.map(|factor| Shown { table: named(factor).cloned(), keys: Vec::new() }));
                 continue;
@@ -114,25 +209,32 @@ impl WriteOut<'_> {
             }
         }
         if !merged.is_empty() {
-            rename(select, &merged, &all)?;
+            self.rename(select, &merged, &all)?;
         }
         ControlFlow::Continue(merged)
     }
 
     /// A table's name within the query, and its columns where they are known.
-    fn factor(&self, factor: &TableFactor) -> ControlFlow<String, (Ident, Option<&Vec<String>>)> {
-        let columns = match factor {
-            TableFactor::Table { name, alias, .. } if alias.as_ref().is_none_or(|alias| alias.columns.is_empty()) => {
-                name.0.last().and_then(|part| part.as_ident()).and_then(|name| self.0.get(&name.value))
-            }
-            _ => None,
-        };
-        match named(factor) {
-            Some(name) => ControlFlow::Continue((name.clone(), columns)),
+    fn factor(&self, factor: &TableFactor) -> ControlFlow<String, (Ident, Option<&'a Vec<String>>)> {
+        match self.named_table(factor) {
+            Some(table) => ControlFlow::Continue(table),
             None => ControlFlow::Break(
                 "a table beside a RIGHT or FULL JOIN with USING, or a NATURAL one, needs a name; add AS name".into(),
             ),
         }
+    }
+
+    /// The same, or `None` for a table without a name.
+    fn named_table(&self, factor: &TableFactor) -> Option<(Ident, Option<&'a Vec<String>>)> {
+        let is_part = |name: &str| self.parts.iter().flatten().any(|part| part == name);
+        let columns = match factor {
+            TableFactor::Table { name, alias, .. } if alias.as_ref().is_none_or(|alias| alias.columns.is_empty()) => {
+                let name = name.0.last().and_then(|part| part.as_ident());
+                name.filter(|name| !is_part(&name.value)).and_then(|name| self.columns.get(&name.value))
+            }
+            _ => None,
+        };
+        named(factor).map(|name| (name.clone(), columns))
     }
 
     /// The names of the columns that a join compares, unless it says so by ON.
@@ -161,6 +263,67 @@ impl WriteOut<'_> {
             _ => ControlFlow::Continue(None),
         }
     }
+
+    /// Puts what keys stand for in the place of their bare names.
+    fn rename(&self, select: &mut Select, merged: &[(String, Expr)], all: &[Shown]) -> ControlFlow<String> {
+        let mut items = Vec::new();
+        for item in std::mem::take(&mut select.projection) {
+            match item {
+                SelectItem::UnnamedExpr(expr) => {
+                    let mut made = expr.clone();
+                    let _ = made.visit(&mut Replace { merged, tables: self, shadowed: Vec::new() });
+                    items.push(match (&expr, made == expr) {
+                        (_, true) => SelectItem::UnnamedExpr(expr),
+                        (Expr::Identifier(name), _) => {
+                            SelectItem::ExprWithAlias { expr: made, alias: quoted(&name.value) }
+                        }
+                        (other, _) => SelectItem::ExprWithAlias { expr: made, alias: quoted(&other.to_string()) },
+                    });
+                }
+                SelectItem::Wildcard(mut options) => {
+                    let hidden = match options.opt_exclude.take() {
+                        Some(ExcludeSelectItem::Single(name)) => vec![name],
+                        Some(ExcludeSelectItem::Multiple(names)) => names,
+                        None => Vec::new(),
+                    };
+                    if !hidden.is_empty() || options.opt_except.is_some() {
+                        return ControlFlow::Break(
+                            "* with EXCLUDE or EXCEPT cannot stand beside a RIGHT or FULL JOIN with USING; name the columns".into(),
+                        );
+                    }
+                    // Keys come first, once.
+                    items.extend(
+                        merged
+                            .iter()
+                            .map(|(name, expr)| SelectItem::ExprWithAlias { expr: expr.clone(), alias: quoted(name) }),
+                    );
+                    for shown in all {
+                        let Some(table) = &shown.table else {
+                            return ControlFlow::Break(
+                                "a table needs a name for * to show it here; add AS name".into(),
+                            );
+                        };
+                        let keys = shown.keys.iter().map(|key| ObjectName::from(vec![quoted(key)])).collect::<Vec<_>>();
+                        let mut options = options.clone();
+                        options.opt_exclude = (!keys.is_empty()).then_some(ExcludeSelectItem::Multiple(keys));
+                        let kind = SelectItemQualifiedWildcardKind::ObjectName(ObjectName::from(vec![table.clone()]));
+                        items.push(SelectItem::QualifiedWildcard(kind, options));
+                    }
+                }
+                other => items.push(other),
+            }
+        }
+        let from = std::mem::take(&mut select.from);
+        let _ = select.visit(&mut Replace { merged, tables: self, shadowed: Vec::new() });
+        for item in &mut items {
+            if let SelectItem::ExprWithAlias { expr, .. } = item {
+                let _ = expr.visit(&mut Replace { merged, tables: self, shadowed: Vec::new() });
+            }
+        }
+        select.projection = items;
+        select.from = from;
+        ControlFlow::Continue(())
+    }
 }
 
 /// A table of a query, for `*`.
@@ -179,6 +342,16 @@ fn named(factor: &TableFactor) -> Option<&Ident> {
         }
         TableFactor::Table { name, .. } => name.0.last().and_then(|part| part.as_ident()),
         _ => None,
+    }
+}
+
+/// Whether a join's merged columns are not those of its left side.
+fn is_written_out(join: &JoinOperator) -> bool {
+    match join {
+        JoinOperator::Right(by) | JoinOperator::RightOuter(by) | JoinOperator::FullOuter(by) => {
+            matches!(by, JoinConstraint::Using(_) | JoinConstraint::Natural)
+        }
+        _ => false,
     }
 }
 
@@ -217,90 +390,36 @@ fn owner(left: &[(Ident, Option<&Vec<String>>)], name: &str) -> ControlFlow<Stri
     }
 }
 
-/// Puts what keys stand for in the place of their bare names.
-fn rename(select: &mut Select, merged: &[(String, Expr)], all: &[Shown]) -> ControlFlow<String> {
-    let mut items = Vec::new();
-    for item in std::mem::take(&mut select.projection) {
-        match item {
-            SelectItem::UnnamedExpr(expr) => {
-                let mut made = expr.clone();
-                let _ = made.visit(&mut Replace { merged, depth: 0 });
-                items.push(match (&expr, made == expr) {
-                    (_, true) => SelectItem::UnnamedExpr(expr),
-                    (Expr::Identifier(name), _) => SelectItem::ExprWithAlias { expr: made, alias: quoted(&name.value) },
-                    (other, _) => SelectItem::ExprWithAlias { expr: made, alias: quoted(&other.to_string()) },
-                });
-            }
-            SelectItem::Wildcard(mut options) => {
-                let hidden = match options.opt_exclude.take() {
-                    Some(ExcludeSelectItem::Single(name)) => vec![name],
-                    Some(ExcludeSelectItem::Multiple(names)) => names,
-                    None => Vec::new(),
-                };
-                if !hidden.is_empty() || options.opt_except.is_some() {
-                    return ControlFlow::Break(
-                        "* with EXCLUDE or EXCEPT cannot stand beside a RIGHT or FULL JOIN with USING; name the columns".into(),
-                    );
-                }
-                // Keys come first, once.
-                items.extend(
-                    merged
-                        .iter()
-                        .map(|(name, expr)| SelectItem::ExprWithAlias { expr: expr.clone(), alias: quoted(name) }),
-                );
-                for shown in all {
-                    let Some(table) = &shown.table else {
-                        return ControlFlow::Break("a table needs a name for * to show it here; add AS name".into());
-                    };
-                    let keys = shown.keys.iter().map(|key| ObjectName::from(vec![quoted(key)])).collect::<Vec<_>>();
-                    let mut options = options.clone();
-                    options.opt_exclude = (!keys.is_empty()).then_some(ExcludeSelectItem::Multiple(keys));
-                    let kind = SelectItemQualifiedWildcardKind::ObjectName(ObjectName::from(vec![table.clone()]));
-                    items.push(SelectItem::QualifiedWildcard(kind, options));
-                }
-            }
-            other => items.push(other),
-        }
-    }
-    let from = std::mem::take(&mut select.from);
-    let _ = select.visit(&mut Replace { merged, depth: 0 });
-    for item in &mut items {
-        if let SelectItem::ExprWithAlias { expr, .. } = item {
-            let _ = expr.visit(&mut Replace { merged, depth: 0 });
-        }
-    }
-    select.projection = items;
-    select.from = from;
-    ControlFlow::Continue(())
-}
-
 fn quoted(name: &str) -> Ident {
     Ident::with_quote('"', name)
 }
 
-/// Replaces bare names, but not those of subqueries, whose tables may have columns of that name.
+/// Replaces bare names, also in subqueries whose own tables have no column of that name.
 struct Replace<'a> {
     merged: &'a [(String, Expr)],
-    depth: usize,
+    tables: &'a WriteOut<'a>,
+    /// Of each subquery around: names that are its own, or may be.
+    shadowed: Vec<Vec<String>>,
 }
 
 impl VisitorMut for Replace<'_> {
     type Break = ();
 
-    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
-        self.depth += 1;
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+        let names = self.merged.iter().map(|(name, _)| name);
+        self.shadowed.push(names.filter(|name| self.tables.may_have(query, name)).cloned().collect());
         ControlFlow::Continue(())
     }
 
     fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
-        self.depth -= 1;
+        self.shadowed.pop();
         ControlFlow::Continue(())
     }
 
     fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
         if let Expr::Identifier(name) = expr
-            && self.depth == 0
             && let Some((_, merged)) = self.merged.iter().find(|(merged, _)| *merged == name.value)
+            && !self.shadowed.iter().flatten().any(|shadowed| *shadowed == name.value)
         {
             *expr = merged.clone();
         }

@@ -5,16 +5,20 @@
 //! |---------------|-------------------------------------------------------------------|
 //! | `dialect`     | IS DISTINCT FROM binds as the standard says                        |
 //! | `decorrelate` | subqueries as joins; `one_row` is the check of scalar ones         |
+//! | `lateral`     | LATERAL, where only subqueries within it read the table beside it  |
+//! | `timestamps`  | TIMESTAMP in microseconds                                          |
 //! | `between`     | BETWEEN over what is drawn anew at each use                        |
-//! | `merged_columns` | RIGHT and FULL joins with USING, and NATURAL ones               |
+//! | `merged_columns` | the columns of joins with USING, and NATURAL ones               |
 //! | `names`       | names of columns that a query does not name                        |
 
 mod between;
 mod decorrelate;
 mod dialect;
+mod lateral;
 mod merged_columns;
 mod names;
 mod one_row;
+mod timestamps;
 
 use std::ops::ControlFlow;
 
@@ -30,8 +34,11 @@ use datafusion::sql::sqlparser::ast::{
 use self::between::drawn_once;
 use self::decorrelate::decorrelated;
 use self::dialect::SqlDialect;
+use self::lateral::MarkLateral;
 use self::merged_columns::{Columns, WriteOut};
 use self::names::{TellApart, named_function, plain};
+pub(crate) use self::timestamps::fraction_of;
+use self::timestamps::in_microseconds;
 use crate::durations::NEGATIVE;
 use crate::error::{DataSetError, Result};
 
@@ -53,14 +60,18 @@ pub(crate) fn parsed(state: &SessionState, query: &str, columns: &Columns) -> Re
         if let ControlFlow::Break(reason) = Visit::visit(&*statement, &mut Checks) {
             return Err(DataSetError::Query(reason.to_owned()));
         }
-        if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut WriteOut(columns)) {
+        if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut WriteOut::new(columns)) {
             return Err(DataSetError::Query(reason));
         }
         if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut TellApart) {
             return Err(DataSetError::Query(reason));
         }
+        if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut MarkLateral) {
+            return Err(DataSetError::Query(reason));
+        }
         let _ = visit_expressions_mut(statement, |expr| {
             with_two_operands(expr);
+            in_microseconds(expr);
             ControlFlow::<()>::Continue(())
         });
     }
