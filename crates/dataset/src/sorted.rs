@@ -33,6 +33,8 @@ const ROWS_MAX: usize = 8192;
 const MERGED_BYTES: u64 = 1 << 20;
 /// What a merge holds of each of its inputs: the batch that it stands in, its keys, and those that wait.
 const INPUT_BYTES: u64 = 2 << 20;
+/// Of the budget, what a merge says that it holds at most: others are at work until the last of its inputs is sorted.
+const MERGE_SHARE: u64 = 16;
 
 /// What a [`SortExec`] does, done by the sort of exchanges; plans call it a `SorterExec`.
 #[derive(Clone)]
@@ -123,6 +125,7 @@ impl Work for Merged {
             merge: Merge::new(order, count, ROWS_MAX, MERGED_BYTES),
             inputs,
             left: merge.fetch().unwrap_or(usize::MAX),
+            bytes: (INPUT_BYTES * count as u64).min(self.governor.settings().budget_bytes / MERGE_SHARE),
             reservation: self.governor.reservation("merge"),
         };
         let metrics = BaselineMetrics::new(metrics, partition);
@@ -139,6 +142,8 @@ struct Merging {
     inputs: Vec<SendableRecordBatchStream>,
     /// Rows that are still wanted.
     left: usize,
+    /// What it holds.
+    bytes: u64,
     reservation: Reservation,
 }
 
@@ -153,7 +158,7 @@ impl Merging {
                     let batch = self.inputs[number].next().await.transpose()?;
                     if self.reservation.bytes() == 0 {
                         // It is held in any case: whoever can should spill for it.
-                        self.reservation.grow_anyway(INPUT_BYTES * self.inputs.len() as u64);
+                        self.reservation.grow_anyway(self.bytes);
                     }
                     self.merge.offer(number, batch)?;
                 }

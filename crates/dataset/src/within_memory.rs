@@ -19,6 +19,8 @@ use crate::window_exec::ByPartition;
 
 /// Of the budget, what the first rows of a sorted table may take that are held in memory.
 const TOP_SHARE: u64 = 16;
+/// Of a budget below, the blocks of a merge would be a good part, a quarter of a MiB for each run.
+const BLOCKS_BUDGET_BYTES: u64 = 16 << 20;
 /// Of a text, a list and their like, about.
 const VALUE_BYTES: usize = 32;
 
@@ -46,7 +48,7 @@ impl WithinMemory {
             if let Some(window) = Instead::of(&node, &windows) {
                 return Ok(Transformed::yes(window));
             }
-            if self.budget_bytes > 0
+            if self.budget_bytes >= BLOCKS_BUDGET_BYTES
                 && let Some(step) = Instead::of(&node, &sorts).or_else(|| Instead::of(&node, &merges))
             {
                 return Ok(Transformed::yes(step));
@@ -67,7 +69,8 @@ impl WithinMemory {
         let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
         is_large.then(|| {
             let all: Arc<dyn ExecutionPlan> = Arc::new(sort.with_fetch(None));
-            Arc::new(LocalLimitExec::new(Instead::of(&all, sorts).unwrap_or(all), fetch)) as _
+            let ours = (self.budget_bytes >= BLOCKS_BUDGET_BYTES).then(|| Instead::of(&all, sorts)).flatten();
+            Arc::new(LocalLimitExec::new(ours.unwrap_or(all), fetch)) as _
         })
     }
 }

@@ -122,7 +122,7 @@ def _silent_s(status: dict[str, Any]) -> float:
 
     By its clock, set forward by a day, all workers would look as if they had been silent for a day, and their files would be removed.
     """
-    told_s = status.get("up_s")
+    told_s: float | None = status.get("up_s")
     if told_s is not None and (silent_s := _up_s() - told_s) > -1:
         return max(silent_s, 0.0)
     # It is of a file from before the machine was started, in a folder that has outlived that.
