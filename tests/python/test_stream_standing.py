@@ -229,7 +229,8 @@ def test_logs_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
             pages.append(answer.read().decode())
 
     def is_over() -> bool:
-        return any("tidemill_checkpoint_bytes" in page for page in pages)
+        logged = any(record.name == "tidemill.stream.checkpoints" for record in caplog.records)
+        return logged and any("tidemill_checkpoint_bytes" in page for page in pages)
 
     stream = tm.stream.rate(1000).map(dict, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
     with caplog.at_level("INFO", "tidemill"):
