@@ -57,6 +57,8 @@ pub use ends::ends;
 pub use error::{DataflowError, TaskError};
 pub use flow::{Input, InputStream, Inputs, Item, LongTurn, Output, Outputs};
 pub use graph::{Executor, Graph, GraphError, GraphErrors, Parallelism, PortRef, Resources, TaskId, TaskSpec};
+pub use local::order::Order;
+pub use local::sort::{Sorted, Sorter};
 pub use metrics::{EdgeReport, RunReport};
 pub use operator::{Emit, Operator};
 pub use overlay::Overlay;

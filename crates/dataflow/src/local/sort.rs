@@ -1,4 +1,7 @@
 //! Sorting more than fits: batches are collected, sorted and, when memory runs out, spilled as a run; runs are merged.
+//!
+//! In memory, keys are sorted with the places of their rows. They are dealt into ranges that fit into a processor's cache, and
+//! sorted there. Rows with equal keys stay in the order in which they came.
 
 use std::cmp::Ordering;
 
@@ -6,6 +9,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow::row::Rows;
 
+use super::compact::Compact;
 use super::gather::{Gather, Pick};
 use super::merge::{Merge, Step};
 use super::order::{Order, PREFIX_BYTES, prefix};
@@ -25,6 +29,14 @@ const FAN_IN_MIN: usize = 8;
 const RUN_BYTES: u64 = 3 * BLOCK_BYTES as u64;
 /// Of the budget, what a merge may hold.
 const MERGE_SHARE: u64 = 8;
+/// Rows whose keys are in a processor's cache while they are sorted.
+const NEAR_ROWS: usize = 4096;
+/// Rows that a range is to have, at least.
+const RANGE_ROWS: usize = 512;
+/// Rows are dealt into two to the power of this ranges at once, at most.
+const DIGIT_BITS_MAX: u32 = 11;
+/// Of a row, its place, and that again while places are dealt.
+const PLACE_BYTES: u64 = 2 * size_of::<Place>() as u64;
 
 /// Where a row is, with the beginning of its key.
 #[derive(Clone, Copy)]
@@ -35,28 +47,35 @@ struct Place {
 }
 
 impl Place {
+    fn new(prefix: u128, batch: usize, row: usize) -> Self {
+        Place { prefix: [(prefix >> 64) as u64, prefix as u64], at: Pick { batch: batch as u32, row: row as u32 } }
+    }
+
     fn prefix(&self) -> u128 {
         u128::from(self.prefix[0]) << 64 | u128::from(self.prefix[1])
     }
 }
 
-/// See the module.
-pub(crate) struct Sorter {
+/// Sorts rows, on disk what does not fit into the budget.
+pub struct Sorter {
     schema: SchemaRef,
     order: Order,
     governor: Governor,
     reservation: Reservation,
     batches: Vec<RecordBatch>,
+    /// Of the rows; of plain numbers they are found when all have come.
     places: Vec<Place>,
     /// Keys of each batch that has any longer than its prefix.
     keys: Vec<Option<Rows>>,
     /// Runs of what was in memory, then those that so many of the ones before were merged into, and so on: no row is merged
     /// often, and not many files are open.
     runs: Vec<Vec<SpillFile>>,
+    spilled_bytes: u64,
 }
 
 impl Sorter {
-    pub(crate) fn new(schema: &SchemaRef, order: Order, governor: &Governor, reservation: Reservation) -> Self {
+    /// A sorter of rows of this schema, which holds what it holds in `reservation`.
+    pub fn new(schema: &SchemaRef, order: Order, governor: &Governor, reservation: Reservation) -> Self {
         Sorter {
             schema: SchemaRef::clone(schema),
             order,
@@ -66,36 +85,44 @@ impl Sorter {
             places: Vec::new(),
             keys: Vec::new(),
             runs: Vec::new(),
+            spilled_bytes: 0,
         }
     }
 
-    pub(crate) fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
+    /// Takes rows.
+    ///
+    /// # Errors
+    /// Of the disk, and when there is no memory for one batch.
+    pub fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
         if batch.num_rows() == 0 {
             return Ok(());
         }
-        let keys = self.order.rows(&batch)?;
-        let has_long = keys.lengths().any(|bytes| bytes > PREFIX_BYTES);
-        let keys_bytes = if has_long { keys.size() as u64 } else { 0 };
-        let bytes = batch_bytes(&batch) + keys_bytes + (batch.num_rows() * size_of::<Place>()) as u64;
+        let keys = if self.order.plain().is_some() { None } else { Some(self.order.rows(&batch)?) };
+        let keys_bytes = keys.as_ref().filter(|keys| has_long(keys)).map_or(0, |keys| keys.size() as u64);
+        let bytes = batch_bytes(&batch) + keys_bytes + PLACE_BYTES * batch.num_rows() as u64;
         if !self.reservation.try_grow(bytes) {
             self.spill()?;
-            self.reservation.grow(bytes)?;
+            if !self.reservation.grow_to_floor(bytes) {
+                self.reservation.grow(bytes)?;
+            }
         }
-        let number = self.batches.len() as u32;
-        self.places.extend(keys.iter().enumerate().map(|(row, key)| {
-            let prefix = prefix(key.data());
-            Place { prefix: [(prefix >> 64) as u64, prefix as u64], at: Pick { batch: number, row: row as u32 } }
-        }));
+        if let Some(keys) = keys {
+            self.add_places(self.batches.len(), keys);
+        }
         self.batches.push(batch);
-        self.keys.push(has_long.then_some(keys));
         Ok(())
+    }
+
+    fn add_places(&mut self, batch: usize, keys: Rows) {
+        self.places.extend(keys.iter().enumerate().map(|(row, key)| Place::new(prefix(key.data()), batch, row)));
+        self.keys.push(has_long(&keys).then_some(keys));
     }
 
     fn spill(&mut self) -> Result<(), DataflowError> {
         if self.batches.is_empty() {
             return Ok(());
         }
-        let mut sorted = self.sort_memory();
+        let mut sorted = self.sort_memory()?;
         let mut writer = SpillWriter::new(&self.governor, &self.schema)?;
         while let Some(batch) = sorted.next_batch()? {
             writer.write(&batch)?;
@@ -103,6 +130,7 @@ impl Sorter {
         drop(sorted);
         self.reservation.free();
         let mut run = writer.finish()?;
+        self.spilled_bytes += run.bytes();
         for level in 0.. {
             if self.runs.len() == level {
                 self.runs.push(Vec::new());
@@ -143,16 +171,38 @@ impl Sorter {
         writer.finish()
     }
 
-    fn sort_memory(&mut self) -> InMemory {
+    /// The places of rows whose keys are plain numbers.
+    fn find_places(&mut self) -> Result<(), DataflowError> {
+        let Some(columns) = self.order.plain() else { return Ok(()) };
+        let Some(mut compact) = Compact::of(&self.batches, columns) else {
+            // Keys as long as this are rare: no room was kept for them.
+            for number in 0..self.batches.len() {
+                let keys = self.order.rows(&self.batches[number])?;
+                self.reservation.grow_anyway(keys.size() as u64);
+                self.add_places(number, keys);
+            }
+            return Ok(());
+        };
+        self.places.reserve_exact(self.batches.iter().map(RecordBatch::num_rows).sum());
+        let mut keys = Vec::new();
+        for (number, batch) in self.batches.iter().enumerate() {
+            compact.keys(batch, &mut keys);
+            self.places.extend(keys.iter().enumerate().map(|(row, &key)| Place::new(key, number, row)));
+        }
+        Ok(())
+    }
+
+    fn sort_memory(&mut self) -> Result<InMemory, DataflowError> {
+        self.find_places()?;
         let (batches, mut places) = (std::mem::take(&mut self.batches), std::mem::take(&mut self.places));
         let keys = std::mem::take(&mut self.keys);
         if keys.iter().all(Option::is_none) {
-            places.sort_unstable_by_key(Place::prefix);
+            sort_places(&mut places, &|a, b| a.prefix().cmp(&b.prefix()));
         } else {
             // A row that has none here is short: none that is longer begins with its prefix.
             let key =
                 |place: &Place| keys[place.at.batch as usize].as_ref().map(|rows| rows.row(place.at.row as usize));
-            places.sort_unstable_by(|a, b| {
+            sort_places(&mut places, &|a, b| {
                 a.prefix().cmp(&b.prefix()).then_with(|| match (key(a), key(b)) {
                     (Some(a), Some(b)) => a.data().cmp(b.data()),
                     _ => Ordering::Equal,
@@ -161,14 +211,21 @@ impl Sorter {
         }
         let bytes: u64 = batches.iter().map(batch_bytes).sum();
         let rows_max = block_rows(bytes, places.len());
-        InMemory { gather: Gather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() }
+        Ok(InMemory { gather: Gather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() })
     }
 
     /// All rows in order. What it holds in memory stays reserved until the result is dropped.
-    pub(crate) fn finish(mut self) -> Result<Sorted, DataflowError> {
+    ///
+    /// # Errors
+    /// Of the disk.
+    pub fn finish(mut self) -> Result<Sorted, DataflowError> {
         if self.runs.is_empty() {
-            let in_memory = self.sort_memory();
-            return Ok(Sorted { source: Source::Memory(in_memory), _reservation: self.reservation });
+            let in_memory = self.sort_memory()?;
+            return Ok(Sorted {
+                source: Source::Memory(in_memory),
+                spilled_bytes: self.spilled_bytes,
+                _reservation: self.reservation,
+            });
         }
         self.spill()?;
         // The shortest first.
@@ -182,7 +239,52 @@ impl Sorter {
             runs.push(run);
         }
         let merging = self.merging(runs)?;
-        Ok(Sorted { source: Source::Runs(merging), _reservation: self.reservation })
+        Ok(Sorted { source: Source::Runs(merging), spilled_bytes: self.spilled_bytes, _reservation: self.reservation })
+    }
+}
+
+fn has_long(keys: &Rows) -> bool {
+    keys.lengths().any(|bytes| bytes > PREFIX_BYTES)
+}
+
+/// Sorts places by a comparison that begins with their prefixes; equal ones stay in their order.
+fn sort_places(places: &mut [Place], compare: &impl Fn(&Place, &Place) -> Ordering) {
+    let mut spare = if places.len() > NEAR_ROWS { places.to_vec() } else { Vec::new() };
+    sort_range(places, &mut spare, compare);
+}
+
+/// The same, of which each part that does not fit into the cache is dealt by the bits in which prefixes differ; `spare` is as long, where
+/// that is needed.
+fn sort_range(places: &mut [Place], spare: &mut [Place], compare: &impl Fn(&Place, &Place) -> Ordering) {
+    if places.len() <= NEAR_ROWS {
+        return places.sort_by(compare);
+    }
+    let prefixes = places.iter().map(Place::prefix);
+    let (low, high) = prefixes.fold((u128::MAX, 0), |(low, high), prefix| (low.min(prefix), high.max(prefix)));
+    if low == high {
+        return places.sort_by(compare);
+    }
+    let bits = u128::BITS - (high - low).leading_zeros();
+    let digit_bits = (places.len() / RANGE_ROWS).ilog2().clamp(1, DIGIT_BITS_MAX).min(bits);
+    let digit = |place: &Place| ((place.prefix() - low) >> (bits - digit_bits)) as usize;
+    let mut ends = vec![0; 1 << digit_bits];
+    places.iter().for_each(|place| ends[digit(place)] += 1);
+    let mut start = 0;
+    for end in &mut ends {
+        (*end, start) = (start, start + *end);
+    }
+    for place in places.iter() {
+        let to = &mut ends[digit(place)];
+        spare[*to] = *place;
+        *to += 1;
+    }
+    places.copy_from_slice(spare);
+    let mut start = 0;
+    for end in ends {
+        if end > start {
+            sort_range(&mut places[start..end], &mut spare[start..end], compare);
+        }
+        start = end;
     }
 }
 
@@ -244,13 +346,23 @@ enum Source {
 }
 
 /// Sorted rows, batch by batch.
-pub(crate) struct Sorted {
+pub struct Sorted {
     source: Source,
+    spilled_bytes: u64,
     _reservation: Reservation,
 }
 
 impl Sorted {
-    pub(crate) fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+    /// Bytes that have gone to disk, without what was merged there.
+    pub fn spilled_bytes(&self) -> u64 {
+        self.spilled_bytes
+    }
+
+    /// The next rows.
+    ///
+    /// # Errors
+    /// Of the disk.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
         match &mut self.source {
             Source::Memory(in_memory) => in_memory.next_batch(),
             Source::Runs(merging) => merging.next_batch(),
