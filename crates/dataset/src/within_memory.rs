@@ -1,4 +1,4 @@
-//! Steps that hold all of their rows in memory, in forms that can spill.
+//! Steps that hold all of their rows in memory, in forms that can spill; and those of window functions, which are faster.
 
 use std::sync::Arc;
 
@@ -7,13 +7,16 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec};
+use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
 use tidemill_dataflow::memory::Governor;
 
 use crate::instead::Instead;
 use crate::join_exec::JoinExec;
+use crate::running::InOrder;
+use crate::sort_exec::SortRows;
 use crate::window_exec::ByPartition;
 
 /// Of the budget, what the first rows of a sorted table may take that are held in memory.
@@ -34,12 +37,18 @@ impl WithinMemory {
 
     pub(crate) fn apply(&self, plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         let windows = ByPartition { governor: self.governor.clone() };
+        let running = InOrder { governor: self.governor.clone() };
+        let sorts = SortRows { governor: self.governor.clone() };
         plan.transform_up(|node| {
             if let Some(join) = JoinExec::instead_of(&node, &self.governor) {
                 return Ok(Transformed::yes(Arc::new(join) as _));
             }
-            if let Some(window) = Instead::of(&node, &windows) {
-                return Ok(Transformed::yes(window));
+            if is_window(&node) {
+                let input = Arc::clone(node.children()[0]);
+                let sorted = Instead::of(&input, &sorts).unwrap_or(input);
+                let node = replace_children_if_necessary(node, vec![sorted])?;
+                let window = Instead::of(&node, &windows).or_else(|| Instead::of(&node, &running));
+                return Ok(Transformed::yes(window.unwrap_or(node)));
             }
             match node.downcast_ref::<SortExec>().and_then(|sort| self.sort_all(sort)) {
                 Some(sorted) => Ok(Transformed::yes(sorted)),
@@ -57,6 +66,10 @@ impl WithinMemory {
         let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
         is_large.then(|| Arc::new(LocalLimitExec::new(Arc::new(sort.with_fetch(None)), fetch)) as _)
     }
+}
+
+fn is_window(node: &Arc<dyn ExecutionPlan>) -> bool {
+    node.downcast_ref::<BoundedWindowAggExec>().is_some() || node.downcast_ref::<WindowAggExec>().is_some()
 }
 
 fn row_bytes(schema: &Schema) -> u64 {

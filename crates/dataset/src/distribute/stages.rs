@@ -41,7 +41,7 @@ use crate::reading::Reading;
 use crate::spread::SpreadExec;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 31] = [
+const APART: [&str; 33] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -64,10 +64,12 @@ const APART: [&str; 31] = [
     "PartsExec",
     "PlaceholderRowExec",
     "ProjectionExec",
+    "RunningExec",
     "SliceExec",
     "SortExec",
     "SortMergeJoinExec",
     "SortPreservingMergeExec",
+    "SortRowsExec",
     "SplitExec",
     "StreamingTableExec",
     "UnnestExec",
