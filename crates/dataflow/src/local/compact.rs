@@ -135,3 +135,79 @@ fn float(value: f64) -> u64 {
     let bits = if value.is_nan() { NAN } else { (value + 0.0).to_bits() };
     bits ^ (((bits as i64) >> 63) as u64 | 1 << 63)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{
+        Date32Array, Float32Array, Float64Array, Int8Array, Int64Array, TimestampNanosecondArray, UInt64Array,
+    };
+
+    use super::*;
+    use crate::local::order::{Order, SortKey};
+
+    fn columns() -> Vec<(&'static str, ArrayRef)> {
+        let floats = [-f64::NAN, f64::NAN, f64::INFINITY, f64::MIN, -0.0, 0.0, 1e-300, -1.5];
+        vec![
+            ("i8", Arc::new(Int8Array::from_iter([1, i8::MIN, i8::MAX, 0, 0, -1, 5, 5].map(Some)))),
+            ("i64", Arc::new(Int64Array::from(vec![3, i64::MIN, i64::MAX, 0, -1, 7, 7, 2]))),
+            ("none", Arc::new(Int64Array::from(vec![None; 8]))),
+            (
+                "some",
+                Arc::new(Int64Array::from_iter([
+                    Some(i64::MIN),
+                    None,
+                    Some(i64::MAX),
+                    None,
+                    Some(0),
+                    Some(1),
+                    None,
+                    Some(1),
+                ])),
+            ),
+            ("u64", Arc::new(UInt64Array::from(vec![0, u64::MAX, 1 << 63, 9, 9, 0, 1, 2]))),
+            (
+                "f64",
+                Arc::new(Float64Array::from_iter(floats.iter().enumerate().map(|(at, x)| (at != 3).then_some(*x)))),
+            ),
+            ("f32", Arc::new(Float32Array::from_iter_values(floats.map(|x| x as f32)))),
+            ("date", Arc::new(Date32Array::from(vec![0, -5, i32::MAX, 4, 4, 3, 2, 1]))),
+            ("time", Arc::new(TimestampNanosecondArray::from(vec![1, 2, -9, 4, 4, 5, 6, 7]).with_timezone("UTC"))),
+        ]
+    }
+
+    /// Against Arrow's row format, for every pair of types, both directions and both places of nulls; in slices.
+    #[test]
+    fn keys_compare_as_rows_do() {
+        let batch =
+            RecordBatch::try_from_iter_with_nullable(columns().into_iter().map(|(name, array)| (name, array, true)));
+        let batch = batch.unwrap();
+        let batches = [batch.slice(0, 3), batch.slice(3, 5)];
+        let names = columns();
+        let (mut made, mut too_long) = (0, 0);
+        for (pair, turn) in (0..names.len() * names.len()).flat_map(|pair| (0..16).map(move |turn| (pair, turn))) {
+            let key = |at: usize, bits: usize| match bits & 1 {
+                0 => SortKey::ascending(names[at].0).nulls_first(bits & 2 > 0),
+                _ => SortKey::descending(names[at].0).nulls_first(bits & 2 > 0),
+            };
+            let keys = [key(pair / names.len(), turn), key(pair % names.len(), turn >> 2)];
+            let order = Order::new(&batch.schema(), &keys).unwrap();
+            let Some(mut compact) = Compact::of(&batches, order.plain().expect("all are plain")) else {
+                too_long += 1;
+                continue;
+            };
+            made += 1;
+            let (mut found, mut some) = (Vec::new(), Vec::new());
+            for batch in &batches {
+                compact.keys(batch, &mut some);
+                found.extend_from_slice(&some);
+            }
+            let rows = order.rows(&batch).unwrap();
+            for (a, b) in (0..8).flat_map(|a| (0..8).map(move |b| (a, b))) {
+                assert_eq!(found[a].cmp(&found[b]), rows.row(a).data().cmp(rows.row(b).data()), "{keys:?} {a} {b}");
+            }
+        }
+        assert!(made > 1000 && too_long > 0, "{made} {too_long}");
+    }
+}

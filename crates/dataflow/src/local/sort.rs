@@ -469,6 +469,25 @@ mod tests {
         }
     }
 
+    /// More rows than are sorted in one go, whatever their keys: equal rows stay in their order.
+    #[test]
+    fn many_rows_are_dealt() {
+        let keys: [fn(i64) -> i64; 5] =
+            [|i| i * 7919 % 50_000, |i| i % 3, |_| 1, |i| if i % 100 == 0 { i << 40 } else { i % 5000 }, |i| -i];
+        for (number, key) in keys.into_iter().enumerate() {
+            let rows: Vec<(Option<i64>, f64)> = (0..50_000).map(|i| (Some(key(i)), i as f64)).collect();
+            let batches: Vec<RecordBatch> = rows.chunks(777).map(batch).collect();
+            let mut expected = rows;
+            expected.sort_by_key(|row| row.0);
+            let by_number = sorter(&batches, &[SortKey::ascending("n")], 0).1;
+            assert_eq!(drain(by_number.finish().unwrap()), expected, "{number}");
+            // Prefixes that are equal, and longer keys that are not.
+            let by_both = sorter(&batches, &[SortKey::ascending("n"), SortKey::ascending("s")], 0).1;
+            expected.sort_by_key(|row| (row.0, format!("{row:?}")));
+            assert_eq!(drain(by_both.finish().unwrap()), expected, "{number}");
+        }
+    }
+
     /// More runs than are merged at once: the merge of merges loses nothing, and each run is an open file, of which a process
     /// may have only so many.
     #[test]

@@ -284,3 +284,6 @@ impl Windows {
         Ok(Some(RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)?))
     }
 }
+
+#[cfg(test)]
+mod tests;
