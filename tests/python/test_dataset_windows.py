@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import launched
+import pyarrow as pa
 import pytest
 import tidemill as tm
 
@@ -200,6 +202,65 @@ def test_what_is_wrong_with_them_is_said() -> None:
         x.sum().over(order_by=["x", "y"], nulls_last=[True])
     with pytest.raises(ValueError, match="descending has 3 values for 2 columns"):
         x.sum().over(order_by=["x", "y"], descending=[True, False, True])
+
+
+def random_column(dice: random.Random, values: list[Any], count: int) -> list[Any]:
+    """Values, of which one in eight is null."""
+    return [None if dice.random() < 1 / 8 else dice.choice(values) for _ in range(count)]
+
+
+@pytest.mark.parametrize("round", range(3))
+def test_random_windows_are_those_of_duckdb(round: int) -> None:
+    """Ranks, values of other rows and running aggregates, over keys and orders of all types with ties, nulls, NaNs and both zeros."""
+    duckdb = pytest.importorskip("duckdb", reason="the answers to compare with are DuckDB's")
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    count = dice.choice([1, 50, 3000, 20_000])
+    floats = [-0.0, 0.0, 1.5, -2.0, 1e300, float("inf"), float("-inf"), float("nan")]
+    columns = {
+        "i": pa.array(dice.sample(range(count), count)),
+        "k": pa.array(random_column(dice, [*range(dice.choice([2, 40, count]))], count), pa.int32()),
+        "s": pa.array(
+            random_column(dice, ["", "a", "b", "a text that is longer", "a text that is longer still"], count)
+        ),
+        "f": pa.array(random_column(dice, floats, count)),
+        "w": pa.array(random_column(dice, [*range(-9, 9), 1 << 40], count)),
+        "d": pa.array(random_column(dice, [Decimal(n) / 4 for n in range(-8, 8)], count), pa.decimal128(12, 2)),
+        "t": pa.array(random_column(dice, [*range(20)], count), pa.timestamp("us")),
+        "b": pa.array(random_column(dice, [True, False], count)),
+    }
+    t = pa.table(columns)
+    data, database = tm.from_arrow(t), duckdb.connect()
+    some, names = dice.sample, list(columns)[1:]
+    for _ in range(6):
+        keys = some(names, dice.randint(0, 2))
+        by = [f"{c} {dice.choice(['asc', 'desc'])} nulls {dice.choice(['first', 'last'])}" for c in some(names, 2)]
+        part, order = f"partition by {', '.join(keys)}" if keys else "", ", ".join(by)
+        rows = f"({part} order by {order}, i {dice.choice(['', 'desc'])} rows unbounded preceding)"
+        peers = f"({part} order by {order})"
+        one, other = dice.choice(names), dice.choice(names)
+        calls = [f"{call} over {rows}" for call in ("row_number()", f"lag({one})", f"lead({other}, 3)", "lag(w, 2, 7)")]
+        calls += [
+            f"{call} over {dice.choice([rows, peers])}" for call in (f"count({one})", "sum(w)", "sum(d)", "count(*)")
+        ]
+        calls += [
+            f"{call} over {dice.choice([rows, peers])}" for call in (f"min({other})", f"max({one})", "max(f)", "min(f)")
+        ]
+        calls += [f"{call} over {peers}" for call in ("rank()", "dense_rank()")]
+        query = "select i, " + ", ".join(f"{call} as c{at}" for at, call in enumerate(calls)) + " from t order by i"
+        got, wanted = tm.sql(query, t=data).to_arrow(), database.sql(query).to_arrow_table()
+        for at, call in enumerate(calls):
+            # Sums of DuckDB have more digits.
+            mine, theirs = (side.column(f"c{at}").to_pylist() for side in (got, wanted))
+            assert [*map(repr_of, mine)] == [*map(repr_of, theirs)], f"seed {seed}, round {round}: {call} of {query}"
+
+
+def repr_of(value: Any) -> Any:
+    """One value for all NaNs, and for both zeros."""
+    if isinstance(value, float):
+        return "nan" if value != value else value + 0.0
+    return value
 
 
 SEVERAL = """

@@ -201,7 +201,7 @@ def rows_640_mib(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("what", ["sort", "group", "join"])
+@pytest.mark.parametrize("what", ["sort", "group", "join", "window"])
 def test_the_process_stays_within_its_budget(what: str, rows_640_mib: Path, tmp_path: Path) -> None:
     """Memory that nobody counts: the kernel would kill a worker that has promised to spill."""
     program = """
@@ -229,6 +229,7 @@ made = {
     "sort": lambda: data.sort("x"),
     "group": lambda: data.group_by("s").agg(n=tm.count(), y=tm.col("y").max()),
     "join": lambda: data.join(other, on="x"),
+    "window": lambda: data.with_columns(place=tm.row_number().over("x", order_by="y")),
 }[sys.argv[1]]()
 made.write_parquet("out")
 all_peak = resident()["VmHWM"]

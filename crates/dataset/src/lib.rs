@@ -9,6 +9,7 @@
 //! | `join`    | joins of two DataSets; `join_exec` runs them within the memory budget       |
 //! | `instead` | steps done otherwise than DataFusion does them; `step`: what all steps of ours say alike |
 //! | `within_memory` | steps in forms that can spill; `window_exec`: window functions        |
+//! | `running`       | window functions of rows in order                                       |
 //! | `frames`  | functions of a window's frame, with a filter                               |
 //! | `expr`    | expressions by the names that Python uses; `durations`: what they do with dates and numbers |
 //! | `map`     | functions of programs as steps                                            |
@@ -77,6 +78,7 @@ mod read;
 mod reading;
 mod records;
 mod rewrite;
+mod running;
 mod sorted;
 mod sources;
 mod spill;

@@ -10,6 +10,7 @@ use arrow::array::RecordBatch;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::PhysicalSortExpr;
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::common::spawn_buffered;
 use datafusion::physical_plan::coop::make_cooperative;
 use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, SpillMetrics};
@@ -19,10 +20,10 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, SendableRecordBatchStream};
 use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::memory::{Governor, Reservation};
-use tidemill_dataflow::sorting::{Merge, Order, SortKey, Sorter, Step};
+use tidemill_dataflow::sorting::{Merge, Order, Sorter, Step};
 
-use crate::distribute::sort_key;
 use crate::instead::Work;
+use crate::numbers::beneath;
 use crate::spill::failed;
 use crate::stream::has_stream;
 
@@ -49,7 +50,7 @@ impl Work for ByBytes {
     const NAME: &'static str = "SorterExec";
 
     fn fits(&self, sort: &SortExec) -> bool {
-        sort.fetch().is_none() && !has_stream(sort.input()) && keys(sort.expr(), sort).is_some()
+        sort.fetch().is_none() && !has_stream(sort.input()) && order(sort.expr(), sort).is_some()
     }
 
     fn execute(
@@ -59,13 +60,12 @@ impl Work for ByBytes {
         context: Arc<TaskContext>,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<SendableRecordBatchStream> {
-        let (schema, keys) = (sort.schema(), keys(sort.expr(), sort).expect("fits"));
+        let (schema, order) = (sort.schema(), order(sort.expr(), sort).expect("fits"));
         let mut input = sort.input().execute(partition, context)?;
         // Half of what there is: the other half is for those who take the rows.
         let copies = sort.properties().output_partitioning().partition_count().min(self.threads).max(1) as u64;
         let limit = self.governor.limit_bytes();
         let share = if limit == 0 { u64::MAX } else { limit / 2 / copies };
-        let order = Order::new(&schema, &keys)?;
         let sorter = Sorter::new(&schema, order, &self.governor, self.governor.reservation(NAME)).within(share);
         let (baseline, spills) = (BaselineMetrics::new(metrics, partition), SpillMetrics::new(metrics, partition));
         let sorted = async move {
@@ -106,7 +106,7 @@ impl Work for Merged {
     fn fits(&self, merge: &SortPreservingMergeExec) -> bool {
         is_of_sorts(merge.input())
             && merge.input().output_partitioning().partition_count() > 1
-            && keys(merge.expr(), merge).is_some()
+            && order(merge.expr(), merge).is_some()
     }
 
     fn execute(
@@ -116,11 +116,10 @@ impl Work for Merged {
         context: Arc<TaskContext>,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<SendableRecordBatchStream> {
-        let (schema, keys) = (merge.schema(), keys(merge.expr(), merge).expect("fits"));
+        let (schema, order) = (merge.schema(), order(merge.expr(), merge).expect("fits"));
         let count = merge.input().output_partitioning().partition_count();
         let input = |number| Ok(spawn_buffered(merge.input().execute(number, Arc::clone(&context))?, 1));
         let inputs = (0..count).map(input).collect::<Result<Vec<_>>>()?;
-        let order = Order::new(&schema, &keys)?;
         let merging = Merging {
             merge: Merge::new(order, count, ROWS_MAX, MERGED_BYTES),
             inputs,
@@ -186,6 +185,10 @@ fn is_of_sorts(plan: &Arc<dyn ExecutionPlan>) -> bool {
 }
 
 /// What a step sorts by, if the sort of exchanges can.
-fn keys<'a>(by: impl IntoIterator<Item = &'a PhysicalSortExpr>, step: &dyn ExecutionPlan) -> Option<Vec<SortKey>> {
-    by.into_iter().map(|by| sort_key(by, &step.schema())).collect()
+/// The order by columns of a step's rows; `None` by something else than columns, or of a type without an order.
+fn order<'a>(by: impl IntoIterator<Item = &'a PhysicalSortExpr>, step: &dyn ExecutionPlan) -> Option<Order> {
+    // Floats are in the same order here by themselves.
+    let column = |by: &PhysicalSortExpr| Some((beneath(&by.expr).downcast_ref::<Column>()?.index(), by.options));
+    let columns = by.into_iter().map(column).collect::<Option<Vec<_>>>()?;
+    Order::by_columns(&step.schema(), columns).ok()
 }

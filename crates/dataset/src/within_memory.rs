@@ -1,4 +1,4 @@
-//! Steps that hold all of their rows in memory, in forms that can spill.
+//! Steps that hold all of their rows in memory, in forms that can spill; and those of window functions, which are faster.
 
 use std::sync::Arc;
 
@@ -7,13 +7,15 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::error::Result;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec};
+use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
 use tidemill_dataflow::memory::Governor;
 
 use crate::instead::Instead;
 use crate::join_exec::JoinExec;
+use crate::running::InOrder;
 use crate::sorted::{ByBytes, Merged};
 use crate::window_exec::ByPartition;
 
@@ -41,12 +43,17 @@ impl WithinMemory {
         let windows = ByPartition { governor: self.governor.clone() };
         let sorts = ByBytes { governor: self.governor.clone(), threads: self.threads };
         let merges = Merged { governor: self.governor.clone() };
+        let running = InOrder { governor: self.governor.clone() };
         plan.transform_up(|node| {
             if let Some(join) = JoinExec::instead_of(&node, &self.governor) {
                 return Ok(Transformed::yes(Arc::new(join) as _));
             }
-            if let Some(window) = Instead::of(&node, &windows) {
-                return Ok(Transformed::yes(window));
+            if is_window(&node) {
+                let input = Arc::clone(node.children()[0]);
+                let sorted = Instead::of(&input, &sorts).unwrap_or(input);
+                let node = replace_children_if_necessary(node, vec![sorted])?;
+                let window = Instead::of(&node, &windows).or_else(|| Instead::of(&node, &running));
+                return Ok(Transformed::yes(window.unwrap_or(node)));
             }
             if self.budget_bytes >= BLOCKS_BUDGET_BYTES
                 && let Some(step) = Instead::of(&node, &sorts).or_else(|| Instead::of(&node, &merges))
@@ -73,6 +80,10 @@ impl WithinMemory {
             Arc::new(LocalLimitExec::new(ours.unwrap_or(all), fetch)) as _
         })
     }
+}
+
+fn is_window(node: &Arc<dyn ExecutionPlan>) -> bool {
+    node.downcast_ref::<BoundedWindowAggExec>().is_some() || node.downcast_ref::<WindowAggExec>().is_some()
 }
 
 fn row_bytes(schema: &Schema) -> u64 {

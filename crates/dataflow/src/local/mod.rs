@@ -1,5 +1,6 @@
 //! What exchanges do to rows where they are: sorting, merging, reducing, joining, in a bounded part of the worker's memory.
 
+pub(crate) mod compact;
 pub(crate) mod gather;
 pub(crate) mod groups;
 pub(crate) mod join;

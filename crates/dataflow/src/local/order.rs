@@ -8,6 +8,7 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, Rows, SortField};
 
+use super::compact::is_plain;
 use crate::floats::canonical;
 
 /// A column to sort by. Nulls come first and NaNs, of either sign, after all other numbers, unless told; both zeros are equal.
@@ -42,10 +43,12 @@ impl SortKey {
     }
 }
 
-/// Makes comparable bytes of rows: of all NaNs the same, the largest, and of both zeros.
+/// The order of rows by some of their columns: all NaNs are one value, the largest, and both zeros are one.
 #[derive(Clone)]
 pub struct Order {
-    columns: Vec<usize>,
+    columns: Vec<(usize, SortOptions)>,
+    /// Whether all columns are plain numbers.
+    is_plain: bool,
     converter: Arc<RowConverter>,
 }
 
@@ -55,14 +58,28 @@ impl Order {
     /// # Errors
     /// Where the schema does not have a column, or its type has no order.
     pub fn new(schema: &SchemaRef, keys: &[SortKey]) -> Result<Self, ArrowError> {
-        let mut columns = Vec::new();
-        let mut fields = Vec::new();
-        for key in keys {
-            let at = schema.index_of(&key.column)?;
-            fields.push(SortField::new_with_options(schema.field(at).data_type().clone(), key.options));
-            columns.push(at);
-        }
-        Ok(Order { columns, converter: Arc::new(RowConverter::new(fields)?) })
+        let column = |key: &SortKey| Ok((schema.index_of(&key.column)?, key.options));
+        Order::by_columns(schema, keys.iter().map(column).collect::<Result<_, ArrowError>>()?)
+    }
+
+    /// An order by columns of these numbers.
+    ///
+    /// # Errors
+    /// For types without an order, such as maps.
+    ///
+    /// # Panics
+    /// If there is no such column.
+    pub fn by_columns(schema: &SchemaRef, columns: Vec<(usize, SortOptions)>) -> Result<Self, ArrowError> {
+        let data_type = |at: usize| schema.field(at).data_type();
+        let field = |&(at, options): &(usize, SortOptions)| SortField::new_with_options(data_type(at).clone(), options);
+        let converter = Arc::new(RowConverter::new(columns.iter().map(field).collect())?);
+        let is_plain = columns.iter().all(|(at, _)| is_plain(data_type(*at)));
+        Ok(Order { columns, is_plain, converter })
+    }
+
+    /// The columns, if all are plain numbers.
+    pub(crate) fn plain(&self) -> Option<impl Iterator<Item = (usize, SortOptions)>> {
+        self.is_plain.then(|| self.columns.iter().copied())
     }
 
     /// An order in which rows with equal keys follow each other.
@@ -71,7 +88,7 @@ impl Order {
     }
 
     pub(crate) fn rows(&self, batch: &RecordBatch) -> Result<Rows, ArrowError> {
-        let columns = self.columns.iter().map(|&at| canonical(batch.column(at))).collect::<Result<Vec<_>, _>>()?;
+        let columns = self.columns.iter().map(|&(at, _)| canonical(batch.column(at))).collect::<Result<Vec<_>, _>>()?;
         self.converter.convert_columns(&columns)
     }
 }

@@ -1,4 +1,7 @@
 //! Sorting more than fits: batches are collected, sorted and, when memory runs out, spilled as a run; runs are merged.
+//!
+//! In memory, keys are sorted with the places of their rows. They are dealt into ranges that fit into a processor's cache, and
+//! sorted there. Rows with equal keys stay in the order in which they came.
 
 use std::cmp::Ordering;
 
@@ -6,6 +9,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow::row::Rows;
 
+use super::compact::Compact;
 use super::gather::{Gather, Pick};
 use super::merge::{Merge, Step};
 use super::order::{Order, PREFIX_BYTES, prefix};
@@ -31,6 +35,14 @@ const MERGED_BYTES: u64 = 2 * BLOCK_BYTES as u64;
 const MERGE_SHARE: u64 = 8;
 /// Of the budget, what a batch may have that is taken as a whole: of files that are read come 8192 rows at once, however long.
 const PIECE_SHARE: u64 = 32;
+/// Rows whose keys are in a processor's cache while they are sorted.
+const NEAR_ROWS: usize = 4096;
+/// Rows that a range is to have, at least.
+const RANGE_ROWS: usize = 512;
+/// Rows are dealt into two to the power of this ranges at once, at most.
+const DIGIT_BITS_MAX: u32 = 11;
+/// Of a row, its place, and that again while places are dealt.
+const PLACE_BYTES: u64 = 2 * size_of::<Place>() as u64;
 
 /// Where a row is, with the beginning of its key.
 #[derive(Clone, Copy)]
@@ -41,18 +53,23 @@ struct Place {
 }
 
 impl Place {
+    fn new(prefix: u128, batch: usize, row: usize) -> Self {
+        Place { prefix: [(prefix >> 64) as u64, prefix as u64], at: Pick { batch: batch as u32, row: row as u32 } }
+    }
+
     fn prefix(&self) -> u128 {
         u128::from(self.prefix[0]) << 64 | u128::from(self.prefix[1])
     }
 }
 
-/// See the module.
+/// Sorts rows, on disk what does not fit into the budget.
 pub struct Sorter {
     schema: SchemaRef,
     order: Order,
     governor: Governor,
     reservation: Reservation,
     batches: Vec<RecordBatch>,
+    /// Of the rows; of plain numbers they are found when all have come.
     places: Vec<Place>,
     /// Keys of each batch that has any longer than its prefix.
     keys: Vec<Option<Rows>>,
@@ -131,29 +148,32 @@ impl Sorter {
     }
 
     fn take(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
-        let keys = self.order.rows(&batch)?;
-        let has_long = keys.lengths().any(|bytes| bytes > PREFIX_BYTES);
-        let keys_bytes = if has_long { keys.size() as u64 } else { 0 };
-        let bytes = batch_bytes(&batch) + keys_bytes + (batch.num_rows() * size_of::<Place>()) as u64;
+        let keys = if self.order.plain().is_some() { None } else { Some(self.order.rows(&batch)?) };
+        let keys_bytes = keys.as_ref().filter(|keys| has_long(keys)).map_or(0, |keys| keys.size() as u64);
+        let bytes = batch_bytes(&batch) + keys_bytes + PLACE_BYTES * batch.num_rows() as u64;
         if self.reservation.bytes() + bytes > self.share_bytes || !self.reservation.try_grow(bytes) {
             self.spill()?;
-            self.reservation.grow(bytes)?;
+            if !self.reservation.grow_to_floor(bytes) {
+                self.reservation.grow(bytes)?;
+            }
         }
-        let number = self.batches.len() as u32;
-        self.places.extend(keys.iter().enumerate().map(|(row, key)| {
-            let prefix = prefix(key.data());
-            Place { prefix: [(prefix >> 64) as u64, prefix as u64], at: Pick { batch: number, row: row as u32 } }
-        }));
+        if let Some(keys) = keys {
+            self.add_places(self.batches.len(), keys);
+        }
         self.batches.push(batch);
-        self.keys.push(has_long.then_some(keys));
         Ok(())
+    }
+
+    fn add_places(&mut self, batch: usize, keys: Rows) {
+        self.places.extend(keys.iter().enumerate().map(|(row, key)| Place::new(prefix(key.data()), batch, row)));
+        self.keys.push(has_long(&keys).then_some(keys));
     }
 
     fn spill(&mut self) -> Result<(), DataflowError> {
         if self.batches.is_empty() {
             return Ok(());
         }
-        let mut sorted = self.sort_memory();
+        let mut sorted = self.sort_memory()?;
         let mut writer = SpillWriter::new(&self.governor, &self.schema)?;
         let mut block_bytes = self.block_bytes;
         while let Some(batch) = sorted.next_batch()? {
@@ -224,16 +244,38 @@ impl Sorter {
         Ok(run)
     }
 
-    fn sort_memory(&mut self) -> InMemory {
+    /// The places of rows whose keys are plain numbers.
+    fn find_places(&mut self) -> Result<(), DataflowError> {
+        let Some(columns) = self.order.plain() else { return Ok(()) };
+        let Some(mut compact) = Compact::of(&self.batches, columns) else {
+            // Keys as long as this are rare: no room was kept for them.
+            for number in 0..self.batches.len() {
+                let keys = self.order.rows(&self.batches[number])?;
+                self.reservation.grow_anyway(keys.size() as u64);
+                self.add_places(number, keys);
+            }
+            return Ok(());
+        };
+        self.places.reserve_exact(self.batches.iter().map(RecordBatch::num_rows).sum());
+        let mut keys = Vec::new();
+        for (number, batch) in self.batches.iter().enumerate() {
+            compact.keys(batch, &mut keys);
+            self.places.extend(keys.iter().enumerate().map(|(row, &key)| Place::new(key, number, row)));
+        }
+        Ok(())
+    }
+
+    fn sort_memory(&mut self) -> Result<InMemory, DataflowError> {
+        self.find_places()?;
         let (batches, mut places) = (std::mem::take(&mut self.batches), std::mem::take(&mut self.places));
         let keys = std::mem::take(&mut self.keys);
         if keys.iter().all(Option::is_none) {
-            places.sort_unstable_by_key(Place::prefix);
+            sort_places(&mut places, &|a, b| a.prefix().cmp(&b.prefix()));
         } else {
             // A row that has none here is short: none that is longer begins with its prefix.
             let key =
                 |place: &Place| keys[place.at.batch as usize].as_ref().map(|rows| rows.row(place.at.row as usize));
-            places.sort_unstable_by(|a, b| {
+            sort_places(&mut places, &|a, b| {
                 a.prefix().cmp(&b.prefix()).then_with(|| match (key(a), key(b)) {
                     (Some(a), Some(b)) => a.data().cmp(b.data()),
                     _ => Ordering::Equal,
@@ -242,7 +284,7 @@ impl Sorter {
         }
         let bytes: u64 = batches.iter().map(batch_bytes).sum();
         let rows_max = block_rows(bytes, places.len());
-        InMemory { gather: Gather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() }
+        Ok(InMemory { gather: Gather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() })
     }
 
     /// All rows in order. What it holds in memory stays reserved until the result is dropped: where that is most of what there is, rows go
@@ -253,7 +295,7 @@ impl Sorter {
     pub fn finish(mut self) -> Result<Sorted, DataflowError> {
         let limit = self.governor.limit_bytes();
         if self.runs.is_empty() && (limit == 0 || self.governor.reserved_bytes() <= limit / 2) {
-            let in_memory = self.sort_memory();
+            let in_memory = self.sort_memory()?;
             let source = Source::Memory(in_memory);
             return Ok(Sorted { source, spilled: self.spilled, _reservation: self.reservation });
         }
@@ -270,6 +312,51 @@ impl Sorter {
         }
         let merging = self.merging(runs)?;
         Ok(Sorted { source: Source::Runs(merging), spilled: self.spilled, _reservation: self.reservation })
+    }
+}
+
+fn has_long(keys: &Rows) -> bool {
+    keys.lengths().any(|bytes| bytes > PREFIX_BYTES)
+}
+
+/// Sorts places by a comparison that begins with their prefixes; equal ones stay in their order.
+fn sort_places(places: &mut [Place], compare: &impl Fn(&Place, &Place) -> Ordering) {
+    let mut spare = if places.len() > NEAR_ROWS { places.to_vec() } else { Vec::new() };
+    sort_range(places, &mut spare, compare);
+}
+
+/// The same, of which each part that does not fit into the cache is dealt by the bits in which prefixes differ; `spare` is as long, where
+/// that is needed.
+fn sort_range(places: &mut [Place], spare: &mut [Place], compare: &impl Fn(&Place, &Place) -> Ordering) {
+    if places.len() <= NEAR_ROWS {
+        return places.sort_by(compare);
+    }
+    let prefixes = places.iter().map(Place::prefix);
+    let (low, high) = prefixes.fold((u128::MAX, 0), |(low, high), prefix| (low.min(prefix), high.max(prefix)));
+    if low == high {
+        return places.sort_by(compare);
+    }
+    let bits = u128::BITS - (high - low).leading_zeros();
+    let digit_bits = (places.len() / RANGE_ROWS).ilog2().clamp(1, DIGIT_BITS_MAX).min(bits);
+    let digit = |place: &Place| ((place.prefix() - low) >> (bits - digit_bits)) as usize;
+    let mut ends = vec![0; 1 << digit_bits];
+    places.iter().for_each(|place| ends[digit(place)] += 1);
+    let mut start = 0;
+    for end in &mut ends {
+        (*end, start) = (start, start + *end);
+    }
+    for place in places.iter() {
+        let to = &mut ends[digit(place)];
+        spare[*to] = *place;
+        *to += 1;
+    }
+    places.copy_from_slice(spare);
+    let mut start = 0;
+    for end in ends {
+        if end > start {
+            sort_range(&mut places[start..end], &mut spare[start..end], compare);
+        }
+        start = end;
     }
 }
 
@@ -481,6 +568,25 @@ mod tests {
                 found.extend_from_slice(batch.column(0).as_primitive::<Int64Type>().values());
             }
             assert_eq!(found, (0..200).collect::<Vec<_>>());
+        }
+    }
+
+    /// More rows than are sorted in one go, whatever their keys: equal rows stay in their order.
+    #[test]
+    fn many_rows_are_dealt() {
+        let keys: [fn(i64) -> i64; 5] =
+            [|i| i * 7919 % 50_000, |i| i % 3, |_| 1, |i| if i % 100 == 0 { i << 40 } else { i % 5000 }, |i| -i];
+        for (number, key) in keys.into_iter().enumerate() {
+            let rows: Vec<(Option<i64>, f64)> = (0..50_000).map(|i| (Some(key(i)), i as f64)).collect();
+            let batches: Vec<RecordBatch> = rows.chunks(777).map(batch).collect();
+            let mut expected = rows;
+            expected.sort_by_key(|row| row.0);
+            let by_number = sorter(&batches, &[SortKey::ascending("n")], 0).1;
+            assert_eq!(drain(by_number.finish().unwrap()), expected, "{number}");
+            // Prefixes that are equal, and longer keys that are not.
+            let by_both = sorter(&batches, &[SortKey::ascending("n"), SortKey::ascending("s")], 0).1;
+            expected.sort_by_key(|row| (row.0, format!("{row:?}")));
+            assert_eq!(drain(by_both.finish().unwrap()), expected, "{number}");
         }
     }
 

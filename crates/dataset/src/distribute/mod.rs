@@ -48,7 +48,6 @@ use crate::sources::{Sources, each_table};
 use arrival::Rows;
 use prepare::{Prepared, Share, prepare};
 use same_files::{Seen, contents};
-pub(crate) use stages::sort_key;
 use stages::{Cut, Kind, Stages, Way};
 
 /// Why an action of several workers failed; the same on all of them.

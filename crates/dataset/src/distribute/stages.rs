@@ -41,7 +41,7 @@ use crate::reading::Reading;
 use crate::spread::SpreadExec;
 
 /// Operators whose copies have nothing in common but their inputs.
-const APART: [&str; 33] = [
+const APART: [&str; 34] = [
     "AggregateExec",
     "BoundedWindowAggExec",
     "BufferExec",
@@ -65,6 +65,7 @@ const APART: [&str; 33] = [
     "PartsExec",
     "PlaceholderRowExec",
     "ProjectionExec",
+    "RunningExec",
     "SliceExec",
     "SortExec",
     "SortMergeJoinExec",
@@ -316,7 +317,7 @@ impl Way {
 }
 
 /// A column to sort by, if it is one that the exchange can name and compare.
-pub(crate) fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
+fn sort_key(by: &PhysicalSortExpr, schema: &Schema) -> Option<SortKey> {
     // The exchange has floats in the same order by itself.
     let column = beneath(&by.expr).downcast_ref::<Column>()?;
     let unique = schema.fields().iter().filter(|field| field.name() == column.name()).count() == 1;

@@ -1,0 +1,193 @@
+//! Functions of places: the number of a row, its rank, and values of rows some places away.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, UInt32Array, UInt64Array, new_null_array};
+use arrow::buffer::{NullBuffer, ScalarBuffer};
+use arrow::compute::{concat, interleave, take};
+use datafusion::common::ScalarValue;
+use datafusion::error::Result;
+use datafusion::functions_window::lead_lag::WindowShift;
+use datafusion::functions_window::rank::{dense_rank_udwf, rank_udwf};
+use datafusion::functions_window::row_number::row_number_udwf;
+use datafusion::physical_expr::expressions::Literal;
+use datafusion::physical_expr::window::{StandardWindowExpr, WindowExpr};
+use datafusion::physical_plan::windows::WindowUDFExpr;
+
+use super::{Function, Places, own};
+
+/// Rows that `lag` and `lead` look back or ahead, at most: as many values are kept.
+const SHIFT_MAX: u64 = 1 << 16;
+/// A row so far from both ends that any shift shows.
+const FAR: usize = 1 << 40;
+
+/// `None` for one that is not known here.
+pub(super) fn of(expr: &Arc<dyn WindowExpr>) -> Option<Box<dyn Function>> {
+    let standard = expr.as_any().downcast_ref::<StandardWindowExpr>()?;
+    let call = standard.get_standard_func_expr().as_any().downcast_ref::<WindowUDFExpr>()?;
+    match call.fun() {
+        fun if *fun == row_number_udwf() => Some(Box::new(Number::default())),
+        fun if *fun == rank_udwf() => Some(Box::new(Rank::default())),
+        fun if *fun == dense_rank_udwf() => Some(Box::new(DenseRank::default())),
+        fun if fun.inner().is::<WindowShift>() => Some(Box::new(Shift::of(standard, call)?)),
+        _ => None,
+    }
+}
+
+/// `row_number`.
+#[derive(Default)]
+struct Number {
+    /// Of the last row.
+    number: u64,
+}
+
+impl Function for Number {
+    fn ready(&self, places: &Places) -> usize {
+        places.rows
+    }
+
+    fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+        let number = |begins: bool| {
+            self.number = if begins { 1 } else { self.number + 1 };
+            self.number
+        };
+        Ok(numbers(places.partitions.iter().take(count).map(number)))
+    }
+}
+
+/// `rank`.
+#[derive(Default)]
+struct Rank {
+    number: u64,
+    /// The number of the first among the last row's peers.
+    rank: u64,
+}
+
+impl Function for Rank {
+    fn ready(&self, places: &Places) -> usize {
+        places.rows
+    }
+
+    fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+        let rank = |(begins, is_first): (bool, bool)| {
+            self.number = if begins { 1 } else { self.number + 1 };
+            self.rank = if is_first { self.number } else { self.rank };
+            self.rank
+        };
+        Ok(numbers(places.partitions.iter().zip(&places.peers).take(count).map(rank)))
+    }
+}
+
+/// `dense_rank`.
+#[derive(Default)]
+struct DenseRank {
+    rank: u64,
+}
+
+impl Function for DenseRank {
+    fn ready(&self, places: &Places) -> usize {
+        places.rows
+    }
+
+    fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+        let rank = |(begins, is_first): (bool, bool)| {
+            self.rank = if begins { 1 } else { self.rank + u64::from(is_first) };
+            self.rank
+        };
+        Ok(numbers(places.partitions.iter().zip(&places.peers).take(count).map(rank)))
+    }
+}
+
+fn numbers(numbers: impl Iterator<Item = u64>) -> ArrayRef {
+    Arc::new(UInt64Array::from_iter_values(numbers))
+}
+
+/// `lag` and `lead`.
+struct Shift {
+    is_lag: bool,
+    /// At least 1.
+    by: usize,
+    /// Where there is no such row: of one row.
+    default: ArrayRef,
+    /// The last values, of at most `by` rows.
+    last: Option<ArrayRef>,
+    /// Rows of the last row's partition, to that row.
+    number: usize,
+}
+
+impl Shift {
+    /// `None` if it passes over nulls, or looks farther than is kept.
+    fn of(expr: &StandardWindowExpr, call: &WindowUDFExpr) -> Option<Self> {
+        let by = match call.args().get(1) {
+            None => 1,
+            Some(by) => match by.downcast_ref::<Literal>()?.value() {
+                ScalarValue::Int64(by) => by.unwrap_or(1),
+                ScalarValue::Null => 1,
+                _ => return None,
+            },
+        };
+        let by = Some(by.unsigned_abs()).filter(|by| (1..=SHIFT_MAX).contains(by))? as usize;
+        let mut evaluator = call_evaluator(expr)?;
+        let is_lag = evaluator.is_causal();
+        // DataFusion tells in no other way which rows it looks at: all of them where it passes over nulls.
+        let seen = evaluator.get_range(FAR, 2 * FAR).ok()?;
+        if seen != if is_lag { FAR - by..FAR + 1 } else { FAR..FAR + by } {
+            return None;
+        }
+        // Of one row there is no other: this gives the default.
+        let field = expr.field().ok()?;
+        let default = evaluator.evaluate_all(&[new_null_array(field.data_type(), 1)], 1).ok()?;
+        Some(Shift { is_lag, by, default, last: None, number: 0 })
+    }
+
+    /// The values at these places, and the default where there is none.
+    fn picked(&self, values: &ArrayRef, places: &[Option<usize>]) -> Result<ArrayRef> {
+        if self.default.is_null(0) {
+            let nulls = NullBuffer::from_iter(places.iter().map(Option::is_some));
+            let places: ScalarBuffer<u32> = places.iter().map(|place| place.unwrap_or(0) as u32).collect();
+            return Ok(take(values, &UInt32Array::new(places, Some(nulls)), None)?);
+        }
+        let places: Vec<_> = places.iter().map(|place| place.map_or((1, 0), |place| (0, place))).collect();
+        Ok(interleave(&[values.as_ref(), self.default.as_ref()], &places)?)
+    }
+
+    fn lag(&mut self, arg: &ArrayRef, places: &Places, count: usize) -> Result<ArrayRef> {
+        let own_values = arg.slice(0, count);
+        let last = self.last.take();
+        let kept = last.as_ref().map_or(0, |last| last.len());
+        let values = match &last {
+            Some(last) => concat(&[last, &own_values])?,
+            None => own_values,
+        };
+        let from = places.partitions.iter().take(count).enumerate().map(|(row, begins)| {
+            self.number = if begins { 1 } else { self.number + 1 };
+            // There are as many rows before it.
+            (self.number > self.by).then(|| kept + row - self.by)
+        });
+        let from: Vec<_> = from.collect();
+        let keep = self.by.min(values.len());
+        self.last = Some(own(&values, values.len() - keep, keep)?);
+        self.picked(&values, &from)
+    }
+
+    fn lead(&self, arg: &ArrayRef, places: &Places, count: usize) -> Result<ArrayRef> {
+        let ends = places.ends(count);
+        let from = ends.iter().enumerate().map(|(row, &end)| Some(row + self.by).filter(|&from| from < end));
+        self.picked(arg, &from.collect::<Vec<_>>())
+    }
+}
+
+fn call_evaluator(expr: &StandardWindowExpr) -> Option<Box<dyn datafusion::logical_expr::PartitionEvaluator>> {
+    expr.get_standard_func_expr().create_evaluator().ok()
+}
+
+impl Function for Shift {
+    fn ready(&self, places: &Places) -> usize {
+        if self.is_lag { places.rows } else { places.rows.saturating_sub(self.by) }
+    }
+
+    fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+        let arg = arg.expect("it is a function of something");
+        if self.is_lag { self.lag(arg, places, count) } else { self.lead(arg, places, count) }
+    }
+}
