@@ -50,8 +50,7 @@ impl WithinMemory {
             if let Some(window) = Instead::of(&node, &windows) {
                 return Ok(Transformed::yes(window));
             }
-            if self.is_alone
-                && self.budget_bytes >= BLOCKS_BUDGET_BYTES
+            if self.sorts_by_bytes()
                 && let Some(step) = Instead::of(&node, &sorts).or_else(|| Instead::of(&node, &merges))
             {
                 return Ok(Transformed::yes(step));
@@ -64,6 +63,10 @@ impl WithinMemory {
         .data()
     }
 
+    fn sorts_by_bytes(&self) -> bool {
+        self.is_alone && self.budget_bytes >= BLOCKS_BUDGET_BYTES
+    }
+
     /// A sort of all rows, which spills, for the first ones of it, which do not, if those are many.
     fn sort_all(&self, sort: &SortExec, sorts: &ByBytes) -> Option<Arc<dyn ExecutionPlan>> {
         let fetch = sort.fetch()?;
@@ -72,8 +75,7 @@ impl WithinMemory {
         let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
         is_large.then(|| {
             let all: Arc<dyn ExecutionPlan> = Arc::new(sort.with_fetch(None));
-            let ours =
-                (self.is_alone && self.budget_bytes >= BLOCKS_BUDGET_BYTES).then(|| Instead::of(&all, sorts)).flatten();
+            let ours = self.sorts_by_bytes().then(|| Instead::of(&all, sorts)).flatten();
             Arc::new(LocalLimitExec::new(ours.unwrap_or(all), fetch)) as _
         })
     }
