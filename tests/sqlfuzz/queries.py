@@ -17,7 +17,9 @@ from sqlfuzz.tree import Node, listed, node, optional
 Scope = list[tuple[str, str]]
 
 #: Names of faults to steer around, with what they leave out.
-KNOWN: dict[str, str] = {}
+KNOWN: dict[str, str] = {
+    "using_after_join": "the merged column of a join with USING, the left side of which is a join itself, is ambiguous in expressions",
+}
 
 LITERALS = {
     "int": ["0", "1", "2", "-1", "3"],
@@ -135,7 +137,8 @@ class Maker:
             left = [c.split(".")[-1] for c, _ in scope]
             # A name that is there twice on the left is ambiguous.
             shared = sorted({c for c in left if left.count(c) == 1} & {c.split(".")[-1] for c, _ in more})
-            if n == joins - 1 and shared and merged and all("." in c for c, _ in scope):
+            merges = merged and (n == 0 or "using_after_join" not in self.avoid)
+            if n == joins - 1 and shared and merges and all("." in c for c, _ in scope):
                 # The merged column has the bare name. Only the last join: another table with the name would make it ambiguous.
                 using = self.r.sample(shared, min(len(shared), self.r.randint(1, 2)))
                 kinds = {c.split(".")[-1]: k for c, k in scope}

@@ -37,12 +37,12 @@ pub(crate) enum Layout {
 pub(crate) struct Decoder {
     kind: Kind,
     schema: SchemaRef,
-    /// Of JSON: reads most records, and finds values that would be cut in the others.
+    /// For JSON: reads most records, and finds values in the others that Arrow would cut.
     rows: Option<Rows>,
     cuts: Cuts,
-    /// Of JSON: the schema, decimals with a digit more.
+    /// For JSON: the schema, with one more digit for decimals.
     guarded: SchemaRef,
-    /// Of CSV: reads values whole.
+    /// For CSV: reads values without cutting any.
     exact: Exact,
 }
 

@@ -416,7 +416,7 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     rules.push(Arc::new(CheckFrames));
     rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
     let (budget_bytes, threads) = (governor.settings().budget_bytes, config.target_partitions());
-    rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes, threads }));
+    rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes, threads, is_alone: true }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
     let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> =

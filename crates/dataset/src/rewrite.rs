@@ -3,6 +3,7 @@
 use datafusion::common::DFSchema;
 use datafusion::common::tree_node::Transformed;
 use datafusion::error::Result;
+use datafusion::logical_expr::expr::{Between, InList};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, LogicalPlan};
@@ -27,4 +28,31 @@ pub(crate) fn rewrite_exprs(
         true => changed.map_data(LogicalPlan::recompute_schema),
         false => Ok(changed),
     }
+}
+
+/// What a range or a list is asked of, and what it is compared with; nothing of other expressions.
+pub(crate) fn compared(expr: &mut Expr) -> Vec<&mut Expr> {
+    match expr {
+        Expr::Between(Between { expr, low, high, .. }) => vec![&mut **expr, &mut **low, &mut **high],
+        Expr::InList(InList { expr, list, .. }) => std::iter::once(&mut **expr).chain(list).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A step of a plan, each pair of a join's keys, which are expressions of their own, changed by `change`; it returns whether it has.
+pub(crate) fn rewrite_keys(
+    mut node: LogicalPlan,
+    change: impl Fn([&mut Expr; 2], &DFSchema) -> bool,
+) -> Transformed<LogicalPlan> {
+    if !matches!(&node, LogicalPlan::Join(join) if !join.on.is_empty()) {
+        return Transformed::no(node);
+    }
+    let schema = merge_schema(&node.inputs());
+    let mut changed = false;
+    if let LogicalPlan::Join(join) = &mut node {
+        for (left, right) in &mut join.on {
+            changed |= change([left, right], &schema);
+        }
+    }
+    Transformed::new_transformed(node, changed)
 }

@@ -21,9 +21,8 @@ use datafusion::common::types::{NativeType, logical_date, logical_string};
 use datafusion::common::{DFSchema, ScalarValue, exec_err, plan_err};
 use datafusion::error::Result;
 use datafusion::functions::datetime::date_trunc::DateTruncFunc;
-use datafusion::logical_expr::expr::{Between, BinaryExpr, InList};
+use datafusion::logical_expr::expr::BinaryExpr;
 use datafusion::logical_expr::sort_properties::{ExprProperties, SortProperties};
-use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
     Coercion, ColumnarValue, Documentation, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs,
     ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, TypeSignature, TypeSignatureClass, Volatility, cast,
@@ -31,7 +30,7 @@ use datafusion::logical_expr::{
 use datafusion::optimizer::AnalyzerRule;
 
 use crate::exact::is_text;
-use crate::rewrite::rewrite_exprs;
+use crate::rewrite::{compared, rewrite_exprs, rewrite_keys};
 use crate::sql::fraction_of;
 
 /// The functions of this module, by the names that SQL knows them by.
@@ -423,7 +422,7 @@ impl AnalyzerRule for DatesAsTimes {
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
         let step = |node: LogicalPlan| {
             rewrite_exprs(node, |_, expr, schema| expr.transform_up(|part| met(part, schema)))?
-                .transform_data(|node| Ok(met_in_keys(node)))
+                .transform_data(|node| Ok(rewrite_keys(node, |keys, schema| as_times(keys, schema, true))))
         };
         Ok(plan.transform_up_with_subqueries(step)?.data)
     }
@@ -439,33 +438,12 @@ fn met(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
             let met = Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)));
             Transformed::new_transformed(met, changed)
         }
-        Expr::Between(mut between) => {
-            let Between { expr, low, high, .. } = &mut between;
-            let changed = as_times([&mut **expr, &mut **low, &mut **high], schema, true);
-            Transformed::new_transformed(Expr::Between(between), changed)
-        }
-        Expr::InList(mut one) => {
-            let InList { expr, list, .. } = &mut one;
-            let changed = as_times(std::iter::once(&mut **expr).chain(list), schema, true);
-            Transformed::new_transformed(Expr::InList(one), changed)
+        mut one @ (Expr::Between(_) | Expr::InList(_)) => {
+            let changed = as_times(compared(&mut one), schema, true);
+            Transformed::new_transformed(one, changed)
         }
         other => Transformed::no(other),
     })
-}
-
-/// The same for the keys of a join.
-fn met_in_keys(mut node: LogicalPlan) -> Transformed<LogicalPlan> {
-    if !matches!(&node, LogicalPlan::Join(join) if !join.on.is_empty()) {
-        return Transformed::no(node);
-    }
-    let schema = merge_schema(&node.inputs());
-    let mut changed = false;
-    if let LogicalPlan::Join(join) = &mut node {
-        for (left, right) in &mut join.on {
-            changed |= as_times([left, right], &schema, true);
-        }
-    }
-    Transformed::new_transformed(node, changed)
 }
 
 /// Casts what is beside a time to its type; false if there is nothing to do.

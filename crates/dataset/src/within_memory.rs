@@ -34,6 +34,8 @@ pub(crate) struct WithinMemory {
     pub(crate) budget_bytes: u64,
     /// Of a worker.
     pub(crate) threads: usize,
+    /// Whether all partitions are of this worker. Else sorts and merges stay as they are: they say where rows go from worker to worker.
+    pub(crate) is_alone: bool,
 }
 
 impl WithinMemory {
@@ -55,7 +57,7 @@ impl WithinMemory {
                 let window = Instead::of(&node, &windows).or_else(|| Instead::of(&node, &running));
                 return Ok(Transformed::yes(window.unwrap_or(node)));
             }
-            if self.budget_bytes >= BLOCKS_BUDGET_BYTES
+            if self.sorts_by_bytes()
                 && let Some(step) = Instead::of(&node, &sorts).or_else(|| Instead::of(&node, &merges))
             {
                 return Ok(Transformed::yes(step));
@@ -68,6 +70,10 @@ impl WithinMemory {
         .data()
     }
 
+    fn sorts_by_bytes(&self) -> bool {
+        self.is_alone && self.budget_bytes >= BLOCKS_BUDGET_BYTES
+    }
+
     /// A sort of all rows, which spills, for the first ones of it, which do not, if those are many.
     fn sort_all(&self, sort: &SortExec, sorts: &ByBytes) -> Option<Arc<dyn ExecutionPlan>> {
         let fetch = sort.fetch()?;
@@ -76,7 +82,7 @@ impl WithinMemory {
         let is_large = self.budget_bytes > 0 && bytes > self.budget_bytes / TOP_SHARE;
         is_large.then(|| {
             let all: Arc<dyn ExecutionPlan> = Arc::new(sort.with_fetch(None));
-            let ours = (self.budget_bytes >= BLOCKS_BUDGET_BYTES).then(|| Instead::of(&all, sorts)).flatten();
+            let ours = self.sorts_by_bytes().then(|| Instead::of(&all, sorts)).flatten();
             Arc::new(LocalLimitExec::new(ours.unwrap_or(all), fetch)) as _
         })
     }
@@ -121,8 +127,12 @@ mod tests {
         let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Int64, true)]));
         let order = [PhysicalSortExpr::new_default(Arc::new(Column::new("x", 0)))];
         let sort = SortExec::new(order.into(), Arc::new(EmptyExec::new(schema)));
-        let within =
-            WithinMemory { governor: Governor::new(MemorySettings::default()), budget_bytes: 1 << 20, threads: 1 };
+        let within = WithinMemory {
+            governor: Governor::new(MemorySettings::default()),
+            budget_bytes: 1 << 20,
+            threads: 1,
+            is_alone: true,
+        };
         let sorts = ByBytes { governor: within.governor.clone(), threads: 1 };
         for (fetch, spills) in [(10, false), (1 << 20, true), (1 << 60, true), (usize::MAX, true)] {
             assert_eq!(within.sort_all(&sort.with_fetch(Some(fetch)), &sorts).is_some(), spills, "{fetch}");

@@ -3,7 +3,7 @@
 //! are. Here such a record is found, at little cost for all others.
 
 use arrow::datatypes::{DataType, Field, Fields};
-use memchr::{memchr_iter, memmem};
+use memchr::{memchr_iter, memchr3_iter, memmem};
 use serde_json::Value;
 
 use crate::times;
@@ -17,20 +17,32 @@ pub struct Cuts {
     /// Whether there are lists of such numbers, and maps, whose keys may be anything.
     lists: bool,
     maps: bool,
-    /// Whether there are dates or times anywhere.
-    times: bool,
+    /// Of the types of times, the fewest digits behind the point of a second that one has room for.
+    second_digits: Option<usize>,
+    /// Whether there are dates.
+    dates: bool,
 }
 
 impl Cuts {
     /// For records with such fields.
     pub fn of(fields: &Fields) -> Self {
-        let mut cuts = Cuts { fields: fields.clone(), names: Vec::new(), lists: false, maps: false, times: false };
+        let mut cuts = Cuts {
+            fields: fields.clone(),
+            names: Vec::new(),
+            lists: false,
+            maps: false,
+            second_digits: None,
+            dates: false,
+        };
         fields.iter().for_each(|field| cuts.add(field));
         cuts
     }
 
     fn add(&mut self, field: &Field) {
-        self.times |= field.data_type().is_temporal();
+        self.dates |= *field.data_type() == DataType::Date32;
+        if let Some(digits) = times::second_digits(field.data_type()) {
+            self.second_digits = Some(self.second_digits.map_or(digits, |fewest| fewest.min(digits)));
+        }
         match elements(field.data_type()) {
             Some(element) => {
                 self.lists |= is_whole(element.data_type());
@@ -47,7 +59,7 @@ impl Cuts {
 
     /// Whether there may be such a value in a record, or in many, one after the other: that is quicker than to ask for each.
     pub fn may_cut(&self, records: &[u8]) -> bool {
-        if self.times {
+        if self.may_cut_text(records) {
             return true;
         }
         if self.names.is_empty() && !self.lists {
@@ -64,6 +76,34 @@ impl Cuts {
         }
         let Value::Object(object) = serde_json::from_slice(record).ok()? else { return None };
         self.fields.iter().find_map(|field| cut_in(object.get(field.name())?, field, field.name()))
+    }
+
+    /// Whether a text that stands for a time may have more than its type has room for: too many digits behind the point of a second, a
+    /// second that is one too many, or a time of day of a date.
+    fn may_cut_text(&self, records: &[u8]) -> bool {
+        if self.second_digits.is_none() && !self.dates {
+            return false;
+        }
+        let is_digit = |at: Option<usize>| at.and_then(|at| records.get(at)).is_some_and(u8::is_ascii_digit);
+        // Any character may be written as its number.
+        if memmem::find(records, b"\\u").is_some() {
+            return true;
+        }
+        if self.dates
+            && memchr3_iter(b'T', b't', b' ', records).any(|at| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)))
+        {
+            return true;
+        }
+        let Some(digits) = self.second_digits else { return false };
+        let is_fine = |at: usize| {
+            let behind = records[at + 1..].iter().take(digits + 1).take_while(|byte| byte.is_ascii_digit()).count();
+            behind > digits && is_digit(at.checked_sub(1))
+        };
+        let is_leap = |at: usize| {
+            let before = at.checked_sub(1);
+            (is_digit(before) || before.is_some_and(|before| records[before] == b':')) && !is_digit(Some(at + 2))
+        };
+        memchr_iter(b'.', records).any(is_fine) || memmem::find_iter(records, b"60").any(is_leap)
     }
 
     /// Whether the point or exponent there may be of such a number, as far as can be seen without reading all of the record.
@@ -155,6 +195,7 @@ mod tests {
             int("n"),
             Field::new("x", DataType::Float64, true),
             Field::new("at", DataType::Timestamp(TimeUnit::Microsecond, None), true),
+            Field::new("day", DataType::Date32, true),
             Field::new(
                 "in",
                 DataType::Struct(Fields::from(vec![int("deep"), Field::new("y", DataType::Float32, true)])),
@@ -174,6 +215,11 @@ mod tests {
             (r#"{"map":{"a":1,"b":2.5}}"#, Some("map")),
             (r#"{"at":"2026-01-01T00:00:00.1234567"}"#, Some("at")),
             (r#"{"at":"2026-01-01T00:00:60"}"#, Some("at")),
+            (r#"{"at":"2026-01-01T000060"}"#, Some("at")),
+            (r#"{"at":"2026-01-01T00:00:00\u002e1234567"}"#, Some("at")),
+            (r#"{"day":"2026-01-01 10:30:00"}"#, Some("day")),
+            (r#"{"day":"2026-01-01T103000"}"#, Some("day")),
+            (r#"{"day":"2026-01-01T00:00:00","text":"1.1234567, 60 5"}"#, None),
             (r#"{"at":"2026-01-01T00:00:00.123456"}"#, None),
             (r#"{"at":"2026-01-01"}"#, None),
             // Whole all the same, or none of ours, or no number.

@@ -66,6 +66,17 @@ pub(crate) fn lost(text: &str, kind: &DataType) -> Option<Why> {
     (why != NO_TIME).then_some(why)
 }
 
+/// Digits behind the point of a second that a type of times has room for; `None` of other types.
+pub(crate) fn second_digits(kind: &DataType) -> Option<usize> {
+    match kind {
+        DataType::Timestamp(unit, _) | DataType::Time32(unit) | DataType::Time64(unit) => {
+            Some(per_second(*unit).ilog10() as usize)
+        }
+        DataType::Date64 => Some(3),
+        _ => None,
+    }
+}
+
 fn timestamps<T: ArrowTimestampType>(texts: &StringArray, kind: &DataType, zone: &Tz) -> Result<ArrayRef, Unread> {
     column::<T>(texts, kind, |text| timestamp(text, zone, T::UNIT))
 }

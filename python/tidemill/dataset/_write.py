@@ -216,7 +216,8 @@ def _write(
     from tidemill._job import init
     from tidemill.dataset._read import _told
 
-    _workers.check_alike(f"write_{format}", path=repr(at_home(path)))
+    place = at_home(path)
+    _workers.check_alike(f"write_{format}", path=repr(place))
     keys = names_of([partition_by], "partition_by")
     if keys and set(keys) >= set(data.names):
         raise DataSetError(f"partition_by={keys} are all columns; one at least stays in the files")
@@ -226,7 +227,7 @@ def _write(
         rows = data.write(
             engine(),
             workers,
-            at_home(path),
+            place,
             format,
             compression=compression,
             partition_by=keys,

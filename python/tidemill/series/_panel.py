@@ -148,7 +148,7 @@ def fill(rows: Array) -> Array:
     gaps = np.isnan(rows).any(axis=1)
     if not gaps.any():
         return rows
-    filled = rows.copy()
+    filled: Array = rows.copy()
     # Few series have a gap, and what follows takes longer than all else that is done to cut a window out.
     some = rows[gaps]
     there = ~np.isnan(some)

@@ -6,11 +6,13 @@
 //! | `tail`   | one file: whole lines from where it was left     |
 //! | `source` | all files, in turn                               |
 //! | `folders`| rows by the folder that they belong to           |
+//! | `prepared`| what a checkpoint keeps of what is ready        |
 //! | `sink`   | rows into files that appear when they are whole  |
 //! | `upload` | rows into objects that do                        |
 
 mod folders;
 mod list;
+mod prepared;
 mod sink;
 mod source;
 mod tail;

@@ -32,6 +32,7 @@ use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
 use tokio::task::spawn_blocking;
 
 use super::folders::Folders;
+use super::prepared;
 use super::upload::Uploads;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::error::ConnectError;
@@ -110,14 +111,6 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
 struct Ready {
     ready: String,
     whole: String,
-}
-
-/// What a checkpoint keeps: one file, or those of several folders.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Prepared {
-    One(Ready),
-    Several(Vec<Ready>),
 }
 
 struct Files {
@@ -223,12 +216,7 @@ impl Files {
             spawn_blocking(move || make_ready(&from, &to, &top, depth)).await??;
             all.push(Ready { ready, whole });
         }
-        let prepared = match all.len() {
-            0 => return Ok(Bytes::new()),
-            1 => Prepared::One(all.remove(0)),
-            _ => Prepared::Several(all),
-        };
-        Ok(serde_json::to_vec(&prepared)?.into())
+        Ok(prepared::encode(all)?)
     }
 }
 
@@ -257,9 +245,8 @@ impl Sink for Files {
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        let files = match serde_json::from_slice(&prepared) {
-            Ok(Prepared::One(file)) => vec![file],
-            Ok(Prepared::Several(files)) => files,
+        let files: Vec<Ready> = match prepared::decode(&prepared) {
+            Ok(files) => files,
             Err(error) => {
                 let text = format!("the checkpoint has what no files sink prepared: {error}");
                 return Box::pin(ready(Err(text.into())));

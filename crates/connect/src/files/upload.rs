@@ -23,6 +23,7 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use super::folders::Folders;
+use super::prepared;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::hash;
 use crate::objects::Objects;
@@ -37,14 +38,6 @@ struct Uploaded {
     upload: String,
     /// What the store calls the parts, in order.
     parts: Vec<String>,
-}
-
-/// What a checkpoint keeps of all: one, or those of several folders.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Prepared {
-    One(Uploaded),
-    Several(Vec<Uploaded>),
 }
 
 /// The sink of one copy.
@@ -111,12 +104,7 @@ impl Uploads {
             }
             all.extend(open.begun);
         }
-        let prepared = match all.len() {
-            0 => return Ok(Bytes::new()),
-            1 => Prepared::One(all.remove(0)),
-            _ => Prepared::Several(all),
-        };
-        Ok(serde_json::to_vec(&prepared)?.into())
+        Ok(prepared::encode(all)?)
     }
 }
 
@@ -157,9 +145,8 @@ impl Sink for Uploads {
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        match serde_json::from_slice(&prepared) {
-            Ok(Prepared::One(uploaded)) => Box::pin(commit(&self.objects, uploaded)),
-            Ok(Prepared::Several(all)) => Box::pin(async move {
+        match prepared::decode(&prepared) {
+            Ok(all) => Box::pin(async move {
                 for uploaded in all {
                     commit(&self.objects, uploaded).await?;
                 }

@@ -57,7 +57,7 @@ pub(super) async fn prepare(
     let plan = state.create_physical_plan(&logical).await?.transform_up(apart)?.data;
     let plan = if partitions == 1 { sorted_apart(plan)? } else { plan };
     let budget_bytes = memory_bytes.unwrap_or(0) as u64;
-    let within = WithinMemory { governor: governor.clone(), budget_bytes, threads };
+    let within = WithinMemory { governor: governor.clone(), budget_bytes, threads, is_alone: false };
     Ok(Prepared { plan: within.apply(plan)?, state })
 }
 

@@ -10,13 +10,12 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::error::Result;
-use datafusion::logical_expr::expr::{Between, BinaryExpr, InList, InSubquery, ScalarFunction};
+use datafusion::logical_expr::expr::{BinaryExpr, InSubquery, ScalarFunction};
 use datafusion::logical_expr::logical_plan::Union;
-use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, Operator, cast};
 use datafusion::optimizer::AnalyzerRule;
 
-use crate::rewrite::rewrite_exprs;
+use crate::rewrite::{compared, rewrite_exprs, rewrite_keys};
 
 /// Functions whose arguments have one type.
 const ALIKE: [&str; 6] = ["coalesce", "greatest", "ifnull", "least", "nullif", "nvl"];
@@ -40,7 +39,7 @@ impl AnalyzerRule for DecimalsAsFloats {
             let made = match node {
                 LogicalPlan::Union(union) => united(union)?,
                 node => rewrite_exprs(node, |_, expr, schema| expr.transform_up(|part| met(part, schema)))?
-                    .transform_data(|node| Ok(pairs(node)))?,
+                    .transform_data(|node| Ok(rewrite_keys(node, |mut keys, schema| as_floats(&mut keys, schema))))?,
             };
             is_stale.set(is_stale.get() || made.transformed);
             Ok(made)
@@ -55,16 +54,9 @@ fn met(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
             let changed = as_floats(&mut [&mut *left, &mut *right], schema);
             Transformed::new_transformed(Expr::BinaryExpr(BinaryExpr { left, op, right }), changed)
         }
-        Expr::Between(mut between) => {
-            let Between { expr, low, high, .. } = &mut between;
-            let changed = as_floats(&mut [&mut **expr, &mut **low, &mut **high], schema);
-            Transformed::new_transformed(Expr::Between(between), changed)
-        }
-        Expr::InList(mut one) => {
-            let InList { expr, list, .. } = &mut one;
-            let mut all: Vec<&mut Expr> = std::iter::once(&mut **expr).chain(list).collect();
-            let changed = as_floats(&mut all, schema);
-            Transformed::new_transformed(Expr::InList(one), changed)
+        mut one @ (Expr::Between(_) | Expr::InList(_)) => {
+            let changed = as_floats(&mut compared(&mut one), schema);
+            Transformed::new_transformed(one, changed)
         }
         Expr::Case(mut case) => {
             let mut changed = false;
@@ -105,21 +97,6 @@ fn met(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
 fn compares(op: Operator) -> bool {
     use Operator::{Eq, Gt, GtEq, IsDistinctFrom, IsNotDistinctFrom, Lt, LtEq, NotEq};
     matches!(op, Eq | NotEq | Lt | LtEq | Gt | GtEq | IsDistinctFrom | IsNotDistinctFrom)
-}
-
-/// The keys of a join, which are expressions of their own.
-fn pairs(mut node: LogicalPlan) -> Transformed<LogicalPlan> {
-    if !matches!(&node, LogicalPlan::Join(join) if !join.on.is_empty()) {
-        return Transformed::no(node);
-    }
-    let schema = merge_schema(&node.inputs());
-    let mut changed = false;
-    if let LogicalPlan::Join(join) = &mut node {
-        for (left, right) in &mut join.on {
-            changed |= as_floats(&mut [left, right], &schema);
-        }
-    }
-    Transformed::new_transformed(node, changed)
 }
 
 /// Inputs of a union, whose columns meet by their places.

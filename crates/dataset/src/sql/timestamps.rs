@@ -34,7 +34,7 @@ fn with_precision(data_type: &mut DataType, digits: usize) {
 }
 
 /// Digits behind the point of a text.
-pub(crate) fn digits_of(value: &Value) -> usize {
+fn digits_of(value: &Value) -> usize {
     match value {
         Value::SingleQuotedString(text) => fraction_of(text),
         _ => 0,
