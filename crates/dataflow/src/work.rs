@@ -18,6 +18,8 @@ const FIRST_ROWS: usize = 8;
 const GROWTH: usize = 8;
 /// How much longer the rows of a call take than what every call takes.
 const FIXED_PARTS: u64 = 4;
+/// After so many calls of about one length, one is longer, to see what a row takes.
+const ALIKE_MAX: u32 = 32;
 
 /// The working time of a step, all of its copies on this worker together.
 #[derive(Debug, Default)]
@@ -117,7 +119,7 @@ impl Works {
 
 /// How many rows a function of the program gets at a time, by what calls before have taken: as many as take [`CALL`]. What a call takes
 /// however few its rows are, such as a request to a server, would be paid more often with fewer rows: it is told apart by calls of
-/// different length, and is a fifth of a call at most.
+/// different length, which are made if they do not come by themselves, and is a fifth of a call at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
     rows: usize,
@@ -126,11 +128,13 @@ pub(crate) struct Pace {
     fixed_ns: u64,
     /// The last call: its rows, and its time.
     last: Option<(usize, u64)>,
+    /// Calls since the last two of different length; `None`: there have been none.
+    alike: Option<u32>,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { rows: FIRST_ROWS, row_ns: 0, fixed_ns: 0, last: None }
+        Pace { rows: FIRST_ROWS, row_ns: 0, fixed_ns: 0, last: None, alike: None }
     }
 }
 
@@ -150,9 +154,11 @@ impl Pace {
             return;
         }
         let (count, took_ns) = (rows as u64, took.as_nanos() as u64);
+        self.alike = self.alike.map(|calls| calls.saturating_add(1));
         if let Some((before, before_ns)) = self.last.replace((rows, took_ns))
-            && rows.abs_diff(before) * 4 >= rows.min(before)
+            && differ(rows, before)
         {
+            self.alike = Some(0);
             // The line through both; a row takes no less than nothing, and no more than a call did by its number of rows.
             let (few, many) = match rows < before {
                 true => ((rows, took_ns), (before, before_ns)),
@@ -171,8 +177,17 @@ impl Pace {
         // Down at once, for the next call would be as long; up in steps, for one fast call may be an exception.
         let fits = usize::try_from(call_ns / each).unwrap_or(usize::MAX);
         self.rows = fits.clamp(1, self.rows.saturating_mul(GROWTH).max(1));
+        // A function that began with a single row would get one for ever, if what it takes is the call.
+        if !differ(self.rows, rows) && self.alike.is_none_or(|calls| calls >= ALIKE_MAX) {
+            self.rows = self.rows.saturating_add(self.rows.div_ceil(2));
+        }
         self.row_ns = (took_ns / count).max(1);
     }
+}
+
+/// Whether two calls of so many rows tell what a row takes.
+fn differ(rows: usize, others: usize) -> bool {
+    rows.abs_diff(others).saturating_mul(4) >= rows.min(others)
 }
 
 #[cfg(test)]
@@ -218,6 +233,29 @@ mod tests {
         assert_eq!(settled(ms(0), ms(2), 8192), 37, "nothing but the rows");
         let both = settled(ms(200), ms(2), 8192);
         assert!((300..=500).contains(&both), "{both} rows: the call is a fifth of it");
+    }
+
+    /// A source gives few rows at first, as a queue does that has only just been asked, and then as many as are wanted.
+    #[test]
+    fn a_beginning_with_few_rows_is_no_reason_for_few_rows() {
+        let ms = Duration::from_millis;
+        for first in 1..10 {
+            for alike in [1, 5, 100] {
+                let mut pace = Pace::default();
+                (0..alike).for_each(|_| pace.learn(first.min(pace.rows()), ms(200)));
+                for _ in 0..100 {
+                    pace.learn(pace.rows().min(500), ms(200));
+                }
+                assert!(pace.rows() >= 500, "{} rows after {alike} calls of {first}", pace.rows());
+                let (mut slow, mut most) = (Pace::default(), 0);
+                for call in 0..200 {
+                    let rows = slow.rows().min(if call < alike { first } else { 500 });
+                    most = most.max(rows);
+                    slow.learn(rows, ms(200) * rows as u32);
+                }
+                assert!(most <= 8 && slow.rows() <= 2, "{most} rows of 200 ms each");
+            }
+        }
     }
 
     /// One call in ten takes much longer, for reasons of the machine.
