@@ -17,9 +17,7 @@ from sqlfuzz.tree import Node, listed, node, optional
 Scope = list[tuple[str, str]]
 
 #: Names of faults to steer around, with what they leave out.
-KNOWN: dict[str, str] = {
-    "using_after_join": "the merged column of a join with USING, the left side of which is a join itself, is ambiguous in expressions",
-}
+KNOWN: dict[str, str] = {}
 
 LITERALS = {
     "int": ["0", "1", "2", "-1", "3"],
@@ -137,8 +135,7 @@ class Maker:
             left = [c.split(".")[-1] for c, _ in scope]
             # A name that is there twice on the left is ambiguous.
             shared = sorted({c for c in left if left.count(c) == 1} & {c.split(".")[-1] for c, _ in more})
-            merges = merged and (n == 0 or "using_after_join" not in self.avoid)
-            if n == joins - 1 and shared and merges and all("." in c for c, _ in scope):
+            if n == joins - 1 and shared and merged and all("." in c for c, _ in scope):
                 # The merged column has the bare name. Only the last join: another table with the name would make it ambiguous.
                 using = self.r.sample(shared, min(len(shared), self.r.randint(1, 2)))
                 kinds = {c.split(".")[-1]: k for c, k in scope}
@@ -189,7 +186,9 @@ class Maker:
             two, _ = self.select("rows", 0, outer, kinds)
             return node("query", one, how, two), kinds
         source, own = self.source(form, deep)
-        scope = own + (outer or [])
+        # A merged column's bare name may be that of a column here, or of two.
+        names = {column.split(".")[-1] for column, _ in own}
+        scope = own + [(column, kind) for column, kind in outer or [] if "." in column or column not in names]
         where = optional(" where ", self.bool(scope, 2)) if r.random() < (0.95 if outer else 0.6) else node("clause")
         if form in ("groups", "grouping"):
             # An aggregate of an outer query's columns alone belongs to that query, so only own columns are aggregated.

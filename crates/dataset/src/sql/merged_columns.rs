@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 
 use datafusion::sql::sqlparser::ast::{
     BinaryOperator, ExcludeSelectItem, Expr, Ident, JoinConstraint, JoinOperator, ObjectName, OrderByKind, Query,
-    Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableFactor, TableWithJoins, Value, VisitMut,
-    VisitorMut,
+    Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, TableAlias, TableFactor, TableWithJoins, Value,
+    VisitMut, VisitorMut, WildcardAdditionalOptions,
 };
 
 use super::call;
@@ -17,18 +17,25 @@ use super::call;
 /// Columns of tables by the names that a query gives them.
 pub(super) type Columns = HashMap<String, Vec<String>>;
 
+/// A table's name within a query, and its columns where they are known.
+type Named = (Ident, Option<Vec<String>>);
+
 /// Writes such joins out, everywhere in a statement.
 pub(super) struct WriteOut<'a> {
     columns: &'a Columns,
-    /// Names of the WITH of each query around, which may be those of tables with other columns.
-    parts: Vec<Vec<String>>,
+    /// What the WITH of each query around names, with its columns where they are known.
+    parts: Vec<Vec<(String, Option<Vec<String>>)>>,
 }
 
 impl VisitorMut for WriteOut<'_> {
     type Break = String;
 
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<String> {
-        self.parts.push(parts_of(query));
+        self.parts.push(Vec::new());
+        for part in query.with.iter().flat_map(|with| &with.cte_tables) {
+            let columns = self.renamed(&part.alias, &part.query);
+            self.parts.last_mut().expect("pushed").push((part.alias.name.value.clone(), columns));
+        }
         let SetExpr::Select(select) = query.body.as_mut() else { return ControlFlow::Continue(()) };
         let merged = self.joins(select)?;
         if merged.is_empty() {
@@ -38,6 +45,7 @@ impl VisitorMut for WriteOut<'_> {
         let gives = |name: &str| {
             select.projection.iter().any(|item| match item {
                 SelectItem::ExprWithAlias { alias, .. } => alias.value == name,
+                SelectItem::UnnamedExpr(Expr::Identifier(column)) => column.value == name,
                 _ => false,
             })
         };
@@ -63,28 +71,81 @@ impl VisitorMut for WriteOut<'_> {
     }
 }
 
-/// Names that a query's WITH gives.
-fn parts_of(query: &Query) -> Vec<String> {
-    let parts = query.with.iter().flat_map(|with| &with.cte_tables);
-    parts.map(|part| part.alias.name.value.clone()).collect()
-}
-
 impl<'a> WriteOut<'a> {
     pub(super) fn new(columns: &'a Columns) -> Self {
         WriteOut { columns, parts: Vec::new() }
     }
 
+    /// The columns of a subquery that has a name.
+    fn renamed(&self, alias: &TableAlias, query: &Query) -> Option<Vec<String>> {
+        match alias.columns.as_slice() {
+            [] => self.gives(query),
+            columns => Some(columns.iter().map(|column| column.name.value.clone()).collect()),
+        }
+    }
+
+    /// The columns that a query gives, where its text says so.
+    fn gives(&self, query: &Query) -> Option<Vec<String>> {
+        fn of_body(of: &WriteOut<'_>, body: &SetExpr) -> Option<Vec<String>> {
+            match body {
+                SetExpr::Select(select) => {
+                    let mut columns = Vec::new();
+                    for item in &select.projection {
+                        match item {
+                            SelectItem::ExprWithAlias { alias, .. } => columns.push(alias.value.clone()),
+                            SelectItem::UnnamedExpr(Expr::CompoundIdentifier(name)) => {
+                                columns.push(name.last()?.value.clone());
+                            }
+                            SelectItem::UnnamedExpr(Expr::Identifier(name)) => columns.push(name.value.clone()),
+                            SelectItem::UnnamedExpr(other) => columns.push(other.to_string()),
+                            SelectItem::Wildcard(options) if *options == WildcardAdditionalOptions::default() => {
+                                for table in &select.from {
+                                    for factor in factors(table) {
+                                        columns.extend(of.named_table(factor)?.1?);
+                                    }
+                                }
+                            }
+                            _ => return None,
+                        }
+                    }
+                    Some(columns)
+                }
+                SetExpr::Query(query) => of.gives(query),
+                SetExpr::SetOperation { left, .. } => of_body(of, left),
+                _ => None,
+            }
+        }
+        // Its own names may hide others.
+        if query.with.is_some() { None } else { of_body(self, &query.body) }
+    }
+
     /// Gives keys of inner and LEFT joins their table's name in what follows them: in ON, and in the SELECT except where it names a column,
-    /// which is known by that name.
-    fn name_keys(&self, select: &mut Select) {
-        let mut names = Vec::new();
+    /// which is known by that name; and returns what they stand for. A key of two joins is one of two columns to DataFusion, which it calls
+    /// ambiguous there, too.
+    fn name_keys(&self, select: &mut Select) -> Vec<(String, Expr)> {
+        let mut names: Vec<(String, Expr)> = Vec::new();
         for table in &mut select.from {
             if !table.joins.iter().any(|join| is_written_out(&join.join_operator)) {
                 self.keys_of(table, &mut names);
             }
         }
+        // Of two lists of joins, it is neither's.
+        let mut times = HashMap::<String, usize>::new();
+        names.iter().for_each(|(name, _)| *times.entry(name.clone()).or_default() += 1);
+        names.retain(|(name, _)| times[name] == 1);
         if names.is_empty() {
-            return;
+            return names;
+        }
+        let merges = select.from.iter_mut().flat_map(|table| &mut table.joins);
+        let merges = merges.filter_map(|join| constraint(&mut join.join_operator));
+        if merges.filter(|by| matches!(by, JoinConstraint::Using(_) | JoinConstraint::Natural)).count() > 1 {
+            for item in &mut select.projection {
+                if let SelectItem::UnnamedExpr(Expr::Identifier(key)) = item
+                    && let Some((name, column)) = names.iter().find(|(name, _)| *name == key.value)
+                {
+                    *item = SelectItem::ExprWithAlias { expr: column.clone(), alias: quoted(name) };
+                }
+            }
         }
         let from = std::mem::take(&mut select.from);
         let (bare, mut rest): (Vec<_>, Vec<_>) = std::mem::take(&mut select.projection)
@@ -100,6 +161,7 @@ impl<'a> WriteOut<'a> {
         rest.sort_by_key(|(at, _)| *at);
         select.projection = rest.into_iter().map(|(_, item)| item).collect();
         select.from = from;
+        names
     }
 
     /// The keys of such joins and what they stand for, where it is known which table has them.
@@ -130,38 +192,37 @@ impl<'a> WriteOut<'a> {
 
     /// Whether the tables of a query may have a column of this name.
     fn may_have(&self, query: &Query, name: &str) -> bool {
-        fn any(of: &WriteOut<'_>, body: &SetExpr, name: &str, parts: &[String]) -> bool {
+        fn any(of: &WriteOut<'_>, body: &SetExpr, name: &str, parts: &[&str]) -> bool {
             let factor = |factor: &TableFactor| match of.named_table(factor) {
                 Some((_, Some(columns))) => {
-                    let is_part = matches!(factor, TableFactor::Table { name, .. } if parts.iter().any(|part| *part == name.to_string()));
+                    let is_part =
+                        matches!(factor, TableFactor::Table { name, .. } if parts.contains(&name.to_string().as_str()));
                     is_part || columns.iter().any(|column| column == name)
                 }
                 _ => true,
             };
             match body {
-                SetExpr::Select(select) => select
-                    .from
-                    .iter()
-                    .any(|table| factor(&table.relation) || table.joins.iter().any(|join| factor(&join.relation))),
+                SetExpr::Select(select) => select.from.iter().flat_map(factors).any(factor),
                 SetExpr::Query(query) => of.may_have(query, name),
                 SetExpr::SetOperation { left, right, .. } => any(of, left, name, parts) || any(of, right, name, parts),
                 SetExpr::Values(_) => false,
                 _ => true,
             }
         }
-        any(self, &query.body, name, &parts_of(query))
+        let parts = query.with.iter().flat_map(|with| &with.cte_tables);
+        let parts: Vec<&str> = parts.map(|part| part.alias.name.value.as_str()).collect();
+        any(self, &query.body, name, &parts)
     }
 
-    /// Writes the joins of a SELECT out, and returns what the keys' names stand for.
+    /// Writes the joins of a SELECT out, and returns what the names of all keys stand for.
     fn joins(&self, select: &mut Select) -> ControlFlow<String, Vec<(String, Expr)>> {
         let mut merged: Vec<(String, Expr)> = Vec::new();
         // What `*` stands for: each table, and which of its columns are keys.
         let mut all: Vec<Shown> = Vec::new();
-        self.name_keys(select);
+        let mut names = self.name_keys(select);
         for table in &mut select.from {
             if !table.joins.iter().any(|join| is_written_out(&join.join_operator)) {
-                let factors = std::iter::once(&table.relation).chain(table.joins.iter().map(|join| &join.relation));
-                all.extend(factors.map(|factor| Shown { table: named(factor).cloned(), keys: Vec::new() }));
+                all.extend(factors(table).map(|factor| Shown { table: named(factor).cloned(), keys: Vec::new() }));
                 continue;
             }
             let first = all.len();
@@ -211,11 +272,11 @@ impl<'a> WriteOut<'a> {
         if !merged.is_empty() {
             self.rename(select, &merged, &all)?;
         }
-        ControlFlow::Continue(merged)
+        names.extend(merged);
+        ControlFlow::Continue(names)
     }
 
-    /// A table's name within the query, and its columns where they are known.
-    fn factor(&self, factor: &TableFactor) -> ControlFlow<String, (Ident, Option<&'a Vec<String>>)> {
+    fn factor(&self, factor: &TableFactor) -> ControlFlow<String, Named> {
         match self.named_table(factor) {
             Some(table) => ControlFlow::Continue(table),
             None => ControlFlow::Break(
@@ -225,33 +286,34 @@ impl<'a> WriteOut<'a> {
     }
 
     /// The same, or `None` for a table without a name.
-    fn named_table(&self, factor: &TableFactor) -> Option<(Ident, Option<&'a Vec<String>>)> {
-        let is_part = |name: &str| self.parts.iter().flatten().any(|part| part == name);
+    fn named_table(&self, factor: &TableFactor) -> Option<Named> {
         let columns = match factor {
-            TableFactor::Table { name, alias, .. } if alias.as_ref().is_none_or(|alias| alias.columns.is_empty()) => {
-                let name = name.0.last().and_then(|part| part.as_ident());
-                name.filter(|name| !is_part(&name.value)).and_then(|name| self.columns.get(&name.value))
+            TableFactor::Table { alias: Some(alias), .. } if !alias.columns.is_empty() => {
+                Some(alias.columns.iter().map(|column| column.name.value.clone()).collect())
             }
+            TableFactor::Table { name, .. } => name.0.last().and_then(|part| part.as_ident()).and_then(|name| {
+                let mut parts = self.parts.iter().rev().flat_map(|parts| parts.iter().rev());
+                match parts.find(|(part, _)| *part == name.value) {
+                    Some((_, columns)) => columns.clone(),
+                    None => self.columns.get(&name.value).cloned(),
+                }
+            }),
+            TableFactor::Derived { alias: Some(alias), subquery, .. } => self.renamed(alias, subquery),
             _ => None,
         };
         named(factor).map(|name| (name.clone(), columns))
     }
 
     /// The names of the columns that a join compares, unless it says so by ON.
-    fn keys(
-        &self,
-        join: &JoinOperator,
-        left: &[(Ident, Option<&Vec<String>>)],
-        right: &(Ident, Option<&Vec<String>>),
-    ) -> ControlFlow<String, Option<Vec<String>>> {
+    fn keys(&self, join: &JoinOperator, left: &[Named], right: &Named) -> ControlFlow<String, Option<Vec<String>>> {
         match constraint(&mut join.clone()) {
             Some(JoinConstraint::Using(names)) => {
                 let names = names.iter().filter_map(|name| name.0.last().and_then(|part| part.as_ident()));
                 ControlFlow::Continue(Some(names.map(|name| name.value.clone()).collect()))
             }
             Some(JoinConstraint::Natural) => {
-                let all: Option<Vec<&Vec<String>>> = left.iter().map(|(_, columns)| *columns).collect();
-                let (Some(all), Some(theirs)) = (all, right.1) else {
+                let all: Option<Vec<&Vec<String>>> = left.iter().map(|(_, columns)| columns.as_ref()).collect();
+                let (Some(all), Some(theirs)) = (all, &right.1) else {
                     return ControlFlow::Break(
                         "the columns of a NATURAL RIGHT or FULL JOIN are not known here; name them with USING (...)"
                             .into(),
@@ -334,6 +396,11 @@ struct Shown {
     keys: Vec<String>,
 }
 
+/// The tables of one item of FROM.
+fn factors(table: &TableWithJoins) -> impl Iterator<Item = &TableFactor> {
+    std::iter::once(&table.relation).chain(table.joins.iter().map(|join| &join.relation))
+}
+
 /// The name that a query gives a table.
 fn named(factor: &TableFactor) -> Option<&Ident> {
     match factor {
@@ -377,9 +444,10 @@ fn equal(left: Expr, right: Expr) -> Expr {
 }
 
 /// The place of the one table to the left that has a column.
-fn owner(left: &[(Ident, Option<&Vec<String>>)], name: &str) -> ControlFlow<String, usize> {
-    let may_have =
-        |columns: &Option<&Vec<String>>| columns.is_none_or(|columns| columns.iter().any(|other| other == name));
+fn owner(left: &[Named], name: &str) -> ControlFlow<String, usize> {
+    let may_have = |columns: &Option<Vec<String>>| {
+        columns.as_ref().is_none_or(|columns| columns.iter().any(|other| other == name))
+    };
     let owners: Vec<usize> = (0..left.len()).filter(|at| may_have(&left[*at].1)).collect();
     match owners.as_slice() {
         [at] => ControlFlow::Continue(*at),
