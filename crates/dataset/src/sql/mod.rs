@@ -10,10 +10,12 @@
 //! | `between`     | BETWEEN over what is drawn anew at each use                        |
 //! | `merged_columns` | the columns of joins with USING, and NATURAL ones               |
 //! | `names`       | names of columns that a query does not name                        |
+//! | `hidden_keys` | columns that a query orders by and does not show                  |
 
 mod between;
 mod decorrelate;
 mod dialect;
+mod hidden_keys;
 mod lateral;
 mod merged_columns;
 mod names;
@@ -34,6 +36,7 @@ use datafusion::sql::sqlparser::ast::{
 use self::between::drawn_once;
 use self::decorrelate::decorrelated;
 use self::dialect::SqlDialect;
+use self::hidden_keys::in_one_order;
 use self::lateral::MarkLateral;
 use self::merged_columns::{Columns, WriteOut};
 use self::names::{TellApart, named_function, plain};
@@ -83,7 +86,7 @@ pub(crate) fn parsed(state: &SessionState, query: &str, columns: &Columns) -> Re
 /// # Errors
 /// `Query` for subqueries that cannot be run.
 pub(crate) fn corrected(plan: LogicalPlan) -> Result<LogicalPlan> {
-    Ok(decorrelated(drawn_once(plain(plan)?)?)?)
+    Ok(decorrelated(drawn_once(in_one_order(plain(plan)?)?)?)?)
 }
 
 /// Functions that planning needs to know.
