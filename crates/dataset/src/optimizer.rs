@@ -2,15 +2,17 @@
 //! upstream fix; when a release has it, the guard goes.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
-use datafusion::common::FunctionalDependencies;
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DFSchemaRef, FunctionalDependencies, NullEquality};
 use datafusion::error::Result;
 use datafusion::logical_expr::expr::InList;
-use datafusion::logical_expr::logical_plan::{Distinct, Filter, Projection};
-use datafusion::logical_expr::{Expr, LogicalPlan, lit};
+use datafusion::logical_expr::logical_plan::{Distinct, Extension, Filter, Join, Projection};
+use datafusion::logical_expr::utils::{conjunction, split_conjunction};
+use datafusion::logical_expr::{Expr, JoinType, LogicalPlan, UserDefinedLogicalNodeCore, lit};
 use datafusion::optimizer::{AnalyzerRule, ApplyOrder, Optimizer, OptimizerConfig, OptimizerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
@@ -26,6 +28,9 @@ pub(crate) fn logical_rules() -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
         "replace_distinct_aggregate" | "eliminate_duplicated_expr" | "eliminate_join" => {
             Arc::new(WithoutKeys(rule)) as _
         }
+        "push_down_filter" => Arc::new(AboveTotals(rule)) as _,
+        "extract_equijoin_predicate" => Arc::new(NullsOfKeys(rule)) as _,
+        "eliminate_cross_join" => Arc::new(BesideNullKeys(rule)) as _,
         _ => rule,
     };
     let last: Arc<dyn OptimizerRule + Send + Sync> = Arc::new(GuardFilters);
@@ -184,6 +189,161 @@ fn without_keys(mut plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     }
     *schema = Arc::new(schema.as_ref().clone().with_functional_dependencies(FunctionalDependencies::empty())?);
     Ok(Transformed::yes(plan))
+}
+
+/// `push_down_filter` moves conditions without columns, such as a comparison with a subquery's value, below a total, which then has a row
+/// of no rows where it should have none; and those that are drawn anew for each row below what makes rows of several. They stay above.
+#[derive(Debug)]
+struct AboveTotals(Arc<dyn OptimizerRule + Send + Sync>);
+
+impl OptimizerRule for AboveTotals {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        self.0.apply_order()
+    }
+
+    fn supports_rewrite(&self) -> bool {
+        true
+    }
+
+    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+        let stays = |condition: &Expr, input: &LogicalPlan| match input {
+            LogicalPlan::Aggregate(_) => condition.column_refs().is_empty() || condition.is_volatile(),
+            LogicalPlan::Window(_) | LogicalPlan::Distinct(_) => condition.is_volatile(),
+            _ => false,
+        };
+        let LogicalPlan::Filter(filter) = plan else { return self.0.rewrite(plan, config) };
+        let (above, below): (Vec<Expr>, Vec<Expr>) = split_conjunction(&filter.predicate)
+            .into_iter()
+            .cloned()
+            .partition(|condition| stays(condition, &filter.input));
+        let Some(above) = conjunction(above) else { return self.0.rewrite(LogicalPlan::Filter(filter), config) };
+        let Some(below) = conjunction(below) else { return Ok(Transformed::no(LogicalPlan::Filter(filter))) };
+        let pushed = self.0.rewrite(LogicalPlan::Filter(Filter::try_new(below, Arc::clone(&filter.input))?), config)?;
+        if !pushed.transformed {
+            return Ok(Transformed::no(LogicalPlan::Filter(filter)));
+        }
+        pushed.map_data(|input| Ok(LogicalPlan::Filter(Filter::try_new(above, Arc::new(input))?)))
+    }
+}
+
+/// `extract_equijoin_predicate` makes keys of equalities in joins whose keys are equal where both are null, too. There such a key must not
+/// be null.
+#[derive(Debug)]
+struct NullsOfKeys(Arc<dyn OptimizerRule + Send + Sync>);
+
+impl OptimizerRule for NullsOfKeys {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        self.0.apply_order()
+    }
+
+    fn supports_rewrite(&self) -> bool {
+        true
+    }
+
+    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+        let keys = match &plan {
+            LogicalPlan::Join(join) if has_null_keys(join) => join.on.len(),
+            _ => return self.0.rewrite(plan, config),
+        };
+        Ok(self.0.rewrite(plan, config)?.update_data(|plan| match plan {
+            LogicalPlan::Join(mut join) => {
+                let known = join.on[keys..].iter().map(|(left, _)| left.clone().is_not_null());
+                join.filter = conjunction(join.filter.take().into_iter().chain(known));
+                LogicalPlan::Join(join)
+            }
+            other => other,
+        }))
+    }
+}
+
+fn has_null_keys(join: &Join) -> bool {
+    join.null_equality == NullEquality::NullEqualsNull && !join.on.is_empty()
+}
+
+/// `eliminate_cross_join` puts inner joins together as if their keys were all compared as those of the uppermost are, nulls too. So it
+/// does not see joins in which nulls are equal.
+#[derive(Debug)]
+struct BesideNullKeys(Arc<dyn OptimizerRule + Send + Sync>);
+
+impl OptimizerRule for BesideNullKeys {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        // The rule walks the plan itself.
+        None
+    }
+
+    fn supports_rewrite(&self) -> bool {
+        true
+    }
+
+    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+        let hidden = plan.transform_down_with_subqueries(|step| {
+            Ok(match step {
+                LogicalPlan::Join(join) if join.join_type == JoinType::Inner && has_null_keys(&join) => {
+                    let inner = LogicalPlan::Join(join).map_children(|input| self.rewrite(input, config))?.data;
+                    let node = Arc::new(Hidden(inner));
+                    Transformed::new(LogicalPlan::Extension(Extension { node }), true, TreeNodeRecursion::Jump)
+                }
+                other => Transformed::no(other),
+            })
+        })?;
+        let rewritten = self.0.rewrite(hidden.data, config)?;
+        if !hidden.transformed {
+            return Ok(rewritten);
+        }
+        let shown = rewritten.data.transform_up_with_subqueries(|step| {
+            Ok(match &step {
+                LogicalPlan::Extension(of) => match of.node.as_any().downcast_ref::<Hidden>() {
+                    Some(Hidden(inner)) => Transformed::yes(inner.clone()),
+                    None => Transformed::no(step),
+                },
+                _ => Transformed::no(step),
+            })
+        });
+        // What has changed within is not known; another pass finds out.
+        Ok(Transformed::new(shown.data()?, rewritten.transformed, rewritten.tnr))
+    }
+}
+
+/// A step that a rule must not look into.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
+struct Hidden(LogicalPlan);
+
+impl UserDefinedLogicalNodeCore for Hidden {
+    fn name(&self) -> &str {
+        "Hidden"
+    }
+
+    fn inputs(&self) -> Vec<&LogicalPlan> {
+        Vec::new()
+    }
+
+    fn schema(&self) -> &DFSchemaRef {
+        self.0.schema()
+    }
+
+    fn expressions(&self) -> Vec<Expr> {
+        Vec::new()
+    }
+
+    fn fmt_for_explain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hidden: {}", self.0.display())
+    }
+
+    fn with_exprs_and_inputs(&self, _: Vec<Expr>, _: Vec<LogicalPlan>) -> Result<Self> {
+        Ok(self.clone())
+    }
 }
 
 /// Filters are pushed down by the names of columns, so that one on the second of two columns with the same name prunes by the
