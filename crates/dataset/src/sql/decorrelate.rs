@@ -13,6 +13,7 @@
 //! Source: Neumann and Kemper, *Unnesting Arbitrary Queries* (BTW 2015).
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
@@ -83,7 +84,7 @@ struct Domain {
     outer: Vec<Column>,
     /// The subquery's references to them.
     references: Vec<Expr>,
-    /// Their distinct values, in columns `d0`, `d1`, ... of `name`.
+    /// Their distinct values, in columns of `name`, as [`key`] calls them.
     values: LogicalPlan,
     name: TableReference,
 }
@@ -94,7 +95,7 @@ impl Domain {
     }
 
     fn column(&self, at: usize) -> Column {
-        Column::new(Some(self.name.clone()), format!("d{at}"))
+        key(&self.name, at)
     }
 
     /// The expression over the domain's columns instead of the outer query's.
@@ -115,6 +116,16 @@ impl Domain {
     fn meets(&self, others: impl IntoIterator<Item = Expr>) -> Vec<Expr> {
         self.columns().into_iter().zip(others).map(|(one, other)| is_same(one, other)).collect()
     }
+}
+
+/// A column of a table that is made here. Physical plans forget tables, so that its name has to be the only one of its kind.
+fn column_of(table: &TableReference, what: impl Display) -> Column {
+    Column::new(Some(table.clone()), format!("{}_{what}", table.table()))
+}
+
+/// One of a domain's columns.
+fn key(table: &TableReference, at: usize) -> Column {
+    column_of(table, at)
 }
 
 fn is_same(one: Expr, other: Expr) -> Expr {
@@ -428,9 +439,10 @@ impl Subqueries {
         let outer = outer_columns(plan);
         let name = self.name("domain");
         let references = plan.all_out_ref_exprs();
-        let values = outer.iter().enumerate().map(|(at, column)| {
-            Ok(value_of(column, &references, input)?.alias_qualified(Some(name.clone()), format!("d{at}")))
-        });
+        let values = outer
+            .iter()
+            .enumerate()
+            .map(|(at, column)| Ok(called(value_of(column, &references, input)?, &key(&name, at))));
         let values = values.collect::<Result<Vec<_>>>()?;
         let values = match values.is_empty() {
             true => LogicalPlanBuilder::empty(true).build()?,
@@ -439,7 +451,7 @@ impl Subqueries {
         Ok(Domain { outer, references, values, name })
     }
 
-    /// Joins rows that carry a domain's columns, called `d0`, ... of `name`, to the outer query they are for.
+    /// Joins rows that carry a domain's columns, as those of `name`, to the outer query they are for.
     fn join_on(
         &self,
         input: &LogicalPlan,
@@ -449,10 +461,10 @@ impl Subqueries {
         more: Option<Expr>,
         kind: JoinType,
     ) -> Result<LogicalPlan> {
-        let conditions = domain.outer.iter().enumerate().map(|(at, column)| {
-            let theirs = Expr::Column(Column::new(Some(name.clone()), format!("d{at}")));
-            Ok(is_same(value_of(column, &domain.references, input)?, theirs))
-        });
+        let conditions =
+            domain.outer.iter().enumerate().map(|(at, column)| {
+                Ok(is_same(value_of(column, &domain.references, input)?, Expr::Column(key(name, at))))
+            });
         let mut conditions = conditions.collect::<Result<Vec<_>>>()?;
         conditions.extend(more);
         if conditions.is_empty() {
@@ -466,19 +478,18 @@ impl Subqueries {
         let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let name = self.name("exists");
+        let mark = column_of(&name, "found");
         let found = match domain.outer.is_empty() {
-            true => LogicalPlanBuilder::from(lifted)
-                .limit(0, Some(1))?
-                .project(vec![lit(true).alias_qualified(Some(name.clone()), "found")])?,
+            true => LogicalPlanBuilder::from(lifted).limit(0, Some(1))?.project(vec![called(lit(true), &mark)])?,
             false => {
                 let keys = LogicalPlanBuilder::from(lifted).project(domain.columns())?.distinct()?;
                 let mut columns = renamed(domain.columns(), &name);
-                columns.push(lit(true).alias_qualified(Some(name.clone()), "found"));
+                columns.push(called(lit(true), &mark));
                 keys.project(columns)?
             }
         };
         input.joined = self.join_on(&input.joined, found.build()?, &domain, &name, None, JoinType::Left)?;
-        Ok(Expr::Column(Column::new(Some(name), "found")))
+        Ok(Expr::Column(mark))
     }
 
     /// `value` IN the subquery, with null for "not known", or with `null_is_false` anything but true.
@@ -495,15 +506,14 @@ impl Subqueries {
             .aggregate(domain.columns(), vec![count(lit(1)).alias("n"), count(theirs.clone()).alias("known")])?;
         let mut columns = renamed(domain.columns(), &counted);
         columns.extend(
-            ["n", "known"]
-                .map(|name| Expr::Column(Column::from_name(name)).alias_qualified(Some(counted.clone()), name)),
+            ["n", "known"].map(|name| called(Expr::Column(Column::from_name(name)), &column_of(&counted, name))),
         );
         let all = all.project(columns)?.build()?;
         let mut columns = renamed(domain.columns(), &matched);
-        columns.push(theirs.clone().alias_qualified(Some(matched.clone()), "value"));
+        columns.push(called(theirs.clone(), &column_of(&matched, "value")));
         let values =
             LogicalPlanBuilder::from(lifted).filter(theirs.is_not_null())?.project(columns)?.distinct()?.build()?;
-        let column = |name: &TableReference, column: &str| Expr::Column(Column::new(Some(name.clone()), column));
+        let column = |name: &TableReference, column: &str| Expr::Column(column_of(name, column));
         let same = value.clone().eq(column(&matched, "value"));
         let found = column(&matched, "value").is_not_null();
         if is_known {
@@ -553,12 +563,10 @@ impl Subqueries {
         )?;
         let mut columns = renamed(domain.columns(), &name);
         let named = ["n", "known", "least", "most"];
-        columns.extend(
-            named.map(|column| Expr::Column(Column::from_name(column)).alias_qualified(Some(name.clone()), column)),
-        );
+        columns.extend(named.map(|column| called(Expr::Column(Column::from_name(column)), &column_of(&name, column))));
         let all = all.project(columns)?.build()?;
         input.joined = self.join_on(&input.joined, all, &domain, &name, None, JoinType::Left)?;
-        let [n, known, least, most] = named.map(|column| Expr::Column(Column::new(Some(name.clone()), column)));
+        let [n, known, least, most] = named.map(|column| Expr::Column(column_of(&name, column)));
         let compares = match op {
             Operator::Lt | Operator::LtEq => binary_expr(value.clone(), op, most),
             Operator::Gt | Operator::GtEq => binary_expr(value.clone(), op, least),
@@ -578,22 +586,23 @@ impl Subqueries {
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let name = self.name("scalar");
+        let value = column_of(&name, "value");
         let mut columns = renamed(domain.columns(), &name);
         let rows = match has_one_row(plan) {
             true => {
-                columns.push(theirs.alias_qualified(Some(name.clone()), "value"));
+                columns.push(called(theirs, &value));
                 LogicalPlanBuilder::from(lifted)
             }
             false => {
                 let counted = vec![first_value(theirs, Vec::new()).alias("value"), count(lit(1)).alias("n")];
                 let only = one_row(Expr::Column(Column::from_name("value")), Expr::Column(Column::from_name("n")));
-                columns.push(only.alias_qualified(Some(name.clone()), "value"));
+                columns.push(called(only, &value));
                 LogicalPlanBuilder::from(lifted).aggregate(domain.columns(), counted)?
             }
         };
         let rows = rows.project(columns)?.build()?;
         input.joined = self.join_on(&input.joined, rows, &domain, &name, None, JoinType::Left)?;
-        Ok(Expr::Column(Column::new(Some(name), "value")))
+        Ok(Expr::Column(value))
     }
 
     /// A join with a subquery that refers to the other side: `a, LATERAL (...)`.
@@ -957,7 +966,7 @@ fn value_of(column: &Column, references: &[Expr], input: &LogicalPlan) -> Result
 /// A domain's columns as those of another table.
 fn renamed(columns: Vec<Expr>, name: &TableReference) -> Vec<Expr> {
     let named = columns.into_iter().enumerate();
-    named.map(|(at, column)| column.alias_qualified(Some(name.clone()), format!("d{at}"))).collect()
+    named.map(|(at, column)| called(column, &key(name, at))).collect()
 }
 
 /// A window function that looks only at rows of the same value of the domain.
