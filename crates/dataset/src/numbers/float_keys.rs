@@ -16,8 +16,8 @@ use datafusion::logical_expr::expr::{
 };
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{
-    ColumnarValue, Distinct, Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, Operator, ReturnFieldArgs,
-    ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, when,
+    ColumnarValue, Distinct, Expr, ExprSchemable, Join, JoinConstraint, LogicalPlan, LogicalPlanBuilder, Operator,
+    ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, when,
 };
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
@@ -64,13 +64,20 @@ fn compare_in(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         _ => Box::new(|_| false),
     };
     let is_join = matches!(node, LogicalPlan::Join(_));
-    rewrite_exprs(node, |at, expr, schema| {
+    let made = rewrite_exprs(node, |at, expr, schema| {
         let changed = expr.transform_up(|part| compare(part, schema))?;
         match is_key(at) {
             true => changed.transform_data(|expr| key_as(expr, schema, !is_join)),
             false => Ok(changed),
         }
-    })
+    })?;
+    Ok(made.update_data(|node| match node {
+        // A key of USING has to be a column. What names such a column stands for is known by now.
+        LogicalPlan::Join(join) if join.join_constraint == JoinConstraint::Using => {
+            LogicalPlan::Join(Join { join_constraint: JoinConstraint::On, ..join })
+        }
+        other => other,
+    }))
 }
 
 /// The same rows, equal ones of which have the same bits; `None` if they have anyway.
@@ -169,7 +176,7 @@ fn compare(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
                 // A NaN is above all, or below all: not between them.
                 return Ok(Transformed::no(Expr::Between(of)));
             }
-            let same = |expr: Box<Expr>| -> Result<Box<Expr>> { Ok(Box::new(key(*expr, schema)?.data)) };
+            let same = |expr: Box<Expr>| -> Result<Box<Expr>> { Ok(Box::new(operand(*expr, schema)?.data)) };
             Expr::Between(Between::new(same(of.expr)?, of.negated, same(of.low)?, same(of.high)?))
         }
         Expr::InList(of) if differs(&of.expr, schema)? => {
@@ -181,14 +188,15 @@ fn compare(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
             if of.list.iter().all(is_plain) {
                 return Ok(Transformed::no(Expr::InList(of)));
             }
-            Expr::InList(InList::new(Box::new(key(*of.expr, schema)?.data), keys(of.list, schema)?, of.negated))
+            let list = of.list.into_iter().map(|item| Ok(operand(item, schema)?.data)).collect::<Result<_>>()?;
+            Expr::InList(InList::new(Box::new(operand(*of.expr, schema)?.data), list, of.negated))
         }
         Expr::Case(Case { expr: Some(of), when_then_expr, else_expr }) if differs(&of, schema)? => {
             let when = |(value, then): (Box<Expr>, Box<Expr>)| -> Result<_> {
-                Ok((Box::new(key(*value, schema)?.data), then))
+                Ok((Box::new(operand(*value, schema)?.data), then))
             };
             let branches = when_then_expr.into_iter().map(when).collect::<Result<_>>()?;
-            Expr::Case(Case::new(Some(Box::new(key(*of, schema)?.data)), branches, else_expr))
+            Expr::Case(Case::new(Some(Box::new(operand(*of, schema)?.data)), branches, else_expr))
         }
         Expr::InSubquery(mut of) => {
             let Some(rows) = one_each(&of.subquery.subquery)?.filter(|_| of.subquery.outer_ref_columns.is_empty())
