@@ -13,7 +13,8 @@ use datafusion::logical_expr::{
 };
 use datafusion::scalar::ScalarValue;
 use datafusion::sql::sqlparser::ast::{
-    Expr, FunctionArg, FunctionArgExpr, FunctionArguments, Ident, Select, SelectItem, Value, VisitorMut,
+    Expr, FunctionArg, FunctionArgExpr, FunctionArguments, GroupByExpr, Ident, Select, SelectItem, Value, VisitorMut,
+    visit_expressions_mut,
 };
 
 use super::call;
@@ -34,11 +35,15 @@ impl VisitorMut for TellApart {
                 return ControlFlow::Break(format!("two columns of the query are named {:?}; rename one", alias.value));
             }
         }
+        let casts = casts_of_keys(select);
         for item in &mut select.projection {
             let SelectItem::UnnamedExpr(expr) = item else { continue };
             // A cast has the name of what it casts.
             let name = name_of(expr);
             if taken.insert(name.clone()) {
+                if casts.contains(expr) {
+                    *item = SelectItem::ExprWithAlias { expr: expr.clone(), alias: Ident::with_quote('"', name) };
+                }
                 continue;
             }
             let number = (1..).find(|number| !taken.contains(&format!("{name}_{number}"))).expect("numbers do not end");
@@ -46,22 +51,70 @@ impl VisitorMut for TellApart {
             taken.insert(alias.clone());
             *item = SelectItem::ExprWithAlias { expr: expr.clone(), alias: Ident::with_quote('"', alias) };
         }
+        if !casts.is_empty() {
+            let from = std::mem::take(&mut select.from);
+            let _ = visit_expressions_mut(select, |expr| {
+                if casts.contains(expr) {
+                    *expr = named(expr.clone());
+                }
+                ControlFlow::<()>::Continue(())
+            });
+            select.from = from;
+        }
         ControlFlow::Continue(())
     }
 
     fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<String> {
         let Expr::Function(function) = expr else { return ControlFlow::Continue(()) };
+        let is_named = function.name.to_string() == NAMED;
         let FunctionArguments::List(list) = &mut function.args else { return ControlFlow::Continue(()) };
         for arg in &mut list.args {
-            if let FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)) = arg
+            if !is_named
+                && let FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)) = arg
                 && let Expr::Cast { .. } = arg
             {
-                let text = Expr::value(Value::SingleQuotedString(arg.to_string()));
-                *arg = call(NAMED, vec![std::mem::replace(arg, Expr::value(Value::Null)), text]);
+                *arg = named(std::mem::replace(arg, Expr::value(Value::Null)));
             }
         }
         ControlFlow::Continue(())
     }
+}
+
+/// A cast with a name of its own.
+fn named(cast: Expr) -> Expr {
+    let text = Expr::value(Value::SingleQuotedString(cast.to_string()));
+    call(NAMED, vec![cast, text])
+}
+
+/// Those casts among the keys of GROUP BY that have the name of another key.
+fn casts_of_keys(select: &Select) -> Vec<Expr> {
+    let GroupByExpr::Expressions(keys, _) = &select.group_by else { return Vec::new() };
+    let given = |item: &SelectItem| match item {
+        SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => Some(expr.clone()),
+        _ => None,
+    };
+    let mut keys = keys.clone();
+    for key in &mut keys {
+        while let Expr::Nested(inner) = key {
+            *key = inner.as_ref().clone();
+        }
+        // The place of what is selected.
+        if let Expr::Value(value) = key
+            && let Value::Number(number, _) = &value.value
+            && let Ok(place) = number.parse::<usize>()
+            && let Some(expr) = place.checked_sub(1).and_then(|at| select.projection.get(at)).and_then(given)
+        {
+            *key = expr;
+        }
+    }
+    let is_other = |one: &Expr, other: &Expr| one != other && name_of(one) == name_of(other);
+    let mut casts = Vec::new();
+    for key in keys.iter().filter(|key| matches!(key, Expr::Cast { .. })) {
+        if keys.iter().any(|other| is_other(key, other)) && !casts.contains(key) {
+            casts.push(key.clone());
+        }
+    }
+    casts
 }
 
 fn name_of(expr: &Expr) -> String {
