@@ -113,7 +113,7 @@ impl From<DataFusionError> for DataSetError {
                     &field.name,
                     valid_fields.into_iter().map(|column| column.name).collect(),
                 ),
-                other => DataSetError::Query(other.to_string()),
+                other => DataSetError::Query(schema_text(&other)),
             },
             // Context tells of DataFusion's own steps, a diagnostic repeats what its error says.
             DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => (*inner).into(),
@@ -142,6 +142,9 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
             DataSetError::Query(wrong_type(text).unwrap_or_else(|| text.clone()))
         }
         DataFusionError::SQL(error, _) => DataSetError::Query(format!("SQL: {error}")),
+        DataFusionError::Execution(text) if text.ends_with("Overflow in AvgAccumulator") => DataSetError::Data(
+            "an average is beyond the range of its type; cast what is averaged to float64 first".into(),
+        ),
         DataFusionError::Execution(text) => match refused(text) {
             Some(told) => DataSetError::Query(told),
             None => DataSetError::Data(text.clone()),
@@ -163,12 +166,22 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
             None => DataSetError::Data(inner.to_string()),
         },
         DataFusionError::ArrowError(error, _) => arrow_text(error),
-        DataFusionError::SchemaError(inner, _) => DataSetError::Query(inner.to_string()),
+        DataFusionError::SchemaError(inner, _) => DataSetError::Query(schema_text(inner)),
         DataFusionError::Internal(text) => match wrong_type(text) {
             Some(told) => DataSetError::Query(told),
             None => DataSetError::Internal(text.clone()),
         },
         other => DataSetError::Internal(other.to_string()),
+    }
+}
+
+fn schema_text(error: &SchemaError) -> String {
+    match error {
+        SchemaError::AmbiguousReference { field } if field.relation.is_none() => {
+            let name = &field.name;
+            format!("more than one table has a column {name:?}; put the table's name before it, as in t.{name}")
+        }
+        other => other.to_string(),
     }
 }
 
