@@ -489,6 +489,18 @@ mod tests {
         values
     }
 
+    /// What is sorted on its way to disk must be what is sorted in memory, in pieces that may be put together at once.
+    #[test]
+    fn states_that_are_sorted_onto_disk_are_the_same() {
+        let disk = Disk::with_runs_of(800);
+        let expected = Sorted::new(states(0..5000), &of()).unwrap();
+        let pieces = Sorted::new_on_disk(states(0..5000), &of(), &disk).unwrap();
+        assert!(pieces.len() >= 50 && pieces.iter().all(|piece| piece.on_disk && piece.rows() <= 100));
+        assert_eq!(values(&pieces), values([&expected]));
+        let buckets: Vec<u16> = pieces.iter().flat_map(|piece| piece.of.iter().copied()).collect();
+        assert_eq!(buckets, expected.of.to_vec());
+    }
+
     /// A state that is in no range of buckets would be missing from its window, one in two would count twice.
     #[test]
     fn every_state_is_in_one_range() {
