@@ -24,3 +24,14 @@ def small(folder: Path, size: str) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Take what room there is on a file's disk."""
+    with ballast.open("ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue

@@ -71,6 +71,48 @@ def test_delimiter_and_header_are_found(tmp_path: Path, delimiter: str) -> None:
     assert (named.delimiter, named.header, [c.name for c in named.columns]) == (delimiter, True, ["x", "y", "z"])
 
 
+FRACTIONS = ["0.25,1.5,2.5", "7.125,0.5,9.5", "3.5,2.5,1.5"]
+WHOLE = ["4,0,17", "9,255,3", "0,12,6"]
+
+
+@pytest.mark.parametrize(
+    ("first", "body", "header", "note"),
+    [
+        ("0,1,2", FRACTIONS, True, "is taken as a header; use --header no"),
+        ("2019,2020,2021", FRACTIONS, True, "is taken as a header; use --header no"),
+        ("label,0,1", WHOLE, True, None),
+        ("0,1,2", WHOLE, False, "looks like a header, but is taken as a row of data; --header yes|no"),
+        # Every line counts, one has a missing value, or the numbers do not count up: data.
+        ("0,1,2", ["3,4,5", "6,7,8"], False, None),
+        ("NA,1,2", FRACTIONS, False, None),
+        ("5,1,2", FRACTIONS, False, None),
+        ("0.5,1.5,2.5", FRACTIONS, False, None),
+        ("0.1,0.2,0.3,0.4,0.5,0.6", ["9,1,8,2,7,3", "2,1,4,3,6,5"], False, "looks like a header"),
+        ("0", ["1.5", "2.5"], False, "looks like a header"),
+        ("country,1990,1991", ["France,1.5,2.5", "Chad,3.5,0.5"], True, "is taken as a header"),
+    ],
+)
+def test_a_header_of_numbers(first: str, body: list[str], header: bool, note: str | None, tmp_path: Path) -> None:
+    """It was a row of data, silently, and moved the centres."""
+    layout = _formats._sniff(write(tmp_path / "t.csv", "\n".join([first, *body]) + "\n"), None, None)
+    assert layout.header == header
+    assert layout.note is None if note is None else note in (layout.note or "")
+    for told in (True, False):
+        asked = _formats._sniff(tmp_path / "t.csv", None, told)
+        assert (asked.header, asked.note) == (told, None)
+
+
+def test_a_header_of_numbers_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "years.csv", "\n".join(["2019,2020", *(f"{i % 3 * 10}.5,{i % 3}.25" for i in range(30))]))
+    assert main([str(path), "-k", "3", "--no-out"]) == 0
+    out, err = capsys.readouterr()
+    assert (
+        err
+        == f"tidemill kmeans: {path}: the first line (2019, 2020) is taken as a header; use --header no if it is a row of data\n"
+    )
+    assert "30 rows" in out
+
+
 def test_one_column_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert numbers(write(tmp_path / "one.csv", "1\n2\n3\n")).tolist() == [[1], [2], [3]]
     path = tmp_path / "marked.csv"

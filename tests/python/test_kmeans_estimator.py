@@ -315,7 +315,7 @@ def test_fork_join_and_affinity_settings(monkeypatch: pytest.MonkeyPatch) -> Non
     x = blobs(500, 3, 4)
     expected = KMeans(4, init=x[:4]).fit(x)
     for mode in ("bsp", "fork-join"):
-        for affinity in ("core", "socket", "none"):
+        for affinity in ("auto", "core", "socket", "none"):
             monkeypatch.setenv("TIDEMILL_THREAD_MODE", mode)
             monkeypatch.setenv("TIDEMILL_AFFINITY", affinity)
             assert (KMeans(4, init=x[:4], n_threads=2).fit(x).labels_ == expected.labels_).all()

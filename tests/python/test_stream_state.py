@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import disks
 import launched
 import pyarrow as pa
 import pytest
@@ -71,6 +73,16 @@ def test_state_larger_than_memory(folder: Path, query: str) -> None:
     assert list((folder / "spill").iterdir()) == []
 
 
+def is_on_disk(folder: Path, query: str, env: dict[str, str]) -> bool:
+    """Whether a job has a checkpoint, and worker 1 has put state on disk."""
+    if not launched.epochs(folder / "checkpoints"):
+        return False
+    if query == "states":
+        return (folder / "spilled" / "1").exists()
+    told = json.loads(launched.run("top", "--json", env=env).stdout)
+    return any(worker["worker"] == 1 and worker["spilled_bytes"] > 4 << 20 for worker in told)
+
+
 @pytest.mark.sampled(1, always=("windows", "pairs", "states"))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
@@ -78,21 +90,48 @@ def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
     env = {"XDG_RUNTIME_DIR": str(folder)}
     running = launched.start(*job(folder, "--restarts", "3"), query, "checkpoints", env=env)
 
-    def is_on_disk() -> bool:
-        """Whether there is a checkpoint, and the worker has put state on disk."""
-        if not launched.epochs(folder / "checkpoints"):
-            return False
-        if query == "states":
-            return (folder / "spilled" / "1").exists()
-        told = json.loads(launched.run("top", "--json", env=env).stdout)
-        return any(worker["worker"] == 1 and worker["spilled_bytes"] > 4 << 20 for worker in told)
-
-    launched.wait_until(lambda: running.poll() is not None or is_on_disk(), "state on disk, and a checkpoint")
+    launched.wait_until(
+        lambda: running.poll() is not None or is_on_disk(folder, query, env), "state on disk, and a checkpoint"
+    )
     assert running.poll() is None, "it was over too soon"
     os.kill(launched.pids_in(folder / "pids", 2)[1], signal.SIGKILL)
     _, err = running.communicate(timeout=launched.PATIENCE_S)
     assert running.returncode == 0, err.decode()
     assert b"starting the job again" in err
+    check(folder, query)
+
+
+@pytest.mark.sampled(1, always=("states",))
+@pytest.mark.parametrize("query", ["windows", "pairs", "by_rows_of_numbers", "states"])
+def test_a_spill_disk_that_fills_up(folder: Path, query: str) -> None:
+    """Every worker must say which disk is full and what to do, and end; with room again the job goes on from its last checkpoint, and is exact."""
+    env, errors = {"XDG_RUNTIME_DIR": str(folder)}, folder / "errors"
+    with disks.small(folder, "256m") as small:
+        command = [
+            "run",
+            "-n",
+            "2",
+            "--memory",
+            state_job.MEMORY,
+            "--spill-dir",
+            small,
+            "--restarts",
+            "30",
+            JOB,
+            folder,
+        ]
+        with errors.open("wb") as file:
+            running = launched.start(*command, query, "checkpoints", env=env, stderr=file)
+        launched.wait_until(lambda: running.poll() is not None or is_on_disk(folder, query, env), "state on disk")
+        assert running.poll() is None, errors.read_text()
+        disks.fill(small / "ballast")
+        launched.wait_until(lambda: "starting the job again" in errors.read_text(), "a failure")
+        (small / "ballast").unlink()
+        assert running.wait(launched.PATIENCE_S) == 0, errors.read_text()
+        assert list(small.iterdir()) == []
+    told = errors.read_text().partition("starting the job again")[0]
+    assert f"spilling to {small}: " in told and re.search(r"of its disk's 256 MiB \d+ MiB are free", told), told
+    assert "--spill-dir" in told
     check(folder, query)
 
 

@@ -184,17 +184,6 @@ def small(folder: Path) -> Iterator[Path]:
         yield small
 
 
-def fill(ballast: Path) -> None:
-    """Take what room there is."""
-    with ballast.open("ab", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
-
-
 def test_a_folder_that_is_full(folder: Path, small: Path) -> None:
     """Checkpoints cannot be made, which is told with what to do, and the last one stays whole; with room they are made again. A job that is
     killed meanwhile does not begin while there is no room, and then goes on from that one.
@@ -204,16 +193,16 @@ def test_a_folder_that_is_full(folder: Path, small: Path) -> None:
     try:
         started.wait_for_epochs(2)
         for killed in (True, False):
-            fill(ballast)
+            disks.fill(ballast)
             told = started.wait_for_words("No space left on device")
             assert f"checkpoints in {place}: " in told
             assert "free space there" in told
             # Those that are cleared away now and then leave a little room.
-            fill(ballast)
+            disks.fill(ballast)
             started.wait_for_rows()
             if killed:
                 started.kill()
-                fill(ballast)
+                disks.fill(ballast)
                 again = launched.run("run", "-n", "2", JOB, folder, place, "1000", PAD)
                 assert again.returncode != 0
                 assert b"No space left on device" in again.stderr and b"free space there" in again.stderr, again.stderr
@@ -228,6 +217,51 @@ def test_a_folder_that_is_full(folder: Path, small: Path) -> None:
         started.end()
     finally:
         started.kill()
+
+
+RESULTS = """
+import sys
+from pathlib import Path
+
+import tidemill as tm
+
+folder, rows = Path(sys.argv[1]), int(sys.argv[2])
+numbers = tm.stream.rate(20_000, rows=rows, splits=2).select("number")
+try:
+    numbers.write_stream(tm.stream.to_files(sys.argv[3], format="csv"), checkpoint=folder / "checkpoints", every="100ms")
+except tm.TidemillError as error:
+    (folder / f"{tm.init().rank}.told").write_text(str(error))
+    raise
+"""
+
+
+def test_a_disk_of_results_that_is_full(folder: Path, small: Path) -> None:
+    """Both workers say which file there is no room for and what to do; with room the job goes on, and each row is there once."""
+    app, ballast, errors = folder / "app.py", small / "ballast", folder / "errors"
+    app.write_text(RESULTS)
+    command = ("run", "-n", "2", app, folder)
+    with errors.open("wb") as file:
+        running = launched.start(*command, "10000000", small / "out", stderr=file)
+    launched.wait_until(lambda: running.poll() is not None or bool(launched.epochs(folder / "checkpoints")), "an epoch")
+    disks.fill(ballast)
+    assert running.wait(launched.PATIENCE_S) == 1
+    for rank in range(2):
+        told = (folder / f"{rank}.told").read_text()
+        assert f"{small}/out/.part-" in told and "No space left on device" in told, told
+        assert "free space there and start the job again: with checkpoint= it goes on from its last checkpoint" in told
+    ballast.unlink()
+    done = max(number for number in numbers_in(small / "out")) if list((small / "out").glob("*.csv")) else 0
+    again = launched.run(*command, str(done + 20_000), small / "out")
+    assert again.returncode == 0, again.stderr.decode()
+    assert b"resumes from checkpoint" in again.stderr
+    numbers = numbers_in(small / "out")
+    assert sorted(numbers) == list(range(done + 20_000))
+
+
+def numbers_in(folder: Path) -> list[int]:
+    """What files of CSV with one column have that are committed."""
+    files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+    return [int(line) for file in files for line in file.read_text().split()[1:]]
 
 
 AWAY = """

@@ -31,6 +31,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use tidemill_dataflow::TaskError;
 
+use crate::error::with_remedy;
 use crate::headers::{self, Headers};
 
 /// What becomes of a record that is no row.
@@ -228,7 +229,15 @@ impl Handler {
             Some(file) => file,
             None => self.file.insert(open(folder, &self.name)?),
         };
-        file.write_all(&self.lines).and_then(|()| file.sync_data()).map_err(|error| failed(folder, &error))?;
+        let written = file.metadata().and_then(|before| {
+            let written = file.write_all(&self.lines).and_then(|()| file.sync_data());
+            if written.is_err() {
+                // Half a line would become one with the first line of the next run.
+                let _ = file.set_len(before.len());
+            }
+            written
+        });
+        written.map_err(|error| failed(folder, &error))?;
         self.lines.clear();
         Ok(None)
     }
@@ -355,7 +364,7 @@ fn open(folder: &Path, name: &str) -> Result<File, TaskError> {
 }
 
 fn failed(folder: &Path, error: &std::io::Error) -> TaskError {
-    format!("quarantine {}: {error}", folder.display()).into()
+    format!("quarantine {}: {}", folder.display(), with_remedy(error)).into()
 }
 
 #[cfg(test)]

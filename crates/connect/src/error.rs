@@ -1,4 +1,6 @@
-//! What can be wrong with a description of a source or sink.
+//! What can be wrong with a description of a source or sink, and what to do about a full disk.
+
+use std::io::{Error, ErrorKind};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,5 +29,17 @@ pub enum ConnectError {
 impl ConnectError {
     pub(crate) fn option(connector: &str, reason: impl Into<String>) -> Self {
         ConnectError::Option { connector: connector.to_owned(), reason: reason.into() }
+    }
+}
+
+/// The text of an error of writing; where the disk is full, with what can be done.
+pub(crate) fn with_remedy(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            format!(
+                "{error}; free space there and start the job again: with checkpoint= it goes on from its last checkpoint"
+            )
+        }
+        _ => error.to_string(),
     }
 }

@@ -249,14 +249,19 @@ pub(crate) fn read_blocks(
             block_start += at as u64 + 1;
             skipping = false;
         }
-        // Whole lines only; the rest waits for its end.
-        let whole = if ended { block.len() } else { memchr::memrchr(b'\n', &block).map_or(0, |at| at + 1) };
+        // Whole lines only; the rest waits for its end. What was carried has no line end: a long line is looked through once.
+        let end = || memchr::memrchr(b'\n', &block[kept..]).map_or(0, |at| kept + at + 1);
+        let whole = if ended { block.len() } else { end() };
         if block.len() - whole > LINE_BYTES_MAX {
             return Err(DataSetError::Data(format!(
                 "{}: the line at byte {} is longer than 1 GiB",
                 piece.file,
                 block_start + whole as u64
             )));
+        }
+        if whole == 0 && !ended {
+            carried = block;
+            continue;
         }
         carried = block.split_off(whole);
         if !emit(block, block_start, ended)? {

@@ -20,6 +20,7 @@ use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::Pid;
 
 use crate::apps::App;
+use crate::cgroup::{self, Kills};
 use crate::crash::{Crash, CrashDir};
 use crate::guard::Guard;
 use crate::lines::Stream;
@@ -122,6 +123,8 @@ struct Job<'a> {
     drain_until: Option<Instant>,
     killed_at: Option<Instant>,
     noted: bool,
+    /// Processes that the kernel had killed for memory before the job began.
+    kills: Kills,
     /// When an output last took something.
     last_write: Instant,
     signals: &'a Signals,
@@ -157,6 +160,7 @@ impl<'a> Job<'a> {
             drain_until: None,
             killed_at: None,
             noted: false,
+            kills: Kills::now(),
             last_write: Instant::now(),
             signals,
         };
@@ -259,8 +263,9 @@ impl<'a> Job<'a> {
         }
         if !std::mem::replace(&mut self.noted, true) {
             let crashes: Vec<_> = self.workers.iter().map(|worker| (worker.exit, worker.crash.as_ref())).collect();
+            let killed = self.kills.until(Kills::now(), cgroup::memory_limit());
             let sink = &mut self.sinks[self.stderr_sink];
-            for line in notes::farewell(&self.policy, &crashes, |rank| {
+            for line in notes::farewell(&self.policy, &crashes, killed, |rank| {
                 if self.show_prefix { notes::prefix(rank, sink) } else { Vec::new() }
             }) {
                 self.sinks[self.stderr_sink].note(&line);

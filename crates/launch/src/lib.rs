@@ -22,6 +22,7 @@
 //! | `info`     | version, processors, limits, and what is wrong with them                 |
 
 mod apps;
+mod cgroup;
 mod contract;
 mod crash;
 mod guard;

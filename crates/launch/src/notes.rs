@@ -2,7 +2,9 @@
 
 use nix::sys::signal::Signal;
 
+use crate::cgroup::Killed;
 use crate::crash::Crash;
+use crate::info::machine::bytes;
 use crate::policy::{Exit, Policy, Report};
 use crate::sink::Sink;
 
@@ -27,10 +29,12 @@ pub fn killed(ranks: &[usize], ended: bool) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// The lines about how a job ended: nothing when it ended well, else the origin's traceback, once, and what happened.
+/// The lines about how a job ended: nothing when it ended well, else the origin's traceback, once, and what happened. `killed`
+/// says where the kernel has killed processes for memory meanwhile.
 pub fn farewell(
     policy: &Policy,
     workers_: &[(Option<Exit>, Option<&Crash>)],
+    killed: Option<Killed>,
     prefix: impl Fn(usize) -> Vec<u8>,
 ) -> Vec<Vec<u8>> {
     let mut lines = Vec::new();
@@ -57,7 +61,7 @@ pub fn farewell(
         1 => "; the other worker was stopped".into(),
         count => format!("; the other {count} workers were stopped"),
     };
-    lines.push(format!("tidemill: worker {origin} {}{others}\n", describe(exit)).into_bytes());
+    lines.push(format!("tidemill: worker {origin} {}{others}\n", describe(exit, killed)).into_bytes());
 
     let also: Vec<(usize, &Crash)> = workers_
         .iter()
@@ -77,13 +81,13 @@ pub fn farewell(
     lines
 }
 
-fn describe(exit: Exit) -> String {
+fn describe(exit: Exit, killed: Option<Killed>) -> String {
     match exit {
         Exit::Code(code) => format!("failed with exit code {code}"),
         Exit::Signal(number) => {
             let name = Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |s| s.to_string());
             let hint = match Signal::try_from(number) {
-                Ok(Signal::SIGKILL) => " (if nobody did that, the system ran out of memory: see `dmesg`)",
+                Ok(Signal::SIGKILL) => return format!("was killed by {name}{}", out_of_memory(killed)),
                 Ok(Signal::SIGSEGV | Signal::SIGBUS | Signal::SIGILL) => {
                     " (PYTHONFAULTHANDLER=1 in the environment shows where)"
                 }
@@ -91,6 +95,26 @@ fn describe(exit: Exit) -> String {
             };
             format!("was killed by {name}{hint}")
         }
+    }
+}
+
+/// Why a worker may have been killed that nobody killed.
+fn out_of_memory(killed: Option<Killed>) -> String {
+    const FEWER: &str = "use fewer workers (-n), or a lower --memory, which leaves more to the program";
+    match killed {
+        Some(Killed::Here(Some((file, limit)))) => format!(
+            " by the kernel's out-of-memory killer: this container may use {} (cgroup {file}); raise that limit, {FEWER}",
+            bytes(limit)
+        ),
+        Some(Killed::Here(None)) => {
+            format!(" by the kernel's out-of-memory killer: the machine has no memory left; {FEWER}")
+        }
+        Some(Killed::Somewhere) => {
+            format!(
+                ", probably by the kernel's out-of-memory killer, which has killed on this machine (see `dmesg`); {FEWER}"
+            )
+        }
+        None => " (if nobody did that, the system ran out of memory: see `dmesg`)".into(),
     }
 }
 

@@ -10,7 +10,8 @@ import csv
 import gzip
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -39,6 +40,8 @@ class Layout:
     delimiter: str
     header: bool
     columns: list[Column]
+    #: What the user should know about how the header was found, if it was a guess that may be wrong.
+    note: str | None = None
 
 
 def read(comm: Comm, path: Path, choose: Choose, *, delimiter: str | None = None, header: bool | None = None) -> Share:
@@ -246,10 +249,9 @@ def _sniff(path: Path, delimiter: str | None, header: bool | None) -> Layout:
     width = max(set(counts), key=counts.count)
     body = [row for row in rows[1:] if len(row) == width]
     number_columns = [sum(_is_number(row[i]) for row in body) * 2 > len(body) for i in range(width)]
+    note = None
     if header is None:
-        # A name stands where all below are numbers, and nothing in the first line is one.
-        first = rows[0]
-        header = len(first) == width and not any(map(_is_number, first)) and (any(number_columns) or not body)
+        header, note = _is_header(rows[0], body, number_columns)
     names = [field.strip() for field in rows[0]] if header and len(rows[0]) == width else [str(i) for i in range(width)]
     repeated = {name for name in names if names.count(name) > 1}
     names = [f"{name}.{i}" if name in repeated or not name else name for i, name in enumerate(names)]
@@ -257,12 +259,85 @@ def _sniff(path: Path, delimiter: str | None, header: bool | None) -> Layout:
         body = [row for row in rows if len(row) == width]
         number_columns = [sum(_is_number(row[i]) for row in body) * 2 > len(body) for i in range(width)]
     return Layout(
-        delimiter, header, [Column(name, not number) for name, number in zip(names, number_columns, strict=True)]
+        delimiter, header, [Column(name, not number) for name, number in zip(names, number_columns, strict=True)], note
     )
+
+
+#: Numbers in a row from which on it is no coincidence that they count up, or that they rise.
+_COUNTING_MIN = 3
+_RISING_MIN = 6
+
+
+def _is_header(first: list[str], body: list[list[str]], number_columns: list[bool]) -> tuple[bool, str | None]:
+    """Whether the first line names columns, and what to tell the user if that is a guess.
+
+    `body` has the other lines of the sample, all as wide as `number_columns`.
+    """
+    if len(first) != len(number_columns):
+        return False, None
+    if not any(map(_is_number, first)):
+        # Names stand where the lines below have numbers.
+        return any(number_columns) or not body, None
+    columns = [i for i, number in enumerate(number_columns) if number]
+    if not body or not columns:
+        return False, None
+    numbers = [i for i in columns if _is_number(first[i])]
+    counts = _counts([first[i] for i in numbers])
+    if len(numbers) < len(columns):
+        # A word above numbers is a name, and so are the numbers beside it: label,0,1,2. A missing value is no word.
+        words = [first[i].strip() for i in columns if i not in numbers]
+        named = all(word and word.lower() not in _MISSING for word in words)
+        return named and (counts or len(numbers) == 1), None
+    shown = ", ".join(field.strip() for field in first[:4]) + (", ..." if len(first) > 4 else "")
+    others = [[row[i] for i in numbers] for row in body]
+    whole = any(_is_whole(field) for row in others for field in row)
+    if counts and len(numbers) > 1 and not whole:
+        # Whole numbers that count up, above numbers that are all written with a fraction.
+        return True, f"the first line ({shown}) is taken as a header; use --header no if it is a row of data"
+    doubtful = (
+        (len(numbers) >= _COUNTING_MIN and counts and not any(map(_counts, others)))
+        or (len(numbers) >= _RISING_MIN and _rises(first[i] for i in numbers) and not any(map(_rises, others)))
+        or (len(numbers) == 1 and first[numbers[0]].strip() == "0" and not whole)
+    )
+    if doubtful:
+        return (
+            False,
+            f"the first line ({shown}) looks like a header, but is taken as a row of data; --header yes|no says which it is",
+        )
+    return False, None
+
+
+#: Words that stand for a missing number.
+_MISSING = frozenset(
+    {"na", "n/a", "nan", "null", "none", "nil", "inf", "-inf", "+inf", "infinity", "-infinity", "?", "-"}
+)
+
+
+def _is_whole(field: str) -> bool:
+    """Whether a field is written as a whole number, without sign or fraction."""
+    field = field.strip()
+    return field.isascii() and field.isdigit()
+
+
+def _counts(fields: Iterable[str]) -> bool:
+    """Whether fields are whole numbers that count up by one: 0, 1, 2 or 2019, 2020."""
+    fields = list(fields)
+    if not fields or not all(map(_is_whole, fields)):
+        return False
+    start = int(fields[0])
+    return [int(field) for field in fields] == list(range(start, start + len(fields)))
+
+
+def _rises(fields: Iterable[str]) -> bool:
+    """Whether fields are numbers, each larger than the one before."""
+    fields = list(fields)
+    return all(map(_is_number, fields)) and all(float(a) < float(b) for a, b in itertools.pairwise(fields))
 
 
 def _read_text(comm: Comm, path: Path, choose: Choose, delimiter: str | None, header: bool | None) -> Share:
     layout = _sniff(path, delimiter, header)
+    if layout.note and comm.rank == 0:
+        print(f"tidemill kmeans: {path}: {layout.note}", file=sys.stderr)
     chosen = choose(layout.columns)
     parser = _Parser(layout, chosen)
     start, end = _bounds(comm, _size(path))

@@ -2,7 +2,7 @@
 
 How many threads: ``TIDEMILL_THREADS``, else the processors of a host shared among its workers. How much memory
 queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``, or ``none`` for no limit), else four fifths of what the
-machine or container has, shared among its workers, and half of what ``ulimit -v`` leaves. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
+machine or container has, shared among its workers, less 48 MiB for each worker's interpreter, and half of what ``ulimit -v`` leaves. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ os.register_at_fork(after_in_child=_engines.clear)
 
 #: Of the memory of a machine, what its workers may have together; the rest is the system's, and what comes before a look at it.
 _MEMORY_SHARE = 0.8
+#: What a worker takes beside what the budget counts: the interpreter, and memory that it shares with others. In a small container
+#: that is a good part of its limit.
+_BASE_BYTES = 48 << 20
+#: The budget is at least this part of a worker's share, however small that is.
+_LEAST_SHARE = 0.25
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -70,7 +75,10 @@ def memory_budget(job: Job) -> int | None:
         host = job.workers[job.rank]["host_id"]
         sharing = sum(worker["host_id"] == host for worker in job.workers)
         there, addresses = memory_bytes(), address_bytes_left()
-        shares = [] if there is None else [int(there * _MEMORY_SHARE) // sharing]
+        shares = []
+        if there is not None:
+            share = int(there * _MEMORY_SHARE) // sharing
+            shares.append(max(share - _BASE_BYTES, int(share * _LEAST_SHARE)))
         # Unlike memory, addresses are each process's own, and more of them are taken than are ever touched.
         shares += [] if addresses is None else [max(addresses // 2, 1)]
         return min(shares, default=None)

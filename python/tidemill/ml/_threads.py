@@ -2,8 +2,8 @@
 
 How many: the estimator's ``n_threads``, else ``TIDEMILL_THREADS`` (set by ``tidemill run --threads``), else the usable
 processors shared among the workers of this host. ``TIDEMILL_THREAD_MODE`` is ``bsp`` (threads stay and meet at spin
-barriers; the default) or ``fork-join``. ``TIDEMILL_AFFINITY`` is ``core``, ``socket`` or ``none``; without it threads are
-bound to cores when the workers of this host fill its processors exactly, because then nobody can be in the way.
+barriers; the default) or ``fork-join``. ``TIDEMILL_AFFINITY`` is ``auto``, ``core``, ``socket`` or ``none``. Without it, it is
+``auto`` when the workers of this host fill its processors exactly: threads are bound to cores until other programs take these.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pool(n_threads: int | None = None) -> KernelPool:
     threads = n_threads or _number(("TIDEMILL_THREADS",), max(1, cpus // local_size))
     mode = os.environ.get("TIDEMILL_THREAD_MODE") or "bsp"
     fills = local_size * threads == cpus and cpus > 1
-    affinity = os.environ.get("TIDEMILL_AFFINITY") or ("core" if fills else "none")
+    affinity = os.environ.get("TIDEMILL_AFFINITY") or ("auto" if fills else "none")
     first = 0 if bound else _number(_LOCAL_RANK, 0, least=0) * threads
     # Where threads outnumber processors, one that spins keeps the one it waits for from running.
     spins = _SPINS if local_size * threads <= cpus else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -44,9 +45,12 @@ class Store:
         # Few programs need it, and some builds of Python lack it.
         import sqlite3
 
-        self._failure = sqlite3.OperationalError
+        self._failure = sqlite3.Error
         self._folder = folder
-        number, path = tempfile.mkstemp(prefix="tidemill-states-", dir=folder)
+        try:
+            number, path = tempfile.mkstemp(prefix="tidemill-states-", dir=folder)
+        except OSError as error:
+            raise self._failed(os.strerror(error.errno or 0)) from None
         os.close(number)
         try:
             # The engine's threads take turns.
@@ -57,7 +61,7 @@ class Store:
                 "locking_mode = EXCLUSIVE",
                 "temp_store = MEMORY",
             ):
-                self._data.execute(f"PRAGMA {setting}")
+                self._do(f"PRAGMA {setting}")
             self._do(
                 "CREATE TABLE states (name TEXT PRIMARY KEY, bucket INTEGER, due INTEGER, alarm INTEGER, changed INTEGER,"
                 " gone INTEGER, value BLOB)"
@@ -80,10 +84,20 @@ class Store:
         try:
             return self._data.execute(statement, tuple(values))
         except self._failure as error:
-            raise DataSetError(
-                f"states of keys cannot be kept in {self._folder}: {error}; free space there, or name another folder with "
-                "--spill-dir"
-            ) from error
+            # SQLite's own traceback says nothing more.
+            raise self._failed(str(error)) from None
+
+    def _failed(self, reason: str) -> DataSetError:
+        """Return the error of a file in the folder, which is where everything is spilled to."""
+        room = ""
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self._folder)
+            free, size = (disk.f_frsize * blocks >> 20 for blocks in (disk.f_bavail, disk.f_blocks))
+            room = f"of its disk's {size} MiB {free} MiB are free; "
+        return DataSetError(
+            f"spilling to {self._folder}: the states of keys cannot be kept there: {reason}; {room}free space there, name "
+            "another directory with --spill-dir, or give more memory with --memory, so that less is written"
+        )
 
     def put(self, states: Iterable[Stored]) -> None:
         """Keep states of keys that have none here."""

@@ -35,7 +35,7 @@ use super::folders::Folders;
 use super::prepared;
 use super::upload::Uploads;
 use crate::encode::{FileEncoder, RowFormat};
-use crate::error::ConnectError;
+use crate::error::{ConnectError, with_remedy};
 use crate::objects::OpenObjects;
 use crate::{Guarantee, SinkSpec, hash, options};
 
@@ -351,7 +351,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 fn failed(path: &Path, error: &io::Error) -> TaskError {
-    format!("{}: {error}", path.display()).into()
+    format!("{}: {}", path.display(), with_remedy(error)).into()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Error, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,8 +28,9 @@ const TRIM_BYTES_MIN: u64 = 1 << 20;
 pub fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
     let reason = match (error.kind(), error.raw_os_error()) {
         (ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge, _) => format!(
-            "{error}; this worker has written {} MiB to it so far, and needs more: free space there, name another directory with \
+            "{error}; {}this worker has written {} MiB to it so far, and needs more: free space there, name another directory with \
              --spill-dir, or give more memory with --memory, so that less is written",
+            room(&governor.settings().spill_dir),
             governor.spilled_bytes().div_ceil(1 << 20)
         ),
         (
@@ -46,6 +48,18 @@ pub fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
         _ => error.to_string(),
     };
     DataflowError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
+}
+
+/// How much of a directory's disk is free, for errors; nothing where the system does not say.
+fn room(dir: &Path) -> String {
+    let mib = |blocks: u64, block_bytes: u64| blocks.saturating_mul(block_bytes) >> 20;
+    rustix::fs::statvfs(dir).map_or_else(
+        |_| String::new(),
+        |disk| {
+            let (free, all) = (mib(disk.f_bavail, disk.f_frsize), mib(disk.f_blocks, disk.f_frsize));
+            format!("of its disk's {all} MiB {free} MiB are free; ")
+        },
+    )
 }
 
 /// The error of a file that is not as it was written.

@@ -93,7 +93,9 @@ impl Pane {
     /// Puts everything on disk. Returns what was cut off for that.
     pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
         self.settle()?;
-        let cut = self.take_states(of)?.map_or(Ok(Vec::new()), |states| states.on_disk(disk))?;
+        // The table and the memory it holds are gone before the states are sorted.
+        let states = self.take().map(|mut open| open.take_states()).transpose()?;
+        let cut = states.map_or(Ok(Vec::new()), |states| Sorted::new_on_disk(states, of, disk))?;
         self.closed.add(cut.clone());
         self.closed.spill(of, disk)?;
         Ok(cut)

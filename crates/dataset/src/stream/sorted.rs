@@ -53,8 +53,26 @@ impl Sorted {
         Ok(Sorted::in_memory(take_record_batch(&states, &UInt32Array::from(order))?, sorted))
     }
 
+    /// Sorts states, keys first, onto disk, in pieces as [`Sorted::on_disk`] makes them. Only one piece at a time is copied: whoever
+    /// spills has no memory for a second copy of everything.
+    pub(crate) fn new_on_disk(states: RecordBatch, of: &Aggregation, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
+        let row_bytes = bytes_per_row(&states);
+        let step = (disk.run_bytes() / row_bytes).max(1);
+        let buckets = buckets_of_key(&states, 0, of.keys.len())?;
+        if states.num_rows() <= step || buckets.is_sorted() {
+            return Sorted::new(states, of)?.on_disk(disk);
+        }
+        let (order, _) = in_order(&buckets, |_| true);
+        let piece = |places: &[u32]| {
+            let rows = take_record_batch(&states, &UInt32Array::from(places.to_vec()))?;
+            let of = places.iter().map(|&place| buckets[place as usize] as u16).collect();
+            Ok(Sorted { states: disk.map(&rows)?, of, row_bytes, on_disk: true })
+        };
+        order.chunks(step).map(piece).collect()
+    }
+
     fn in_memory(states: RecordBatch, of: impl Iterator<Item = u32>) -> Self {
-        let row_bytes = (batch_bytes(&states) as usize).div_ceil(states.num_rows().max(1)).max(1);
+        let row_bytes = bytes_per_row(&states);
         Sorted { states, of: of.map(|bucket| bucket as u16).collect(), row_bytes, on_disk: false }
     }
 
@@ -137,6 +155,10 @@ impl Sorted {
         };
         (0..self.rows()).step_by(step).map(piece).collect()
     }
+}
+
+fn bytes_per_row(states: &RecordBatch) -> usize {
+    (batch_bytes(states) as usize).div_ceil(states.num_rows().max(1)).max(1)
 }
 
 /// Puts pieces on disk that are not there.
@@ -465,6 +487,18 @@ mod tests {
     fn in_order(mut values: Vec<i64>) -> Vec<i64> {
         values.sort_unstable();
         values
+    }
+
+    /// What is sorted on its way to disk must be what is sorted in memory, in pieces that may be put together at once.
+    #[test]
+    fn states_that_are_sorted_onto_disk_are_the_same() {
+        let disk = Disk::with_runs_of(800);
+        let expected = Sorted::new(states(0..5000), &of()).unwrap();
+        let pieces = Sorted::new_on_disk(states(0..5000), &of(), &disk).unwrap();
+        assert!(pieces.len() >= 50 && pieces.iter().all(|piece| piece.on_disk && piece.rows() <= 100));
+        assert_eq!(values(&pieces), values([&expected]));
+        let buckets: Vec<u16> = pieces.iter().flat_map(|piece| piece.of.iter().copied()).collect();
+        assert_eq!(buckets, expected.of.to_vec());
     }
 
     /// A state that is in no range of buckets would be missing from its window, one in two would count twice.

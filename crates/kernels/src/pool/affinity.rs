@@ -8,6 +8,9 @@ use std::str::FromStr;
 pub enum Affinity {
     /// Each thread on a processor of its own.
     Core,
+    /// The same until other programs take these processors: then wherever the operating system likes. Bound threads that share their
+    /// processors wait for each other at every barrier, and are several times slower than free ones.
+    Auto,
     /// Each thread on any processor of one socket.
     Socket,
     /// Wherever the operating system likes.
@@ -21,9 +24,10 @@ impl FromStr for Affinity {
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
             "core" => Ok(Affinity::Core),
+            "auto" => Ok(Affinity::Auto),
             "socket" => Ok(Affinity::Socket),
             "none" => Ok(Affinity::None),
-            _ => Err(format!("affinity must be \"core\", \"socket\" or \"none\", not {name:?}")),
+            _ => Err(format!("affinity must be \"auto\", \"core\", \"socket\" or \"none\", not {name:?}")),
         }
     }
 }
@@ -32,6 +36,7 @@ impl fmt::Display for Affinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Affinity::Core => "core",
+            Affinity::Auto => "auto",
             Affinity::Socket => "socket",
             Affinity::None => "none",
         })
@@ -71,7 +76,7 @@ pub(crate) fn place(affinity: Affinity, threads: usize, first: usize, usable: &C
     }
     let own = &cpus[first..first + threads];
     Some(match affinity {
-        Affinity::Core => own.iter().map(|&cpu| CpuSet(vec![cpu])).collect(),
+        Affinity::Core | Affinity::Auto => own.iter().map(|&cpu| CpuSet(vec![cpu])).collect(),
         _ => own
             .iter()
             .map(|&cpu| {

@@ -7,6 +7,7 @@
 //! own arrival at `done`, and `run` leaves only after all have arrived, also when one panics.
 
 mod affinity;
+mod displaced;
 mod gate;
 
 pub use affinity::{Affinity, usable_cpus};
@@ -138,6 +139,10 @@ struct Shared {
     meeting: Meeting,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     threads: usize,
+    /// Whether threads are bound to their places.
+    bound: AtomicBool,
+    /// Whether they are let go when others take their processors.
+    lets_go: bool,
 }
 
 impl Shared {
@@ -148,6 +153,13 @@ impl Shared {
             lock(&self.panic).get_or_insert(payload);
             self.meeting.break_up();
         }
+        if self.lets_go && self.is_bound() && displaced::is_displaced() {
+            self.bound.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn is_bound(&self) -> bool {
+        self.bound.load(Ordering::Relaxed)
     }
 }
 
@@ -182,6 +194,8 @@ impl Pool {
     #[must_use]
     pub fn new(config: PoolConfig) -> Pool {
         assert!(config.threads > 0, "a pool needs at least one thread");
+        let usable = CpuSet::current();
+        let places = place(config.affinity, config.threads, config.first, &usable);
         let shared = Arc::new(Shared {
             start: Gate::new(),
             done: Gate::new(),
@@ -189,19 +203,20 @@ impl Pool {
             meeting: Meeting::new(config.spins),
             panic: Mutex::new(None),
             threads: config.threads,
+            bound: AtomicBool::new(places.is_some()),
+            lets_go: config.affinity == Affinity::Auto,
         });
-        let places = place(config.affinity, config.threads, config.first, &CpuSet::current());
         let mut handles = Vec::new();
         if config.mode == Mode::Bsp {
             for thread in 1..config.threads {
                 let (shared, spins) = (Arc::clone(&shared), config.spins);
-                let place = places.as_ref().map(|places| places[thread].clone());
+                let (place, usable) = (places.as_ref().map(|places| places[thread].clone()), usable.clone());
                 let builder = thread::Builder::new().name(format!("tidemill-{thread}"));
                 let body = move || {
-                    if let Some(place) = place {
+                    if let Some(place) = &place {
                         place.bind_current_thread();
                     }
-                    serve(&shared, thread, spins);
+                    serve(&shared, thread, spins, &usable);
                 };
                 handles.push(builder.spawn(body).expect("the operating system refused a kernel thread"));
             }
@@ -224,7 +239,7 @@ impl Pool {
     /// Whether the threads are bound to processors.
     #[must_use]
     pub fn is_bound(&self) -> bool {
-        self.places.is_some()
+        self.shared.is_bound()
     }
 
     /// Runs `function` on every thread at once. One run at a time: a second caller waits. Not to be called from inside a
@@ -235,13 +250,14 @@ impl Pool {
     pub fn run<F: Fn(Worker<'_>) + Sync>(&self, function: F) {
         let mut runs = lock(&self.runs);
         let shared = &*self.shared;
-        let bound = self.places.as_ref().map(|places| Bound::to(&places[0]));
+        let places = self.places.as_ref().filter(|_| shared.is_bound());
+        let bound = places.map(|places| Bound::to(&places[0]));
         shared.meeting.mend();
         // After a fork only the calling thread exists in the child.
         if self.config.mode == Mode::ForkJoin || std::process::id() != self.pid {
             thread::scope(|scope| {
                 for thread in 1..shared.threads {
-                    let (function, places) = (&function, &self.places);
+                    let function = &function;
                     scope.spawn(move || {
                         if let Some(places) = places {
                             places[thread].bind_current_thread();
@@ -295,9 +311,14 @@ impl Drop for Pool {
 }
 
 /// The life of a thread other than the caller.
-fn serve(shared: &Shared, thread: usize, spins: u32) {
+fn serve(shared: &Shared, thread: usize, spins: u32, usable: &CpuSet) {
+    let mut bound = shared.is_bound();
     for run in 1.. {
         shared.start.wait_for(run, spins);
+        if bound && !shared.is_bound() {
+            usable.bind_current_thread();
+            bound = false;
+        }
         let job = shared.job.load(Ordering::Acquire);
         if job.is_null() {
             return;

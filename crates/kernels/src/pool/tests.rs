@@ -113,6 +113,39 @@ fn the_caller_is_free_again_after_a_run() {
     assert_eq!(CpuSet::current(), before);
 }
 
+/// Bound threads beside another program took several times as long as one thread alone.
+#[test]
+fn threads_are_let_go_when_others_take_their_processor() {
+    use std::time::{Duration, Instant};
+
+    let own = CpuSet::current();
+    for affinity in [Affinity::Auto, Affinity::Core] {
+        let pool = Pool::new(PoolConfig { threads: 1, affinity, ..PoolConfig::default() });
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                place(Affinity::Core, 1, 0, &own).expect("there is a processor")[0].bind_current_thread();
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let work = || {
+                let begin = Instant::now();
+                while begin.elapsed() < Duration::from_millis(5) {
+                    std::hint::spin_loop();
+                }
+            };
+            // Without end where they are never let go; a pool that must not let go has had as long as it takes.
+            let runs = if affinity == Affinity::Auto { usize::MAX } else { 200 };
+            let ran = (0..runs).take_while(|_| pool.is_bound()).map(|_| pool.run(|_| work())).count();
+            over.store(true, Ordering::Relaxed);
+            assert!(ran > 0);
+        });
+        assert_eq!(pool.is_bound(), affinity == Affinity::Core);
+        assert_eq!(CpuSet::current(), own);
+    }
+}
+
 /// A lost wake-up hangs here: two threads take turns, asleep in between.
 #[test]
 fn turns_are_never_lost() {

@@ -3,7 +3,6 @@
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::Item;
 use super::machine::bytes;
+use crate::cgroup;
 
 const TRANSPORTS: &str = "transports";
 const LIMITS: &str = "limits";
@@ -196,7 +196,7 @@ fn processes() -> Item {
 
 /// The cores' worth of time that a container's quota allows.
 fn cgroup_cpu() -> Option<Item> {
-    let quota = smallest_in_cgroup("cpu.max", |text| {
+    let quota = cgroup::smallest("cpu.max", |text| {
         let mut words = text.split_whitespace();
         let quota: f64 = words.next()?.parse().ok()?;
         Some(quota / words.next()?.parse::<f64>().ok()?)
@@ -210,35 +210,11 @@ fn cgroup_cpu() -> Option<Item> {
 }
 
 fn cgroup_memory() -> Option<Item> {
-    // The first version says of no limit that it is the largest number of pages.
-    const LEAST_OF_NONE: f64 = (1u64 << 62) as f64;
-    let limit =
-        |name| smallest_in_cgroup(name, |text| text.trim().parse::<f64>().ok().filter(|&limit| limit < LEAST_OF_NONE));
-    let (name, limit) = ["memory.max", "memory.limit_in_bytes"]
-        .into_iter()
-        .filter_map(|name| Some((name, limit(name)? as u64)))
-        .min_by_key(|&(_, limit)| limit)?;
+    let (name, limit) = cgroup::memory_limit()?;
     let text = format!("{} (cgroup {name}); beyond it a worker is killed", bytes(limit));
     Some(Item::new(LIMITS, "memory limit", limit, text).problem_if(
         limit < 512 << 20,
         "that is little for workers with arrays in memory",
         "give the container or slice more memory",
     ))
-}
-
-/// The smallest value of a cgroup's setting from this process's group up to the root: of version 2, or of the first one's memory.
-fn smallest_in_cgroup(file: &str, parse: impl Fn(&str) -> Option<f64>) -> Option<f64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounted = groups.lines().filter_map(|line| {
-        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
-        match controllers {
-            "" => Some(("/sys/fs/cgroup", group)),
-            _ if controllers.split(',').any(|name| name == "memory") => Some(("/sys/fs/cgroup/memory", group)),
-            _ => None,
-        }
-    });
-    let folders = mounted.flat_map(|(mounted, group)| {
-        Path::new(group.trim_start_matches('/')).ancestors().map(|folder| Path::new(mounted).join(folder))
-    });
-    folders.filter_map(|folder| parse(&fs::read_to_string(folder.join(file)).ok()?)).reduce(f64::min)
 }

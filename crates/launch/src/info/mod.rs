@@ -3,7 +3,7 @@
 //! Every line is an [`Item`], gathered without starting a job; the text and the JSON are two renderings of the same list.
 
 mod limits;
-mod machine;
+pub mod machine;
 
 use std::fmt::Write;
 use std::io::Write as _;
