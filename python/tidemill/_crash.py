@@ -7,12 +7,10 @@ launcher, or when the report cannot be written, the traceback is printed as alwa
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 
 #: Exceptions that say that another worker failed. By name: this module is imported first and imports nothing of ours.
@@ -58,7 +56,7 @@ def install(notify: Callable[[str], None] | None = None) -> None:
         text = "".join(traceback.format_exception(kind, error, frames)).encode("utf-8", "backslashreplace").decode()
         text = _shortened(text, _TEXT_MAX)
         origin = not any(type(link).__name__ in _CONSEQUENCES for link in _chain(error))
-        if folder is None or not _write(Path(folder), rank, _report(rank, error, text, origin)):
+        if folder is None or not _write(folder, rank, _report(rank, error, text, origin)):
             earlier(kind, error, frames)
         if origin and _notify is not None:
             _notify(text)
@@ -84,13 +82,17 @@ def _shortened(text: str, length_max: int) -> str:
     return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
 
 
-def _write(folder: Path, rank: int, report: dict[str, object]) -> bool:
+def _write(folder: str, rank: int, report: dict[str, object]) -> bool:
     """Write the report so that it is there whole or not at all; whether it is there."""
-    part = folder / f"rank-{rank}.part"
     try:
+        # A worker that does not fail starts sooner without these. They may fail to load where no file can be opened.
+        import json
+        from pathlib import Path
+
+        part = Path(folder, f"rank-{rank}.part")
         part.write_text(json.dumps(report), encoding="utf-8")
-        part.replace(folder / f"rank-{rank}.json")
-    except OSError:
+        part.replace(part.with_suffix(".json"))
+    except (OSError, ImportError):
         return False
     return True
 

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill._errors import CommError
@@ -246,11 +245,12 @@ def _at_exit(process: int) -> None:
 
 def _locate() -> str | None:
     """Where the main thread is, outside of this package: ``"app.py:88"``."""
-    package = str(Path(__file__).absolute().parent) + os.sep
+    # Nothing is imported here: a thread of the native code calls this, maybe while the interpreter ends.
+    package = __file__.rpartition(os.sep)[0] + os.sep
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((package, "<frozen")):
-            return f"{Path(file).name}:{frame.f_lineno}"
+            return f"{file.rpartition(os.sep)[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return None

@@ -44,6 +44,29 @@ def test_a_program_alone_is_a_job_of_one(tmp_path: Path) -> None:
     assert done.stdout == "<tidemill.Job: rank 0 of 1>\n", done.stderr
 
 
+def test_a_job_is_joined_without_numpy(tmp_path: Path) -> None:
+    """Most of a worker's start would be the import of it, for programs that do not use it, too."""
+    done = alone(
+        tmp_path,
+        """
+        import sys
+        import tidemill as tm
+        from tidemill.mpi import MPI
+        comm = tm.init().comm
+        assert comm.Dup().allreduce(3) == comm.bcast(3) == 3 and MPI.DOUBLE == MPI.Datatype(MPI.DOUBLE) and MPI.SUM != MPI.MAX
+        assert tm.from_pylist([{"a": 1}]).group_by("a").agg(n=tm.count()).to_pylist() == [{"a": 1, "n": 1}]
+        assert comm.gather([b"x"]) == [[b"x"]] and comm.scatter([4]) == 4 and comm.alltoall([5]) == [5]
+        assert "numpy" not in sys.modules and "ctypes" not in sys.modules
+        assert MPI.DOUBLE.extent == MPI.DOUBLE.size == 8 and MPI.Alloc_mem(5).nbytes == 5
+        import numpy as np
+        total = np.zeros(1)
+        comm.Allreduce(np.ones(1), total)
+        assert total[0] == 1
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_ranks_and_sizes(tmp_path: Path) -> None:
     code, lines, err = on(
         3,

@@ -191,8 +191,58 @@ def test_tensors_travel_by_dlpack() -> None:
     sent, room = Tensor(np.arange(6.0).reshape(2, 3)), Tensor(np.zeros((2, 3)))
     MPI.COMM_SELF.Sendrecv(sent, 0, 0, room, 0, 0)
     assert (room.array == sent.array).all() and sent.asked and room.asked
-    with pytest.raises(ValueError, match="not contiguous"):
+    with pytest.raises(BufferError, match="not contiguous"):
         MPI.COMM_SELF.Sendrecv(Tensor(np.zeros((4, 4))[::2, ::2]), 0, 0, Tensor(np.zeros((2, 2))), 0, 0)
+    assert MPI.buffer(Tensor(np.arange(3, dtype="u1"))).tolist() == [0, 1, 2]
+
+
+def test_arrays_apart_from_their_pickle() -> None:
+    """From a threshold on, in any protocol; `None` is the default again."""
+    way, array = MPI.Pickle(protocol=4, threshold=8), np.arange(4)
+    assert (way.PROTOCOL, way.THRESHOLD) == (4, 8)
+    body, (apart,) = way.dumps_oob(array)
+    assert isinstance(apart, MPI.buffer) and (way.loads_oob(body, [apart]) == array).all()
+    way.THRESHOLD = way.PROTOCOL = None
+    assert (way.PROTOCOL, way.THRESHOLD) == (pickle.HIGHEST_PROTOCOL, 16384) and way.dumps_oob(array)[1] == []
+
+
+def test_handles_are_made_of_their_own_kind() -> None:
+    """`MPI.Info(MPI.GROUP_NULL)` said that a group has no attribute `_items`, or took it."""
+    nulls = [getattr(MPI, name) for name in dir(MPI) if name.endswith("_NULL") and name != "PROC_NULL"]
+    assert len(nulls) == 11
+    for null in nulls:
+        kind = type(null)
+        assert kind() == kind(null) == null and type(pickle.loads(pickle.dumps(kind(null)))) is kind
+        for other in [*(other for other in nulls if type(other) is not kind), MPI.Status(), 1234, "abc"]:
+            with pytest.raises(TypeError):
+                kind(other)
+    copy = MPI.Message(MPI.MESSAGE_NO_PROC)
+    copy.free()
+    assert not copy and MPI.MESSAGE_NO_PROC
+
+
+def test_messages_without_a_datatype_or_in_another_byte_order() -> None:
+    comm, room = MPI.COMM_SELF, np.zeros(3, "i4")
+    for spec in ([room, None, 0, MPI.DATATYPE_NULL], [room, 0, 1, MPI.DATATYPE_NULL]):
+        with pytest.raises(ValueError, match="the datatype is DATATYPE_NULL"):
+            comm.Sendrecv(spec, 0, 0, [room, MPI.INT], 0, 0)
+    swapped = np.arange(3, dtype=room.dtype.newbyteorder())
+    with pytest.raises(BufferError, match="byte order"):
+        comm.Sendrecv(swapped, 0, 0, room, 0, 0)
+    comm.Sendrecv([swapped, MPI.INT], 0, 0, [room, MPI.INT], 0, 0)
+    assert (room.view(swapped.dtype) == swapped).all()
+    # Memory of `MPI.Alloc_mem`, gathered by a derived datatype, and an item that would begin before it.
+    memory, every_other = MPI.Alloc_mem(8), MPI.BYTE.Create_vector(4, 1, 2)
+    memory[:] = bytes(range(8))
+    comm.Sendrecv([memory, 1, every_other], 0, 0, [room, 4, MPI.BYTE], 0, 0)
+    assert room.tobytes()[:4] == bytes([0, 2, 4, 6])
+    with pytest.raises(ValueError, match="out of bounds"):
+        comm.Sendrecv([memory, 0, 1, MPI.INT.Create_resized(0, -4)], 0, 0, [room, MPI.INT], 0, 0)
+    received = bytearray(3)
+    comm.Alltoallw([b"abc", None, None, [MPI.CHAR]], [received, [MPI.CHAR]])
+    assert received == b"a\0\0"
+    with pytest.raises(ValueError, match="BOTTOM needs counts and displacements"):
+        comm.Alltoallw([MPI.BOTTOM, None, [0], [MPI.BYTE]], [received, [MPI.CHAR]])
 
 
 def test_functions_of_attributes_that_raise() -> None:

@@ -4,13 +4,17 @@
 //! The fields read here (`data`, `nd`, `dimensions`, `flags`, `descr.byteorder`, `descr.type_num`) lie at the same
 //! offsets in NumPy 1 and 2 (NumPy's C API guarantees them for extension modules built against either).
 
+use std::cell::UnsafeCell;
+
 use numpy::npyffi::{
     NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_F_CONTIGUOUS, NPY_ARRAY_WRITEABLE, NpyTypes, PyArrayObject, get_type_object,
 };
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyBytes;
 use tidemill_collective::DType;
+use tidemill_net::Region;
 
 /// A contiguous array of a plain numeric dtype in native byte order.
 #[derive(Clone, Copy)]
@@ -55,11 +59,24 @@ const DTYPES: [Option<DType>; 24] = [
     Some(DType::F16),
 ];
 
-/// `numpy.ndarray`, once NumPy has been imported.
+/// `numpy.ndarray`; null as long as nobody has imported NumPy, when there is no array.
+#[inline]
 fn array_type(py: Python<'_>) -> *mut ffi::PyTypeObject {
     static TYPE: PyOnceLock<usize> = PyOnceLock::new();
-    // SAFETY: the GIL is held; NumPy is imported by this call if it was not, as its array API asks.
-    *TYPE.get_or_init(py, || unsafe { get_type_object(py, NpyTypes::PyArray_Type) } as usize) as *mut _
+    match TYPE.get(py) {
+        Some(&found) => found as *mut _,
+        None if is_numpy_imported(py) => {
+            // SAFETY: the GIL is held, and NumPy's array API is imported by this call if it was not.
+            *TYPE.get_or_init(py, || unsafe { get_type_object(py, NpyTypes::PyArray_Type) } as usize) as *mut _
+        }
+        None => std::ptr::null_mut(),
+    }
+}
+
+#[cold]
+fn is_numpy_imported(py: Python<'_>) -> bool {
+    let modules = py.import("sys").and_then(|sys| sys.getattr("modules"));
+    modules.and_then(|modules| modules.contains("numpy")).unwrap_or(true)
 }
 
 /// Looks at `object` as an array; `None` if it is none, or not a plain one: then the slow path finds out why.
@@ -67,8 +84,10 @@ fn array_type(py: Python<'_>) -> *mut ffi::PyTypeObject {
 pub fn plain(object: &Bound<'_, PyAny>) -> Option<Plain> {
     let expected = array_type(object.py());
     // SAFETY: `object` is a live Python object.
-    let is_array =
-        unsafe { ffi::Py_TYPE(object.as_ptr()) == expected || ffi::PyObject_TypeCheck(object.as_ptr(), expected) != 0 };
+    let is_array = !expected.is_null()
+        && unsafe {
+            ffi::Py_TYPE(object.as_ptr()) == expected || ffi::PyObject_TypeCheck(object.as_ptr(), expected) != 0
+        };
     if !is_array {
         return None;
     }
@@ -90,6 +109,58 @@ pub fn plain(object: &Bound<'_, PyAny>) -> Option<Plain> {
         }
         let writable = array.flags & NPY_ARRAY_WRITEABLE != 0;
         Some(Plain { ptr: array.data.cast(), len, axes, dtype, writable })
+    }
+}
+
+/// The memory of an array, of `bytes`, or of a [`Memory`]; `None` of anything else.
+#[inline]
+pub fn memory(object: &Bound<'_, PyAny>) -> Option<Plain> {
+    plain(object).or_else(|| raw(object))
+}
+
+fn raw(object: &Bound<'_, PyAny>) -> Option<Plain> {
+    let (region, writable) = match object.cast_exact::<PyBytes>() {
+        Ok(bytes) => (Region::of(bytes.as_bytes()), false),
+        Err(_) => (object.cast_exact::<Memory>().ok()?.get().region(), true),
+    };
+    Some(Plain { ptr: region.ptr, len: region.len, axes: 1, dtype: DType::U8, writable })
+}
+
+/// Bytes for a call to fill: what an array is for, in programs without NumPy.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct Memory {
+    /// As wide as any element, so that each is aligned.
+    words: Box<[UnsafeCell<u128>]>,
+    nbytes: usize,
+}
+
+// SAFETY: as with an array's memory, those who use it agree on who writes when. No reference to it is handed out.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub fn region(&self) -> Region {
+        Region { ptr: self.words.as_ptr().cast_mut().cast(), len: self.nbytes }
+    }
+
+    /// A copy of the numbers in it.
+    pub fn numbers(&self) -> Vec<u64> {
+        // SAFETY: aligned and within the memory; whoever calls this has waited for what fills it.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.nbytes / 8) }.to_vec()
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// `nbytes` zeros.
+    #[new]
+    pub fn new(nbytes: usize) -> Self {
+        Memory { words: (0..nbytes.div_ceil(16)).map(|_| UnsafeCell::new(0)).collect(), nbytes }
+    }
+
+    /// A copy of the bytes.
+    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        // SAFETY: as in `numbers`.
+        PyBytes::new(py, unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.nbytes) })
     }
 }
 

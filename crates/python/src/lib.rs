@@ -28,6 +28,7 @@ static MEMORY: HugePages = HugePages;
 fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     tidemill_net::endpoint::set_lock_wait(wait::wait_unlocked);
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add_class::<array::Memory>()?;
     m.add_class::<handles::Datatype>()?;
     m.add_class::<handles::Operation>()?;
     m.add_class::<handles::Status>()?;

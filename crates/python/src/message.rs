@@ -1,4 +1,4 @@
-//! What a caller passes as a message, made into memory: an array, `[array, MPI.DOUBLE]`, `[array, count, MPI.DOUBLE]` at
+//! What a caller passes as a message, made into memory: an array or bytes, `[array, MPI.DOUBLE]`, `[array, count, MPI.DOUBLE]` at
 //! once, everything else by way of `tidemill.mpi._buffers`.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -63,7 +63,7 @@ impl<'py> Message<'py> {
     /// One message, or `blocks` equal ones one after another.
     #[inline]
     pub fn new(spec: &Bound<'py, PyAny>, access: Access, blocks: usize) -> PyResult<Self> {
-        if let Some(array) = array::plain(spec)
+        if let Some(array) = array::memory(spec)
             && (array.writable || access == Access::Read)
         {
             return Self::whole(spec, array, array.dtype, blocks);
@@ -108,7 +108,7 @@ impl<'py> Message<'py> {
             return None;
         }
         let owner = get(0);
-        let array = array::plain(&owner).filter(|a| a.writable || access == Access::Read)?;
+        let array = array::memory(&owner).filter(|a| a.writable || access == Access::Read)?;
         let last = get(len - 1);
         let dtype = last.cast::<Datatype>().ok()?.get().dtype?;
         let mut message = if len == 2 {

@@ -92,6 +92,8 @@ pub enum State {
 pub struct Request {
     state: Mutex<State>,
     persistent: bool,
+    /// Set in a copy: the request that has the state. It is never itself a copy.
+    original: Option<Py<Request>>,
 }
 
 /// The class `tidemill.mpi.Request`, of which calls return instances.
@@ -103,7 +105,7 @@ fn request_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 /// A new `tidemill.mpi.Request`.
 pub fn make(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyAny>> {
     let class = request_class(py)?.as_type_ptr();
-    let request = PyClassInitializer::from(Request { state: Mutex::new(state), persistent: false });
+    let request = PyClassInitializer::from(Request { state: Mutex::new(state), persistent: false, original: None });
     // What a call of the class does in the end. The way there, with its arguments, took 30 ns of a short message's 390, and PyO3
     // has no shorter one in what it documents.
     // SAFETY: `tidemill.mpi.Request` is a subclass, and adds nothing that has to be initialized.
@@ -153,11 +155,18 @@ impl Kept {
 }
 
 impl Request {
+    /// The request that has the state: this one, or the one that this is a copy of.
+    #[inline]
+    fn holder(&self) -> &Request {
+        self.original.as_ref().map_or(self, Py::get)
+    }
+
     /// Makes progress; with `block`, until the operation is over. Its outcome if it is; then nothing is left here.
     #[inline]
     fn drive(&self, py: Python<'_>, block: bool) -> PyResult<Option<Outcome>> {
+        let own = &self.holder().state;
         // The state is taken out while Python code or another thread may run; a second waiter finds it idle.
-        let state = std::mem::replace(&mut *self.state.lock(), State::Idle);
+        let state = std::mem::replace(&mut *own.lock(), State::Idle);
         let next = match state {
             State::Idle => return Ok(Some(Outcome::default())),
             State::Over(outcome) => return Ok(Some(outcome)),
@@ -171,7 +180,7 @@ impl Request {
                         Err(error) if error.matches(py, crate::errors::comm_error(py)?)? => Some(Err(error)),
                         Err(error) => {
                             // A signal handler raised: the operation is still under way.
-                            *self.state.lock() = State::Active(request, kept);
+                            *own.lock() = State::Active(request, kept);
                             return Err(error);
                         }
                     },
@@ -189,12 +198,12 @@ impl Request {
                     return Ok(Some(Outcome { error: Some(Box::new(error)), ..Outcome::default() }));
                 }
                 Err(error) => {
-                    *self.state.lock() = State::Driven(driver);
+                    *own.lock() = State::Driven(driver);
                     return Err(error);
                 }
             },
         };
-        *self.state.lock() = next;
+        *own.lock() = next;
         Ok(None)
     }
 
@@ -212,12 +221,12 @@ impl Request {
         }
         let Some(outcome) = self.drive(py, false)? else { return Ok(false) };
         look(&outcome);
-        *self.state.lock() = State::Over(outcome);
+        *self.holder().state.lock() = State::Over(outcome);
         Ok(true)
     }
 
     fn is_idle(&self) -> bool {
-        matches!(*self.state.lock(), State::Idle)
+        matches!(*self.holder().state.lock(), State::Idle)
     }
 }
 
@@ -240,12 +249,17 @@ impl Request {
     #[new]
     #[pyo3(signature = (request=None, persistent=false))]
     fn new(request: Option<&Bound<'_, PyAny>>, persistent: bool) -> PyResult<Self> {
-        // MPI.Request(other) takes over what the other stands for.
-        let state = match request {
-            Some(other) => std::mem::replace(&mut *other.cast::<Request>()?.get().state.lock(), State::Idle),
-            None => State::Idle,
+        // MPI.Request(other) stands for the same operation: whichever of the two is waited for, both become null.
+        let original = match request {
+            Some(other) => {
+                let other = other.cast::<Request>()?;
+                let first = other.get().original.as_ref().map_or(other, |original| original.bind(other.py()));
+                let is_null = first.get().is_idle() && !first.get().persistent;
+                (!is_null).then(|| first.clone().unbind())
+            }
+            None => None,
         };
-        Ok(Request { state: Mutex::new(state), persistent })
+        Ok(Request { state: Mutex::new(State::Idle), persistent, original })
     }
 
     /// Waits until the operation is over; the object of a lower-case receive, else `None`.
@@ -317,7 +331,7 @@ impl Request {
         for request in &requests {
             let request =
                 request.cast::<Request>().map_err(|_| PyTypeError::new_err("expected a list of requests"))?.get();
-            let mut state = request.state.lock();
+            let mut state = request.holder().state.lock();
             match &*state {
                 State::Idle => continue,
                 State::Over(_) => answer = Some(true),
@@ -338,7 +352,7 @@ impl Request {
             }
         };
         for (request, native, kept) in taken {
-            *request.state.lock() = State::Active(native, kept);
+            *request.holder().state.lock() = State::Active(native, kept);
         }
         // How one has failed is for the caller's look at it to say.
         result
@@ -348,7 +362,7 @@ impl Request {
     ///
     /// Source: MPI 4.1 section 3.8.4. Sends and collectives are not cancelled.
     fn Cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let mut state = self.state.lock();
+        let mut state = self.holder().state.lock();
         match &mut *state {
             State::Idle => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL (or inactive)")),
             State::Active(request, kept) => {
@@ -372,7 +386,7 @@ impl Request {
 
     /// Lets the operation go on by itself; its memory is kept until it is over.
     fn _release(&self, py: Python<'_>) -> PyResult<()> {
-        let state = std::mem::replace(&mut *self.state.lock(), State::Idle);
+        let state = std::mem::replace(&mut *self.holder().state.lock(), State::Idle);
         match state {
             State::Idle if !self.persistent => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL")),
             State::Active(request, kept) => {
@@ -385,17 +399,23 @@ impl Request {
 
     /// Takes over the operation of another request; of persistent requests.
     fn _adopt(&self, py: Python<'_>, other: &Bound<'_, Request>) -> PyResult<()> {
-        let mut state = self.state.lock();
+        let mut state = self.holder().state.lock();
         if !matches!(*state, State::Idle) {
             return Err(fail(py, class::REQUEST, "the persistent request is active; wait for it first"));
         }
-        *state = std::mem::replace(&mut *other.get().state.lock(), State::Idle);
+        *state = std::mem::replace(&mut *other.get().holder().state.lock(), State::Idle);
         Ok(())
     }
 
     /// Drives the request by a Python object.
     fn _drive(&self, driver: Py<PyAny>) {
-        *self.state.lock() = State::Driven(driver);
+        *self.holder().state.lock() = State::Driven(driver);
+    }
+
+    /// A number that a request and its copies share.
+    #[getter]
+    fn _shared(&self) -> usize {
+        std::ptr::from_ref(self.holder()).addr()
     }
 
     /// Whether nothing is under way or waits to be fetched.

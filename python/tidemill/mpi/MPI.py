@@ -7,7 +7,7 @@ The job is joined when ``COMM_WORLD`` or ``COMM_SELF`` is first used, not by the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill._errors import CommError
 from tidemill.mpi._buffers import BOTTOM as BOTTOM
@@ -70,8 +70,6 @@ from tidemill.mpi._memory import Flush_buffer as Flush_buffer
 from tidemill.mpi._memory import Free_mem as Free_mem
 from tidemill.mpi._memory import Get_address as Get_address
 from tidemill.mpi._memory import Iflush_buffer as Iflush_buffer
-from tidemill.mpi._memory import buffer as buffer
-from tidemill.mpi._memory import memory as memory
 from tidemill.mpi._message import MESSAGE_NO_PROC as MESSAGE_NO_PROC
 from tidemill.mpi._message import MESSAGE_NULL as MESSAGE_NULL
 from tidemill.mpi._message import Message as Message
@@ -107,6 +105,11 @@ from tidemill.mpi._topology import Distgraphcomm as Distgraphcomm
 from tidemill.mpi._topology import Graphcomm as Graphcomm
 from tidemill.mpi._topology import Topocomm as Topocomm
 
+if TYPE_CHECKING:
+    from tidemill.mpi._buffer import buffer as buffer
+
+    memory = buffer
+
 #: Every error of this package, `tidemill.CommError`.
 Exception = CommError
 _typedict: dict[str, Datatype] = _by_code
@@ -124,8 +127,14 @@ def __getattr__(name: str) -> Any:
         job = init()
         globals()["COMM_WORLD"], globals()["COMM_SELF"] = job.comm, job._self
         return globals()[name]
+    if name in ("buffer", "memory"):
+        # These are NumPy's arrays, and a program without any starts sooner.
+        from tidemill.mpi._buffer import buffer
+
+        globals()["buffer"] = globals()["memory"] = buffer
+        return buffer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "COMM_WORLD", "COMM_SELF"})
+    return sorted({*globals(), "COMM_WORLD", "COMM_SELF", "buffer", "memory"})

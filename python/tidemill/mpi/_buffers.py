@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill._errors import UnsupportedError, fail
-from tidemill.mpi._datatype import Bytes, Datatype, Layout, by_code, predefined
-from tidemill.mpi._dlpack import array_of_capsule
+from tidemill.mpi._datatype import Datatype, Layout, by_code, predefined
+from tidemill.mpi._lazy import np
 
-Unpack = Callable[[int | None], None]
-#: Memory, count, element type of the native code, what to do after receiving, and the caller's datatype.
-Resolved = tuple[Bytes, int, str, Unpack | None, Datatype | None]
-#: Memory, counts, displacements, element type of the native code, what to do after receiving.
-ResolvedBlocks = tuple[Bytes, list[int], list[int], str, Unpack | None]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tidemill.mpi._datatype import Bytes
+
+    Unpack = Callable[[int | None], None]
+    #: Memory, count, element type of the native code, what to do after receiving, and the caller's datatype.
+    Resolved = tuple[Bytes, int, str, Unpack | None, Datatype | None]
+    #: Memory, counts, displacements, element type of the native code, what to do after receiving.
+    ResolvedBlocks = tuple[Bytes, list[int], list[int], str, Unpack | None]
 
 
 class _Constant:
@@ -64,7 +66,6 @@ IN_PLACE: Final = InPlaceType("IN_PLACE")
 BUFFER_AUTOMATIC: Final = BufferAutomaticType("BUFFER_AUTOMATIC")
 BOTTOM: Final = BottomType("BOTTOM")
 
-_EMPTY: Bytes = np.zeros(0, np.uint8)
 _GPU = (
     "the buffer is in the memory of a {where}; Tidemill sends from and receives into the memory of the host: "
     "copy it there first"
@@ -87,6 +88,8 @@ def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
         If the object has no memory to share, or that of a GPU.
     ValueError
         If the memory is not contiguous, or read-only where it is to be written.
+    BufferError
+        In these cases, if the memory is offered by DLPack.
     """
     return _memory(buffer, writable)[0]
 
@@ -97,19 +100,32 @@ def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
     if array is None:
         raise TypeError(_no_buffer(buffer))
     if writable and not array.flags.writeable:
-        raise ValueError("message: the buffer is read-only but shall receive")
+        raise _unusable(array, "message: the buffer is read-only but shall receive")
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
     elif array.flags.f_contiguous:
         flat = array.T.reshape(-1)
     else:
-        raise ValueError(
-            "message: the buffer is not contiguous; send a copy (numpy.ascontiguousarray) or use a vector datatype"
+        raise _unusable(
+            array,
+            "message: the buffer is not contiguous; send a copy (numpy.ascontiguousarray) or use a vector datatype",
         )
     if array.dtype.hasobject:
         raise TypeError("message: an array of Python objects cannot be sent as a buffer; use the lower-case calls")
     code = array.dtype.char if array.dtype.isnative and array.dtype.fields is None else None
-    return flat.view(np.uint8) if flat.size else _EMPTY, code
+    # Not of a class of its own, whose items may be something else: `MPI.buffer` is one.
+    return flat.view(np.uint8, np.ndarray) if flat.size else _empty(), code
+
+
+def _empty() -> Bytes:
+    return np.zeros(0, np.uint8)
+
+
+def _unusable(array: NDArray[Any], text: str) -> Exception:
+    """The error of memory that cannot be sent as it is, as mpi4py raises it: of NumPy's class, or DLPack's for its tensors."""
+    from tidemill.mpi._dlpack import TensorMemory
+
+    return BufferError(text) if isinstance(array.base, TensorMemory) else ValueError(text)
 
 
 def _array_of(buffer: Any) -> NDArray[Any] | None:
@@ -127,9 +143,11 @@ def _array_of(buffer: Any) -> NDArray[Any] | None:
         try:
             return np.asarray(view)
         except (ValueError, TypeError):  # a format that NumPy does not know
-            flat = np.frombuffer(view, np.uint8) if view.nbytes else _EMPTY
+            flat = np.frombuffer(view, np.uint8) if view.nbytes else _empty()
             return flat.view(f"V{view.itemsize}") if view.itemsize > 1 and view.nbytes else flat
     if hasattr(buffer, "__dlpack__"):
+        from tidemill.mpi._dlpack import array_of_capsule
+
         device, number = map(operator.index, buffer.__dlpack_device__())
         if device not in (1, 3, 11):  # the memory of the host, plain or reachable by a GPU too
             raise TypeError("message: " + _GPU.format(where=f"GPU (DLPack device type {device}, number {number})"))
@@ -189,11 +207,20 @@ class _Spec:
         if self.has_memory:
             self.memory, code = _memory(buffer, writable)
         else:
-            self.memory, code = _EMPTY, None
+            self.memory, code = _empty(), None
         if datatype is None and code is None and (not self.has_memory or not isinstance(buffer, (list, tuple))):
-            kind = getattr(getattr(buffer, "dtype", None), "str", "this buffer")
+            dtype = getattr(buffer, "dtype", None)
+            kind = getattr(dtype, "str", "this buffer")
+            if isinstance(dtype, np.dtype) and dtype.fields is None and not dtype.isnative:
+                raise BufferError(
+                    f"message: the array's byte order ({kind!r}) is not this machine's; convert it with astype, or name "
+                    "a datatype to send the bytes as they are: [buffer, datatype]"
+                )
             raise KeyError(f"cannot map {kind!r} to MPI datatype; name one: [buffer, datatype]")
         self.datatype = datatype_of(code if datatype is None else datatype)
+        if not self.datatype and (counts is None or displacements is not None):
+            lacking = "infer the count" if counts is None else "place the message"
+            raise ValueError(f"message: cannot {lacking}: the datatype is DATATYPE_NULL (or was freed)")
         self.layout: Layout = self.datatype._laid()
 
     def default_count(self) -> int:
@@ -271,7 +298,7 @@ def resolve(spec: Any, write: bool, update: bool, blocks: int) -> Resolved:
         if displacement < 0:
             raise ValueError(f"message: negative displacement {displacement}")
         offset = displacement * layout.extent
-        if offset > message.memory.size:
+        if not 0 <= offset <= message.memory.size:
             raise ValueError(f"message: displacement {displacement} out of bounds")
     blocks = max(blocks, 1)
     if message.counts is None:
@@ -398,21 +425,25 @@ def resolve_typed(spec: Any, write: bool, update: bool, size: int) -> ResolvedBl
     ----------
     spec : sequence
         ``[buffer, datatypes]`` (one item each, all at the start), ``[buffer, (counts, displacements), datatypes]`` or
-        ``[buffer, counts, displacements, datatypes]``.
+        ``[buffer, counts, displacements, datatypes]``. Counts or displacements that are ``None`` are as in the first form.
     """
+    counts: Any = None
+    displacements: Any = None
     if len(spec) == 2:
         buffer, datatypes = spec
-        counts, displacements = [1] * size, [0] * size
     elif len(spec) == 3:
         buffer, (counts, displacements), datatypes = spec
     elif len(spec) == 4:
         buffer, counts, displacements, datatypes = spec
     else:
         raise ValueError("message: expecting 2 to 4 items")
-    counts, displacements = _integers(counts, size), _integers(displacements, size)
+    if buffer is BOTTOM and len(spec) > 2 and (counts is None or displacements is None):
+        raise ValueError("message: MPI.BOTTOM needs counts and displacements")
+    counts = [1] * size if counts is None else _integers(counts, size)
+    displacements = [0] * size if displacements is None else _integers(displacements, size)
     if len(datatypes) != size:
         raise ValueError(f"expecting {size} items, got {len(datatypes)}")
-    memory = _EMPTY if buffer is None or buffer is BOTTOM else bytes_of(buffer, writable=write)
+    memory = _empty() if buffer is None or buffer is BOTTOM else bytes_of(buffer, writable=write)
     layouts = [datatype_of(datatype)._laid() for datatype in datatypes]
     if buffer is BOTTOM and any(counts):
         raise UnsupportedError("Tidemill has no datatypes of absolute addresses (MPI.BOTTOM); name the buffer instead")
@@ -438,14 +469,14 @@ def apply_user_function(
     function: Callable[[Any, Any, Any], None], left: int, right: int, nbytes: int, datatype: Any, element: str
 ) -> None:
     """Calls a user's operation on `nbytes` at two addresses; the result is left at the second."""
-    from tidemill.mpi._memory import memory
+    from tidemill.mpi._buffer import buffer
 
     if datatype is None:
         if not _BY_ELEMENT:
             for known in predefined.values():
                 _BY_ELEMENT.setdefault(known._element or "", known)
         datatype = _BY_ELEMENT.get(element)
-    a, b = memory.fromaddress(left, nbytes, readonly=True), memory.fromaddress(right, nbytes)
+    a, b = buffer.fromaddress(left, nbytes, readonly=True), buffer.fromaddress(right, nbytes)
     function(a, b, datatype)
 
 

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from tidemill import _tidemill
 from tidemill._errors import UnsupportedError, fail
 from tidemill.mpi import _constants as c
 from tidemill.mpi._handle import Attributes
+from tidemill.mpi._lazy import np
 
-Bytes = NDArray[np.uint8]
-Offsets = NDArray[np.int64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Offsets = NDArray[np.int64]
 
 #: MPI name: (element type of the native code, type character or None, type string or None).
 _PREDEFINED: dict[str, tuple[str, str | None, str]] = {
@@ -140,15 +141,24 @@ class Layout:
         Lower bound and distance to the next item, in bytes.
     """
 
-    __slots__ = ("_index", "elements", "extent", "lengths", "lower", "size", "starts")
+    __slots__ = ("_given", "_index", "elements", "extent", "lengths", "lower", "size", "starts")
+    starts: Offsets
+    lengths: Offsets
+    elements: Offsets
+    size: int
 
     def __init__(self, starts: Any, lengths: Any, elements: Any, lower: int, extent: int) -> None:
-        self.starts: Offsets = np.asarray(starts, np.int64)
-        self.lengths: Offsets = np.asarray(lengths, np.int64)
-        self.elements: Offsets = np.asarray(elements, np.int64)
+        self._given = starts, lengths, elements
         self.lower, self.extent = int(lower), int(extent)
-        self.size = int(self.lengths.sum())
         self._index: tuple[int, Offsets] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # The arrays are made when one is first used: the predefined datatypes then need no NumPy.
+        if name not in ("starts", "lengths", "elements", "size"):
+            raise AttributeError(name)
+        self.starts, self.lengths, self.elements = (np.asarray(runs, np.int64) for runs in self._given)
+        self.size = int(self.lengths.sum())
+        return getattr(self, name)
 
     @property
     def true_lower(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["array_of_capsule"]
+__all__ = ["TensorMemory", "array_of_capsule"]
 
 #: Types of elements, by DLPack's code: NumPy's kind. Anything else travels as plain bytes.
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
@@ -57,7 +57,7 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-class _Memory:
+class TensorMemory:
     """The memory of a tensor as NumPy asks for it; keeps the capsule, and with it the tensor."""
 
     def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
@@ -120,4 +120,4 @@ def array_of_capsule(capsule: Any) -> NDArray[Any]:
         "data": (tensor.data + tensor.byte_offset, readonly),
         "strides": strides,
     }
-    return np.asarray(_Memory(capsule, interface))
+    return np.asarray(TensorMemory(capsule, interface))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import threading
 import time
 from typing import Any
@@ -71,7 +71,7 @@ def Wtick() -> float:
 
 def Get_processor_name() -> str:
     """The name of this host."""
-    return platform.node()
+    return os.uname().nodename
 
 
 def Get_version() -> tuple[int, int]:

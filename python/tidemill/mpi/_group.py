@@ -17,6 +17,8 @@ class Group(Handle):
     _members: tuple[int, ...] | None
 
     def __new__(cls, group: Group | None = None) -> Group:
+        if not isinstance(group, Group | None):
+            raise TypeError(f"expecting a Group, not {type(group).__name__}")
         self = super().__new__(cls)
         self._members = None if group is None else group._members
         return self

@@ -21,6 +21,8 @@ class Info(Handle):
     _items: dict[str, str] | None
 
     def __new__(cls, info: Info | None = None) -> Info:
+        if not isinstance(info, Info | None):
+            raise TypeError(f"expecting an Info, not {type(info).__name__}")
         self = super().__new__(cls)
         self._items = None if info is None else info._items
         self._predefined_name = None if info is None else info._predefined_name
@@ -193,6 +195,8 @@ class Errhandler(Handle):
     _function: Callable[[Any, int], None] | None
 
     def __new__(cls, errhandler: Errhandler | None = None) -> Errhandler:
+        if not isinstance(errhandler, Errhandler | None):
+            raise TypeError(f"expecting an Errhandler, not {type(errhandler).__name__}")
         self = super().__new__(cls)
         self._token = None if errhandler is None else errhandler._token
         self._predefined_name = None if errhandler is None else errhandler._predefined_name

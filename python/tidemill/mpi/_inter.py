@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from tidemill._errors import fail
 from tidemill._tidemill import Operation
@@ -19,13 +17,16 @@ from tidemill.mpi import _constants as c
 from tidemill.mpi import _objects
 from tidemill.mpi._buffers import resolve, resolve_blocks, resolve_typed
 from tidemill.mpi._comm import SUM, Comm, Intracomm
-from tidemill.mpi._datatype import Bytes
 from tidemill.mpi._group import Group
+from tidemill.mpi._lazy import np
 from tidemill.mpi._message import Message
 from tidemill.mpi._objects import Combine, as_many, fold
 from tidemill.mpi._request import Request
 from tidemill.mpi._status import Status
 from tidemill.mpi._topology import _size
+
+if TYPE_CHECKING:
+    from tidemill.mpi._datatype import Bytes
 
 #: Tags of the hidden traffic, apart from those of `_objects` and `_topology`.
 _DATA, _DOWN = -(1 << 30) - 201, -(1 << 30) - 202

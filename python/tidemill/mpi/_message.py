@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Message(_tidemill.MatchedMessage, Numbered):
-    """A message that a matching probe has taken; only this handle can receive it."""
+    """A message that a matching probe has taken; only this handle and its copies, ``MPI.Message(other)``, can receive it."""
 
     def __bool__(self) -> bool:
         return not self._is_null
@@ -26,13 +26,14 @@ class Message(_tidemill.MatchedMessage, Numbered):
             return NotImplemented
         if self._is_null or self._is_nobody:
             return bool(self._is_null == other._is_null and self._is_nobody == other._is_nobody)
-        return self is other
+        return bool(self._shared == other._shared)
 
     def __ne__(self, other: object) -> bool:
         same = self.__eq__(other)
         return same if same is NotImplemented else not same
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return hash(self._shared)
 
     def __reduce__(self) -> Any:
         for name in ("MESSAGE_NULL", "MESSAGE_NO_PROC"):
@@ -72,7 +73,9 @@ class Message(_tidemill.MatchedMessage, Numbered):
         return request
 
     def free(self) -> None:
-        """Does nothing: a message is received or lost."""
+        """Turns a copy of ``MPI.MESSAGE_NO_PROC`` into ``MPI.MESSAGE_NULL``; any other message is received or lost."""
+        if self._is_nobody and self is not MESSAGE_NO_PROC:
+            self._recv_parcel()
 
 
 MESSAGE_NULL = Message()

@@ -26,6 +26,8 @@ class _Missing(Handle):
     """A handle whose every call is missing. Only its null value exists."""
 
     def __new__(cls, handle: Any = None, /) -> Any:
+        if handle is not None and getattr(handle, "_kind", None) != cls._kind:
+            raise TypeError(f"expecting a {cls.__name__}, not {type(handle).__name__}")
         return super().__new__(cls)
 
     def _identity(self) -> object:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tidemill._job import is_consequence, tell_others
+from tidemill._tidemill import Memory
 from tidemill.mpi import _constants as c
-from tidemill.mpi._datatype import Bytes
+from tidemill.mpi._lazy import np
 from tidemill.mpi._op import Op
 from tidemill.mpi._pickle import pickle
 from tidemill.mpi._request import Request
@@ -42,7 +41,7 @@ class Pickled:
     __slots__ = ("arrays", "body")
 
     def __init__(self, obj: Any) -> None:
-        self.body, self.arrays = pickle.dumps_oob(obj)
+        self.body, self.arrays = pickle._apart(obj)
 
     def copied(self) -> Any:
         """A copy of the object, as if it had travelled."""
@@ -125,11 +124,11 @@ class Slot:
         return self.memory.ljust(SLOT_BYTES, b"\0")
 
 
-def _slots(count: int) -> Bytes:
-    return np.empty(count * SLOT_BYTES, np.uint8)
+def _slots(count: int) -> Memory:
+    return Memory(count * SLOT_BYTES)
 
 
-def _read(slots: Bytes) -> Iterator[bytes | None]:
+def _read(slots: Memory) -> Iterator[bytes | None]:
     """The pickle in every slot; ``None`` for large ones."""
     memory = slots.tobytes()
     for start in range(0, len(memory), SLOT_BYTES):

@@ -51,6 +51,8 @@ class Op(_tidemill.Operation, Handle):
     _function: Callable[..., Any] | None
 
     def __new__(cls, op: Op | None = None) -> Op:
+        if not isinstance(op, Op | None):
+            raise TypeError(f"expecting an Op, not {type(op).__name__}")
         if op is None or not op:
             self = super().__new__(cls)
             self._token = self._function = None

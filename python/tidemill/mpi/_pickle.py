@@ -28,11 +28,6 @@ class Pickle:
         Bytes from which on an array travels apart from the pickle, without a copy; default 16 KiB.
     """
 
-    #: Passed to `dumps`; ``None``: nothing is.
-    PROTOCOL: int | None = _pickle.HIGHEST_PROTOCOL
-    #: Bytes from which on an array travels apart from the pickle.
-    THRESHOLD: int = _APART_BYTES
-
     def __init__(
         self,
         dumps: Callable[..., bytes] | None = None,
@@ -40,10 +35,29 @@ class Pickle:
         protocol: int | None = None,
         threshold: int | None = None,
     ) -> None:
-        self._dumps = dumps or _pickle.dumps
+        self._dumps: Callable[..., bytes] = dumps or _pickle.dumps
         self._loads = loads or _pickle.loads
-        self.PROTOCOL = _pickle.HIGHEST_PROTOCOL if protocol is None and dumps is None else protocol
-        self.THRESHOLD = _APART_BYTES if threshold is None else threshold
+        self.PROTOCOL = protocol
+        self.THRESHOLD = threshold
+
+    @property
+    def PROTOCOL(self) -> int | None:
+        """Passed to `dumps`; ``None``: nothing is. Setting it to ``None`` gives pickle its highest one."""
+        return self._protocol
+
+    @PROTOCOL.setter
+    def PROTOCOL(self, protocol: int | None) -> None:
+        is_pickle = self._dumps is _pickle.dumps
+        self._protocol = _pickle.HIGHEST_PROTOCOL if protocol is None and is_pickle else protocol
+
+    @property
+    def THRESHOLD(self) -> int:
+        """Bytes from which on an array travels apart from the pickle. Setting it to ``None`` gives the default."""
+        return self._threshold
+
+    @THRESHOLD.setter
+    def THRESHOLD(self, threshold: int | None) -> None:
+        self._threshold = _APART_BYTES if threshold is None else threshold
 
     def dumps(self, obj: Any) -> bytes:
         """The object as bytes."""
@@ -53,10 +67,22 @@ class Pickle:
         """The object of bytes."""
         return self._loads(data)
 
-    def dumps_oob(self, obj: Any) -> tuple[bytes, list[memoryview]]:
-        """The object as bytes, and the memory of its large arrays, which are not among them."""
+    def dumps_oob(self, obj: Any) -> tuple[bytes, list[Any]]:
+        """The object as bytes, and the memory of its large arrays (`MPI.buffer`), which are not among them.
+
+        Of pickle's protocols this takes at least 5, the first that can do it.
+        """
+        from tidemill.mpi._buffer import buffer
+
+        body, arrays = self._apart(obj, 5)
+        return body, [buffer.frombuffer(array, array.readonly) for array in arrays]
+
+    def _apart(self, obj: Any, protocol_min: int = 0) -> tuple[bytes, list[memoryview]]:
+        """The same as `dumps_oob`, with the memory as a message takes it; no array is apart in a protocol before 5."""
         arrays: list[memoryview] = []
-        protocol = -1 if self.PROTOCOL is None else self.PROTOCOL
+        protocol = -1 if self._protocol is None else self._protocol
+        if protocol >= 0:
+            protocol = max(protocol, protocol_min)
         if self._dumps is not _pickle.dumps or 0 <= protocol < 5:
             return self.dumps(obj), arrays
 
@@ -65,7 +91,7 @@ class Pickle:
                 raw = buffer.raw()
             except BufferError:  # not contiguous
                 return True
-            if raw.nbytes < self.THRESHOLD:
+            if raw.nbytes < self._threshold:
                 return True
             arrays.append(raw)
             return False

@@ -66,7 +66,10 @@ class Numbered:
 
 
 class Request(_tidemill.Request, Numbered):
-    """An operation under way; ``MPI.REQUEST_NULL`` (false) once its outcome has been fetched."""
+    """An operation under way; ``MPI.REQUEST_NULL`` (false) once its outcome has been fetched.
+
+    ``MPI.Request(other)`` stands for the same operation as `other`. When one of the two is waited for, both become null.
+    """
 
     __slots__ = ()
 
@@ -76,18 +79,21 @@ class Request(_tidemill.Request, Numbered):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Request):
             return NotImplemented
-        return self is other or (not self and not other)
+        return self._shared == other._shared or (not self and not other)
 
     def __ne__(self, other: object) -> bool:
         same = self.__eq__(other)
         return same if same is NotImplemented else not same
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return hash(self._shared)
 
     def __reduce__(self) -> Any:
         if self is REQUEST_NULL:
             return _predefined, ("REQUEST_NULL",)
-        raise ValueError("cannot pickle a request")
+        if not self:
+            return type(self), ()
+        raise ValueError("cannot pickle a request: its operation is under way in this process")
 
     # One request.
 
@@ -280,10 +286,12 @@ class Prequest(Request):
     _freed: bool
 
     def __new__(cls, request: Request | None = None) -> Prequest:
-        self = super().__new__(cls, None, True)
+        if request and not isinstance(request, Prequest):
+            raise TypeError(f"expecting a Prequest, not {type(request).__name__}")
+        self = super().__new__(cls, request, True)
         self._freed = True
-        if isinstance(request, Prequest):
-            self._begin, self._freed = request._begin, request._freed
+        if isinstance(request, Prequest) and request:
+            self._begin, self._freed = request._begin, False
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -301,10 +309,9 @@ class Prequest(Request):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Request):
             return NotImplemented
-        same = isinstance(other, Prequest) and not self._freed and self._begin is other._begin
-        return self is other or same or (self._freed and not other)
+        return self._shared == other._shared or (self._freed and not other)
 
-    __hash__ = object.__hash__
+    __hash__ = Request.__hash__
 
     def Start(self) -> None:
         """Starts the operation. Source: MPI 4.1 section 3.9."""
@@ -379,6 +386,14 @@ class Grequest(Request):
 
     __slots__ = ("_general",)
     _general: _General
+
+    def __new__(cls, request: Request | None = None) -> Grequest:
+        if request and not isinstance(request, Grequest):
+            raise TypeError(f"expecting a Grequest, not {type(request).__name__}")
+        self = super().__new__(cls, request)
+        if isinstance(request, Grequest) and request:
+            self._general = request._general
+        return self
 
     @classmethod
     def Start(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from tidemill import _tidemill
 from tidemill._errors import fail
 from tidemill.mpi import _constants as c
 from tidemill.mpi._datatype import Datatype, elements_in, predefined
+
+if TYPE_CHECKING:
+    from tidemill.mpi._buffer import StatusMemory
 
 _NAMES = ("source", "tag", "error", "count", "cancelled")
 
@@ -87,22 +88,11 @@ class Status(_tidemill.Status):
         status.cancelled = bool(arg[4])
         return status
 
-    def tomemory(self) -> _Memory:
+    def tomemory(self) -> StatusMemory:
         """As memory of integers, in the order of `py2f`: what is assigned to an item is in the status."""
-        memory = np.array(self._state(), np.int64).view(_Memory)
-        memory._status = self
-        return memory
+        from tidemill.mpi._buffer import StatusMemory
 
-
-class _Memory(np.ndarray[Any, np.dtype[np.int64]]):
-    """The integers of a status, which follows assignments to them."""
-
-    _status: Status | None = None
-
-    def __setitem__(self, item: Any, value: Any) -> None:
-        super().__setitem__(item, value)
-        if self._status is not None:
-            self._status.__setstate__(dict(zip(_NAMES, self.tolist(), strict=True)))
+        return StatusMemory.of(self, _NAMES)
 
 
 F_SOURCE, F_TAG, F_ERROR, F_STATUS_SIZE = 0, 1, 2, 5

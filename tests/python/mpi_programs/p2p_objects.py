@@ -136,6 +136,21 @@ def check_matched_probe(comm):
     request.wait()
 
 
+def check_copies_of_matched_messages(comm):
+    right, left = ring(comm)
+    for receives_by_the_copy in (False, True):
+        request = comm.issend({"from": comm.rank}, right, 8)
+        copy_of_request = MPI.Request(request)
+        message = comm.mprobe(left, 8)
+        copy = MPI.Message(message)
+        assert message and copy == message and copy != MPI.MESSAGE_NULL
+        assert (copy if receives_by_the_copy else message).recv() == {"from": left}
+        assert copy_of_request == request
+        assert copy_of_request.wait() is None
+    nobody = comm.mprobe(MPI.PROC_NULL)
+    assert nobody == MPI.MESSAGE_NO_PROC and nobody.recv() is None and nobody == MPI.MESSAGE_NULL
+
+
 def check_requests_return_objects(comm):
     right, left = ring(comm)
     sends = [comm.isend((i, comm.rank), right, i) for i in range(6)]

@@ -188,6 +188,43 @@ def check_persistent_requests(comm):
         receive.Free()
 
 
+def check_copies_stand_for_the_same_operation(comm):
+    right, left = ring(comm)
+    for waits_for_the_copy in (False, True):
+        got = np.zeros(2)
+        request = comm.Irecv(got, left, 9)
+        other = comm.Irecv(np.zeros(2), left, 10)
+        copy = MPI.Request(request)
+        assert request and copy and copy == request
+        assert copy != MPI.REQUEST_NULL and copy != other
+        assert not copy.Test()
+        comm.Barrier()
+        send = comm.Isend(np.array([comm.rank, 7.0]), right, 9)
+        (copy if waits_for_the_copy else request).Wait()
+        assert got.tolist() == [left, 7]
+        send.Wait()
+        comm.Send(np.zeros(2), right, 10)
+        other.Wait()
+    # The first handle may go: the copy keeps the operation.
+    got = np.zeros(1)
+    copy = MPI.Request(comm.Irecv(got, left, 11))
+    comm.Send(np.array([5.0]), right, 11)
+    MPI.Request.Waitall([copy])
+    assert got[0] == 5 and copy == MPI.REQUEST_NULL
+    persistent = comm.Send_init(b"", MPI.PROC_NULL)
+    copy = MPI.Prequest(persistent)
+    assert copy == persistent and MPI.Request(persistent) == persistent
+    raises(TypeError, MPI.Grequest, persistent)
+    persistent.Start()
+    persistent.Wait()
+    persistent.Free()
+    general = MPI.Grequest.Start()
+    assert MPI.Grequest(general) == general and MPI.Request(general) == general
+    raises(TypeError, MPI.Prequest, general)
+    general.Complete()
+    general.Wait()
+
+
 def check_null_request(comm):
     assert MPI.REQUEST_NULL.Wait() is True
     assert MPI.REQUEST_NULL.Test() is True

@@ -20,6 +20,8 @@ use crate::wait::{blocking, detach};
 pub struct MatchedMessage {
     taken: Mutex<Option<(Matched, Py<Comm>)>>,
     nobody: AtomicU8,
+    /// Set in a copy: the handle that has the message. It is never itself a copy.
+    original: Option<Py<MatchedMessage>>,
 }
 
 /// `MatchedMessage::nobody`: a message from `PROC_NULL`, and the constant that stands for all of them.
@@ -27,8 +29,13 @@ const ONCE: u8 = 1;
 const ALWAYS: u8 = 2;
 
 impl MatchedMessage {
+    /// The handle that has the message: this one, or the one that this is a copy of.
+    fn holder(&self) -> &MatchedMessage {
+        self.original.as_ref().map_or(self, Py::get)
+    }
+
     fn take(&self, py: Python<'_>) -> PyResult<Option<(Matched, Py<Comm>)>> {
-        match self.taken.lock().take() {
+        match self.holder().taken.lock().take() {
             Some(taken) => Ok(Some(taken)),
             None if self.nobody.load(Ordering::Relaxed) == ALWAYS => Ok(None),
             None if self.nobody.swap(0, Ordering::Relaxed) == ONCE => Ok(None),
@@ -42,10 +49,14 @@ impl MatchedMessage {
     #[new]
     #[pyo3(signature = (message=None, nobody=false))]
     fn new(message: Option<&Bound<'_, MatchedMessage>>, nobody: bool) -> Self {
-        let taken = message.and_then(|m| m.get().taken.lock().take());
+        // MPI.Message(other) stands for the same message: whichever of the two receives it, both become null.
+        let original = message.and_then(|other| {
+            let first = other.get().original.as_ref().map_or(other, |original| original.bind(other.py()));
+            first.get().taken.lock().is_some().then(|| first.clone().unbind())
+        });
         let of_nobody = message.is_some_and(|m| m.get().nobody.load(Ordering::Relaxed) != 0);
         let nobody = if nobody { ALWAYS } else { u8::from(of_nobody) };
-        MatchedMessage { taken: Mutex::new(taken), nobody: nobody.into() }
+        MatchedMessage { taken: Mutex::new(None), nobody: nobody.into(), original }
     }
 
     /// Receives the message. Source: MPI 4.1 section 3.8.3.
@@ -89,13 +100,19 @@ impl MatchedMessage {
     /// Whether there is a message to receive.
     #[getter]
     fn _is_null(&self) -> bool {
-        self.taken.lock().is_none() && self.nobody.load(Ordering::Relaxed) == 0
+        self.holder().taken.lock().is_none() && self.nobody.load(Ordering::Relaxed) == 0
     }
 
     /// Whether it stands for a message from `PROC_NULL`.
     #[getter]
     fn _is_nobody(&self) -> bool {
         self.nobody.load(Ordering::Relaxed) != 0
+    }
+
+    /// A number that a handle and its copies share.
+    #[getter]
+    fn _shared(&self) -> usize {
+        std::ptr::from_ref(self.holder()).addr()
     }
 }
 

@@ -10,13 +10,14 @@ mod objects;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use tidemill_collective::{Call, Collective, Communicator, DType};
 use tidemill_net::Region;
 
 pub use matched::MatchedMessage;
 
+use crate::array::Memory;
 use crate::errors::{class, fail};
 use crate::wait::{Owners, blocking, detached};
 
@@ -128,22 +129,22 @@ impl Comm {
     fn _split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Comm>> {
         let comm = self.get(py)?;
         // Gathered here and not by `Communicator::split`: a rank that never comes must not keep Ctrl-C from working.
-        let mine = PyArray1::from_slice(py, &comm.split_words(color, key));
-        let all = PyArray1::<u64>::zeros(py, 3 * comm.size() as usize, false);
-        let region = |array: &Bound<'_, PyArray1<u64>>| Region { ptr: array.data().cast(), len: 8 * array.len() };
+        let words: Vec<u8> = comm.split_words(color, key).iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let mine = PyBytes::new(py, &words);
+        let all = Bound::new(py, Memory::new(3 * 8 * comm.size() as usize))?;
         let call = Call {
             dtype: DType::U64,
             count: 3,
-            send: Some(region(&mine)),
-            recv: Some(region(&all)),
+            send: Some(Region::of(mine.as_bytes())),
+            recv: Some(all.get().region()),
             ..Call::new(Collective::Allgather)
         };
-        // SAFETY: the arrays are nobody else's and live until this returns; should the wait be given up, `owners` has them.
+        // SAFETY: both are nobody else's and live until this returns; should the wait be given up, `owners` has them.
         let started = unsafe { comm.start(&call) };
         blocking(py, started, None, || {
             Owners::from_iter([mine.clone().into_any().unbind(), all.clone().into_any().unbind()])
         })?;
-        let words = all.to_vec().map_err(|e| fail(py, class::OTHER, e.to_string()))?;
+        let words = all.get().numbers();
         Ok(detached(py, || comm.split_agreed(color, &words))?.map(Comm::of))
     }
 
