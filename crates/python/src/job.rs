@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -20,6 +21,8 @@ use crate::wait::{detach, interruptibly};
 pub struct Worker {
     world: Communicator,
     solo: Communicator,
+    /// Tells where the program is; gone once the worker leaves.
+    locator: Arc<Mutex<Option<Py<PyAny>>>>,
 }
 
 fn settings(transport: &str, stall_warning_s: f64) -> PyResult<Settings> {
@@ -53,7 +56,7 @@ impl Worker {
         })?;
         let (world, solo) =
             joined.map_err(|text: String| fail(py, class::OTHER, format!("joining the job: {text}")))?;
-        Ok(Worker { world, solo })
+        Ok(Worker { world, solo, locator: Arc::default() })
     }
 }
 
@@ -91,6 +94,9 @@ impl Worker {
 
     /// Leaves the job: queued messages are sent, then the others are told. Idempotent.
     fn leave(&self, py: Python<'_>) {
+        // The interpreter may end next, and would end a thread that is within it: whoever is there has to come out first.
+        let locate = detach(py, || self.locator.lock().take());
+        drop(locate);
         detach(py, || self.world.endpoint().leave());
     }
 
@@ -104,8 +110,12 @@ impl Worker {
 
     /// Tells stall reports where the program is: `locate()` returns text such as `"app.py:88"`, or `None`.
     fn set_locator(&self, locate: Py<PyAny>) {
+        let locator = Arc::clone(&self.locator);
+        *locator.lock() = Some(locate);
         self.world.endpoint().set_locator(Arc::new(move || {
-            Python::attach(|py| locate.call0(py).ok()?.extract::<Option<String>>(py).ok()?)
+            let locate = locator.lock();
+            let locate = locate.as_ref()?;
+            Python::try_attach(|py| locate.call0(py).ok()?.extract::<Option<String>>(py).ok()?)?
         }));
     }
 
