@@ -202,6 +202,18 @@ QUERIES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
         "select distinct 1 as one from l where exists (select 0 as z from w join (select f from w) as x using (f))",
         [(1,)],
     ),
+    "several keys that are no columns": (
+        "select a.k from kk as a join kk as b on a.k + 1 = b.k + 1 and a.k * 2 = b.k * 2 and a.k - 1 = b.k - 1",
+        [(1,), (2,), (4,), (5,)],
+    ),
+    "several keys that are no columns, without a match": (
+        "select a.k from kk as a left join jj as b on a.k + 1 = b.k + 1 and a.k * 2 = b.k * 2 and b.k < 5 where b.k is null",
+        [(4,), (5,), (None,)],
+    ),
+    "keys that are floats": (
+        "select x.i from w as x where exists (select 1 from w as y where y.f = x.f and y.f * 2 = x.f * 2 and y.i = x.i)",
+        [(1,), (2,), (3,)],
+    ),
     "floats between floats of another table": (
         "select 1 as c from (select 1 as one from w left join w as x on x.f between w.f and w.f) as t",
         [(1,), (1,), (1,)],

@@ -97,6 +97,11 @@ class Data:
         used = {n: d for n, d in {**self.sets, **more}.items() if re.search(rf"\b{n}\b", sql)}
         return bag([tuple(r.values()) for r in tm.sql(sql, **used).to_pylist()])
 
+    def plan(self, sql: str) -> str:
+        """How Tidemill runs it."""
+        used = {n: d for n, d in self.sets.items() if re.search(rf"\b{n}\b", sql)}
+        return tm.sql(sql, **used).explain()
+
     def digest(self, query: Query) -> str:
         """What stands for the rows of a query beside those of other numbers of workers."""
         try:
@@ -139,6 +144,8 @@ def check(query: Query, data: Data) -> Failure | None:
             return failure
         if query.parts and (failure := _materialized(query, data, want)):
             return failure
+        if failure := _planned_alike(query, data):
+            return failure
     if query.base is not None and query.where is not None:
         if failure := _partitioned(query, data):
             return failure
@@ -146,6 +153,13 @@ def check(query: Query, data: Data) -> Failure | None:
     if known:
         raise known
     return None
+
+
+def _planned_alike(query: Query, data: Data) -> Failure | None:
+    """The same plan each time, as each worker makes its own: an order that comes of a hash set would keep them from working together."""
+    one, other = (data.plan(query.sql()).splitlines() for _ in range(2))
+    apart = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
+    return Failure("planned again", query.sql(), apart[1].strip(), apart[0].strip()) if apart else None
 
 
 def _materialized(query: Query, data: Data, want: Counter[tuple[Any, ...]]) -> Failure | None:

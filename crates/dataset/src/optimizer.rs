@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
-use datafusion::common::{DFSchemaRef, FunctionalDependencies, NullEquality};
+use datafusion::common::{Column, DFSchemaRef, FunctionalDependencies, NullEquality};
 use datafusion::error::Result;
 use datafusion::logical_expr::expr::InList;
 use datafusion::logical_expr::logical_plan::{Distinct, Extension, Filter, Join, Projection};
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
-use datafusion::logical_expr::{Expr, JoinType, LogicalPlan, UserDefinedLogicalNodeCore, lit};
+use datafusion::logical_expr::{Expr, JoinConstraint, JoinType, LogicalPlan, UserDefinedLogicalNodeCore, lit};
 use datafusion::optimizer::{AnalyzerRule, ApplyOrder, Optimizer, OptimizerConfig, OptimizerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
@@ -33,8 +33,8 @@ pub(crate) fn logical_rules() -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
         "eliminate_cross_join" => Arc::new(BesideNullKeys(rule)) as _,
         _ => rule,
     };
-    let last: Arc<dyn OptimizerRule + Send + Sync> = Arc::new(GuardFilters);
-    Optimizer::new().rules.into_iter().map(guarded).chain([last]).collect()
+    let last: [Arc<dyn OptimizerRule + Send + Sync>; 2] = [Arc::new(GuardFilters), Arc::new(KeysInOrder)];
+    Optimizer::new().rules.into_iter().map(guarded).chain(last).collect()
 }
 
 /// The rules for physical plans.
@@ -344,6 +344,67 @@ impl UserDefinedLogicalNodeCore for Hidden {
     fn with_exprs_and_inputs(&self, _: Vec<Expr>, _: Vec<LogicalPlan>) -> Result<Self> {
         Ok(self.clone())
     }
+}
+
+/// Makes columns of a join's keys that are none, if there are several. The planner would do it in the order of a hash set, so that workers
+/// would plan the same query in different ways.
+#[derive(Debug)]
+struct KeysInOrder;
+
+impl OptimizerRule for KeysInOrder {
+    fn name(&self) -> &str {
+        "keys_in_order"
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        Some(ApplyOrder::BottomUp)
+    }
+
+    fn supports_rewrite(&self) -> bool {
+        true
+    }
+
+    fn rewrite(&self, plan: LogicalPlan, _: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+        let LogicalPlan::Join(join) = &plan else { return Ok(Transformed::no(plan)) };
+        let (left, right): (Vec<Expr>, Vec<Expr>) = join.on.iter().cloned().unzip();
+        let are_many = |keys: &[Expr]| keys.iter().filter(|key| !matches!(key, Expr::Column(_))).count() > 1;
+        if !are_many(&left) && !are_many(&right) {
+            return Ok(Transformed::no(plan));
+        }
+        let (left_rows, left) = with_keys(&join.left, left, "__left_key")?;
+        let (right_rows, right) = with_keys(&join.right, right, "__right_key")?;
+        let columns = Join::try_new(
+            left_rows,
+            right_rows,
+            left.into_iter().zip(right).collect(),
+            join.filter.clone(),
+            join.join_type,
+            JoinConstraint::On,
+            join.null_equality,
+            join.null_aware,
+        )?;
+        let given = join.schema.columns().into_iter().map(Expr::Column).collect();
+        let rows = Arc::new(LogicalPlan::Join(columns));
+        let made = Projection::try_new_with_schema(given, rows, Arc::clone(&join.schema))?;
+        Ok(Transformed::yes(LogicalPlan::Projection(made)))
+    }
+}
+
+/// Rows with their keys as columns behind their own, and those columns.
+fn with_keys(rows: &Arc<LogicalPlan>, keys: Vec<Expr>, name: &str) -> Result<(Arc<LogicalPlan>, Vec<Expr>)> {
+    let own: Vec<Expr> = rows.schema().columns().into_iter().map(Expr::Column).collect();
+    let (mut exprs, mut columns) = (own, Vec::with_capacity(keys.len()));
+    for (at, key) in keys.into_iter().enumerate() {
+        columns.push(match key {
+            Expr::Column(_) => key,
+            key => {
+                let column = Column::from_name(format!("{name}_{at}"));
+                exprs.push(key.alias(&column.name));
+                Expr::Column(column)
+            }
+        });
+    }
+    Ok((Arc::new(LogicalPlan::Projection(Projection::try_new(exprs, Arc::clone(rows))?)), columns))
 }
 
 /// Filters are pushed down by the names of columns, so that one on the second of two columns with the same name prunes by the
