@@ -73,6 +73,10 @@ impl Function for Count {
         ready(self.by_peers, places)
     }
 
+    fn is_shared(&self) -> bool {
+        self.by_peers
+    }
+
     fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
         let nulls = arg.and_then(|arg| arg.logical_nulls());
         let counts = places.partitions.iter().take(count).enumerate().map(|(row, begins)| {
@@ -166,6 +170,10 @@ type Totals<F> = (Vec<<F as Fold>::Total>, Option<Vec<bool>>);
 impl<F: Fold> Function for Folded<F> {
     fn ready(&self, places: &Places) -> usize {
         ready(self.by_peers, places)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.by_peers
     }
 
     fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {

@@ -101,6 +101,11 @@ trait Function: Send {
     /// How many of the first rows it can tell the values of, when others follow that are not here.
     fn ready(&self, places: &Places) -> usize;
 
+    /// Whether all peers have one value, so that no fewer than all of them have to be given at once.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// The values of the first `count` rows, of which `arg` is what it is a function of, if there is anything; the next rows are those that
     /// follow them.
     fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef>;
@@ -264,7 +269,13 @@ impl Windows {
         let keys = Keys::of(&self.exprs[0], &rows)?;
         let places = Places::of(&keys.partition_by, &keys.order_by, all, self.before.as_ref())?;
         let ready = self.functions.iter().map(|function| function.ready(&places)).min().unwrap_or(all);
-        let count = if is_end { all } else { ready.min(all) };
+        let mut count = if is_end { all } else { ready.min(all) };
+        if self.functions.iter().any(|function| function.is_shared()) {
+            // What is ready of another function may end among peers.
+            while count > 0 && count < all && !places.peers.value(count) {
+                count -= 1;
+            }
+        }
         if count < all {
             self.hold(rows.slice(count, all - count))?;
         }
