@@ -222,13 +222,14 @@ def test_random_windows_are_those_of_duckdb(round: int) -> None:
         "i": pa.array(dice.sample(range(count), count)),
         "k": pa.array(random_column(dice, [*range(dice.choice([2, 40, count]))], count), pa.int32()),
         "s": pa.array(
-            random_column(dice, ["", "a", "b", "a text that is longer", "a text that is longer still"], count)
+            random_column(dice, ["", "a", "b", "a text that is longer", "a text that is longer still"], count),
+            pa.string(),
         ),
-        "f": pa.array(random_column(dice, floats, count)),
-        "w": pa.array(random_column(dice, [*range(-9, 9), 1 << 40], count)),
+        "f": pa.array(random_column(dice, floats, count), pa.float64()),
+        "w": pa.array(random_column(dice, [*range(-9, 9), 1 << 40], count), pa.int64()),
         "d": pa.array(random_column(dice, [Decimal(n) / 4 for n in range(-8, 8)], count), pa.decimal128(12, 2)),
         "t": pa.array(random_column(dice, [*range(20)], count), pa.timestamp("us")),
-        "b": pa.array(random_column(dice, [True, False], count)),
+        "b": pa.array(random_column(dice, [True, False], count), pa.bool_()),
     }
     t = pa.table(columns)
     data, database = tm.from_arrow(t), duckdb.connect()
