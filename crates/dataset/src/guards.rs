@@ -61,10 +61,6 @@ impl OptimizerRule for GuardFilters {
         Some(ApplyOrder::BottomUp)
     }
 
-    fn supports_rewrite(&self) -> bool {
-        true
-    }
-
     fn rewrite(&self, plan: LogicalPlan, _: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
         match &plan {
             LogicalPlan::Filter(filter) if split_conjunction(&filter.predicate).len() > 1 => {

@@ -21,20 +21,47 @@ use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
 use crate::guards::GuardFilters;
 use crate::rewrite::rewrite_exprs;
 
+type Rule = Arc<dyn OptimizerRule + Send + Sync>;
+/// Runs a rule, except where it would change what a query gives.
+type Guard = fn(&Rule, LogicalPlan, &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>>;
+
 /// The rules for logical plans.
-pub(crate) fn logical_rules() -> Vec<Arc<dyn OptimizerRule + Send + Sync>> {
-    let guarded = |rule: Arc<dyn OptimizerRule + Send + Sync>| match rule.name() {
-        "optimize_projections" => Arc::new(WithoutKeys(Arc::new(StepsInARow(rule)))) as _,
-        "replace_distinct_aggregate" | "eliminate_duplicated_expr" | "eliminate_join" => {
-            Arc::new(WithoutKeys(rule)) as _
-        }
-        "push_down_filter" => Arc::new(AboveTotals(rule)) as _,
-        "extract_equijoin_predicate" => Arc::new(NullsOfKeys(rule)) as _,
-        "eliminate_cross_join" => Arc::new(BesideNullKeys(rule)) as _,
+pub(crate) fn logical_rules() -> Vec<Rule> {
+    let guard = |rule: Rule| match rule.name() {
+        "optimize_projections" => guarded(guarded(rule, steps_in_a_row), without_keys),
+        "replace_distinct_aggregate" | "eliminate_duplicated_expr" | "eliminate_join" => guarded(rule, without_keys),
+        "push_down_filter" => guarded(rule, above_totals),
+        "extract_equijoin_predicate" => guarded(rule, nulls_of_keys),
+        "eliminate_cross_join" => guarded(rule, beside_null_keys),
         _ => rule,
     };
-    let last: [Arc<dyn OptimizerRule + Send + Sync>; 2] = [Arc::new(GuardFilters), Arc::new(KeysInOrder)];
-    Optimizer::new().rules.into_iter().map(guarded).chain(last).collect()
+    let last: [Rule; 2] = [Arc::new(GuardFilters), Arc::new(KeysInOrder)];
+    Optimizer::new().rules.into_iter().map(guard).chain(last).collect()
+}
+
+fn guarded(rule: Rule, guard: Guard) -> Rule {
+    Arc::new(Guarded { rule, guard })
+}
+
+/// A rule and its guard, under the rule's name.
+#[derive(Debug)]
+struct Guarded {
+    rule: Rule,
+    guard: Guard,
+}
+
+impl OptimizerRule for Guarded {
+    fn name(&self) -> &str {
+        self.rule.name()
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        self.rule.apply_order()
+    }
+
+    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+        (self.guard)(&self.rule, plan, config)
+    }
 }
 
 /// The rules for physical plans.
@@ -76,49 +103,31 @@ impl AnalyzerRule for ListsOfColumns {
 /// `optimize_projections` takes two projections with equal expressions for one, so that `x * 2 AS x` twice is once
 /// (apache/datafusion#24686). It compares what it has merged so far with the next one below, so that among three or more even
 /// different ones can come to look equal. Between such projections it finds a filter that lets every row pass.
-#[derive(Debug)]
-struct StepsInARow(Arc<dyn OptimizerRule + Send + Sync>);
-
-impl OptimizerRule for StepsInARow {
-    fn name(&self) -> &str {
-        self.0.name()
+fn steps_in_a_row(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+    let apart = plan.transform_up(|step| {
+        Ok(match step {
+            LogicalPlan::Projection(step) if is_risky(&step) => {
+                let (expr, schema) = (step.expr, step.schema);
+                let input = Arc::new(LogicalPlan::Filter(Filter::try_new(lit(true), step.input)?));
+                Transformed::yes(LogicalPlan::Projection(Projection::try_new_with_schema(expr, input, schema)?))
+            }
+            other => Transformed::no(other),
+        })
+    })?;
+    let optimized = rule.rewrite(apart.data, config)?;
+    if !apart.transformed {
+        return Ok(optimized);
     }
-
-    fn apply_order(&self) -> Option<ApplyOrder> {
-        // The rule walks the plan itself.
-        None
-    }
-
-    fn supports_rewrite(&self) -> bool {
-        true
-    }
-
-    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
-        let apart = plan.transform_up(|step| {
-            Ok(match step {
-                LogicalPlan::Projection(step) if is_risky(&step) => {
-                    let (expr, schema) = (step.expr, step.schema);
-                    let input = Arc::new(LogicalPlan::Filter(Filter::try_new(lit(true), step.input)?));
-                    Transformed::yes(LogicalPlan::Projection(Projection::try_new_with_schema(expr, input, schema)?))
-                }
-                other => Transformed::no(other),
-            })
-        })?;
-        let optimized = self.0.rewrite(apart.data, config)?;
-        if !apart.transformed {
-            return Ok(optimized);
-        }
-        let together = optimized.data.transform_up(|step| {
-            Ok(match step {
-                LogicalPlan::Filter(step) if step.predicate == lit(true) => {
-                    Transformed::yes(Arc::unwrap_or_clone(step.input))
-                }
-                other => Transformed::no(other),
-            })
-        });
-        // Whether anything but the filters has changed is not known; another pass finds out.
-        Ok(Transformed::new(together.data()?, optimized.transformed, optimized.tnr))
-    }
+    let together = optimized.data.transform_up(|step| {
+        Ok(match step {
+            LogicalPlan::Filter(step) if step.predicate == lit(true) => {
+                Transformed::yes(Arc::unwrap_or_clone(step.input))
+            }
+            other => Transformed::no(other),
+        })
+    });
+    // Whether anything but the filters has changed is not known; another pass finds out.
+    Ok(Transformed::new(together.data()?, optimized.transformed, optimized.tnr))
 }
 
 /// Whether a projection could be taken for the one below it, or be merged with that into one that could.
@@ -130,31 +139,14 @@ fn is_risky(step: &Projection) -> bool {
 /// Some rules drop grouping keys, sort keys, DISTINCTs and joins that a key of the rows makes redundant. What DataFusion takes for keys
 /// is wrong after a join: a column that was unique in one table is said to determine the columns of the other table too. A GROUP BY over
 /// both then loses rows. So these rules see plans without keys.
-#[derive(Debug)]
-struct WithoutKeys(Arc<dyn OptimizerRule + Send + Sync>);
-
-impl OptimizerRule for WithoutKeys {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn apply_order(&self) -> Option<ApplyOrder> {
-        self.0.apply_order()
-    }
-
-    fn supports_rewrite(&self) -> bool {
-        true
-    }
-
-    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
-        let keyless = match self.0.apply_order() {
-            // The rule walks the plan itself.
-            None => plan.transform_up(without_keys).data()?,
-            Some(_) if plan.inputs().iter().any(|input| has_keys(input)) => below_without_keys(plan)?.data,
-            Some(_) => plan,
-        };
-        self.0.rewrite(keyless, config)
-    }
+fn without_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+    let keyless = match rule.apply_order() {
+        // The rule walks the plan itself.
+        None => plan.transform_up(keyless).data()?,
+        Some(_) if plan.inputs().iter().any(|input| has_keys(input)) => below_without_keys(plan)?.data,
+        Some(_) => plan,
+    };
+    rule.rewrite(keyless, config)
 }
 
 fn has_keys(plan: &LogicalPlan) -> bool {
@@ -170,11 +162,11 @@ fn below_without_keys(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
         | LogicalPlan::Limit(_)
         | LogicalPlan::Repartition(_)
         | LogicalPlan::Distinct(Distinct::All(_)) => below_without_keys(input),
-        _ => without_keys(input),
+        _ => keyless(input),
     })
 }
 
-fn without_keys(mut plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
+fn keyless(mut plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let schema = match &mut plan {
         LogicalPlan::Projection(step) => &mut step.schema,
         LogicalPlan::Aggregate(step) => &mut step.schema,
@@ -191,129 +183,77 @@ fn without_keys(mut plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     Ok(Transformed::yes(plan))
 }
 
-/// `push_down_filter` moves conditions without columns, such as a comparison with a subquery's value, below a total, which then has a row
-/// of no rows where it should have none; and those that are drawn anew for each row below what makes rows of several. They stay above.
-#[derive(Debug)]
-struct AboveTotals(Arc<dyn OptimizerRule + Send + Sync>);
-
-impl OptimizerRule for AboveTotals {
-    fn name(&self) -> &str {
-        self.0.name()
+/// `push_down_filter` moves a condition without columns, such as a comparison with a subquery's value, below a total. The total then
+/// returns a row for no input, where the query returns none. It also moves volatile conditions below groups, windows and DISTINCT,
+/// which changes how often they are evaluated. Both kinds stay above.
+fn above_totals(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+    let stays = |condition: &Expr, input: &LogicalPlan| match input {
+        LogicalPlan::Aggregate(_) => condition.column_refs().is_empty() || condition.is_volatile(),
+        LogicalPlan::Window(_) | LogicalPlan::Distinct(_) => condition.is_volatile(),
+        _ => false,
+    };
+    let LogicalPlan::Filter(filter) = plan else { return rule.rewrite(plan, config) };
+    let (above, below): (Vec<Expr>, Vec<Expr>) = split_conjunction(&filter.predicate)
+        .into_iter()
+        .cloned()
+        .partition(|condition| stays(condition, &filter.input));
+    let Some(above) = conjunction(above) else { return rule.rewrite(LogicalPlan::Filter(filter), config) };
+    let Some(below) = conjunction(below) else { return Ok(Transformed::no(LogicalPlan::Filter(filter))) };
+    let pushed = rule.rewrite(LogicalPlan::Filter(Filter::try_new(below, Arc::clone(&filter.input))?), config)?;
+    if !pushed.transformed {
+        return Ok(Transformed::no(LogicalPlan::Filter(filter)));
     }
-
-    fn apply_order(&self) -> Option<ApplyOrder> {
-        self.0.apply_order()
-    }
-
-    fn supports_rewrite(&self) -> bool {
-        true
-    }
-
-    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
-        let stays = |condition: &Expr, input: &LogicalPlan| match input {
-            LogicalPlan::Aggregate(_) => condition.column_refs().is_empty() || condition.is_volatile(),
-            LogicalPlan::Window(_) | LogicalPlan::Distinct(_) => condition.is_volatile(),
-            _ => false,
-        };
-        let LogicalPlan::Filter(filter) = plan else { return self.0.rewrite(plan, config) };
-        let (above, below): (Vec<Expr>, Vec<Expr>) = split_conjunction(&filter.predicate)
-            .into_iter()
-            .cloned()
-            .partition(|condition| stays(condition, &filter.input));
-        let Some(above) = conjunction(above) else { return self.0.rewrite(LogicalPlan::Filter(filter), config) };
-        let Some(below) = conjunction(below) else { return Ok(Transformed::no(LogicalPlan::Filter(filter))) };
-        let pushed = self.0.rewrite(LogicalPlan::Filter(Filter::try_new(below, Arc::clone(&filter.input))?), config)?;
-        if !pushed.transformed {
-            return Ok(Transformed::no(LogicalPlan::Filter(filter)));
-        }
-        pushed.map_data(|input| Ok(LogicalPlan::Filter(Filter::try_new(above, Arc::new(input))?)))
-    }
+    pushed.map_data(|input| Ok(LogicalPlan::Filter(Filter::try_new(above, Arc::new(input))?)))
 }
 
-/// `extract_equijoin_predicate` makes keys of equalities in joins whose keys are equal where both are null, too. There such a key must not
-/// be null.
-#[derive(Debug)]
-struct NullsOfKeys(Arc<dyn OptimizerRule + Send + Sync>);
-
-impl OptimizerRule for NullsOfKeys {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn apply_order(&self) -> Option<ApplyOrder> {
-        self.0.apply_order()
-    }
-
-    fn supports_rewrite(&self) -> bool {
-        true
-    }
-
-    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
-        let keys = match &plan {
-            LogicalPlan::Join(join) if has_null_keys(join) => join.on.len(),
-            _ => return self.0.rewrite(plan, config),
-        };
-        Ok(self.0.rewrite(plan, config)?.update_data(|plan| match plan {
-            LogicalPlan::Join(mut join) => {
-                let known = join.on[keys..].iter().map(|(left, _)| left.clone().is_not_null());
-                join.filter = conjunction(join.filter.take().into_iter().chain(known));
-                LogicalPlan::Join(join)
-            }
-            other => other,
-        }))
-    }
+/// `extract_equijoin_predicate` turns equalities into keys even in joins that take two nulls for equal. Such a key must not be null.
+fn nulls_of_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+    let keys = match &plan {
+        LogicalPlan::Join(join) if has_null_keys(join) => join.on.len(),
+        _ => return rule.rewrite(plan, config),
+    };
+    Ok(rule.rewrite(plan, config)?.update_data(|plan| match plan {
+        LogicalPlan::Join(mut join) => {
+            let known = join.on[keys..].iter().map(|(left, _)| left.clone().is_not_null());
+            join.filter = conjunction(join.filter.take().into_iter().chain(known));
+            LogicalPlan::Join(join)
+        }
+        other => other,
+    }))
 }
 
 fn has_null_keys(join: &Join) -> bool {
     join.null_equality == NullEquality::NullEqualsNull && !join.on.is_empty()
 }
 
-/// `eliminate_cross_join` puts inner joins together as if their keys were all compared as those of the uppermost are, nulls too. So it
-/// does not see joins in which nulls are equal.
-#[derive(Debug)]
-struct BesideNullKeys(Arc<dyn OptimizerRule + Send + Sync>);
-
-impl OptimizerRule for BesideNullKeys {
-    fn name(&self) -> &str {
-        self.0.name()
+/// `eliminate_cross_join` flattens inner joins and rebuilds all of them with the null equality of the topmost one. So joins that take
+/// nulls for equal are hidden from it.
+fn beside_null_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
+    let hidden = plan.transform_down_with_subqueries(|step| {
+        Ok(match step {
+            LogicalPlan::Join(join) if join.join_type == JoinType::Inner && has_null_keys(&join) => {
+                let inner = LogicalPlan::Join(join).map_children(|input| beside_null_keys(rule, input, config))?.data;
+                let node = Arc::new(Hidden(inner));
+                Transformed::new(LogicalPlan::Extension(Extension { node }), true, TreeNodeRecursion::Jump)
+            }
+            other => Transformed::no(other),
+        })
+    })?;
+    let rewritten = rule.rewrite(hidden.data, config)?;
+    if !hidden.transformed {
+        return Ok(rewritten);
     }
-
-    fn apply_order(&self) -> Option<ApplyOrder> {
-        // The rule walks the plan itself.
-        None
-    }
-
-    fn supports_rewrite(&self) -> bool {
-        true
-    }
-
-    fn rewrite(&self, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
-        let hidden = plan.transform_down_with_subqueries(|step| {
-            Ok(match step {
-                LogicalPlan::Join(join) if join.join_type == JoinType::Inner && has_null_keys(&join) => {
-                    let inner = LogicalPlan::Join(join).map_children(|input| self.rewrite(input, config))?.data;
-                    let node = Arc::new(Hidden(inner));
-                    Transformed::new(LogicalPlan::Extension(Extension { node }), true, TreeNodeRecursion::Jump)
-                }
-                other => Transformed::no(other),
-            })
-        })?;
-        let rewritten = self.0.rewrite(hidden.data, config)?;
-        if !hidden.transformed {
-            return Ok(rewritten);
-        }
-        let shown = rewritten.data.transform_up_with_subqueries(|step| {
-            Ok(match &step {
-                LogicalPlan::Extension(of) => match of.node.as_any().downcast_ref::<Hidden>() {
-                    Some(Hidden(inner)) => Transformed::yes(inner.clone()),
-                    None => Transformed::no(step),
-                },
-                _ => Transformed::no(step),
-            })
-        });
-        // What has changed within is not known; another pass finds out.
-        Ok(Transformed::new(shown.data()?, rewritten.transformed, rewritten.tnr))
-    }
+    let shown = rewritten.data.transform_up_with_subqueries(|step| {
+        Ok(match &step {
+            LogicalPlan::Extension(of) => match of.node.as_any().downcast_ref::<Hidden>() {
+                Some(Hidden(inner)) => Transformed::yes(inner.clone()),
+                None => Transformed::no(step),
+            },
+            _ => Transformed::no(step),
+        })
+    });
+    // What has changed within is not known; another pass finds out.
+    Ok(Transformed::new(shown.data()?, rewritten.transformed, rewritten.tnr))
 }
 
 /// A step that a rule must not look into.
@@ -346,8 +286,8 @@ impl UserDefinedLogicalNodeCore for Hidden {
     }
 }
 
-/// Makes columns of a join's keys that are none, if there are several. The planner would do it in the order of a hash set, so that workers
-/// would plan the same query in different ways.
+/// Turns the keys of a join into columns if a side has several that are not. The planner would do so in the order of a hash set, and
+/// workers would plan the same query in different ways.
 #[derive(Debug)]
 struct KeysInOrder;
 
@@ -358,10 +298,6 @@ impl OptimizerRule for KeysInOrder {
 
     fn apply_order(&self) -> Option<ApplyOrder> {
         Some(ApplyOrder::BottomUp)
-    }
-
-    fn supports_rewrite(&self) -> bool {
-        true
     }
 
     fn rewrite(&self, plan: LogicalPlan, _: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
