@@ -42,10 +42,6 @@ struct Number {
 }
 
 impl Function for Number {
-    fn ready(&self, places: &Places) -> usize {
-        places.rows
-    }
-
     fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
         let number = |begins: bool| {
             self.number = if begins { 1 } else { self.number + 1 };
@@ -64,10 +60,6 @@ struct Rank {
 }
 
 impl Function for Rank {
-    fn ready(&self, places: &Places) -> usize {
-        places.rows
-    }
-
     fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
         let rank = |(begins, is_first): (bool, bool)| {
             self.number = if begins { 1 } else { self.number + 1 };
@@ -85,10 +77,6 @@ struct DenseRank {
 }
 
 impl Function for DenseRank {
-    fn ready(&self, places: &Places) -> usize {
-        places.rows
-    }
-
     fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
         let rank = |(begins, is_first): (bool, bool)| {
             self.rank = if begins { 1 } else { self.rank + u64::from(is_first) };

@@ -99,9 +99,11 @@ impl Work for InOrder {
 /// A function over rows in order, with what it knows of the rows before.
 trait Function: Send {
     /// How many of the first rows it can tell the values of, when others follow that are not here.
-    fn ready(&self, places: &Places) -> usize;
+    fn ready(&self, places: &Places) -> usize {
+        places.rows
+    }
 
-    /// Whether all peers have one value, so that no fewer than all of them have to be given at once.
+    /// True if all peers share one value, so that they must be evaluated together.
     fn is_shared(&self) -> bool {
         false
     }
@@ -271,7 +273,7 @@ impl Windows {
         let ready = self.functions.iter().map(|function| function.ready(&places)).min().unwrap_or(all);
         let mut count = if is_end { all } else { ready.min(all) };
         if self.functions.iter().any(|function| function.is_shared()) {
-            // What is ready of another function may end among peers.
+            // Another function may be ready only up to a row among peers.
             while count > 0 && count < all && !places.peers.value(count) {
                 count -= 1;
             }
