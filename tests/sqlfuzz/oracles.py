@@ -92,15 +92,14 @@ class Data:
         except duckdb.Error as error:
             raise Skipped(str(error)) from error
 
+    def query(self, sql: str, **more: tm.DataSet) -> tm.DataSet:
+        """A query of Tidemill over the tables, and `more`, that it names."""
+        used = {n: d for n, d in {**self.sets, **more}.items() if re.search(rf"\b{n}\b", sql)}
+        return tm.sql(sql, **used)
+
     def rows(self, sql: str, **more: tm.DataSet) -> Counter[tuple[Any, ...]]:
         """What Tidemill gives."""
-        used = {n: d for n, d in {**self.sets, **more}.items() if re.search(rf"\b{n}\b", sql)}
-        return bag([tuple(r.values()) for r in tm.sql(sql, **used).to_pylist()])
-
-    def plan(self, sql: str) -> str:
-        """How Tidemill runs it."""
-        used = {n: d for n, d in self.sets.items() if re.search(rf"\b{n}\b", sql)}
-        return tm.sql(sql, **used).explain()
+        return bag([tuple(r.values()) for r in self.query(sql, **more).to_pylist()])
 
     def digest(self, query: Query) -> str:
         """What stands for the rows of a query beside those of other numbers of workers."""
@@ -157,7 +156,7 @@ def check(query: Query, data: Data) -> Failure | None:
 
 def _planned_alike(query: Query, data: Data) -> Failure | None:
     """The same plan each time, as each worker makes its own: an order that comes of a hash set would keep them from working together."""
-    one, other = (data.plan(query.sql()).splitlines() for _ in range(2))
+    one, other = (data.query(query.sql()).explain().splitlines() for _ in range(2))
     apart = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
     return Failure("planned again", query.sql(), apart[1].strip(), apart[0].strip()) if apart else None
 
@@ -166,9 +165,8 @@ def _materialized(query: Query, data: Data, want: Counter[tuple[Any, ...]]) -> F
     """The same, with a cache() after each named part: rules of the optimizer see one step at a time."""
     made: dict[str, tm.DataSet] = {}
     for name, part in query.parts:
-        used = {n: d for n, d in {**data.sets, **made}.items() if re.search(rf"\b{n}\b", part.sql())}
         try:
-            made[name] = tm.sql(part.sql(), **used).cache()
+            made[name] = data.query(part.sql(), **made).cache()
         except tm.DataSetError as error:
             # A part that the body does not read may fail by itself.
             raise Skipped(str(error)) from error
