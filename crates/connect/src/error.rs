@@ -1,4 +1,4 @@
-//! What can be wrong with a description of a source or sink, and what to do about a full disk.
+//! Errors in the description of a source or sink, and the remedy for a full disk.
 
 use std::io::{Error, ErrorKind};
 

@@ -18,7 +18,7 @@ const FIRST_ROWS: usize = 8;
 const GROWTH: usize = 8;
 /// How much longer the rows of a call take than what every call takes.
 const FIXED_PARTS: u64 = 4;
-/// After so many calls of about one length, one is longer, to see what a row takes.
+/// After this many calls of about the same length, one call is made longer to measure the cost of a row.
 const ALIKE_MAX: u32 = 32;
 
 /// The working time of a step, all of its copies on this worker together.
@@ -128,7 +128,7 @@ pub(crate) struct Pace {
     fixed_ns: u64,
     /// The last call: its rows, and its time.
     last: Option<(usize, u64)>,
-    /// Calls since the last two of different length; `None`: there have been none.
+    /// Calls since the last two of different length; `None` if no two have differed yet.
     alike: Option<u32>,
 }
 
@@ -177,7 +177,7 @@ impl Pace {
         // Down at once, for the next call would be as long; up in steps, for one fast call may be an exception.
         let fits = usize::try_from(call_ns / each).unwrap_or(usize::MAX);
         self.rows = fits.clamp(1, self.rows.saturating_mul(GROWTH).max(1));
-        // A function that began with a single row would get one for ever, if what it takes is the call.
+        // Otherwise a function that starts with a single row, and whose cost is all in the call, would get one row forever.
         if !differ(self.rows, rows) && self.alike.is_none_or(|calls| calls >= ALIKE_MAX) {
             self.rows = self.rows.saturating_add(self.rows.div_ceil(2));
         }
@@ -185,7 +185,7 @@ impl Pace {
     }
 }
 
-/// Whether two calls of so many rows tell what a row takes.
+/// Returns true if two calls differ enough in length to tell the cost of a row from that of a call.
 fn differ(rows: usize, others: usize) -> bool {
     rows.abs_diff(others).saturating_mul(4) >= rows.min(others)
 }

@@ -8,7 +8,7 @@ use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::compute::SortOptions;
 use arrow::datatypes::DataType;
 
-/// Whether a column of this type can be part of such a key.
+/// Returns true if a compact key can hold columns of this type.
 pub(crate) fn is_plain(data_type: &DataType) -> bool {
     use DataType::*;
     data_type.is_integer()
@@ -24,7 +24,7 @@ struct Part {
     descending: bool,
     /// The least word.
     low: u64,
-    /// Of the least word.
+    /// The code of the least word: 1 if nulls come first and take 0.
     first: u128,
     null: u128,
     bits: u32,
@@ -33,7 +33,7 @@ struct Part {
 /// Makes keys of the rows of some batches.
 pub(crate) struct Compact {
     parts: Vec<Part>,
-    /// Of one column and one batch; kept for its memory.
+    /// Scratch space for one column of one batch.
     words: Vec<u64>,
 }
 

@@ -47,7 +47,7 @@ impl SortKey {
 #[derive(Clone)]
 pub struct Order {
     columns: Vec<(usize, SortOptions)>,
-    /// Whether all columns are plain numbers.
+    /// True if all columns are plain numbers, which have compact keys.
     is_plain: bool,
     converter: Arc<RowConverter>,
 }
@@ -68,7 +68,7 @@ impl Order {
     /// For types without an order, such as maps.
     ///
     /// # Panics
-    /// If there is no such column.
+    /// If the schema has fewer columns than a number asks for.
     pub fn by_columns(schema: &SchemaRef, columns: Vec<(usize, SortOptions)>) -> Result<Self, ArrowError> {
         let data_type = |at: usize| schema.field(at).data_type();
         let field = |&(at, options): &(usize, SortOptions)| SortField::new_with_options(data_type(at).clone(), options);

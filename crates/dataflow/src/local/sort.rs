@@ -41,7 +41,7 @@ const NEAR_ROWS: usize = 4096;
 const RANGE_ROWS: usize = 512;
 /// Rows are dealt into two to the power of this ranges at once, at most.
 const DIGIT_BITS_MAX: u32 = 11;
-/// Of a row, its place, and that again while places are dealt.
+/// Memory per row for its place, and for a copy of it while places are dealt.
 const PLACE_BYTES: u64 = 2 * size_of::<Place>() as u64;
 
 /// Where a row is, with the beginning of its key.
@@ -69,7 +69,7 @@ pub struct Sorter {
     governor: Governor,
     reservation: Reservation,
     batches: Vec<RecordBatch>,
-    /// Of the rows; of plain numbers they are found when all have come.
+    /// One per row. Places of rows with plain keys are made only when the rows are sorted, since compact keys depend on all values.
     places: Vec<Place>,
     /// Keys of each batch that has any longer than its prefix.
     keys: Vec<Option<Rows>>,
