@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import cgroups
@@ -56,11 +57,10 @@ import tidemill as tm
 from stream_job import Files
 
 folder = Path(sys.argv[1])
-rank = tm.init().rank
 
 def grow(row):
     if row["number"] == 3000 and not (folder / "grown").exists():
-        (folder / "grown").write_text(str(rank))
+        (folder / "grown").touch()
         held = [bytearray(64 << 20) for _ in range(100)]
     return row
 
@@ -96,8 +96,8 @@ def test_a_worker_that_the_kernel_kills_for_memory(folder: Path) -> None:
         assert group.kills() >= 1, ran.stderr.decode()
         said = f"was killed by SIGKILL by the kernel's out-of-memory killer: this container may use 400 MiB (cgroup {group.limit});"
     told = ran.stderr.decode()
-    rank = (folder / "grown").read_text()
-    assert f"tidemill: worker {rank} {said} raise that limit" in told, told
+    # Usually the one that grew, but the kernel chooses, and on a busy machine it may take the other one, too.
+    assert re.search(rf"tidemill: worker [01] {re.escape(said)} raise that limit", told), told
     assert "starting the job again (1 of 1)" in told and "resumes from checkpoint" in told, told
     assert ran.returncode == 0, told
     assert sorted(row["number"] for row in read(folder / "results")) == list(range(6000))

@@ -283,7 +283,7 @@ impl Lane {
     pub(super) async fn send(self: &Arc<Self>, batch: RecordBatch) -> Result<(), TaskError> {
         let row_ns = self.way.edge.row_ns();
         if row_ns > 0 && self.is_to_one_here {
-            return self.send_slowly(batch, row_ns).await;
+            return self.send_slowly(batch).await;
         }
         let bytes = batch_bytes(&batch);
         let packs = {
@@ -311,16 +311,17 @@ impl Lane {
 
     /// Sends a batch to a copy of this worker whose rows take long: so many rows at a time as it takes between two marks, and no more than
     /// it gets through soon, however small they are. Else a barrier would wait behind all that fits into the window's bytes.
-    async fn send_slowly(&self, batch: RecordBatch, row_ns: u64) -> Result<(), TaskError> {
+    async fn send_slowly(&self, batch: RecordBatch) -> Result<(), TaskError> {
         let way = &self.way;
         self.flush()?;
-        let step = way.edge.call_rows().max(1);
         let (mut from, mut waited) = (0, 0);
         while from < batch.num_rows() && !self.is_stopped() {
+            // Asked anew for each piece: a batch may last longer than the receiver keeps to one number of rows.
+            let step = way.edge.call_rows().max(1);
             let piece = batch.slice(from, step.min(batch.num_rows() - from));
             from += piece.num_rows();
             let cost = batch_bytes(&piece) + BATCH_COST_BYTES;
-            let queue_ns = QUEUE.as_nanos() as u64;
+            let (queue_ns, row_ns) = (QUEUE.as_nanos() as u64, way.edge.row_ns());
             let weight = (piece.num_rows() as u64).saturating_mul(row_ns).min(queue_ns) as f64 / queue_ns as f64;
             let credit = cost.max((weight * way.edge.window_bytes as f64) as u64);
             // Nothing is locked while it waits for credit.
