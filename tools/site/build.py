@@ -23,6 +23,7 @@ SITE = ROOT / "out" / "site"
 PARTS = {
     "Guide": [
         "docs/getting-started.md",
+        "docs/recipes.md",
         "docs/dataset.md",
         "docs/streams.md",
         "docs/stream-connectors.md",
