@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reference import Reference
+from reference import Reference, label
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "out" / "site-pages"
@@ -51,6 +51,21 @@ PARTS = {
         "CONTRIBUTING.md",
         "CHANGELOG.md",
     ],
+}
+
+#: What the reference has for a page of the guide, below the page's title.
+REFERENCES = {
+    "docs/dataset.md": ["tidemill", "tidemill.DataSet", "tidemill.Expr"],
+    "docs/streams.md": ["tidemill.stream"],
+    "docs/stream-connectors.md": ["tidemill.stream"],
+    "docs/stream-jobs.md": ["tidemill.stream"],
+    "docs/mpi.md": ["tidemill.mpi"],
+    "docs/graph.md": ["tidemill.graph", "tidemill.graph.exchange"],
+    "docs/kmeans.md": ["tidemill.ml"],
+    "docs/mds.md": ["tidemill.ml"],
+    "docs/series.md": ["tidemill.series"],
+    "docs/viewer.md": ["tidemill.viz"],
+    "docs/library.md": ["tidemill.viz"],
 }
 
 FENCED = re.compile(r"^(```.*?^```)[^\n]*$", re.DOTALL | re.MULTILINE)
@@ -95,7 +110,12 @@ def stage(page: Path, reference: Reference) -> None:
             shutil.copyfile(linked, copy)
         return match[0]
 
-    target.write_text(LINK.sub(file, guide(page, reference)))
+    text = LINK.sub(file, guide(page, reference))
+    names = REFERENCES.get(at.as_posix())
+    if names:
+        links = ", ".join(f"[`{name}`](#{label(name)})" for name in names)
+        text = text.replace("\n\n", f"\n\n*Reference: {links}*\n\n", 1)
+    target.write_text(text)
 
 
 def navigation(reference: Reference) -> str:

@@ -8,7 +8,7 @@ project_copyright = "The Tidemill authors, Apache License 2.0"
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["deflist", "html_image"]
 # Blocks without a language are outputs and command lines.
 highlight_language = "none"
 
@@ -17,6 +17,8 @@ html_title = "Tidemill"
 html_show_sphinx = False
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["tidemill.css"]
 html_theme_options = {
     "navigation_depth": 2,
     "show_nav_level": 1,

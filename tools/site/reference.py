@@ -6,6 +6,7 @@ class with methods a page of its own. What griffe finds wrong with a docstring, 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import textwrap
@@ -193,11 +194,14 @@ class Reference:
         """A docstring's text as Markdown: doctests are fenced, the colons before a block of code are one."""
         paragraphs = re.split(r"\n{2,}", text.strip("\n"))
         done = []
-        for paragraph in paragraphs:
+        while paragraphs:
+            paragraph = paragraphs.pop(0)
             if paragraph.lstrip().startswith(">>>"):
                 done.append(fence(textwrap.dedent(paragraph), "pycon"))
             elif paragraph.startswith("    "):
-                done.append(fence(textwrap.dedent(paragraph), "python"))
+                block = "\n\n".join([paragraph, *itertools.takewhile(lambda text: text.startswith("    "), paragraphs)])
+                del paragraphs[: block.count("\n\n")]
+                done.append(fence(textwrap.dedent(block), "python"))
             else:
                 done.append(self._linked(re.sub(r"::$", ":", paragraph), path) + "\n")
         return "\n".join(done)
