@@ -34,8 +34,8 @@ demo: setup ## Set up, then run the main job: a market as a moving map, on two w
 	@DATA="$(DATA)" MARKET_GROUPS="$(GROUPS)" VIEW="$(VIEW)" tools/demo
 
 .PHONY: test
-test: setup setup-peers setup-servers setup-browser lint test-rust test-python ## Set up, then run every check and test
-	@tools/count-tests out/cargo-test.log out/pytest.log
+test: setup setup-peers setup-servers setup-browser setup-s3 ## Set up, then run every check and test
+	@BUILD="$(BUILD)" $(BIN)/python tools/run-tests lint rust python
 
 .PHONY: test-all
 test-all: export PYTEST_ARGS := --all
@@ -62,14 +62,11 @@ format: setup ## Format Rust, Python and the viewer's page
 # The bindings have no Rust tests: they are tested from Python.
 .PHONY: test-rust
 test-rust: setup ## Run the Rust tests, documentation included
-	@mkdir -p out
-	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
+	@BUILD="$(BUILD)" $(BIN)/python tools/run-tests rust
 
-# Three tests at a time, on two cores too: many wait for timers and servers, and all have to live with others beside them.
 .PHONY: test-python
 test-python: setup setup-s3 ## Run the Python and multi-process tests
-	@mkdir -p out
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(PYTEST_ARGS) 2>&1 | tee out/pytest.log
+	@$(BIN)/python tools/run-tests python
 
 TARGET ?= $(sort $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))))
 SECONDS ?= 60
