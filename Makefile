@@ -46,6 +46,7 @@ test-all: test ## As `test`, with slow tests, every case of sampled matrices and
 lint: setup ## Check format, lints and types of Rust, Python and the viewer's page, which is tested too
 	cargo fmt --all --check
 	cargo clippy $(BUILD) --all-targets -- -D warnings
+	$(BIN)/python tools/check-house
 	$(BIN)/python tools/check-licences
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
