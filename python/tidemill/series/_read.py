@@ -125,6 +125,16 @@ class Rows:
     #: (n,) float64 by role, without id and time; NaN where there is none.
     numbers: dict[str, NDArray[np.float64]]
 
+    def where(self, kept: NDArray[np.bool_]) -> Rows:
+        """The rows for which `kept` (n,) is true."""
+        return replace(
+            self,
+            codes=self.codes[kept],
+            places=self.places[kept],
+            order=None if self.order is None else self.order[kept],
+            numbers={role: column[kept] for role, column in self.numbers.items()},
+        )
+
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace(" ", "").replace("-", "")
