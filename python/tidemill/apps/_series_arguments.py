@@ -15,7 +15,7 @@ from tidemill.viz import GLYPHS
 __all__ = ["ROLES", "arguments"]
 
 #: What columns are, each named by an option.
-ROLES = ("id", "time", "value", "cap", "volume", "split", "price")
+ROLES = ("id", "time", "value", "cap", "shares", "volume", "split", "split_shares", "price")
 #: Seconds without a row after which the last time is over.
 SETTLE_S = 2.0
 
@@ -69,12 +69,13 @@ def _add_columns(parser: Parser) -> None:
     add = parser.add_argument_group("columns", "found by their usual names, or:").add_argument
     for role, what in zip(
         ROLES,
-        ("which series", "when", "its value", "what it is worth, for weights (else price x volume)", "traded pieces",
-         "new shares for an old one, in the row of the first day at the new price",
+        ("which series", "when", "its value", "what it is worth, for weights (else price x shares, else price x volume)",
+         "shares outstanding", "traded pieces", "new shares for an old one, in the row of the first day at the new price",
+         "a second column of splits, of shares rather than prices (FACSHR of CRSP): rows in which it differs from --split are left out",
          "what was paid for a piece (the value, or beside an adjusted one 'close')"),
         strict=True,
     ):  # fmt: skip
-        add(f"--{role}", metavar="COLUMN", help=what)
+        add(f"--{role.replace('_', '-')}", metavar="COLUMN", help=what)
     add("--delimiter", metavar="C", help="what separates fields of CSV (default: comma, of .tsv tab)")
     add(
         "--null",

@@ -32,7 +32,7 @@ from tidemill.series._read import (
     together,
 )
 from tidemill.series._rules import Report, Rules
-from tidemill.series._splits import Evidence, Split, adjust, detect, given, weigh
+from tidemill.series._splits import Evidence, Split, adjust, detect, given, same_factors, weigh
 from tidemill.series._windows import label
 
 __all__ = ["caps_name", "clean", "pivot"]
@@ -46,8 +46,10 @@ def clean(
     time: str | None = None,
     value: str | None = None,
     cap: str | None = None,
+    shares: str | None = None,
     volume: str | None = None,
     split: str | None = None,
+    split_shares: str | None = None,
     price: str | None = None,
     delimiter: str | None = None,
     null: str | Sequence[str] | None = None,
@@ -63,10 +65,12 @@ def clean(
         of a DataSet have the order of its source or of its last `sort`; with other steps than `filter`, `select` and new columns behind that
         they have none, and of different values the least counts.
     rules : Rules, optional
-    id, time, value, cap, volume, split, price : str, optional
-        Columns; by default found by their usual names. `cap`: what the series is worth, else price x volume, for
-        weights; `price`: what was paid for a piece, which is the value, but beside one that is adjusted (such as ``adj_close``) the
-        column ``close``. With an adjusted value, a column of splits counts only if it is named here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such; or texts of these.
+    id, time, value, cap, shares, volume, split, split_shares, price : str, optional
+        Columns; by default found by their usual names. For weights `cap` is what the series is worth; without it, it is price x `shares`
+        outstanding, else price x `volume`, as traded. `price`: what was paid for a piece, which is the value, but beside one that is
+        adjusted (such as ``adj_close``) the column ``close``. With an adjusted value, a column of splits counts only if it is named here.
+        `split_shares`: the factor of shares beside the one of prices in `split`, as FACSHR beside FACPR of CRSP; rows in which the two
+        differ are left out. It is only found by its name given here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such; or texts of these.
     delimiter, null, on_error : optional
         Of CSV, as for `tidemill.read_csv`.
 
@@ -80,7 +84,17 @@ def clean(
     SeriesError, tidemill.DataSetError
         On every worker: what is wrong with the source, and how to name what was not found.
     """
-    chosen = {"id": id, "time": time, "value": value, "cap": cap, "volume": volume, "split": split, "price": price}
+    chosen = {
+        "id": id,
+        "time": time,
+        "value": value,
+        "cap": cap,
+        "shares": shares,
+        "volume": volume,
+        "split": split,
+        "split_shares": split_shares,
+        "price": price,
+    }
     data, columns = open_source(source, chosen, delimiter=delimiter, null=null, on_error=on_error)
     cleaning = _Cleaning(tidemill.init().comm, rules or Rules(), Report(columns.named(), notes=list(columns.notes)))
     rows = _read(cleaning, data, columns, counts_unreadable=on_error == "skip")
@@ -283,8 +297,24 @@ def pivot(
     counts : dict of str to int
     """
     counts = dict.fromkeys(
-        ("negative", "missing", "duplicates", "duplicates_that_differ", "splits", "flat_splits", "gaps"), 0
+        (
+            "factors_differ",
+            "negative",
+            "missing",
+            "duplicates",
+            "duplicates_that_differ",
+            "splits",
+            "flat_splits",
+            "gaps",
+        ),
+        0,
     )
+    if "split_shares" in numbers and rules.splits == "column":
+        alike = same_factors(numbers["split"], numbers["split_shares"], rules.split_is)
+        if not alike.all():
+            counts["factors_differ"] = int(len(alike) - alike.sum())
+            codes, places = codes[alike], places[alike]
+            numbers = {role: column[alike] for role, column in numbers.items()}
     value = np.where(np.isfinite(numbers["value"]), numbers["value"], np.nan)
     if rules.negative != "keep":
         below = value < 0
@@ -296,9 +326,7 @@ def pivot(
         splits = given(codes, places, numbers["split"], ids, times, rules.split_is)
     there = ~np.isnan(value)
     counts["missing"] = int(len(value) - there.sum())
-    cap = numbers.get("cap")
-    if cap is None and "volume" in numbers:
-        cap = np.abs(numbers.get("price", value)) * np.abs(numbers["volume"])
+    cap = _worth(numbers, value)
     cells = codes[there] * width + places[there]
     value = value[there]
     # Where a cell comes first: of numbers that are put in one place the last one stays, so the last rows go first.
@@ -318,6 +346,18 @@ def pivot(
         flat[filled] = cap[there][first]
         caps = flat.reshape(series, width)
     return values.reshape(series, width), caps, splits, counts
+
+
+def _worth(numbers: dict[str, Array], value: Array) -> Array | None:
+    """What each row says that its series is worth; NaN where it does not, None where no row can."""
+    if "cap" in numbers:
+        return numbers["cap"]
+    price = np.abs(numbers.get("price", value))
+    if "shares" in numbers:
+        shares = numbers["shares"]
+        # 0 stands for a number that is not known, and would lower the mean of the others.
+        return price * np.where(shares > 0, shares, np.nan)
+    return price * np.abs(numbers["volume"]) if "volume" in numbers else None
 
 
 def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, caps: Array | None) -> Panel:
@@ -345,4 +385,4 @@ def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, ca
 
 def caps_name(columns: Columns) -> str:
     """What the `caps` of a panel of these columns are."""
-    return "traded value" if columns.cap is None else "capital"
+    return "traded value" if columns.cap is None and columns.shares is None else "capital"

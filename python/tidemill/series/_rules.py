@@ -46,6 +46,7 @@ class Rules:
 RULES = {
     "unreadable": "rows that cannot be read: left out",
     "without_key": "rows without id or time: left out",
+    "factors_differ": "rows whose two factors of a split differ: left out",
     "negative": "negative values: their absolute value, or missing",
     "missing": "rows without a value: left out",
     "duplicates": "more rows of an id and a time: the earliest counts",
