@@ -39,7 +39,11 @@ def check(workers: int, *options: str, names: list[str] = NAMES, **env: str) -> 
 
 
 def report(workers: int, *options: str, names: list[str], **env: str) -> tuple[int, str]:
-    done = run("run", "-n", str(workers), *options, PROGRAMS / "everything.py", *names, env=env)
+    """The exit code of a job, and what it printed; one that hangs is ended, and has failed."""
+    try:
+        done = run("run", "-n", str(workers), *options, PROGRAMS / "everything.py", *names, env=env)
+    except subprocess.TimeoutExpired as error:
+        return 1, (error.stdout or b"").decode() + (error.stderr or b"").decode() + f"\n{error}"
     return done.returncode, done.stdout.decode() + done.stderr.decode()
 
 
