@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 import servers
+import standing
 
 #: Seeds everything that is drawn at random: which cases of a matrix run, whom a test kills and when. pytest prints it; set it to repeat
 #: a run. The processes of pytest-xdist, and the jobs that tests start, inherit it.
@@ -43,6 +44,13 @@ def _runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _standing_workers() -> Iterator[None]:
+    """End the workers that tests have shared."""
+    yield
+    standing.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
