@@ -181,7 +181,7 @@ class Share(NamedTuple):
         How many its affinity allows.
     workers : int
         How many workers may use some of these, this one included.
-    index : int
+    place : int
         Which of these workers it is, from 0.
     room : int
         How many threads each worker can have, so that every thread has a CPU and the quota of the container lasts. May be 0.
@@ -191,7 +191,7 @@ class Share(NamedTuple):
 
     cpus: int
     workers: int
-    index: int
+    place: int
     room: int
     threads: int
 

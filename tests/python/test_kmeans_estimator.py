@@ -334,24 +334,24 @@ def test_how_many_threads_a_worker_has(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_threads, "_pools", {})
         monkeypatch.setattr(_threads, "KernelPool", lambda *args: args)
         monkeypatch.setattr(_threads, "share", lambda: share)
-        threads, _, affinity, index, workers, spins = cast(Any, _threads.pool(n_threads))
-        assert (index, workers) == (share.index, share.workers)
+        threads, _, affinity, place, workers, spins = cast(Any, _threads.pool(n_threads))
+        assert (place, workers) == (share.place, share.workers)
         return threads, affinity, spins > 0
 
     for name in ("TIDEMILL_THREAD_MODE", "TIDEMILL_AFFINITY"):
         monkeypatch.delenv(name, raising=False)
-    alone = Share(cpus=64, workers=1, index=0, room=64, threads=64)
+    alone = Share(cpus=64, workers=1, place=0, room=64, threads=64)
     assert made(alone) == (64, "auto", True)
     assert made(alone, told="3") == (3, "none", True)
     assert made(alone, 2, told="3") == (2, "none", True)
     assert made(alone, 65) == (65, "none", False)
-    quota = Share(cpus=64, workers=1, index=0, room=2, threads=2)
+    quota = Share(cpus=64, workers=1, place=0, room=2, threads=2)
     assert made(quota) == (2, "none", True)
     assert made(quota, 64) == (64, "none", False), "they would use up the quota by spinning"
-    srun = Share(cpus=64, workers=2, index=1, room=32, threads=32)
+    srun = Share(cpus=64, workers=2, place=1, room=32, threads=32)
     assert made(srun) == (32, "auto", True)
     assert made(srun._replace(threads=4)) == (4, "none", True)
-    assert made(Share(cpus=1, workers=2, index=1, room=0, threads=1)) == (1, "none", False)
+    assert made(Share(cpus=1, workers=2, place=1, room=0, threads=1)) == (1, "none", False)
     with pytest.raises(ValueError, match="TIDEMILL_THREADS must be a whole number of at least 1, not '0'"):
         made(alone, told="0")
 

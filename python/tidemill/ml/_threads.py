@@ -46,5 +46,5 @@ def pool(n_threads: int | None = None) -> KernelPool:
     spins = _SPINS if fits else 0
     key = (threads, mode, affinity, mine, spins)
     if key not in _pools:
-        _pools[key] = KernelPool(threads, mode, affinity, mine.index, mine.workers, spins)
+        _pools[key] = KernelPool(threads, mode, affinity, mine.place, mine.workers, spins)
     return _pools[key]
