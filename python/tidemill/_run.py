@@ -31,6 +31,7 @@ from typing import IO, Any, NoReturn, TypeVar
 from tidemill._errors import CommError, PeerFailed, WorkerLost
 from tidemill._job import OF_A_WORKER
 from tidemill._needs import needed
+from tidemill._tidemill import kernel_cpus
 
 R = TypeVar("R")
 
@@ -418,8 +419,7 @@ class _Processes:
             listener.close()
 
     def _environment(self, listener: socket.socket) -> dict[str, str]:
-        cores = len(os.sched_getaffinity(0))
-        threads = self.threads or max(cores // self.count, 1)
+        threads = self.threads or max(kernel_cpus() // self.count, 1)
         # What says who this process is in a job of its own is not for the new workers; settings are.
         environment = {key: value for key, value in os.environ.items() if key not in OF_A_WORKER}
         for name in _LIBRARY_THREADS:
