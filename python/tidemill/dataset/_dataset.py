@@ -111,6 +111,8 @@ class DataSet(DataSetWriters):
         **named
             Expressions by the names that they get.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> tm.from_dict({"a": [1, 2]}).select("a", b=tm.col("a") * 10).to_pylist()
         [{'a': 1, 'b': 10}, {'a': 2, 'b': 20}]
@@ -255,6 +257,8 @@ class DataSet(DataSetWriters):
             The columns that it is for. By default those whose type it fits: a number is for columns of numbers, a text for those of
             texts, and so on. Whole numbers keep the column's type.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> data = tm.from_dict({"n": [1, None], "s": [None, "b"]})
         >>> data.fill_null(0).to_dict()
@@ -488,6 +492,8 @@ class DataSet(DataSetWriters):
         on_values : iterable, optional
             The values of `on` that become columns, in this order. By default all of them, sorted; to find them out is an action.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> sales = tm.from_dict({"shop": ["n", "n", "s"], "item": ["tea", "salt", "tea"], "sold": [3, 1, 5]})
         >>> sales.pivot("item", index="shop", values="sold").sort("shop").to_pylist()
@@ -514,6 +520,8 @@ class DataSet(DataSetWriters):
         variable_name, value_name : str
             What the two new columns are called.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> wide = tm.from_dict({"shop": ["n", "s"], "tea": [3, 5], "salt": [1, None]})
         >>> wide.unpivot(index="shop").sort("shop", "variable").to_dict()["value"]
@@ -657,6 +665,8 @@ class DataSet(DataSetWriters):
             `tidemill.Cancelled`. Also if it returns on one while others still wait for it in ``comm``, or if what it
             returns differs in its columns.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> def centred(comm, table):
         ...     x = table.to_numpy()["x"]
@@ -828,6 +838,8 @@ class DataSet(DataSetWriters):
             If this is no stream. When it is written: if the name is another step's, or rows come from several steps or from one that several
             queries have in common.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> numbers = tm.stream.from_table(tm.from_dict({"n": [1, 2, 1]}).collect())
         >>> kinds = numbers.distinct().named("kinds")
