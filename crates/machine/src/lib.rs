@@ -5,6 +5,15 @@
 //!
 //! A *CPU* is what Linux numbers: a hardware thread. A *core* has one or more of them. The affinity mask is the universe: nothing here
 //! ever names a CPU outside of it. A cgroup's cpuset needs no reading of its own, because the kernel takes it into account in the mask.
+//!
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module     | what                                                                      |
+//! |------------|---------------------------------------------------------------------------|
+//! | `cpus`     | Sets of CPUs, and the affinity mask of a thread                           |
+//! | `quota`    | How much CPU time the cgroups of this process allow                       |
+//! | `topology` | The CPUs that this process may use, and where they are                    |
+//! | `share`    | Divides the CPUs of a host among workers, and a worker's among its threads |
 
 mod cpus;
 mod quota;
