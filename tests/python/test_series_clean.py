@@ -44,6 +44,7 @@ VALUES = {
 COUNTS = {
     "unreadable": 0,
     "without_key": 1,
+    "factors_differ": 0,
     "negative": 1,
     "missing": 3,
     "duplicates": 2,
@@ -308,6 +309,66 @@ def test_what_weights_come_from_is_called_so(tmp_path: Path) -> None:
     assert series.clean(path)[0].caps_name == "capital"
     path.write_text("date,id,price,volume\n2024-01-02,a,1,2\n")
     assert series.clean(path)[0].caps_name == "traded value"
+
+
+def test_capital_is_price_times_shares_outstanding(tmp_path: Path) -> None:
+    """By the price of the day, before it is adjusted for a split; where no shares are told it is not known, and so not 0."""
+    path = tmp_path / "crsp.csv"
+    path.write_text(
+        "permno,date,prc,vol,facpr,shrout\n"
+        "10001,20240102,-40,5,0,100\n10001,20240103,42,5,0,0\n10001,20240104,21,5,1,200\n"
+        "10002,20240102,3,5,0,\n10002,20240103,4,5,0,7\n10002,20240104,5,5,0,7\n"
+    )
+    rules = series.Rules(split_is="added")
+    panel, report = series.clean(path, rules, split="facpr")
+    assert (report.columns["shares"], panel.caps_name) == ("shrout", "capital")
+    assert panel.values[:, 0].tolist() == [20, 21, 21]
+    assert panel.caps is not None
+    np.testing.assert_array_equal(panel.caps.T, [[4000, np.nan, 4200], [np.nan, 28, 35]])
+    segment = panel.segment(series.windows(panel.times, "3d", 1)[0])
+    assert segment.caps is not None and segment.caps.tolist() == [4100, 31.5]
+    # What is named counts: what was traded, or shares where there is a column of capital too.
+    assert series.clean(path, rules, volume="vol")[0].caps_name == "traded value"
+    names = ["date", "id", "close", "adj close", "cap", "pieces"]
+    assert (find_columns(names, {"shares": "pieces"}).cap, find_columns(names, {}).cap) == (None, "cap")
+    # Beside an adjusted value, by what was paid.
+    assert find_columns(names, {"shares": "pieces"}).price == "close"
+    with pytest.raises(series.SeriesError, match="no column 'pcs' for the shares; there are"):
+        find_columns(names, {"shares": "pcs"})
+
+
+def factors(path: Path, other: str = "0.5") -> None:
+    """A's two factors of its 3-for-2 are alike, those of B's 2-for-1 are not, and what stands for no split is."""
+    rows = ["permno,date,prc,facpr,facshr\n"]
+    for day, (a, b) in enumerate([(30.0, 20.0), (33, 22), (22, 11), (20, 10)], 2):
+        rows.append(f"A,2024-01-0{day},{a},{'0.5,0.5' if day == 4 else '0,'}\n")
+        rows.append(f"B,2024-01-0{day},{b},{'1.0,' + other if day == 4 else ',-1'}\n")
+    path.write_text("".join(rows))
+
+
+def test_records_whose_two_factors_differ_are_left_out(tmp_path: Path) -> None:
+    """Also while they are followed; unless the columns are left alone."""
+    path = tmp_path / "crsp.csv"
+    factors(path)
+    rules, named = series.Rules(split_is="added"), {"split": "facpr", "split_shares": "facshr"}
+    panel, report = series.clean(path, rules, **named)
+    assert table(panel) == {"A": [20, 22, 22, 20], "B": [20, 22, None, 10]}
+    assert (report.counts["factors_differ"], report.counts["splits"], report.counts["missing"]) == (1, 1, 0)
+    assert "        1  rows whose two factors of a split differ: left out\n" in str(report)
+    with series.Follower(path, rules, columns=named, settle_s=0, every_s=0.001) as follower:
+        while not follower.poll():
+            pass
+        assert follower.panel is not None and follower.report is not None
+        np.testing.assert_array_equal(follower.panel.values, panel.values)
+        assert follower.report.counts["factors_differ"] == 1
+    kept, report = series.clean(path, series.Rules(splits="keep"), **named)
+    assert (table(kept)["B"], report.counts["factors_differ"]) == ([20, 22, 11, 10], 0)
+    # Alike but for rounding.
+    factors(path, "1.0000001")
+    panel, report = series.clean(path, rules, **named)
+    assert (table(panel)["B"], report.counts["factors_differ"]) == ([10, 11, 11, 10], 0)
+    with pytest.raises(series.SeriesError, match=r"'facshr' has a second factor .* name that one too, --split COLUMN"):
+        series.clean(path, split_shares="facshr")
 
 
 def test_ids_that_became_floats_are_whole_numbers(tmp_path: Path) -> None:

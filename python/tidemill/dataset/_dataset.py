@@ -31,6 +31,16 @@ __all__ = ["DataSet"]
 
 How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"]
 
+#: Methods that need all rows, which a stream never has.
+_OF_TABLES = frozenset((
+    "bsp", "cache", "checkpoint", "collect", "collect_local", "count", "describe", "head", "limit", "persist_local",
+    "pivot", "reduce", "repartition", "sort", "to_arrow", "to_dict", "to_pandas", "to_polars", "to_pylist",
+    "value_counts", "write_csv", "write_database", "write_ipc", "write_json", "write_npy", "write_parquet",
+    "write_records", "write_text",
+))  # fmt: skip
+#: Methods for a query that runs on and on.
+_OF_STREAMS = frozenset(("named", "write_stream"))
+
 
 class DataSet(DataSetWriters):
     """A lazy table; made by `read_csv` and its like, `from_arrow`, `sql`, and by the methods of another.
@@ -67,6 +77,11 @@ class DataSet(DataSetWriters):
     def _repr_html_(self) -> str:
         """The same for notebooks."""
         return _shown.dataset_html(self._native)
+
+    def __dir__(self) -> list[str]:
+        """Attributes for completion: a stream does not offer what only tables can do, and a table not what streams are for."""
+        hidden = _OF_TABLES if self._native.is_stream() else _OF_STREAMS
+        return [name for name in super().__dir__() if name not in hidden]
 
     def __reduce__(self) -> NoReturn:
         raise DataSetError(
@@ -534,10 +549,16 @@ class DataSet(DataSetWriters):
         Raises
         ------
         DataSetError
-            If `partitions` is less than 1, or there is no such column.
+            If `partitions` is less than 1, there is no such column, or the rows are those of a stream.
         """
         if partitions < 1:
             raise DataSetError(f"repartition({partitions}): rows are in one partition at least")
+        if self._native.is_stream():
+            # Lowering a stream drops partitionings, as those of the planner mean nothing there.
+            raise DataSetError(
+                "repartition is not supported on a stream: leave it out; to bring rows with equal keys to one worker, "
+                "use a step with keys, such as group_by(...) or key_by(...).process(...)"
+            )
         return self._step(self._native.repartition(partitions, columns(by, {})))
 
     def cache(self) -> DataSet:
