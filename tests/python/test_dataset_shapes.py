@@ -8,9 +8,9 @@ import sys
 from collections import Counter
 from typing import Any
 
-import launched
 import pyarrow as pa
 import pytest
+import standing
 import tidemill as tm
 from datasets import rows
 
@@ -189,14 +189,8 @@ print(wide.group_by("k").mean().sort("k").to_dict()["x"], wide.select(tm.mean("x
 """
 
 
-def test_on_workers(tmp_path: Any) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(WORKERS.replace("SALES", repr(SALES)))
-    done = launched.run("run", "-n", "2", app)
-    assert done.returncode == 0, done.stderr.decode()
-    lines = [
-        [line[4:] for line in done.stdout.decode().splitlines() if line.startswith(f"[{rank}]")] for rank in (0, 1)
-    ]
+def test_on_workers() -> None:
+    lines = [said.splitlines() for said in standing.run_program(WORKERS.replace("SALES", repr(SALES)), workers=2)]
     shown, *mine = lines[0]
     assert shown.startswith(
         "<DataSet shop: Utf8, item: Utf8, sold: Int64; show() prints its first rows, on all workers"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import launched
 import pyarrow as pa
 import pytest
+import standing
 import tidemill as tm
 
 Row = dict[str, Any]
@@ -284,12 +283,6 @@ if job.rank == 0:
 """
 
 
-def test_several_workers(tmp_path: Path) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(SEVERAL)
-    said = []
-    for size in ["1", "3"]:
-        result = launched.run("run", "-n", size, "--no-prefix", app)
-        assert result.returncode == 0, result.stderr.decode()
-        said.append(result.stdout)
-    assert said[0] == said[1] != b""
+def test_several_workers() -> None:
+    said = [standing.run_program(SEVERAL, workers=size)[0] for size in (1, 3)]
+    assert said[0] == said[1] != ""
