@@ -1,19 +1,14 @@
 """What all tests have in common."""
 
-import os
-import random
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
+import seeds
 import servers
 import standing
-
-#: Seeds everything that is drawn at random: which cases of a matrix run, whom a test kills and when. pytest prints it; set it to repeat
-#: a run. The processes of pytest-xdist, and the jobs that tests start, inherit it.
-SEED = int(os.environ.setdefault("TIDEMILL_TEST_SEED", str(random.SystemRandom().randrange(2**32))))
 
 #: Servers that are worth sharing, slowest to start first.
 SERVERS = ("kafka", "rabbitmq", "redis_server")
@@ -63,13 +58,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"TIDEMILL_TEST_SEED={SEED}"
+    return f"TIDEMILL_TEST_SEED={seeds.SEED}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Repeat the seed where somebody looks who has a failure to explain."""
     if terminalreporter.stats.get("failed"):
-        terminalreporter.write_line(f"to repeat this run: TIDEMILL_TEST_SEED={SEED}")
+        terminalreporter.write_line(f"to repeat this run: TIDEMILL_TEST_SEED={seeds.SEED}")
 
 
 # Before pytest-xdist reads the groups.
@@ -101,7 +96,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
                 matrices[item.nodeid.partition("[")[0]].append(item)
     for name, cases in matrices.items():
         (count,) = next(cases[0].iter_markers("sampled")).args
-        drawn = random.Random(f"{SEED} {name}").sample(cases, min(count, len(cases)))
+        drawn = seeds.dice(name).sample(cases, min(count, len(cases)))
         left_out.update(case for case in cases if case not in drawn)
     return left_out
 

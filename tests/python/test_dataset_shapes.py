@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import random
 import sys
 from collections import Counter
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import seeds
 import standing
 import tidemill as tm
 from datasets import rows
@@ -149,9 +149,7 @@ def test_counts_and_groups(sales: tm.DataSet) -> None:
 
 def test_row_numbers() -> None:
     """In the order of a sort, nulls and equals among its keys, however many partitions there are."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    choice = random.Random(seed)
+    choice = seeds.dice()
     values = [choice.choice([None, *range(5000)]) for _ in range(20_000)]
     data = tm.from_dict({"x": values, "i": list(range(20_000))})
     by = sorted(range(20_000), key=lambda i: (values[i] is None, -(values[i] or 0), i))
