@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +36,7 @@ def run(fn: Callable[..., R], *args: Any, workers: int) -> list[R]:
     job = _standing.pop(workers, None) or tidemill.Workers(workers)
     _standing[workers] = job
     while len(_standing) > JOBS_MAX:
-        _standing.pop(next(iter(_standing))).close()
+        _end(_standing.pop(next(iter(_standing))))
     try:
         return job.run(_apart, fn, args, timeout=launched.PATIENCE_S)
     except tidemill.WorkerLost:
@@ -50,7 +52,16 @@ def run_program(source: str, *args: str | Path, workers: int) -> list[str]:
 def close() -> None:
     """End all workers."""
     while _standing:
-        _standing.popitem()[1].close()
+        _end(_standing.popitem()[1])
+
+
+def _end(job: tidemill.Workers) -> None:
+    """End workers, which must end well: what a test has left may crash the interpreter at its end."""
+    processes = [] if job._processes is None else [worker.process for worker in job._processes.all]
+    job.close()
+    # One that takes longer than `close` waits is killed, on a busy machine also for no fault.
+    codes = [process.returncode for process in processes]
+    assert all(code in (0, -signal.SIGKILL) for code in codes), f"workers of tests ended with {codes}"
 
 
 def _apart(fn: Callable[..., R], args: tuple[Any, ...]) -> R:
@@ -69,6 +80,8 @@ def _run_script(source: str, args: list[str]) -> str:
     words = sys.argv
     sys.argv = ["app.py", *args]
     printed = io.StringIO()
+    # Tracebacks show its lines.
+    linecache.cache["app.py"] = len(source), None, source.splitlines(keepends=True), "app.py"
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(source, "app.py", "exec"), {"__name__": "__main__", "__file__": "app.py"})

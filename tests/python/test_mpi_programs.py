@@ -7,7 +7,6 @@ files run under the real mpi4py, which checks the programs themselves (`test_the
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 
 import launched
 import pytest
-from conftest import SEED
+import seeds
 from launched import run
 
 PROGRAMS = Path(__file__).parent / "mpi_programs"
@@ -85,7 +84,7 @@ def test_program(workers: int, transport: str, name: str) -> None:
 
 def test_each_by_itself() -> None:
     """A program is a script that runs without the others."""
-    name = random.Random(SEED).choice(NAMES)
+    name = seeds.dice().choice(NAMES)
     done = run("run", "-n", "3", PROGRAMS / f"{name}.py")
     assert done.returncode == 0 and f"{name} ok: ".encode() in done.stdout, (name, done)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import standing
 import tidemill as tm
 from tidemill import series
 from tidemill.series._read import find_columns, steps_or_dates
@@ -104,17 +105,15 @@ def test_rules_that_were_chosen(prices: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 7])
-def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path, tmp_path: Path) -> None:
+def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path) -> None:
     """More workers than ids too; each has all of it, and "earliest" is by place in the file, whoever read which row."""
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import json, sys\nimport numpy as np\nimport tidemill as tm\nfrom tidemill import series\n"
         "panel, report = series.clean(sys.argv[1])\n"
         "print(json.dumps([np.nan_to_num(panel.values, nan=-1).tolist(), np.nan_to_num(panel.caps, nan=-1).tolist(), "
         "panel.ids.tolist(), panel.times.astype(int).tolist(), report.to_dict()]))\n"
     )
-    run = launched.run("run", "-n", str(workers), "--no-prefix", program, prices)
-    assert run.returncode == 0, run.stderr
+    lines = standing.run_program(program, prices, workers=workers)
     panel, report = series.clean(prices)
     assert panel.caps is not None
     expected = [
@@ -124,7 +123,6 @@ def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path, 
         panel.times.astype(int).tolist(),
         report.to_dict(),
     ]
-    lines = run.stdout.decode().splitlines()
     assert len(lines) == workers
     assert all(json.loads(line) == expected for line in lines)
 
@@ -240,17 +238,15 @@ def test_dates_may_be_texts(workers: int, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(
         json.dumps(rows[0]) + "\n" + json.dumps({**rows[1], "date": "2024-01-99"}) + "\n"
     )
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import sys\nfrom tidemill import series\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n        panel, _ = series.clean(path)\n        print(panel, panel.values.sum())\n"
         "    except series.SeriesError as error:\n        print(error)\n"
     )
     names = ("rows.jsonl", "rows.parquet", "bad.jsonl")
-    run = launched.run("run", "-n", str(workers), "--no-prefix", program, *(tmp_path / name for name in names))
-    assert run.returncode == 0, run.stderr
-    lines = run.stdout.decode().splitlines()
+    outputs = standing.run_program(program, *(tmp_path / name for name in names), workers=workers)
+    lines = "".join(outputs).splitlines()
     good = "Panel of 2 series at 12 times, 2024-01-01 to 2024-01-12 168.0"
     assert lines.count(good) == 2 * workers, lines
     assert sum("times in column 'date' are text, and one is none: " in line for line in lines) == workers
@@ -470,8 +466,7 @@ def quotes(path: Path, ratio: float = 2.0, told: float | None = None) -> list[st
 def test_what_is_adjusted_already_is_not_adjusted_again(workers: int, tmp_path: Path) -> None:
     """Twice adjusted, A would double on the day of its split. B's price does jump there."""
     days = quotes(tmp_path / "quotes.csv")
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import sys\nimport numpy as np\nfrom tidemill import series\n"
         "panel, report = series.clean(sys.argv[1], value=sys.argv[2] or None)\n"
         "change = np.abs(np.diff(np.log(panel.values), axis=0)).max(axis=0) > 0.1\n"
@@ -479,9 +474,8 @@ def test_what_is_adjusted_already_is_not_adjusted_again(workers: int, tmp_path: 
     )
 
     def said(value: str) -> str:
-        run = launched.run("run", "-n", str(workers), "--no-prefix", program, tmp_path / "quotes.csv", value)
-        assert run.returncode == 0, run.stderr
-        (line,) = set(run.stdout.decode().splitlines())
+        outputs = standing.run_program(program, tmp_path / "quotes.csv", value, workers=workers)
+        (line,) = set("".join(outputs).splitlines())
         return line
 
     close = said("Close")
@@ -620,15 +614,12 @@ def test_bad_input_is_an_error_on_every_worker(
 ) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import json, sys\nimport tidemill as tm\nfrom tidemill import series\n"
         "try:\n    series.clean(sys.argv[1], **json.loads(sys.argv[2]))\n"
         "except (series.SeriesError, tm.DataSetError) as error:\n    print(str(error).replace('\\n', ' '))\n"
     )
-    run = launched.run("run", "-n", str(workers), "--no-prefix", program, path, json.dumps(options))
-    assert run.returncode == 0, run.stderr
-    lines = run.stdout.decode().splitlines()
+    lines = standing.run_program(program, path, json.dumps(options), workers=workers)
     assert len(lines) == workers
     assert all(message in line for line in lines), lines
 
