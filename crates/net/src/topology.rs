@@ -165,7 +165,7 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
 
 /// A worker's part of the processors of its host, on which other workers may run as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct HostShare {
     /// How many processors its affinity allows.
     pub processors: usize,
     /// How many workers may use some of them, this one included.
@@ -178,33 +178,39 @@ pub struct Share {
     pub threads: usize,
 }
 
-impl Share {
+impl HostShare {
     /// That of worker `rank` of a job. Workers that a launcher has bound to processors of their own share them with nobody, but all workers
     /// of a host share its quota.
-    pub fn of(placements: &[Placement], rank: usize) -> Share {
+    pub fn of(placements: &[Placement], rank: usize) -> HostShare {
         let mine = &placements[rank];
         let here = || placements.iter().enumerate().filter(|(_, other)| other.host == mine.host);
         let meets = |other: &Placement| other.processors.iter().any(|cpu| mine.processors.contains(cpu));
         let beside = || here().filter(|&(other, placement)| other == rank || meets(placement));
         let quota = here().filter_map(|(_, other)| other.quota).min();
-        Share::new(mine, beside().count(), beside().filter(|&(other, _)| other < rank).count(), here().count(), quota)
+        HostShare::new(
+            mine,
+            beside().count(),
+            beside().filter(|&(other, _)| other < rank).count(),
+            here().count(),
+            quota,
+        )
     }
 
     /// That of this process, which has joined no job, as far as the launcher says who else is on the host. `bound`: the launcher has bound
     /// each worker to processors of its own.
-    pub fn of_process(here: &Placement, launch: Option<&Launch>, bound: bool) -> Share {
+    pub fn of_process(here: &Placement, launch: Option<&Launch>, bound: bool) -> HostShare {
         let said = launch.and_then(|launch| Some((launch.local_rank?, launch.local_size?)));
         let (index, workers) = said.filter(|(index, workers)| index < workers).unwrap_or((0, 1));
         let here = Placement { granted: launch.and_then(|launch| launch.granted), ..here.clone() };
         let beside = if bound { (1, 0) } else { (workers as usize, index as usize) };
-        Share::new(&here, beside.0, beside.1, workers as usize, here.quota)
+        HostShare::new(&here, beside.0, beside.1, workers as usize, here.quota)
     }
 
-    fn new(mine: &Placement, workers: usize, index: usize, on_host: usize, quota: Option<u32>) -> Share {
+    fn new(mine: &Placement, workers: usize, index: usize, on_host: usize, quota: Option<u32>) -> HostShare {
         let processors = mine.processors.len();
         let room = quota.map_or(usize::MAX, |quota| quota as usize / on_host).min(processors / workers);
         let threads = room.min(mine.granted.map_or(usize::MAX, |granted| granted as usize)).max(1);
-        Share { processors, workers, index, room, threads }
+        HostShare { processors, workers, index, room, threads }
     }
 }
 
@@ -280,7 +286,7 @@ mod tests {
         let here = Placement { quota: None, granted: None, ..Placement::here() };
         let on = |cpus: std::ops::Range<u32>| Placement { processors: cpus.collect(), ..here.clone() };
         let share = |all: &[Placement], rank: usize| {
-            let Share { processors, workers, index, room, threads } = Share::of(all, rank);
+            let HostShare { processors, workers, index, room, threads } = HostShare::of(all, rank);
             (processors, workers, index, room, threads)
         };
         // srun without a plugin that binds: every worker may use the whole host.
@@ -311,7 +317,7 @@ mod tests {
             let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
             let variables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             let launch = Launch::from_environment(&variables).unwrap();
-            let share = Share::of_process(&here, Some(&launch), bound);
+            let share = HostShare::of_process(&here, Some(&launch), bound);
             (share.workers, share.index, share.room, share.threads)
         };
         assert_eq!(share("", false), (1, 0, 8, 8));
@@ -322,7 +328,7 @@ mod tests {
         let srun = "SLURM_JOB_ID=7 SLURM_STEP_ID=2 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1";
         assert_eq!(share(srun, false), (2, 1, 4, 4));
         assert_eq!(share(&format!("{srun} SLURM_CPUS_PER_TASK=3"), false), (2, 1, 4, 3));
-        assert_eq!(Share::of_process(&here, None, false).workers, 1);
+        assert_eq!(HostShare::of_process(&here, None, false).workers, 1);
     }
 
     /// Who reads that a worker is lost looks for its host, and for the others that are lost with it.

@@ -13,7 +13,7 @@ use tidemill_machine::Machine;
 use tidemill_net::control::Control;
 use tidemill_net::environment::Launch;
 use tidemill_net::rendezvous::join_from_environment;
-use tidemill_net::topology::{Placement, Share};
+use tidemill_net::topology::{HostShare, Placement};
 use tidemill_net::{Endpoint, Rank, Settings};
 
 use crate::comm::Comm;
@@ -67,8 +67,8 @@ impl Worker {
 /// `(processors, workers, index, room, threads)`.
 type ShareParts = (usize, usize, usize, usize, usize);
 
-fn parts(share: Share) -> ShareParts {
-    let Share { processors, workers, index, room, threads } = share;
+fn parts(share: HostShare) -> ShareParts {
+    let HostShare { processors, workers, index, room, threads } = share;
     (processors, workers, index, room, threads)
 }
 
@@ -77,7 +77,7 @@ fn parts(share: Share) -> ShareParts {
 pub(crate) fn share_of_process(bound: bool) -> ShareParts {
     // An environment that makes no sense is an error of joining a job, which this is not.
     let launch = Launch::from_process().ok();
-    parts(Share::of_process(&Placement::here(), launch.as_ref(), bound))
+    parts(HostShare::of_process(&Placement::here(), launch.as_ref(), bound))
 }
 
 #[pymethods]
@@ -147,13 +147,13 @@ impl Worker {
         if placements[rank].processors != now {
             placements.to_mut()[rank].processors = now;
         }
-        parts(Share::of(&placements, rank))
+        parts(HostShare::of(&placements, rank))
     }
 
     /// How many threads each worker should have where the user does not say, as things were when they joined: alike on all workers.
     fn threads(&self) -> Vec<usize> {
         let placements = self.world.endpoint().placements();
-        (0..placements.len()).map(|rank| Share::of(placements, rank).threads).collect()
+        (0..placements.len()).map(|rank| HostShare::of(placements, rank).threads).collect()
     }
 
     /// Where each worker runs and what reaches it from here.

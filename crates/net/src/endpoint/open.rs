@@ -125,6 +125,13 @@ pub(super) fn fuzz(bytes: &[u8]) {
     }
 }
 
+/// Tells all workers `mine`, and returns what each of them told.
+fn exchange<T>(control: &mut Control, mine: &[u8], decode: fn(&[u8]) -> Option<T>) -> Result<Vec<T>, OpenError> {
+    let all = control.allgather(mine)?;
+    let told = all.iter().enumerate();
+    told.map(|(rank, bytes)| decode(bytes).ok_or(OpenError::BadAddress { rank: Rank(rank as u32) })).collect()
+}
+
 /// Whether the workers of this host have a core each. All of them judge alike.
 fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     let here = || placements.iter().filter(|p| p.host == mine.host);
@@ -174,12 +181,7 @@ impl Endpoint {
             granted: control.granted(),
             ..Placement::here()
         };
-        let placements: Vec<Placement> = control
-            .allgather(&mine.encode())?
-            .iter()
-            .enumerate()
-            .map(|(r, bytes)| Placement::decode(bytes).ok_or(OpenError::BadAddress { rank: Rank(r as u32) }))
-            .collect::<Result<_, _>>()?;
+        let placements = exchange(&mut control, &mine.encode(), Placement::decode)?;
 
         let others = || (0..size).filter(|&r| r != rank.0).map(Rank);
         let try_local = |peer: Rank| {
@@ -207,12 +209,7 @@ impl Endpoint {
         };
         let offers_memory = !locals.is_empty() && no_memory.is_none();
         let reach = Reach { inbox: offers_memory.then(|| inbox.address()), listener: addresses };
-        let reaches: Vec<Reach> = control
-            .allgather(&reach.encode())?
-            .iter()
-            .enumerate()
-            .map(|(r, bytes)| Reach::decode(bytes).ok_or(OpenError::BadAddress { rank: Rank(r as u32) }))
-            .collect::<Result<_, _>>()?;
+        let reaches = exchange(&mut control, &reach.encode(), Reach::decode)?;
 
         let mut lacks: Vec<Option<String>> = vec![None; size as usize];
         // What the kernel has told this worker, and the user does not want so: the rest follows from what peers say.
