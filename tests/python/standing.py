@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import linecache
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -46,7 +47,11 @@ def run(fn: Callable[..., R], *args: Any, workers: int) -> list[R]:
 
 def run_program(source: str, *args: str | Path, workers: int) -> list[str]:
     """Run a script on workers that stay, as if each had been started with it; return what each printed to standard output."""
-    return run(_run_script, source, [str(arg) for arg in args], workers=workers)
+    with TemporaryDirectory(prefix="tidemill-tests-") as folder:
+        # In a folder of its own: programs put files beside them, and tracebacks show their lines.
+        script = Path(folder, "app.py")
+        script.write_text(source)
+        return run(_run_script, str(script), *map(str, args), workers=workers)
 
 
 def close() -> None:
@@ -75,16 +80,14 @@ def _apart(fn: Callable[..., R], args: tuple[Any, ...]) -> R:
         os.chdir(folder)
 
 
-def _run_script(source: str, args: list[str]) -> str:
+def _run_script(*words: str) -> str:
     """On a worker."""
-    words = sys.argv
-    sys.argv = ["app.py", *args]
+    before = sys.argv
+    sys.argv = list(words)
     printed = io.StringIO()
-    # Tracebacks show its lines.
-    linecache.cache["app.py"] = len(source), None, source.splitlines(keepends=True), "app.py"
     try:
         with contextlib.redirect_stdout(printed):
-            exec(compile(source, "app.py", "exec"), {"__name__": "__main__", "__file__": "app.py"})
+            runpy.run_path(words[0], run_name="__main__")
     finally:
-        sys.argv = words
+        sys.argv = before
     return printed.getvalue()
