@@ -25,17 +25,17 @@ use datafusion::logical_expr::{
 };
 use datafusion::prelude::{SQLOptions, SessionContext};
 
-use crate::deep::check_plan;
-use crate::durations::with_durations;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::expr::{column, count_rows, named, output_name, over};
-use crate::files::{GLOBS, is_there};
-use crate::read::read_url;
-use crate::reading::Reading;
-use crate::sources::Sources;
-use crate::sql;
-use crate::stores::is_url;
+use crate::exec::reading::Reading;
+use crate::files::paths::{GLOBS, is_there};
+use crate::files::read::read_url;
+use crate::files::sources::Sources;
+use crate::files::stores::is_url;
+use crate::plan::deep::check_plan;
+use crate::plan::durations::with_durations;
+use crate::plan::expr::{column, count_rows, named, output_name, over};
+use crate::plan::sql;
 use crate::stream::{Remembered, window_parts};
 
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
@@ -628,7 +628,7 @@ fn files_in(context: &SessionContext, query: &str, known: &[String]) -> Vec<Stri
 mod tests {
     use super::*;
     use crate::engine::EngineConfig;
-    use crate::expr::{aggregate, binary};
+    use crate::plan::expr::{aggregate, binary};
     use arrow::array::{Array, Float64Array, Int64Array};
 
     fn engine() -> Engine {

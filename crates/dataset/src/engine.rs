@@ -26,23 +26,23 @@ use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation, address_b
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
-use crate::durations::SqlDurations;
 use crate::error::{DataSetError, Result};
-use crate::frames::{CheckFrames, SqlFrames};
-use crate::group::ByNumber;
-use crate::guards::GuardConditions;
-use crate::instead::Instead;
-use crate::lenient::{BadRow, BadRows};
-use crate::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, aggregate_functions, number_functions};
-use crate::optimizer::{ListsOfColumns, logical_rules, physical_rules};
-use crate::spill::SpillFiles;
-use crate::split::SplitExec;
-use crate::spread::{SettleSpreads, SpreadRows};
-use crate::sql::planning_functions;
-use crate::stores::Stores;
+use crate::exec::group::ByNumber;
+use crate::exec::instead::Instead;
+use crate::exec::spill::SpillFiles;
+use crate::exec::split::SplitExec;
+use crate::exec::spread::{SettleSpreads, SpreadRows};
+use crate::exec::within_memory::WithinMemory;
+use crate::files::lenient::{BadRow, BadRows};
+use crate::files::stores::Stores;
+use crate::plan::durations::SqlDurations;
+use crate::plan::frames::{CheckFrames, SqlFrames};
+use crate::plan::guards::GuardConditions;
+use crate::plan::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, aggregate_functions, number_functions};
+use crate::plan::optimizer::{ListsOfColumns, logical_rules, physical_rules};
+use crate::plan::sql::planning_functions;
+use crate::plan::times::{DatesAsTimes, time_functions};
 use crate::stream::{behind_function, sql_functions};
-use crate::times::{DatesAsTimes, time_functions};
-use crate::within_memory::WithinMemory;
 
 /// Between looks at what a query that somebody waits for does to the machine.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);

@@ -10,9 +10,9 @@ use datafusion::functions::expr_fn::coalesce;
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder};
 
 use crate::dataset::{DataSet, refuse_aggregates};
-use crate::durations::with_durations;
 use crate::error::{DataSetError, Result};
-use crate::expr::column;
+use crate::plan::durations::with_durations;
+use crate::plan::expr::column;
 use crate::stream::Within;
 
 /// Which rows a join keeps, and what columns it has.

@@ -7,6 +7,7 @@
 mod analyze;
 mod arrival;
 mod broadcast;
+pub(crate) mod parts;
 mod prepare;
 mod same_files;
 mod same_folders;
@@ -40,11 +41,11 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
 
 use crate::dataset::DataSet;
+use crate::distribute::parts::{PartsTable, Size, differences};
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
-use crate::parts::{PartsTable, Size, differences};
-use crate::reading::Reading;
-use crate::sources::{Sources, each_table};
+use crate::exec::reading::Reading;
+use crate::files::sources::{Sources, each_table};
 use arrival::Rows;
 use prepare::{Prepared, Share, prepare};
 use same_files::{Seen, contents};

@@ -1,72 +1,18 @@
 //! DataSets over streams: the same expressions and groupings as over tables, and windows of event time.
 //!
-//! | module      | what is in it                                                          |
-//! |-------------|------------------------------------------------------------------------|
-//! | `table`     | sources and sinks, as queries know them                                |
-//! | `window`    | which windows a row belongs to                                         |
-//! | `spans`     | the stretches of time that windows are                                 |
-//! | `groups`    | groups and their aggregates under way                                  |
-//! | `aggregate` | aggregates of windows                                                  |
-//! | `memory`    | tables in memory as streams                                            |
-//! | `sessions`  | aggregates of sessions                                                 |
-//! | `counts`    | aggregates of so many rows of each key                                 |
-//! | `triggered` | aggregates of windows with a result after every so many rows           |
-//! | `join`      | joins of two streams                                                   |
-//! | `complete`  | groups that are complete when a time has passed                        |
-//! | `distinct`  | each key once                                                          |
-//! | `explain`   | what a job promises, in words                                          |
-//! | `saved`     | what copies share in checkpoints                                       |
-//! | `shared`    | what several queries of a job have in common                           |
-//! | `process`   | functions of programs over the rows of each key                        |
-//! | `named`     | names that programs give steps                                         |
-//! | `keyed`     | rows on their way to the owner of their key                            |
-//! | `late`      | rows that come too late                                                |
-//! | `panes`     | what is held of a stretch of time                                      |
-//! | `snapshot`  | what goes into snapshots: rows as bytes, by bucket                     |
-//! | `sorted`    | states on disk                                                         |
-//! | `held`      | how much of the worker's memory an operator holds, and the disk beyond |
-//! | `keys`      | which keys there are                                                   |
-//! | `kept`      | rows that are kept until a time has passed                             |
-//! | `chained`   | the same, those of each key in a chain                                 |
-//! | `times`     | which columns tell time                                                |
-//! | `behind`    | what a program says of columns of time                                 |
-//! | `calls`     | functions of ours that say something in a plan                         |
-//! | `now`       | the time of day                                                        |
-//! | `steps`     | what is done with one batch at a time                                  |
-//! | `lower`     | a query's plan becomes a graph of tasks                                |
+//! | module      | what is in it                                     |
+//! |-------------|---------------------------------------------------|
+//! | `time`      | event time: windows, and which columns tell time  |
+//! | `state`     | what operators keep                               |
+//! | `rows`      | what happens to rows between operators            |
+//! | `operators` | tasks that keep state                             |
+//! | `plan`      | from a query to a graph of tasks                  |
 
-mod aggregate;
-mod behind;
-mod calls;
-mod chained;
-mod complete;
-mod counts;
-mod distinct;
-mod explain;
-mod groups;
-mod held;
-mod join;
-mod kept;
-mod keyed;
-mod keys;
-mod late;
-mod lower;
-mod memory;
-mod named;
-mod now;
-mod panes;
-mod process;
-mod saved;
-mod sessions;
-mod shared;
-mod snapshot;
-mod sorted;
-mod spans;
-mod steps;
-mod table;
-mod times;
-mod triggered;
-mod window;
+mod operators;
+mod plan;
+mod rows;
+mod state;
+mod time;
 
 use std::sync::Arc;
 
@@ -75,24 +21,24 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 
-pub(crate) use behind::function as behind_function;
-pub(crate) use distinct::Remembered;
-pub(crate) use join::Within;
-pub use late::{LateRows, LateTo, MakeLateSink};
-pub(crate) use lower::has_stream;
-pub use memory::table_stream;
-pub use process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
-pub use spans::Calendar;
-pub(crate) use table::hidden_in;
-pub use table::{BadTo, StreamOutput, StreamSink, StreamSource};
-pub use window::{Early, WindowKind, Windows};
-pub(crate) use window::{sql_functions, window_parts};
+pub(crate) use operators::distinct::Remembered;
+pub(crate) use operators::join::Within;
+pub use operators::process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
+pub(crate) use plan::lower::has_stream;
+pub use plan::memory::table_stream;
+pub(crate) use plan::table::hidden_in;
+pub use plan::table::{BadTo, StreamOutput, StreamSink, StreamSource};
+pub use rows::late::{LateRows, LateTo, MakeLateSink};
+pub(crate) use time::behind::function as behind_function;
+pub use time::spans::Calendar;
+pub use time::window::{Early, WindowKind, Windows};
+pub(crate) use time::window::{sql_functions, window_parts};
 
 use crate::dataset::DataSet;
 use crate::distribute::{ActionError, Workers};
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use lower::{Lower, SinkTask, Sinks, SourceTask};
+use plan::lower::{Lower, SinkTask, Sinks, SourceTask};
 
 /// A job that writes streams.
 pub struct StreamJob {
@@ -187,7 +133,7 @@ impl Workers {
         let (outputs, name) = (outputs.to_vec(), job.name.clone());
         let (late, left_out) = (job.late.clone(), Arc::clone(&job.left_out));
         let lowered = engine.run(async move {
-            let plans = lower::plan(&outputs, &late).await?;
+            let plans = plan::lower::plan(&outputs, &late).await?;
             let sinks = Sinks { rows: &outputs, late: &late, left_out: &left_out };
             Lower::graph(&name, &plans, &sinks, copies)
         });
@@ -213,13 +159,13 @@ impl Workers {
         let outputs: Vec<StreamOutput> =
             outputs.iter().map(|(set, sink)| (set.clone(), sink.clone().unwrap_or_else(StreamSink::unknown))).collect();
         let lowered = engine.run(async move {
-            let plans = lower::plan(&outputs, &LateTo::Nowhere).await?;
+            let plans = plan::lower::plan(&outputs, &LateTo::Nowhere).await?;
             let sinks = Sinks { rows: &outputs, late: &LateTo::Nowhere, left_out: &LateRows::default() };
             Lower::graph("stream", &plans, &sinks, copies)
         });
         let lowered = self.agree(lowered)?;
         let workers = self.runner().workers().len() as u32;
         let text = lowered.graph.explain(workers, None).map_err(|errors| crate::distribute::failed(errors.into()))?;
-        Ok(text + &explain::promises(&lowered, &known))
+        Ok(text + &plan::explain::promises(&lowered, &known))
     }
 }

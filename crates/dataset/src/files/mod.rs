@@ -1,0 +1,54 @@
+//! Files and object stores: finding, reading and writing them.
+//!
+//! Each module uses only those above it in this table, with these exceptions, which use each other: `lenient` and `read`; `file_table`,
+//! `lenient` and `lines`; `records` with `npy` and `part_sink`; `commit` and `write`.
+//!
+//! | module        | what is in it                                         |
+//! |---------------|-------------------------------------------------------|
+//! | `one_file`    | joins files into one                                  |
+//! | `packing`     | compressed files                                      |
+//! | `ipc_sink`    | Arrow IPC files with a choice of compression          |
+//! | `unite`       | one schema for files of different ones                |
+//! | `own_files`   | tables of files that only some hosts have             |
+//! | `stores`      | opens object stores by URL                            |
+//! | `held`        | uploads that are complete but not yet visible         |
+//! | `local_files` | what the disk says of local files                     |
+//! | `paths`       | which files paths and URLs stand for                  |
+//! | `ipc_check`   | what Arrow IPC files say about their sizes            |
+//! | `mark`        | marks who writes into a folder                        |
+//! | `evolved`     | Parquet and Arrow files of different schemas          |
+//! | `lines`       | pieces of text files, cut at the ends of lines        |
+//! | `lenient`     | which rows cannot be read                             |
+//! | `file_table`  | tables of files, without the rows that cannot be read |
+//! | `sources`     | which files a query reads, for its errors             |
+//! | `text_source` | CSV and JSON lines in DataFusion's tables of files    |
+//! | `read`        | DataSets of files                                     |
+//! | `records`     | files of records of a fixed length                    |
+//! | `npy`         | arrays of NumPy                                       |
+//! | `part_sink`   | writes arrays, records and texts                      |
+//! | `commit`      | makes what was written visible, all or nothing        |
+//! | `write`       | files of DataSets                                     |
+
+pub(crate) mod commit;
+pub(crate) mod evolved;
+pub(crate) mod file_table;
+pub(crate) mod held;
+pub(crate) mod ipc_check;
+pub(crate) mod ipc_sink;
+pub(crate) mod lenient;
+pub(crate) mod lines;
+pub(crate) mod local_files;
+pub(crate) mod mark;
+pub(crate) mod npy;
+pub(crate) mod one_file;
+pub(crate) mod own_files;
+pub(crate) mod packing;
+pub(crate) mod part_sink;
+pub(crate) mod paths;
+pub(crate) mod read;
+pub(crate) mod records;
+pub(crate) mod sources;
+pub(crate) mod stores;
+pub(crate) mod text_source;
+pub(crate) mod unite;
+pub(crate) mod write;
