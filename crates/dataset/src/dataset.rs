@@ -13,6 +13,7 @@ use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference, UnnestOptions};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
+use datafusion::datasource::provider_as_source;
 use datafusion::functions::core::expr_ext::FieldAccessor;
 use datafusion::functions_aggregate::first_last::first_value_udaf;
 use datafusion::functions_window::row_number::row_number_udwf;
@@ -27,7 +28,9 @@ use datafusion::prelude::{SQLOptions, SessionContext};
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::exec::map::{BatchFunction, MapTable};
 use crate::exec::reading::Reading;
+use crate::exec::step::SLICE_ROWS;
 use crate::files::paths::{GLOBS, is_there};
 use crate::files::read::read_url;
 use crate::files::sources::Sources;
@@ -35,11 +38,10 @@ use crate::files::stores::is_url;
 use crate::plan::deep::check_plan;
 use crate::plan::durations::with_durations;
 use crate::plan::expr::{column, count_rows, named, output_name, over};
+use crate::plan::markers::Remembered;
 use crate::plan::sql;
-use crate::stream::{Remembered, window_parts};
-
-/// Rows of one slice of a table in memory: DataFusion's own batch size.
-pub(crate) const SLICE_ROWS: usize = 8192;
+use crate::plan::tables::{StepProvider, reads_stream};
+use crate::plan::window_names::window_parts;
 
 /// A lazy table. Cloning is cheap; every method leaves `self` as it is.
 #[derive(Debug, Clone)]
@@ -496,6 +498,23 @@ impl DataSet {
             .build()?;
         let (state, _) = self.frame.clone().into_parts();
         DataSet::new(DataFrame::new(state, plan))
+    }
+
+    /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans and
+    /// errors.
+    ///
+    /// # Errors
+    /// None known; what the function fails with is an error of the action.
+    pub fn map_batches(&self, name: &str, function: BatchFunction, schema: SchemaRef) -> Result<Self> {
+        let (state, input) = self.frame().clone().into_parts();
+        let table = StepProvider(Arc::new(MapTable::new(input, function, name, schema)));
+        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
+        DataSet::new(DataFrame::new(state, plan))
+    }
+
+    /// Whether its rows come of a stream.
+    pub fn is_stream(&self) -> bool {
+        reads_stream(self.frame.logical_plan())
     }
 
     /// Runs the query; its batches come in order of the partitions, empty ones are left out. `reading` tells meanwhile how far

@@ -13,7 +13,7 @@ use crate::dataset::{DataSet, refuse_aggregates};
 use crate::error::{DataSetError, Result};
 use crate::plan::durations::with_durations;
 use crate::plan::expr::column;
-use crate::stream::Within;
+use crate::plan::markers::Within;
 
 /// Which rows a join keeps, and what columns it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -52,5 +52,5 @@ pub use plan::deep::check_expr;
 pub use plan::expr;
 pub use stream::{
     BadTo, Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, LookAtSinks, MakeKeyedFunction, MakeLateSink,
-    StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, table_stream,
+    StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, sql_functions, table_stream,
 };

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::ScalarValue;
 use datafusion::common::hash_utils::create_hashes;
@@ -45,7 +45,9 @@ use crate::distribute::parts::{PartsTable, Size, differences};
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
 use crate::exec::reading::Reading;
-use crate::files::sources::{Sources, each_table};
+use crate::exec::step::as_planned;
+use crate::files::sources::Sources;
+use crate::plan::tables::each_table;
 use arrival::Rows;
 use prepare::{Prepared, Share, prepare};
 use same_files::{Seen, contents};
@@ -587,12 +589,6 @@ async fn run_whole(
         output.send(as_planned(batch, &schema)?).await.map_err(DataFusionError::External)?;
     }
     Ok(())
-}
-
-/// The batch with the schema that its plan announced: operators differ in what they say of nulls and metadata.
-pub(crate) fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
 }
 
 /// Keeps what comes, if it is to be kept, in the order of the copies it comes from: on disk, mapped, what does not fit into memory,

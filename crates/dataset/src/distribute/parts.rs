@@ -25,9 +25,10 @@ use datafusion::physical_plan::{
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::verify_rows;
 
-use crate::dataset::{DataSet, SLICE_ROWS};
+use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
+use crate::exec::step::SLICE_ROWS;
 use crate::exec::step::no_input;
 
 /// How large a table is, of which workers know a part each.

@@ -13,12 +13,11 @@ use arrow::datatypes::{DataType, Field, FieldRef, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::internal_err;
-use datafusion::dataframe::DataFrame;
-use datafusion::datasource::{TableType, provider_as_source};
+use datafusion::datasource::TableType;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::execution::{SessionState, TaskContext};
-use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
+use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
@@ -27,47 +26,36 @@ use datafusion::physical_plan::{
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
 
-use crate::dataset::DataSet;
 use crate::error::DataSetError;
 use crate::exec::step::{one_input, unordered};
+use crate::plan::tables::StepTable;
 
 /// Makes batches of a batch, or an error in words. It may take its time, but not a thread of the query's: whoever waits for it may
 /// be gone before it is done.
 pub type BatchFunction =
     Arc<dyn Fn(RecordBatch) -> BoxFuture<'static, std::result::Result<Vec<RecordBatch>, String>> + Send + Sync>;
 
-impl DataSet {
-    /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans and
-    /// errors.
-    ///
-    /// # Errors
-    /// None known; what the function fails with is an error of the action.
-    pub fn map_batches(
-        &self,
-        name: &str,
-        function: BatchFunction,
-        schema: SchemaRef,
-    ) -> std::result::Result<Self, DataSetError> {
-        let (state, input) = self.frame().clone().into_parts();
-        let table = MapTable { input, function, name: name.to_owned(), schema };
-        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
-        DataSet::new(DataFrame::new(state, plan))
-    }
-}
-
 /// A function's rows, as a table.
 pub(crate) struct MapTable {
-    pub(crate) input: LogicalPlan,
+    input: LogicalPlan,
     function: BatchFunction,
     name: String,
     schema: SchemaRef,
 }
 
 impl MapTable {
-    /// The same function over other rows, which have the same columns.
-    pub(crate) fn over(&self, input: LogicalPlan) -> Self {
-        let (function, name, schema) = (Arc::clone(&self.function), self.name.clone(), Arc::clone(&self.schema));
-        MapTable { input, function, name, schema }
+    pub(crate) fn new(input: LogicalPlan, function: BatchFunction, name: &str, schema: SchemaRef) -> Self {
+        MapTable { input, function, name: name.to_owned(), schema }
+    }
+}
+
+impl StepTable for MapTable {
+    fn input(&self) -> Option<&LogicalPlan> {
+        Some(&self.input)
+    }
+
+    fn over(&self, input: LogicalPlan) -> Option<Arc<dyn StepTable>> {
+        Some(Arc::new(MapTable::new(input, Arc::clone(&self.function), &self.name, Arc::clone(&self.schema))))
     }
 }
 

@@ -8,6 +8,7 @@
 //! | `number_keys`   | keys of whole numbers                                    |
 //! | `spill`         | checksummed files that DataFusion's steps spill to       |
 //! | `step`          | what all steps of ours have in common                    |
+//! | `stream_step`   | steps of a stream's plan, which never run by themselves  |
 //! | `instead`       | replaces DataFusion's steps with ours                    |
 //! | `join_exec`     | joins within the memory budget                           |
 //! | `map`           | functions of programs as steps                           |
@@ -16,7 +17,7 @@
 //! | `group`         | the first half of a group-by with a key of whole numbers |
 //! | `running`       | window functions of rows in order                        |
 //! | `sorted`        | sorts and merges of long rows within the budget          |
-//! | `spread`        | spreads rows over threads where work is slow             |
+//! | `spread`        | deals rows out to threads                                |
 //! | `window_exec`   | window functions, a partition of rows at a time          |
 //! | `within_memory` | replaces steps by forms that can spill                   |
 
@@ -33,5 +34,6 @@ pub(crate) mod spill;
 pub(crate) mod split;
 pub(crate) mod spread;
 pub(crate) mod step;
+pub(crate) mod stream_step;
 pub(crate) mod window_exec;
 pub(crate) mod within_memory;

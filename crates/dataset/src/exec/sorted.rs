@@ -24,8 +24,8 @@ use tidemill_dataflow::sorting::{Merge, Order, Sorter, Step};
 
 use crate::exec::instead::Work;
 use crate::exec::spill::failed;
+use crate::exec::stream_step::has_stream;
 use crate::plan::numbers::beneath;
-use crate::stream::has_stream;
 
 /// Who holds the memory, where that is told.
 const NAME: &str = "sort";

@@ -27,7 +27,7 @@ use datafusion::physical_plan::{
 use futures::{StreamExt, TryStreamExt};
 use memchr::memmem::Finder;
 
-use crate::dataset::SLICE_ROWS;
+use crate::exec::step::SLICE_ROWS;
 use crate::exec::step::{unordered, with_new_children};
 
 /// Texts up to this length lie in their views (Arrow's format).

@@ -30,10 +30,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use tidemill_dataflow::flow::batch_bytes;
 
-use crate::dataset::SLICE_ROWS;
 use crate::exec::map::MapExec;
+use crate::exec::step::SLICE_ROWS;
 use crate::exec::step::{one_input, with_new_children};
-use crate::stream::has_stream;
+use crate::exec::stream_step::has_stream;
 
 /// Rows for each partition that are dealt one share to each, in order: a table of no more keeps its order across the partitions.
 const FIRST_ROWS: usize = SLICE_ROWS;

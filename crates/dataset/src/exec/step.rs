@@ -2,16 +2,27 @@
 
 use std::sync::Arc;
 
+use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::SchemaRef;
+use datafusion::error::Result;
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::{Partitioning, PlanProperties};
+
+/// Rows of one slice of a table in memory: DataFusion's own batch size.
+pub const SLICE_ROWS: usize = 8192;
 
 /// Of a step whose rows come in no order that is known, and as they are made. A stream may well have no end; who lowers its plan looks for
 /// steps that would wait for one.
 pub(crate) fn unordered(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     let (equal, partitions) = (EquivalenceProperties::new(schema), Partitioning::UnknownPartitioning(partitions));
     Arc::new(PlanProperties::new(equal, partitions, EmissionType::Incremental, Boundedness::Bounded))
+}
+
+/// The batch with the schema that its plan announced: operators differ in what they say of nulls and metadata.
+pub(crate) fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
 }
 
 // Within their `impl ExecutionPlan`.

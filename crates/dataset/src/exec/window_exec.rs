@@ -25,7 +25,7 @@ use tidemill_dataflow::memory::{Allocations, Governor, Reservation, SpillWriter}
 
 use crate::exec::instead::Work;
 use crate::exec::spill::{failed, rows_of};
-use crate::stream::has_stream;
+use crate::exec::stream_step::has_stream;
 
 /// Rows that are held before an end of a partition is looked for, if there is room for them: of few a function costs more to call.
 const ROWS: usize = 1 << 15;

@@ -25,8 +25,8 @@ use datafusion::physical_plan::{
 use futures::{StreamExt, TryStreamExt};
 
 use crate::dataset::DataSet;
-use crate::distribute::as_planned;
 use crate::engine::Engine;
+use crate::exec::step::as_planned;
 use crate::exec::step::no_input;
 
 impl DataSet {

@@ -7,11 +7,10 @@ use datafusion::catalog::TableProvider;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::listing::ListingTable;
-use datafusion::datasource::source_as_provider;
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::expr::BinaryExpr;
 use datafusion::logical_expr::utils::merge_schema;
-use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Operator};
+use datafusion::logical_expr::{Expr, ExprSchemable, Operator};
 
 use crate::error::DataSetError;
 use crate::exact::is_text;
@@ -20,7 +19,7 @@ use crate::files::file_table::{Check, CheckedTable, NamedFiles, PiecesTable};
 use crate::files::lenient::UNREAD;
 use crate::files::own_files::OwnTable;
 use crate::files::stores::shown;
-use crate::stream::hidden_in;
+use crate::plan::tables::each_table;
 
 /// What a cast says, of a reader or of the query.
 const CAST: &str = "Cannot cast string";
@@ -241,24 +240,4 @@ fn is_computed(error: &DataFusionError) -> bool {
         }
         _ => false,
     }
-}
-
-/// The table that a node of a plan reads, if it reads one.
-pub(crate) fn table_at(node: &LogicalPlan) -> Option<Arc<dyn TableProvider>> {
-    let LogicalPlan::TableScan(scan) = node else { return None };
-    source_as_provider(&scan.source).ok()
-}
-
-/// Calls `visit` with every table that a plan reads, in its order, those below functions too.
-pub(crate) fn each_table(plan: &LogicalPlan, visit: &mut dyn FnMut(&dyn TableProvider)) {
-    let walked = plan.apply_with_subqueries(|node| {
-        if let Some(table) = table_at(node) {
-            visit(table.as_ref());
-            if let Some(hidden) = hidden_in(table.as_ref()) {
-                each_table(hidden, visit);
-            }
-        }
-        Ok(TreeNodeRecursion::Continue)
-    });
-    debug_assert!(walked.is_ok(), "looking at a plan cannot fail");
 }

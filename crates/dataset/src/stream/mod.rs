@@ -16,29 +16,31 @@ mod time;
 
 use std::sync::Arc;
 
+use datafusion::logical_expr::ScalarUDF;
 use tidemill_dataflow::checkpoint::CheckpointSettings;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 
-pub(crate) use operators::distinct::Remembered;
-pub(crate) use operators::join::Within;
 pub use operators::process::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
-pub(crate) use plan::lower::has_stream;
+pub use plan::late::{LateTo, MakeLateSink};
 pub use plan::memory::table_stream;
-pub(crate) use plan::table::hidden_in;
 pub use plan::table::{BadTo, StreamOutput, StreamSink, StreamSource};
-pub use rows::late::{LateRows, LateTo, MakeLateSink};
-pub(crate) use time::behind::function as behind_function;
+pub use rows::late::LateRows;
 pub use time::spans::Calendar;
 pub use time::window::{Early, WindowKind, Windows};
-pub(crate) use time::window::{sql_functions, window_parts};
 
 use crate::dataset::DataSet;
 use crate::distribute::{ActionError, Workers};
 use crate::engine::Engine;
 use crate::error::DataSetError;
 use plan::lower::{Lower, SinkTask, Sinks, SourceTask};
+
+/// The functions that queries over streams know beside those of every query: windows, and what is said of columns of time. For
+/// [`Engine::with_functions`].
+pub fn sql_functions() -> Vec<ScalarUDF> {
+    time::window::sql_functions().chain([time::behind::function()]).collect()
+}
 
 /// A job that writes streams.
 pub struct StreamJob {

@@ -35,7 +35,7 @@ use futures::{FutureExt, TryStreamExt, stream};
 use tidemill_dataflow::memory::Governor;
 
 use crate::exec::step::{required_as_by, with_new_children};
-use crate::stream::has_stream;
+use crate::exec::stream_step::has_stream;
 use pairs::{Building, Joining, Other, Whole};
 use planned::Planned;
 use slot::{Slot, promised};

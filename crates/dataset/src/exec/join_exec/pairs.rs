@@ -34,9 +34,9 @@ use super::build::{Build, Held};
 use super::order::in_order;
 use super::planned::Planned;
 use super::slot::{Promise, Slot};
-use crate::distribute::as_planned;
 use crate::error::DataSetError;
 use crate::exec::spill::rows_of;
+use crate::exec::step::as_planned;
 
 /// A partition of which at least so much falls into one part has a key that parting does not part.
 const HEAVY_PERCENT: u64 = 90;

@@ -36,7 +36,7 @@ use tidemill_dataflow::memory::{Governor, Reservation};
 
 use crate::exec::instead::Work;
 use crate::exec::spill::failed;
-use crate::stream::has_stream;
+use crate::exec::stream_step::has_stream;
 
 /// Who holds the memory, where that is told.
 const NAME: &str = "window functions";

@@ -10,9 +10,6 @@ use arrow::compute::{filter_record_batch, is_not_null, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use bytes::Bytes;
 use datafusion::error::Result;
-use datafusion::logical_expr::{
-    ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
-};
 use datafusion::physical_expr::PhysicalExpr;
 use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::memory::Cells;
@@ -27,7 +24,6 @@ use crate::stream::state::held::{Held, Holds};
 use crate::stream::state::kept::{Kept, KeptState};
 use crate::stream::state::keys::KeyIndex;
 use crate::stream::state::saved::{Layout, fired_of, shared};
-use crate::stream::time::calls::number_of;
 use crate::stream::time::times::{TimeOf, until_of};
 use crate::stream::time::window::Micros;
 
@@ -70,46 +66,6 @@ impl Distinct {
 
     fn layout(&self) -> Layout {
         self.keyed.layout_of_keys()
-    }
-}
-
-/// In a plan, a key that says how long the others are remembered.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Remembered {
-    signature: Signature,
-}
-
-impl Remembered {
-    /// For so long, of the stream's time, which is in one of these columns: named here, it is there also if nothing else wants it.
-    pub(crate) fn key(ttl: Micros, times: impl Iterator<Item = Expr>) -> Expr {
-        // Volatile, lest a rule takes it for a constant, which no grouping needs.
-        let function = ScalarUDF::from(Remembered { signature: Signature::variadic_any(Volatility::Volatile) });
-        function.call(std::iter::once(lit(ttl)).chain(times).collect()).alias("tidemill ttl")
-    }
-
-    /// How long, if a key says so.
-    pub(crate) fn of(key: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
-        number_of(key, REMEMBERED)
-    }
-}
-
-const REMEMBERED: &str = "tidemill_remembered";
-
-impl ScalarUDFImpl for Remembered {
-    fn name(&self) -> &str {
-        REMEMBERED
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Int64)
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        Ok(args.args[0].clone())
     }
 }
 

@@ -15,11 +15,8 @@ use datafusion::catalog::{Session, TableProvider};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
-};
+use datafusion::physical_plan::ExecutionPlan;
 use tidemill_dataflow::checkpoint::{Buckets, Snapshot, StateSchema};
 use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
@@ -30,7 +27,8 @@ use crate::error::DataSetError;
 use crate::exec::map::fitted;
 use crate::exec::map::planned_below;
 use crate::exec::number_keys::group_values;
-use crate::exec::step::{one_input, unordered};
+use crate::exec::stream_step::{StreamStep, StreamStepExec};
+use crate::plan::tables::{StepProvider, StepTable};
 use crate::stream::rows::keyed::Keyed;
 use crate::stream::state::groups::batch;
 use crate::stream::state::held::{Held, Holds, WEIGH_EVERY_ROWS};
@@ -137,7 +135,8 @@ impl DataSet {
         let (state, input) = self.frame().clone().into_parts();
         let process = Process { name: name.to_owned(), keys, function, schema, keeps, waits };
         let table = ProcessTable { input, process: Arc::new(process) };
-        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
+        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(StepProvider(Arc::new(table)))), None)?
+            .build()?;
         DataSet::new(DataFrame::new(state, plan))
     }
 }
@@ -168,14 +167,17 @@ impl Process {
 }
 
 pub(crate) struct ProcessTable {
-    pub input: LogicalPlan,
+    input: LogicalPlan,
     process: Arc<Process>,
 }
 
-impl ProcessTable {
-    /// The same function over other rows, which have the same columns.
-    pub(crate) fn over(&self, input: LogicalPlan) -> Self {
-        ProcessTable { input, process: Arc::clone(&self.process) }
+impl StepTable for ProcessTable {
+    fn input(&self) -> Option<&LogicalPlan> {
+        Some(&self.input)
+    }
+
+    fn over(&self, input: LogicalPlan) -> Option<Arc<dyn StepTable>> {
+        Some(Arc::new(ProcessTable { input, process: Arc::clone(&self.process) }))
     }
 }
 
@@ -203,27 +205,15 @@ impl TableProvider for ProcessTable {
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let input = planned_below(session, &self.input).await?;
-        Ok(Arc::new(ProcessExec::new(input, Arc::clone(&self.process), projection.cloned())?))
+        let step = ProcessExec { process: Arc::clone(&self.process), projection: projection.cloned() };
+        Ok(Arc::new(StreamStepExec::new(Arc::new(step), Some(input))?))
     }
 }
 
 /// Stands in the plan of a stream until it is lowered.
 pub(crate) struct ProcessExec {
-    pub input: Arc<dyn ExecutionPlan>,
     pub process: Arc<Process>,
     pub projection: Option<Vec<usize>>,
-    properties: Arc<PlanProperties>,
-}
-
-impl ProcessExec {
-    fn new(input: Arc<dyn ExecutionPlan>, process: Arc<Process>, projection: Option<Vec<usize>>) -> Result<Self> {
-        let schema = match &projection {
-            Some(columns) => Arc::new(process.schema.project(columns)?),
-            None => Arc::clone(&process.schema),
-        };
-        let properties = unordered(schema, 1);
-        Ok(ProcessExec { input, process, projection, properties })
-    }
 }
 
 impl fmt::Debug for ProcessExec {
@@ -232,29 +222,28 @@ impl fmt::Debug for ProcessExec {
     }
 }
 
-impl DisplayAs for ProcessExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ProcessExec: {}", self.process.name)
-    }
-}
-
-impl ExecutionPlan for ProcessExec {
-    fn name(&self) -> &'static str {
+impl StreamStep for ProcessExec {
+    fn kind(&self) -> &'static str {
         "ProcessExec"
     }
 
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
+    fn title(&self) -> String {
+        self.process.name.clone()
     }
 
-    one_input!(self, input => Ok(Arc::new(ProcessExec::new(input, Arc::clone(&self.process), self.projection.clone())?)));
+    fn schema(&self, _: Option<SchemaRef>) -> Result<SchemaRef> {
+        Ok(match &self.projection {
+            Some(columns) => Arc::new(self.process.schema.project(columns)?),
+            None => Arc::clone(&self.process.schema),
+        })
+    }
 
-    fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+    fn refusal(&self) -> DataFusionError {
         let error = format!(
             "{} is called for the keys of a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
             self.process.name
         );
-        Err(DataFusionError::from(DataSetError::Unsupported(error)))
+        DataFusionError::from(DataSetError::Unsupported(error))
     }
 }
 

@@ -11,17 +11,14 @@ use datafusion::catalog::{Session, TableProvider};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableProviderFilterPushDown};
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
-};
+use datafusion::physical_plan::ExecutionPlan;
 
 use crate::dataset::DataSet;
 use crate::error::DataSetError;
 use crate::exec::map::planned_below;
-use crate::exec::step::{one_input, unordered};
-use crate::files::sources::table_at;
+use crate::exec::stream_step::{StreamStep, StreamStepExec};
+use crate::plan::tables::{StepProvider, StepTable, table_at};
 
 impl DataSet {
     /// The same rows; the last step of the stream that keeps something, or else its source, is called `name`.
@@ -37,7 +34,8 @@ impl DataSet {
         let (state, input) = self.frame().clone().into_parts();
         let schema = Arc::new(input.schema().as_arrow().clone());
         let table = NamedTable { name: Arc::from(name), input, schema };
-        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
+        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(StepProvider(Arc::new(table)))), None)?
+            .build()?;
         DataSet::new(DataFrame::new(state, plan))
     }
 }
@@ -45,19 +43,24 @@ impl DataSet {
 /// A step's name, in a query.
 pub(crate) struct NamedTable {
     name: Arc<str>,
-    pub input: LogicalPlan,
+    input: LogicalPlan,
     schema: SchemaRef,
 }
 
 impl NamedTable {
     /// What has a name at this node of a plan, if anything has.
     pub(crate) fn named_at(node: &LogicalPlan) -> Option<LogicalPlan> {
-        table_at(node)?.downcast_ref::<NamedTable>().map(|named| named.input.clone())
+        StepProvider::step_of::<NamedTable>(table_at(node)?.as_ref()).map(|named| named.input.clone())
+    }
+}
+
+impl StepTable for NamedTable {
+    fn input(&self) -> Option<&LogicalPlan> {
+        Some(&self.input)
     }
 
-    /// The same name for other rows, which have the same columns.
-    pub(crate) fn over(&self, input: LogicalPlan) -> Self {
-        NamedTable { name: Arc::clone(&self.name), input, schema: Arc::clone(&self.schema) }
+    fn over(&self, input: LogicalPlan) -> Option<Arc<dyn StepTable>> {
+        Some(Arc::new(NamedTable { name: Arc::clone(&self.name), input, schema: Arc::clone(&self.schema) }))
     }
 }
 
@@ -99,48 +102,32 @@ impl TableProvider for NamedTable {
             plan = plan.project(columns.collect::<Vec<_>>())?;
         }
         let input = planned_below(session, &plan.build()?).await?;
-        Ok(Arc::new(NamedExec::new(Arc::clone(&self.name), input)))
+        Ok(Arc::new(StreamStepExec::new(Arc::new(NamedExec(Arc::clone(&self.name))), Some(input))?))
     }
 }
 
-/// Stands in the plan of a stream until it is lowered.
+/// Stands in the plan of a stream until it is lowered. It has one text wherever a plan has the step that was named once.
 #[derive(Debug)]
-pub(crate) struct NamedExec {
-    /// One text wherever a plan has the step that was named once.
-    pub step: Arc<str>,
-    pub input: Arc<dyn ExecutionPlan>,
-    properties: Arc<PlanProperties>,
-}
+pub(crate) struct NamedExec(pub Arc<str>);
 
-impl NamedExec {
-    fn new(step: Arc<str>, input: Arc<dyn ExecutionPlan>) -> Self {
-        let properties = unordered(input.schema(), 1);
-        NamedExec { step, input, properties }
-    }
-}
-
-impl DisplayAs for NamedExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NamedExec: {}", self.step)
-    }
-}
-
-impl ExecutionPlan for NamedExec {
-    fn name(&self) -> &'static str {
+impl StreamStep for NamedExec {
+    fn kind(&self) -> &'static str {
         "NamedExec"
     }
 
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
+    fn title(&self) -> String {
+        self.0.to_string()
     }
 
-    one_input!(self, input => Ok(Arc::new(NamedExec::new(Arc::clone(&self.step), input))));
+    fn schema(&self, input: Option<SchemaRef>) -> Result<SchemaRef> {
+        input.ok_or_else(|| DataFusionError::Internal("a name without a step".into()))
+    }
 
-    fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+    fn refusal(&self) -> DataFusionError {
         let error = format!(
             "{} is a step of a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
-            self.step
+            self.0
         );
-        Err(DataFusionError::from(DataSetError::Unsupported(error)))
+        DataFusionError::from(DataSetError::Unsupported(error))
     }
 }

@@ -14,18 +14,11 @@ use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference};
 use datafusion::datasource::{TableType, provider_as_source, source_as_provider};
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableScan, TableSource};
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
-};
+use datafusion::physical_plan::ExecutionPlan;
 
-use crate::exec::map::MapTable;
-use crate::exec::step::{no_input, unordered};
-use crate::files::sources::table_at;
-use crate::stream::operators::process::ProcessTable;
-use crate::stream::plan::named::NamedTable;
-use crate::stream::plan::table::{hidden_in, of_stream};
+use crate::exec::stream_step::{StreamStep, StreamStepExec};
+use crate::plan::tables::{StepProvider, hidden_in, reads_stream, table_at};
 
 /// The queries, which read what they have in common as tables, and these parts. A part reads only parts before it.
 pub(crate) struct Shared {
@@ -107,15 +100,10 @@ impl Finder {
         let plan = plan.map_subqueries(|input| self.cut(input).map(Transformed::yes))?.data;
         let LogicalPlan::TableScan(scan) = plan else { return Ok(plan) };
         let table = source_as_provider(&scan.source)?;
-        let over: Arc<dyn TableProvider> = if let Some(map) = table.downcast_ref::<MapTable>() {
-            Arc::new(map.over(self.cut(map.input.clone())?))
-        } else if let Some(process) = table.downcast_ref::<ProcessTable>() {
-            Arc::new(process.over(self.cut(process.input.clone())?))
-        } else if let Some(named) = table.downcast_ref::<NamedTable>() {
-            Arc::new(named.over(self.cut(named.input.clone())?))
-        } else {
-            return Ok(LogicalPlan::TableScan(scan));
-        };
+        let Some(StepProvider(step)) = table.downcast_ref() else { return Ok(LogicalPlan::TableScan(scan)) };
+        let Some(input) = step.input() else { return Ok(LogicalPlan::TableScan(scan)) };
+        let Some(over) = step.over(self.cut(input.clone())?) else { return Ok(LogicalPlan::TableScan(scan)) };
+        let over = Arc::new(StepProvider(over));
         Ok(LogicalPlan::TableScan(TableScan { source: provider_as_source(over), ..scan }))
     }
 }
@@ -124,7 +112,7 @@ impl Finder {
 fn may_be_part(plan: &LogicalPlan) -> bool {
     let named_alone = plan.schema().iter().all(|(qualifier, _)| qualifier.is_none());
     let within = matches!(plan, LogicalPlan::Subquery(_)) || !plan.all_out_ref_exprs().is_empty();
-    named_alone && !within && !plan.schema().fields().is_empty() && of_stream(plan)
+    named_alone && !within && !plan.schema().fields().is_empty() && reads_stream(plan)
 }
 
 /// The plan below a function of the program, which stands in the plan as a table.
@@ -183,12 +171,8 @@ impl TableProvider for PartTable {
         _filters: &[Expr],
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let schema = match projection {
-            Some(columns) => Arc::new(self.schema.project(columns)?),
-            None => Arc::clone(&self.schema),
-        };
-        let properties = unordered(schema, 1);
-        Ok(Arc::new(PartExec { part: self.part, projection: projection.cloned(), properties }))
+        let (schema, projection) = (Arc::clone(&self.schema), projection.cloned());
+        Ok(Arc::new(StreamStepExec::new(Arc::new(PartExec { part: self.part, projection, schema }), None)?))
     }
 }
 
@@ -197,28 +181,28 @@ impl TableProvider for PartTable {
 pub(crate) struct PartExec {
     pub part: usize,
     pub projection: Option<Vec<usize>>,
-    properties: Arc<PlanProperties>,
+    /// Before the projection.
+    schema: SchemaRef,
 }
 
-impl DisplayAs for PartExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PartExec: {}", self.part)
-    }
-}
-
-impl ExecutionPlan for PartExec {
-    fn name(&self) -> &'static str {
+impl StreamStep for PartExec {
+    fn kind(&self) -> &'static str {
         "PartExec"
     }
 
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
+    fn title(&self) -> String {
+        self.part.to_string()
     }
 
-    no_input!();
+    fn schema(&self, _: Option<SchemaRef>) -> Result<SchemaRef> {
+        Ok(match &self.projection {
+            Some(columns) => Arc::new(self.schema.project(columns)?),
+            None => Arc::clone(&self.schema),
+        })
+    }
 
-    fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        Err(DataFusionError::Internal("a part of a stream's plan is lowered, not run".into()))
+    fn refusal(&self) -> DataFusionError {
+        DataFusionError::Internal("a part of a stream's plan is lowered, not run".into())
     }
 }
 
@@ -235,13 +219,15 @@ mod tests {
     use crate::dataset::DataSet;
     use crate::engine::{Engine, EngineConfig};
     use crate::join::How;
+    use crate::stream::plan::late::LateTo;
     use crate::stream::plan::lower::{Lower, Lowered, Sinks, plan};
     use crate::stream::plan::table::{StreamOutput, StreamSink};
-    use crate::stream::rows::late::{LateRows, LateTo};
-    use crate::stream::{Windows, table_stream};
+    use crate::stream::rows::late::LateRows;
+    use crate::stream::{Windows, sql_functions, table_stream};
 
     fn engine() -> Engine {
-        Engine::new(&EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()
+        let config = EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None };
+        Engine::with_functions(&config, sql_functions()).unwrap()
     }
 
     fn numbers(engine: &Engine, times: Option<EventTimes>) -> DataSet {

@@ -9,22 +9,16 @@ use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::datasource::TableType;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
-use datafusion::logical_expr::{Expr, LogicalPlan};
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SendableRecordBatchStream,
-};
+use datafusion::logical_expr::Expr;
+use datafusion::physical_plan::ExecutionPlan;
 use tidemill_dataflow::stream::sink::{Guarantee, MakeSink};
 use tidemill_dataflow::stream::source::{EventTimes, ListFiles, MakeSource};
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::exec::map::MapTable;
-use crate::exec::step::{no_input, unordered};
-use crate::files::sources::each_table;
-use crate::stream::operators::process::ProcessTable;
-use crate::stream::plan::named::NamedTable;
+use crate::exec::stream_step::{StreamStep, StreamStepExec};
+use crate::plan::tables::{StepProvider, StepTable};
 
 /// A source, as queries know it.
 #[derive(Clone)]
@@ -109,32 +103,20 @@ impl DataSet {
         if let Some(times) = &source.times {
             source.schema = times.schema(&source.schema).map_err(DataSetError::Query)?;
         }
-        DataSet::new(engine.context().read_table(Arc::new(StreamTable { source }))?)
+        DataSet::new(engine.context().read_table(Arc::new(StepProvider(Arc::new(StreamTable { source }))))?)
     }
-
-    /// Whether its rows come of a stream.
-    pub fn is_stream(&self) -> bool {
-        of_stream(self.frame().logical_plan())
-    }
-}
-
-/// The plan that a table of a query hides: a function of the program is one over it, and so is a name.
-pub(crate) fn hidden_in(table: &dyn TableProvider) -> Option<&LogicalPlan> {
-    let map = table.downcast_ref::<MapTable>().map(|map| &map.input);
-    let process = || table.downcast_ref::<ProcessTable>().map(|process| &process.input);
-    map.or_else(process).or_else(|| table.downcast_ref::<NamedTable>().map(|named| &named.input))
-}
-
-pub(crate) fn of_stream(plan: &LogicalPlan) -> bool {
-    let mut found = false;
-    each_table(plan, &mut |table| found |= table.downcast_ref::<StreamTable>().is_some());
-    found
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct StreamTable {
     pub(crate) source: StreamSource,
+}
+
+impl StepTable for StreamTable {
+    fn is_stream(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]
@@ -154,7 +136,8 @@ impl TableProvider for StreamTable {
         _filters: &[Expr],
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(Arc::new(StreamExec::new(self.source.clone(), projection.cloned())?))
+        let (source, projection) = (self.source.clone(), projection.cloned());
+        Ok(Arc::new(StreamStepExec::new(Arc::new(StreamExec { source, projection }), None)?))
     }
 }
 
@@ -163,41 +146,28 @@ impl TableProvider for StreamTable {
 pub(crate) struct StreamExec {
     pub(crate) source: StreamSource,
     pub(crate) projection: Option<Vec<usize>>,
-    properties: Arc<PlanProperties>,
 }
 
-impl StreamExec {
-    pub(crate) fn new(source: StreamSource, projection: Option<Vec<usize>>) -> Result<Self> {
-        let schema = match &projection {
-            Some(columns) => Arc::new(source.schema.project(columns)?),
-            None => Arc::clone(&source.schema),
-        };
-        let properties = unordered(schema, 1);
-        Ok(StreamExec { source, projection, properties })
-    }
-}
-
-impl DisplayAs for StreamExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StreamExec: {}", self.source.name)
-    }
-}
-
-impl ExecutionPlan for StreamExec {
-    fn name(&self) -> &'static str {
+impl StreamStep for StreamExec {
+    fn kind(&self) -> &'static str {
         "StreamExec"
     }
 
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
+    fn title(&self) -> String {
+        self.source.name.clone()
     }
 
-    no_input!();
+    fn schema(&self, _: Option<SchemaRef>) -> Result<SchemaRef> {
+        Ok(match &self.projection {
+            Some(columns) => Arc::new(self.source.schema.project(columns)?),
+            None => Arc::clone(&self.source.schema),
+        })
+    }
 
-    fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        Err(DataFusionError::Plan(format!(
+    fn refusal(&self) -> DataFusionError {
+        DataFusionError::Plan(format!(
             "{} is a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
             self.source.name
-        )))
+        ))
     }
 }

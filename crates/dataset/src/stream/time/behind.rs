@@ -8,7 +8,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility};
 use datafusion::physical_expr::PhysicalExpr;
 
-use crate::stream::time::calls::{call_of, said_by};
+use crate::plan::calls::{call_of, said_by};
 use crate::stream::time::window::{Micros, interval};
 
 const BEHIND: &str = "behind";

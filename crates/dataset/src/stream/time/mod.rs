@@ -4,7 +4,6 @@
 //!
 //! | module   | what is in it                                  |
 //! |----------|------------------------------------------------|
-//! | `calls`  | functions of ours that say something in a plan |
 //! | `now`    | the time of day                                |
 //! | `spans`  | the stretches of time that windows are         |
 //! | `window` | which windows a row belongs to                 |
@@ -12,7 +11,6 @@
 //! | `times`  | which columns tell time                        |
 
 pub(crate) mod behind;
-pub(crate) mod calls;
 pub(crate) mod now;
 pub(crate) mod spans;
 pub(crate) mod times;

@@ -6,11 +6,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, StructArray, TimestampMicrosecondArray};
-use arrow::compute::cast;
-use arrow::datatypes::{
-    ArrowPrimitiveType, DataType, Field, Fields, IntervalUnit, TimeUnit, TimestampMicrosecondType,
-    TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType,
-};
+use arrow::datatypes::{DataType, Field, Fields, IntervalUnit, TimeUnit};
 use datafusion::common::ScalarValue;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::expr::ScalarFunction;
@@ -19,10 +15,12 @@ use datafusion::logical_expr::{
 };
 use datafusion::physical_expr::expressions::Literal;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
-use tidemill_dataflow::ends;
-use tidemill_dataflow::stream::EventTime;
 
 use crate::error::DataSetError;
+pub(crate) use crate::plan::micros::micros;
+use crate::plan::window_names::{
+    COUNT_WINDOW, COUNTING, EARLY, EARLY_TIME, EARLY_WINDOW, IN_SQL, LATE, WINDOW, is_window_name,
+};
 use crate::stream::time::spans::{Calendar, Spans};
 
 /// Microseconds.
@@ -262,21 +260,6 @@ impl Windows {
     }
 }
 
-/// The function that Python's windows call.
-const WINDOW: &str = "window";
-/// That of windows which give early results, too: its value says whether it is the last.
-const EARLY_WINDOW: &str = "early_window";
-/// That of windows of so many rows: its value is the number of its first row, and of the first behind it.
-const COUNT_WINDOW: &str = "count_window";
-/// Those of SQL, named as in its tradition where it has one: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`,
-/// `calendar(time, length, zone)`, `counting(size, slide)`, `counting(time, size, slide, ttl)`; and around any of time `late(window, length)`, `early(window, length)` and
-/// `early_time(window, length)`.
-const IN_SQL: [&str; 8] = ["tumble", "hop", "session", "calendar", COUNTING, LATE, EARLY, EARLY_TIME];
-const COUNTING: &str = "counting";
-const LATE: &str = "late";
-const EARLY: &str = "early";
-const EARLY_TIME: &str = "early_time";
-
 /// The functions that SQL knows.
 pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
     IN_SQL.into_iter().map(|name| ScalarUDF::from(WindowFunction::new(name)))
@@ -376,43 +359,6 @@ fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<Windows> {
     })
 }
 
-/// Whether a key is a window.
-fn is_window(key: &Expr) -> bool {
-    match key {
-        Expr::Alias(alias) => is_window(&alias.expr),
-        Expr::ScalarFunction(call) => is_name(call.func.name()),
-        _ => false,
-    }
-}
-
-/// Whether a key is a window that rows can come too late for.
-pub(crate) fn is_time_window(key: &Expr) -> bool {
-    match key {
-        Expr::Alias(alias) => is_time_window(&alias.expr),
-        Expr::ScalarFunction(call) => {
-            is_name(call.func.name()) && call.func.name() != COUNT_WINDOW && call.func.name() != COUNTING
-        }
-        _ => false,
-    }
-}
-
-fn is_name(name: &str) -> bool {
-    matches!(name, WINDOW | EARLY_WINDOW | COUNT_WINDOW) || IN_SQL.contains(&name)
-}
-
-/// The parts of a window that is a key, by name.
-pub(crate) fn window_parts(key: &Expr) -> &'static [&'static str] {
-    match key {
-        Expr::Alias(alias) => window_parts(&alias.expr),
-        Expr::ScalarFunction(call) if matches!(call.func.name(), EARLY_WINDOW | EARLY | EARLY_TIME) => {
-            &["start", "end", "final"]
-        }
-        Expr::ScalarFunction(call) if call.func.name() == LATE => call.args.first().map_or(&[], window_parts),
-        key if is_window(key) => &["start", "end"],
-        _ => &[],
-    }
-}
-
 /// The value of a window expression.
 fn window_fields(early: bool) -> Fields {
     let time = DataType::Timestamp(TimeUnit::Microsecond, None);
@@ -435,45 +381,6 @@ pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<
     let mut columns: Vec<ArrayRef> = vec![Arc::new(starts), Arc::new(ends)];
     columns.extend(last.map(|last| Arc::new(BooleanArray::from(vec![last; count])) as ArrayRef));
     StructArray::new(window_fields(last.is_some()), columns, None)
-}
-
-/// Times in microseconds, whatever unit or zone they come in; null where no row may have such a time.
-pub(crate) fn micros(times: &ArrayRef) -> Result<TimestampMicrosecondArray> {
-    fn is_time(time: &i64) -> bool {
-        EventTime(*time).is_of_row()
-    }
-    /// By what keeps their order: if the first and the last are times, all are.
-    fn converted<T: ArrowPrimitiveType<Native = i64>>(
-        times: &ArrayRef,
-        micros: impl Fn(i64) -> Option<i64>,
-    ) -> TimestampMicrosecondArray {
-        let times = times.as_primitive::<T>();
-        let checked = |time| micros(time).filter(is_time);
-        match ends(times).is_none_or(|(least, most)| checked(least).is_some() && checked(most).is_some()) {
-            true => times.unary(|time| micros(time).unwrap_or_default()),
-            false => times.unary_opt(checked),
-        }
-    }
-    Ok(match times.data_type() {
-        DataType::Timestamp(TimeUnit::Second, _) => {
-            converted::<TimestampSecondType>(times, |time| time.checked_mul(1_000_000))
-        }
-        DataType::Timestamp(TimeUnit::Millisecond, _) => {
-            converted::<TimestampMillisecondType>(times, |time| time.checked_mul(1000))
-        }
-        // A cast would round towards 1970, out of the window that a time before it is in.
-        DataType::Timestamp(TimeUnit::Nanosecond, _) => {
-            converted::<TimestampNanosecondType>(times, |time| Some(time.div_euclid(1000)))
-        }
-        DataType::Timestamp(TimeUnit::Microsecond, _) => {
-            let times = times.as_primitive::<TimestampMicrosecondType>().clone().with_timezone_opt(None::<Arc<str>>);
-            match ends(&times).is_none_or(|(least, most)| is_time(&least) && is_time(&most)) {
-                true => times,
-                false => times.unary_opt(|time| Some(time).filter(is_time)),
-            }
-        }
-        _ => return micros(&cast(times, &DataType::Timestamp(TimeUnit::Microsecond, None))?),
-    })
 }
 
 /// A window's call, as a plan has it.
@@ -597,7 +504,7 @@ impl WindowFunction {
         let any: &dyn Any = expr.as_ref();
         let Some(call) = any.downcast_ref::<ScalarFunctionExpr>() else { return Ok(None) };
         let name = call.fun().name();
-        if !is_name(name) {
+        if !is_window_name(name) {
             return Ok(None);
         }
         let constant = |argument: &Arc<dyn PhysicalExpr>| {
@@ -633,46 +540,5 @@ impl WindowFunction {
         }
         let windows = windows_of(name, &lengths.iter().collect::<Vec<_>>())?;
         Ok(Some(WindowCall { windows, time: Arc::clone(time), late }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use arrow::array::{
-        Date32Array, TimestampMillisecondArray, TimestampNanosecondArray, TimestampSecondArray, new_null_array,
-    };
-
-    use super::*;
-
-    /// A time that came out as another would put its row into a window that is not its own; one that no row may have would close all.
-    #[test]
-    fn times_of_each_unit_are_microseconds() {
-        let most = i64::MAX - 1;
-        let zone = || Some(Arc::<str>::from("Europe/Berlin"));
-        let cases: [(ArrayRef, Vec<Option<i64>>); 8] = [
-            (Arc::new(TimestampSecondArray::from(vec![-2, 3])), vec![Some(-2_000_000), Some(3_000_000)]),
-            (Arc::new(TimestampSecondArray::from(vec![most, 3, -most])), vec![None, Some(3_000_000), None]),
-            (
-                Arc::new(TimestampMillisecondArray::from(vec![Some(5), None]).with_timezone_opt(zone())),
-                vec![Some(5000), None],
-            ),
-            (Arc::new(TimestampMillisecondArray::from(vec![Some(most), None, Some(1)])), vec![None, None, Some(1000)]),
-            // Before 1970 as after it, towards the past.
-            (Arc::new(TimestampNanosecondArray::from(vec![-1, 1999])), vec![Some(-1), Some(1)]),
-            (
-                Arc::new(TimestampMicrosecondArray::from(vec![i64::MIN, 7, i64::MAX]).with_timezone_opt(zone())),
-                vec![None, Some(7), None],
-            ),
-            (Arc::new(Date32Array::from(vec![1])), vec![Some(86_400_000_000)]),
-            (new_null_array(&DataType::Timestamp(TimeUnit::Microsecond, None), 2), vec![None, None]),
-        ];
-        for (times, expected) in cases {
-            let found = micros(&times).unwrap();
-            assert_eq!(found.data_type(), &DataType::Timestamp(TimeUnit::Microsecond, None));
-            assert_eq!(found.iter().collect::<Vec<_>>(), expected, "{times:?}");
-        }
-        for unit in [TimeUnit::Second, TimeUnit::Nanosecond] {
-            assert!(micros(&new_null_array(&DataType::Timestamp(unit, None), 0)).unwrap().is_empty());
-        }
     }
 }

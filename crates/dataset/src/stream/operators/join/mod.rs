@@ -21,7 +21,6 @@ use datafusion::physical_plan::joins::HashJoinExec;
 use tidemill_dataflow::checkpoint::StateSchema;
 
 pub(crate) use task::JoinTask;
-pub(crate) use ttl::Within;
 
 use self::bounds::{bounds, told};
 use crate::error::DataSetError;

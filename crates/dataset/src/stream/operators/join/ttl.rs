@@ -5,14 +5,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{BooleanArray, TimestampMicrosecondArray};
-use arrow::datatypes::{DataType, SchemaRef};
-use datafusion::common::ScalarValue;
+use arrow::datatypes::SchemaRef;
 use datafusion::config::ConfigOptions;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::logical_expr::{
-    ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
-};
 use datafusion::physical_expr::expressions::{Column, lit as literal};
 use datafusion::physical_expr::utils::split_conjunction;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr, conjunction};
@@ -20,61 +15,8 @@ use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr, conjunction};
 use super::bounds::{Bound, field_of};
 use super::{Condition, Side};
 use crate::error::DataSetError;
-use crate::stream::time::calls::number_of;
+use crate::plan::markers::Within;
 use crate::stream::time::times::{Place, Times};
-use crate::stream::time::window::{Micros, micros};
-
-const WITHIN: &str = "tidemill_within";
-
-/// Whether two times are less than a length apart; without one of them nobody knows.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Within {
-    signature: Signature,
-}
-
-impl Within {
-    fn function() -> ScalarUDF {
-        // Volatile, lest a rule moves it.
-        ScalarUDF::from(Within { signature: Signature::variadic_any(Volatility::Volatile) })
-    }
-
-    /// That partners are less than `ttl` apart, by some of these columns.
-    pub(crate) fn condition(ttl: Micros, columns: impl Iterator<Item = Expr>) -> Expr {
-        Self::function().call(std::iter::once(lit(ttl)).chain(columns).collect())
-    }
-
-    /// The length of a call.
-    fn length(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
-        number_of(expr, WITHIN)
-    }
-}
-
-impl ScalarUDFImpl for Within {
-    fn name(&self) -> &str {
-        WITHIN
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Boolean)
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let [ColumnarValue::Scalar(ScalarValue::Int64(Some(ttl))), left, right] = args.args.as_slice() else {
-            return Err(DataFusionError::Internal(format!("{WITHIN} without the columns that tell time")));
-        };
-        let times = |column: &ColumnarValue| -> Result<TimestampMicrosecondArray> {
-            micros(&column.to_array(args.number_rows)?)
-        };
-        let (left, right) = (times(left)?, times(right)?);
-        let within =
-            |(left, right): (Option<Micros>, Option<Micros>)| Some(left?.abs_diff(right?) < ttl.unsigned_abs());
-        Ok(ColumnarValue::Array(Arc::new(left.iter().zip(&right).map(within).collect::<BooleanArray>())))
-    }
-}
 
 /// Puts into a condition what tells the time of both sides, if it says how long rows are remembered. Returns what that says of times.
 ///
@@ -101,7 +43,8 @@ pub(super) fn bind(
     let (left, right) = (left?, right?);
     let among = |side: Side| {
         let found = condition.columns.iter().position(|&of| of == (side, places[side].column));
-        let at = found.ok_or_else(|| DataFusionError::Internal(format!("{WITHIN} without a column of time")))?;
+        let at =
+            found.ok_or_else(|| DataFusionError::Internal(format!("{} without a column of time", Within::NAME)))?;
         time_of(places[side], at, &condition.schema)
     };
     let arguments = vec![literal(ttl), among(0)?, among(1)?];

@@ -11,13 +11,13 @@ use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::joins::{HashJoinExec, HashJoinExecBuilder, PartitionMode};
 use tidemill_dataflow::TaskSpec;
 
-use super::plan::has_stream;
 use super::source::in_memory;
 use super::{Flowing, Lower, ROWS, columns_of, until_the_end};
 use crate::error::Result;
+use crate::exec::stream_step::has_stream;
 use crate::join::with_given_names;
 use crate::stream::operators::join::{JoinTask, StreamJoin};
-use crate::stream::rows::late::JOIN;
+use crate::stream::plan::late::JOIN;
 
 /// A stream's rows whose key is not in a table, as SQL's NOT IN has it, by joins that take the table first. A null in the table may be
 /// any key, so none is known not to be in it; a null in the stream may be any, so it is in every table but an empty one.

@@ -39,18 +39,20 @@ use tidemill_dataflow::exchange::{Direct, Gather, Partition};
 use tidemill_dataflow::graph::PortRef;
 use tidemill_dataflow::{Graph, TaskId, TaskSpec};
 
-pub(crate) use self::plan::{has_stream, plan};
+pub(crate) use self::plan::plan;
 pub(crate) use self::source::SourceTask;
 
 use self::plan::Plans;
 use self::ranked::partitions;
 use crate::error::{DataSetError, Result};
+use crate::exec::stream_step::{StreamStepExec, has_stream};
 use crate::stream::operators::process::{ProcessExec, ProcessTask};
+use crate::stream::plan::late::{LateTo, MakeLateSink};
 use crate::stream::plan::named::NamedExec;
 use crate::stream::plan::shared::PartExec;
 use crate::stream::plan::table::{StreamExec, StreamOutput, StreamSink};
 use crate::stream::rows::keyed::{Keyed, KeyedTask};
-use crate::stream::rows::late::{LATE, LateRows, LateTo, MakeLateSink};
+use crate::stream::rows::late::{LATE, LateRows};
 use crate::stream::rows::steps::{Steps, StepsTask};
 use crate::stream::time::times::{Place, TimeOf, Times};
 use crate::stream::time::window::Micros;
@@ -294,17 +296,17 @@ impl<'a> Lower<'a> {
 
     fn node(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
         let any: &dyn Any = plan.as_ref();
-        if let Some(stream) = any.downcast_ref::<StreamExec>() {
-            return self.source(stream);
+        if let Some(stream) = StreamStepExec::step_of::<StreamExec>(plan.as_ref()) {
+            return self.source(stream, plan.schema());
         }
-        if let Some(part) = any.downcast_ref::<PartExec>() {
-            return self.part(part);
+        if let Some(part) = StreamStepExec::step_of::<PartExec>(plan.as_ref()) {
+            return self.part(part, plan.schema());
         }
         if passes(plan) {
             return self.node(plan.children()[0]);
         }
-        if let Some(named) = any.downcast_ref::<NamedExec>() {
-            return self.named(named);
+        if let Some(named) = StreamStepExec::step_of::<NamedExec>(plan.as_ref()) {
+            return self.named(&named.0, plan.children()[0]);
         }
         if any.is::<UnionExec>() {
             self.names_one("a union has several; name each before it")?;
@@ -327,7 +329,7 @@ impl<'a> Lower<'a> {
         if !has_stream(plan) {
             return self.table(plan);
         }
-        if let Some(process) = any.downcast_ref::<ProcessExec>() {
+        if let Some(process) = StreamStepExec::step_of::<ProcessExec>(plan.as_ref()) {
             return self.process(plan, process);
         }
         if let Some(of) = partitions(plan) {
@@ -348,7 +350,7 @@ impl<'a> Lower<'a> {
 
     /// What queries have in common is lowered once, with all that is done to its rows, and each query has an edge from there. One that
     /// has it several times, as a join of a stream with itself does, has several of it, as it has alone.
-    fn part(&mut self, exec: &PartExec) -> Result<Flowing> {
+    fn part(&mut self, exec: &PartExec, projected: SchemaRef) -> Result<Flowing> {
         self.names_one("several queries have that step in common; name it where they do, before they part")?;
         let (part, nth) = (exec.part, self.had[exec.part]);
         self.had[part] += 1;
@@ -375,7 +377,7 @@ impl<'a> Lower<'a> {
             from.iter_mut().try_for_each(|branch| branch.steps.project(columns, &schema))?;
         }
         let times = times.project(&columns_of(columns));
-        Ok(Flowing { from, schema: exec.schema(), times, sources })
+        Ok(Flowing { from, schema: projected, times, sources })
     }
 
     /// Sends rows, with their keys, to the task that owns them.
@@ -420,9 +422,8 @@ impl<'a> Lower<'a> {
     }
 
     /// The rows below a name, which the first step takes that keeps something, or a source.
-    fn named(&mut self, exec: &NamedExec) -> Result<Flowing> {
-        self.names_one(&format!("it is called {:?} already", exec.step))?;
-        let name = &exec.step;
+    fn named(&mut self, name: &Arc<str>, input: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        self.names_one(&format!("it is called {name:?} already"))?;
         let alike = self.names.iter().filter(|other| *other == name);
         if alike.clone().any(|other| !Arc::ptr_eq(other, name)) {
             return Err(DataSetError::Query(format!(
@@ -435,7 +436,7 @@ impl<'a> Lower<'a> {
             before => format!("{name}, {}", before + 1),
         });
         self.names.push(Arc::clone(name));
-        self.node(&exec.input)
+        self.node(input)
     }
 
     /// Refuses a name for what is not one step.
@@ -464,8 +465,8 @@ impl<'a> Lower<'a> {
     /// A function of the program over the rows of each key.
     fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<Flowing> {
         let rows = match exec.process.waits {
-            true => self.timed(&exec.input)?,
-            false => self.below(&exec.input)?,
+            true => self.timed(plan.children()[0])?,
+            false => self.below(plan.children()[0])?,
         };
         let times = after_step(plan, &rows);
         let keyed = Arc::new(Keyed::new(&rows.schema, columns_of(&exec.process.keys), false, None)?);

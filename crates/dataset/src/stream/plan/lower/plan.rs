@@ -16,10 +16,11 @@ use futures::future::BoxFuture;
 use super::{SORT, of_query, until_the_end};
 use crate::distribute::only_value;
 use crate::error::{DataSetError, Result};
-use crate::files::sources::table_at;
-use crate::stream::plan::shared::{PartExec, share};
-use crate::stream::plan::table::{StreamExec, StreamOutput, hidden_in, of_stream};
-use crate::stream::rows::late::LateTo;
+use crate::exec::stream_step::has_stream;
+use crate::plan::tables::{hidden_in, reads_stream, table_at};
+use crate::stream::plan::late::LateTo;
+use crate::stream::plan::shared::share;
+use crate::stream::plan::table::StreamOutput;
 use crate::stream::time::now::NowOfBatch;
 
 /// The queries of a job, planned.
@@ -59,7 +60,7 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
 /// step would get rows in another order than the program says.
 fn sorts(plan: &LogicalPlan) -> datafusion::error::Result<()> {
     plan.apply_with_subqueries(|node| {
-        if matches!(node, LogicalPlan::Sort(sort) if of_stream(&sort.input)) {
+        if matches!(node, LogicalPlan::Sort(sort) if reads_stream(&sort.input)) {
             return Err(until_the_end(SORT).into());
         }
         table_at(node).and_then(|table| hidden_in(table.as_ref()).map(sorts)).transpose()?;
@@ -108,11 +109,6 @@ fn hold_tables<'a>(
         }
         if inputs.is_empty() { Ok(plan) } else { replace_children_if_necessary(plan, inputs) }
     })
-}
-
-pub(crate) fn has_stream(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    let any: &dyn Any = plan.as_ref();
-    any.is::<StreamExec>() || any.is::<PartExec>() || plan.children().into_iter().any(has_stream)
 }
 
 fn session(state: SessionState, late: &LateTo) -> SessionState {

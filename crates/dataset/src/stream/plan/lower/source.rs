@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::physical_plan::ExecutionPlan;
@@ -14,8 +15,8 @@ use tidemill_dataflow::stream::source::{ListFiles, time_column};
 use tidemill_dataflow::{TaskId, TaskSpec};
 
 use super::{BAD, Branch, Flowing, Lower, ROWS, SinkTask, columns_of};
-use crate::dataset::SLICE_ROWS;
 use crate::error::{DataSetError, Result};
+use crate::exec::step::SLICE_ROWS;
 use crate::stream::plan::memory::table_stream;
 use crate::stream::plan::table::{StreamExec, StreamSource};
 use crate::stream::rows::steps::Steps;
@@ -73,7 +74,7 @@ pub(super) fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch
 }
 
 impl Lower<'_> {
-    pub(super) fn source(&mut self, stream: &StreamExec) -> Result<Flowing> {
+    pub(super) fn source(&mut self, stream: &StreamExec, projected: SchemaRef) -> Result<Flowing> {
         let mut source = stream.source.clone();
         // A stream that is read in two places, as one that is joined with itself is, meets the same bad records in both.
         if self.sources.iter().any(|other| other.source.is_same(&source)) {
@@ -98,7 +99,7 @@ impl Lower<'_> {
             self.bad_sinks.push(SinkTask { sink: bad.sink.clone(), sources: sources.clone() });
         }
         self.sources.push(SourceTask { task, task_name: name, source, waited: false });
-        Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: stream.schema(), times, sources })
+        Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: projected, times, sources })
     }
 
     pub(super) fn source_task(&self, task: TaskSpec, source: &StreamSource) -> TaskSpec {
@@ -117,7 +118,7 @@ impl Lower<'_> {
     pub(super) fn table(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
         let rows = in_memory(plan)?;
         let source = table_stream("table", plan.schema(), &rows, None, SLICE_ROWS, 0.0);
-        let rows = self.source(&StreamExec::new(source, None)?)?;
+        let rows = self.source(&StreamExec { source, projection: None }, plan.schema())?;
         // It ends soon: nobody waits for it.
         Ok(Flowing { sources: BTreeSet::new(), ..rows })
     }
