@@ -190,7 +190,7 @@ const RIGHT: &str = "right ";
 const END: char = '\u{1f}';
 
 /// The columns of a side by the names that they had before they were joined.
-pub(crate) fn with_given_names(side: &SchemaRef) -> SchemaRef {
+pub fn with_given_names(side: &SchemaRef) -> SchemaRef {
     let given = |name: &str| name.strip_prefix(RIGHT).and_then(|name| name.strip_suffix(END)).map(str::to_owned);
     let fields = side.fields().iter().map(|field| match given(field.name()) {
         Some(name) => Arc::new(field.as_ref().clone().with_name(name)),

@@ -1,6 +1,9 @@
 //! What people write: lazy tables, expressions and SQL. The work is DataFusion's; this crate gives it names, checks and errors
 //! that people can use.
 //!
+//! Modules, lowest first; each uses only those above it, but for these: `engine` keeps the open stores and the bad rows of `files`,
+//! and `dataset` finds files and names them in errors:
+//!
 //! | module       | what is in it                                                              |
 //! |--------------|----------------------------------------------------------------------------|
 //! | `error`      | `DataSetError`: every message stands alone                                 |
@@ -13,7 +16,6 @@
 //! | `join`       | joins of two DataSets                                                      |
 //! | `files`      | files and object stores: finding, reading and writing them                 |
 //! | `distribute` | queries on all workers of a job                                            |
-//! | `stream`     | queries over streams: windows of event time                                |
 #![warn(missing_docs)]
 
 mod dataset;
@@ -25,7 +27,6 @@ mod exec;
 mod files;
 mod join;
 mod plan;
-mod stream;
 pub mod types;
 
 pub use datafusion;
@@ -50,7 +51,21 @@ pub use files::write::Output;
 pub use join::How;
 pub use plan::deep::check_expr;
 pub use plan::expr;
-pub use stream::{
-    BadTo, Calendar, Early, KeyedBatch, KeyedFunction, LateRows, LateTo, LookAtSinks, MakeKeyedFunction, MakeLateSink,
-    StreamJob, StreamOutput, StreamSink, StreamSource, WindowKind, Windows, sql_functions, table_stream,
-};
+
+/// For crates that add tables and steps of their own, as `tidemill-stream` does.
+pub mod extend {
+    pub use crate::distribute::{failed, only_value};
+    pub use crate::exec::group::grouped_by_numbers;
+    pub use crate::exec::map::{MapExec, fitted, planned_below};
+    pub use crate::exec::number_keys::group_values;
+    pub use crate::exec::split::SplitExec;
+    pub use crate::exec::step::SLICE_ROWS;
+    pub use crate::exec::stream_step::{StreamStep, StreamStepExec, has_stream};
+    pub use crate::join::with_given_names;
+    pub use crate::plan::calls::{call_of, number_of, said_by};
+    pub use crate::plan::markers::{Remembered, Within};
+    pub use crate::plan::micros::micros;
+    pub use crate::plan::rewrite::rewrite_exprs;
+    pub use crate::plan::tables::{StepProvider, StepTable, hidden_in, reads_stream, table_at};
+    pub use crate::plan::window_names;
+}

@@ -129,11 +129,12 @@ impl Workers {
     }
 
     /// Partitions of a query: a thread for each, on all workers.
-    pub(crate) fn partitions(&self) -> usize {
+    pub fn partitions(&self) -> usize {
         self.partitions
     }
 
-    pub(crate) fn runner(&self) -> &Runner {
+    /// The runner of its tasks.
+    pub fn runner(&self) -> &Runner {
         &self.runner
     }
 
@@ -330,7 +331,7 @@ impl Workers {
     }
 
     /// A result of all workers, each having its own: the lowest worker's error is everybody's.
-    pub(crate) fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
+    pub fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
         let size = u64::from(self.comm.size());
         let (mut first, me) = ([size], u64::from(self.comm.rank()));
         self.comm.allreduce(&[if mine.is_err() { me } else { size }], &mut first, &Op::Min)?;
@@ -629,7 +630,7 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -
 }
 
 /// The value of a scalar subquery: null of no rows.
-pub(crate) fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
+pub fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
     let mut rows = batches.iter().filter(|batch| batch.num_rows() > 0);
     match (rows.next(), rows.next()) {
         (None, _) => ScalarValue::try_new_null(schema.field(0).data_type()),
@@ -646,7 +647,7 @@ fn different_queries(seen: &str) -> DataSetError {
 }
 
 /// A run's error, for people who write queries and never saw its tasks.
-pub(crate) fn failed(error: DataflowError) -> ActionError {
+pub fn failed(error: DataflowError) -> ActionError {
     match error {
         DataflowError::Net(error) => CollectiveError::from(error).into(),
         DataflowError::Collective(error) => error.into(),

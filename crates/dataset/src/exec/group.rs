@@ -22,7 +22,7 @@ use crate::exec::instead::{Instead, Work};
 use crate::exec::number_keys::{NumberKeys, is_number};
 
 /// Does what an [`AggregateExec`] would do.
-pub(crate) type GroupExec = Instead<ByNumber>;
+type GroupExec = Instead<ByNumber>;
 
 /// Over an input in the order of its keys, DataFusion does better.
 #[derive(Clone)]
@@ -72,6 +72,11 @@ impl Work for ByNumber {
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(aggregate.schema(), batches)))
     }
+}
+
+/// The aggregation that a step of a plan does, if its groups are by numbers.
+pub fn grouped_by_numbers(plan: &dyn ExecutionPlan) -> Option<&AggregateExec> {
+    plan.downcast_ref::<GroupExec>().map(GroupExec::step)
 }
 
 /// A million keys at random look as if every row had its own for some hundred thousand rows, and to look one up costs little.

@@ -96,7 +96,7 @@ impl TableProvider for MapTable {
 /// The plan of what lies below a step that plans its input by itself, before any rule has run: the rules of the session run on the whole
 /// plan. If they ran here as well, those of the whole plan would meet steps of ours in the place of DataFusion's, or sorts and
 /// partitions that only the plan's top had asked for.
-pub(crate) async fn planned_below(session: &dyn Session, input: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+pub async fn planned_below(session: &dyn Session, input: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
     let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
         return internal_err!("a query is planned in a session of DataFusion");
     };
@@ -108,7 +108,7 @@ pub(crate) async fn planned_below(session: &dyn Session, input: &LogicalPlan) ->
 }
 
 /// Runs the function on each partition.
-pub(crate) struct MapExec {
+pub struct MapExec {
     input: Arc<dyn ExecutionPlan>,
     function: BatchFunction,
     name: String,
@@ -120,7 +120,7 @@ pub(crate) struct MapExec {
 
 impl MapExec {
     /// What plans and errors call the function.
-    pub(crate) fn function_name(&self) -> &str {
+    pub fn function_name(&self) -> &str {
         &self.name
     }
 
@@ -212,7 +212,7 @@ impl ExecutionPlan for MapExec {
 }
 
 /// The batch, if it has the columns that were announced; texts and bytes may be laid out in another way.
-pub(crate) fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<RecordBatch, String> {
+pub fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<RecordBatch, String> {
     let columns = |schema: &SchemaRef| {
         let columns = schema.fields().iter().map(|field| format!("{}: {}", field.name(), field.data_type()));
         columns.collect::<Vec<_>>().join(", ")

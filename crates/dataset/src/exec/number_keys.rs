@@ -25,7 +25,7 @@ pub(crate) fn is_number(data_type: &DataType) -> bool {
 ///
 /// # Errors
 /// DataFusion's, for types that it knows no groups of.
-pub(crate) fn group_values(schema: &SchemaRef) -> Result<Box<dyn GroupValues>> {
+pub fn group_values(schema: &SchemaRef) -> Result<Box<dyn GroupValues>> {
     match schema.fields().as_ref() {
         [key] if is_number(key.data_type()) => {
             Ok(Box::new(Numbers { keys: NumberKeys::default(), data_type: key.data_type().clone() }))

@@ -34,7 +34,7 @@ use crate::exec::step::{unordered, with_new_children};
 const INLINE_MAX: usize = 12;
 
 /// A row for each part of a text, with the other columns repeated.
-pub(crate) struct SplitExec {
+pub struct SplitExec {
     input: Arc<dyn ExecutionPlan>,
     /// What makes the output's columns of the input's; in place `split` the text.
     columns: Arc<Vec<Arc<dyn PhysicalExpr>>>,

@@ -34,4 +34,4 @@ pub(crate) mod rewrite;
 pub(crate) mod sql;
 pub(crate) mod tables;
 pub(crate) mod times;
-pub(crate) mod window_names;
+pub mod window_names;

@@ -10,7 +10,7 @@ use datafusion::logical_expr::{Expr, LogicalPlan};
 
 /// A step of a plan, each of its expressions made anew by `change`, which is told its place among them and the columns that it may
 /// name. Columns of the step are called as before.
-pub(crate) fn rewrite_exprs(
+pub fn rewrite_exprs(
     node: LogicalPlan,
     mut change: impl FnMut(usize, Expr, &DFSchema) -> Result<Transformed<Expr>>,
 ) -> Result<Transformed<LogicalPlan>> {

@@ -13,9 +13,9 @@ use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
     ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, ReadOptions, StorageOptions,
-    Workers, expr, find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle,
-    sql_functions, types,
+    Workers, expr, find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle, types,
 };
+use tidemill_stream::sql_functions;
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::frame::NativeDataSet;
