@@ -34,8 +34,8 @@ demo: setup ## Set up, then run the main job: a market as a moving map, on two w
 	@DATA="$(DATA)" MARKET_GROUPS="$(GROUPS)" VIEW="$(VIEW)" tools/demo
 
 .PHONY: test
-test: setup setup-peers setup-servers setup-browser lint test-rust test-python ## Set up, then run every check and test
-	@tools/count-tests out/cargo-test.log out/pytest.log
+test: setup setup-peers setup-servers setup-browser setup-s3 ## Set up, then run every check and test
+	@BUILD="$(BUILD)" $(BIN)/python tools/run-tests lint rust python
 
 .PHONY: test-all
 test-all: export PYTEST_ARGS := --all
@@ -46,6 +46,7 @@ test-all: test ## As `test`, with slow tests, every case of sampled matrices and
 lint: setup ## Check format, lints and types of Rust, Python and the viewer's page, which is tested too
 	cargo fmt --all --check
 	cargo clippy $(BUILD) --all-targets -- -D warnings
+	$(BIN)/python tools/check-house
 	$(BIN)/python tools/check-licences
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -62,14 +63,11 @@ format: setup ## Format Rust, Python and the viewer's page
 # The bindings have no Rust tests: they are tested from Python.
 .PHONY: test-rust
 test-rust: setup ## Run the Rust tests, documentation included
-	@mkdir -p out
-	cargo test $(BUILD) 2>&1 | tee out/cargo-test.log
+	@BUILD="$(BUILD)" $(BIN)/python tools/run-tests rust
 
-# Three tests at a time, on two cores too: many wait for timers and servers, and all have to live with others beside them.
 .PHONY: test-python
 test-python: setup setup-s3 ## Run the Python and multi-process tests
-	@mkdir -p out
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(PYTEST_ARGS) 2>&1 | tee out/pytest.log
+	@$(BIN)/python tools/run-tests python
 
 TARGET ?= $(sort $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))))
 SECONDS ?= 60

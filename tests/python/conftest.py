@@ -1,10 +1,13 @@
 """What all tests have in common."""
 
+import json
 import os
 import random
+import re
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -16,6 +19,9 @@ SEED = int(os.environ.setdefault("TIDEMILL_TEST_SEED", str(random.SystemRandom()
 
 #: Servers that are worth sharing, slowest to start first.
 SERVERS = ("kafka", "rabbitmq", "redis_server")
+
+#: How many files are named as the slowest of a run.
+SLOWEST = 10
 
 Kind = TypeVar("Kind", servers.Kafka, servers.Redis, servers.RabbitMQ)
 
@@ -59,9 +65,23 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Repeat the seed where somebody looks who has a failure to explain."""
-    if terminalreporter.stats.get("failed"):
+    """Name the slowest files, repeat the seed, and record what failed for `tools/run-tests`."""
+    stats = terminalreporter.stats
+    reports = [report for group in stats.values() for report in group if isinstance(report, pytest.TestReport)]
+    seconds: Counter[str] = Counter()
+    for report in reports:
+        seconds[report.nodeid.partition("::")[0]] += report.duration
+    if len(seconds) > SLOWEST:
+        terminalreporter.section(f"slowest {SLOWEST} files")
+        for name, time in seconds.most_common(SLOWEST):
+            terminalreporter.write_line(f"{time:6.1f} s  {name}")
+    # With --dist loadgroup names end with their group.
+    failed = [report.nodeid for report in [*stats.get("failed", ()), *stats.get("error", ())]]
+    failed = list(dict.fromkeys(re.sub(r"@[^@\]]+$", "", name) for name in failed))
+    if failed:
         terminalreporter.write_line(f"to repeat this run: TIDEMILL_TEST_SEED={SEED}")
+    if record := os.environ.get("TIDEMILL_TEST_RECORD"):
+        Path(record).write_text(json.dumps(failed))
 
 
 # Before pytest-xdist reads the groups.

@@ -1,4 +1,28 @@
 //! Arrays between workers, in step: the communicator, schedules, algorithms and the tuner. Usable without Arrow.
+//!
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module         | what                                                           |
+//! |----------------|----------------------------------------------------------------|
+//! | `dtype`        | Element types                                                  |
+//! | `op`           | Reduction operations                                           |
+//! | `schedule`     | One rank's part of a collective, as data                       |
+//! | `algorithms`   | Pure functions that return schedules                           |
+//! | `call`         | A collective call in sixteen bytes, to detect mismatched calls |
+//! | `communicator` | A group of workers with traffic of its own                     |
+//! | `long_double`  | x87 extended precision in software                             |
+//! | `parcel`       | Messages of any length with arrays attached                    |
+//! | `stream`       | Copies that bypass the caches                                  |
+//! | `reduce`       | Elementwise reduction kernels                                  |
+//! | `half_lanes`   | Half-precision reductions by F16C and AVX                      |
+//! | `exec`         | The executor of schedules                                      |
+//! | `direct`       | Collectives through shared memory, without messages            |
+//! | `request`      | Operations in progress                                         |
+//! | `tuner`        | Which algorithm and chunk size runs a collective               |
+//! | `collectives`  | Checks and starts collective calls                             |
+//! | `create`       | New communicators from old ones                                |
+//! | `p2p`          | Messages between two ranks                                     |
+//! | `typed`        | Collectives on Rust slices, and jobs of threads                |
 
 pub mod algorithms;
 mod dtype;

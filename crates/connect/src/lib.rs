@@ -9,9 +9,31 @@
 //! | `rabbitmq` | `rabbitmq` | yes    | what is not acknowledged | yes  | at least once         |
 //! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
 //!
-//! Beneath them: `options` (what people write), `format`, `decode` and `avro` (bytes to rows), `encode` (rows to bytes), `record` (rows to keys and
-//! values), `prepared` (what checkpoints keep of sinks), `bad` (records that are no rows), `headers` (of records, as a column), `feed` (a thread that reads ahead),
-//! `quiet` (splits that have nothing), `objects` (object stores), `tls`.
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module     | what                                          |
+//! |------------|-----------------------------------------------|
+//! | `error`    | Errors in the description of a source or sink |
+//! | `options`  | What people write to describe a connector     |
+//! | `hash`     | Hashes that are the same everywhere           |
+//! | `prepared` | What checkpoints keep of sinks                |
+//! | `headers`  | Headers of records, as a column               |
+//! | `tls`      | Certificates and keys, for all connectors     |
+//! | `quiet`    | Splits that have nothing at the moment        |
+//! | `encode`   | Rows to bytes                                 |
+//! | `feed`     | A thread that reads ahead                     |
+//! | `objects`  | Object stores, opened by the caller           |
+//! | `rate`     | The generator                                 |
+//! | `decode`   | Bytes to rows                                 |
+//! | `format`   | The formats that several sources share        |
+//! | `avro`     | Avro records                                  |
+//! | `bad`      | Records that cannot be decoded                |
+//! | `files`    | Folders and objects, as sources and sinks     |
+//! | `redis`    | Redis streams, lists and hashes               |
+//! | `sockets`  | TCP servers, WebSockets and webhooks          |
+//! | `record`   | Rows to keys and values, or to messages       |
+//! | `kafka`    | Kafka                                         |
+//! | `rabbitmq` | RabbitMQ                                      |
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
 //!

@@ -1,11 +1,16 @@
 //! Numeric kernels that run on a worker's own threads: SIMD on stable Rust, chosen at run time.
 //!
-//! | module     | what                                                                  |
-//! |------------|-----------------------------------------------------------------------|
-//! | [`pool`]   | long-running pinned threads that meet at spin barriers                |
-//! | [`simd`]   | the vector operations, once for each instruction set                  |
-//! | [`kmeans`] | Lloyd's algorithm, dense and with exact pruning, and its seeding      |
-//! | [`mds`]    | the passes over distances that multidimensional scaling consists of   |
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module     | what                                                                |
+//! |------------|---------------------------------------------------------------------|
+//! | `memory`   | Aligned memory for large buffers                                    |
+//! | [`simd`]   | The vector operations, once for each instruction set                |
+//! | `random`   | Random numbers by seed, stream and index                            |
+//! | `sync`     | The atomics of the gate, which loom replaces                        |
+//! | [`pool`]   | Long-running pinned threads that meet at spin barriers              |
+//! | [`kmeans`] | Lloyd's algorithm, dense and with exact pruning, and its seeding    |
+//! | [`mds`]    | The passes over distances that multidimensional scaling consists of |
 //!
 //! Nothing here sends or receives: a kernel works on the rows of one worker, and its caller combines the results of all
 //! workers with a collective.

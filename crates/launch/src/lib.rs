@@ -4,22 +4,26 @@
 //! says what the machine offers. The Python console script hands its arguments to [`main`] and exits with what it
 //! returns, so everything here runs inside a Python process that is otherwise idle.
 //!
-//! | module     | does                                                                     |
-//! |------------|--------------------------------------------------------------------------|
-//! | `options`  | the command line                                                         |
-//! | `apps`     | the table of ready-made applications                                     |
-//! | `job`      | the event loop: pipes, signals and exits of one job                      |
-//! | `policy`   | what to do when a worker fails or a signal comes: decisions without I/O  |
-//! | `lines`    | whole lines, each with its rank in front                                 |
-//! | `sink`     | bytes to a terminal, pipe or file without ever blocking the event loop   |
-//! | `terminal` | what is typed, to rank 0                                                 |
-//! | `contract` | the environment that tells a worker who it is                            |
-//! | `worker`   | one worker process: program, environment, start                          |
-//! | `guard`    | the process that ends the workers should the launcher itself be killed   |
-//! | `crash`    | the reports that failing workers leave                                   |
-//! | `notes`    | what the launcher itself says                                            |
-//! | `signals`  | signals as bytes in a pipe                                               |
-//! | `info`     | version, processors, limits, and what is wrong with them                 |
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module     | what                                                                    |
+//! |------------|-------------------------------------------------------------------------|
+//! | `cgroup`   | The limits of control groups, and kills for memory                      |
+//! | `policy`   | What to do when a worker fails or a signal comes: decisions without I/O |
+//! | `apps`     | The table of ready-made applications                                    |
+//! | `crash`    | The reports that failing workers leave                                  |
+//! | `lines`    | Whole lines, each with its rank in front                                |
+//! | `options`  | The command line                                                        |
+//! | `sink`     | Bytes to a terminal, pipe or file without ever blocking the event loop  |
+//! | `terminal` | What is typed, to rank 0                                                |
+//! | `contract` | The environment that tells a worker who it is                           |
+//! | `guard`    | The process that ends the workers if the launcher itself is killed      |
+//! | `info`     | Version, processors, limits, and what is wrong with them                |
+//! | `notes`    | What the launcher itself says                                           |
+//! | `restarts` | How often a failed job is started again                                 |
+//! | `signals`  | Signals as bytes in a pipe                                              |
+//! | `worker`   | One worker process: program, environment, start                         |
+//! | `job`      | The event loop: pipes, signals and exits of one job                     |
 
 mod apps;
 mod cgroup;

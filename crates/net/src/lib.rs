@@ -1,6 +1,32 @@
 //! Bytes between workers: transports, frames, credits, the rendezvous that joins a job, failure detection.
 //!
 //! Usable alone, without Arrow or the rest of Tidemill. Linux, 64-bit, little-endian.
+//!
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module        | what                                                         |
+//! |---------------|--------------------------------------------------------------|
+//! | `rank`        | The number of a worker within its job                        |
+//! | `frame`       | A 32-byte header and a payload: all that crosses a transport |
+//! | `notice`      | Lines on standard error that no error carries                |
+//! | `fork`        | What `fork` must not break                                   |
+//! | `sync`        | The atomics of the lock-free files, which loom replaces      |
+//! | `threads`     | Native threads that take no signals                          |
+//! | `copy`        | Memory copies that do not depend on addresses                |
+//! | `segment`     | Memory that several workers map                              |
+//! | `claim`       | Two workers copy one large message together                  |
+//! | `doorbell`    | Sleep and wake-up across processes                           |
+//! | `interfaces`  | The addresses of this host                                   |
+//! | `error`       | What can go wrong between workers                            |
+//! | `ring`        | A single-producer, single-consumer ring of frames            |
+//! | `transport`   | The trait that all transports implement                      |
+//! | `local`       | The transport between workers of one host                    |
+//! | `control`     | The control plane: who is in the job, and who has left       |
+//! | `rendezvous`  | How workers join a job                                       |
+//! | `tcp`         | The transport between hosts                                  |
+//! | `topology`    | Where workers run: hosts, sockets, cores                     |
+//! | `endpoint`    | A worker's handle on its peers                               |
+//! | `environment` | What launchers leave in the environment                      |
 
 #[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("tidemill-net runs on 64-bit little-endian Linux");

@@ -1,4 +1,25 @@
 //! Python bindings: the extension module `tidemill._tidemill`. One file per Python-visible area; no logic of its own.
+//!
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module        | what                                                     |
+//! |---------------|----------------------------------------------------------|
+//! | `errors`      | Errors of the native crates as Python exceptions         |
+//! | `handles`     | Datatypes, operations and statuses                       |
+//! | `array`       | Reads NumPy arrays from their object structs             |
+//! | `kernels`     | K-means and its threads                                  |
+//! | `launch`      | The `tidemill` command                                   |
+//! | `mds`         | Multidimensional scaling                                 |
+//! | `wait`        | Waits without the GIL, between which signals are handled |
+//! | `message`     | What a caller passes as a message, as memory             |
+//! | `request`     | Requests                                                 |
+//! | `parcel`      | Object messages                                          |
+//! | `comm`        | Communicators                                            |
+//! | `collectives` | The upper-case collectives                               |
+//! | `job`         | Joining a job and leaving it                             |
+//! | `tune`        | What `tidemill tune` measures                            |
+//! | `dataset`     | DataSets, expressions and streams                        |
+//! | `graph`       | Task graphs                                              |
 
 use pyo3::prelude::*;
 use tidemill_dataflow::memory::HugePages;

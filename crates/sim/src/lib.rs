@@ -1,9 +1,13 @@
 //! The simulated network: what a collective would cost on machines we do not have, and a transport on which one seed
 //! replays a whole job.
 //!
-//! - [`cost`] runs the schedules of all ranks under a [`Model`] in virtual time and says how long they take;
-//! - [`SimNetwork`] is a network for [`tidemill_net::Transport`]s in one thread: delays, reordering between pairs (never
-//!   within one), exhausted credit, lost workers, all from one seed and in virtual time.
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module    | what                                                                          |
+//! |-----------|-------------------------------------------------------------------------------|
+//! | `random`  | Random choices that a seed replays                                            |
+//! | [`cost`]  | The schedules of all ranks in virtual time, under a [`Model`]                 |
+//! | `network` | A network in one thread and in virtual time, for [`tidemill_net::Transport`]s |
 
 mod cost;
 mod network;
