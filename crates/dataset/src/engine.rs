@@ -27,6 +27,7 @@ use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation, address_b
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
+use crate::bad_rows::{BadRow, BadRows};
 use crate::error::{DataSetError, Result};
 use crate::exec::group::ByNumber;
 use crate::exec::instead::Instead;
@@ -34,8 +35,6 @@ use crate::exec::spill::SpillFiles;
 use crate::exec::split::SplitExec;
 use crate::exec::spread::{SettleSpreads, SpreadRows};
 use crate::exec::within_memory::WithinMemory;
-use crate::files::lenient::{BadRow, BadRows};
-use crate::files::stores::Stores;
 use crate::plan::durations::SqlDurations;
 use crate::plan::frames::{CheckFrames, SqlFrames};
 use crate::plan::guards::GuardConditions;
@@ -43,6 +42,7 @@ use crate::plan::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, agg
 use crate::plan::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::plan::sql::planning_functions;
 use crate::plan::times::{DatesAsTimes, time_functions};
+use crate::stores::{Location, StorageOptions, Stores};
 
 /// Between looks at what a query that somebody waits for does to the machine.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -311,9 +311,9 @@ impl Engine {
         &self.governor
     }
 
-    /// The object stores that are open.
-    pub(crate) fn stores(&self) -> &Stores {
-        &self.stores
+    /// What a URL stands for; its store is opened if it is new.
+    pub(crate) fn locate(&self, text: &str, options: &StorageOptions) -> Result<Location> {
+        self.stores.locate(text, options, &self.context.runtime_env())
     }
 
     /// The threads that run queries.

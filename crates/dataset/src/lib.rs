@@ -1,23 +1,27 @@
 //! What people write: lazy tables, expressions and SQL. The work is DataFusion's; this crate gives it names, checks and errors
 //! that people can use.
 //!
-//! Modules, lowest first; each uses only those above it, but for these: `engine` keeps the open stores and the bad rows of `files`,
-//! and `dataset` finds files and names them in errors:
+//! Modules, lowest first; each uses only those above it:
 //!
-//! | module       | what is in it                                                              |
-//! |--------------|----------------------------------------------------------------------------|
-//! | `error`      | `DataSetError`: every message stands alone                                 |
-//! | `exact`      | casts without loss                                                         |
-//! | `types`      | column types by name                                                       |
-//! | `plan`       | what queries mean: expressions, SQL, rules                                 |
-//! | `exec`       | steps of plans that are added to DataFusion's, or take their place         |
-//! | `engine`     | threads and memory that queries run with; actions that can be cancelled    |
-//! | `dataset`    | `DataSet`: select, filter, aggregate, sort, ...; collect, count, explain   |
-//! | `join`       | joins of two DataSets                                                      |
-//! | `files`      | files and object stores: finding, reading and writing them                 |
-//! | `distribute` | queries on all workers of a job                                            |
+//! | module       | what is in it                                                           |
+//! |--------------|-------------------------------------------------------------------------|
+//! | `error`      | `DataSetError`: every message stands alone                              |
+//! | `exact`      | casts without loss                                                      |
+//! | `types`      | column types by name                                                    |
+//! | `bad_rows`   | rows that cannot be read                                                |
+//! | `stores`     | object stores by URL                                                    |
+//! | `plan`       | what queries mean: expressions, SQL, rules                              |
+//! | `exec`       | steps of plans that are added to DataFusion's, or take their place      |
+//! | `engine`     | threads and memory that queries run with; actions that can be cancelled |
+//! | `dataset`    | `DataSet`: select, filter, aggregate, sort, ...                         |
+//! | `join`       | joins of two DataSets                                                   |
+//! | `files`      | finds, reads and writes files and objects                               |
+//! | `actions`    | collect and explain, in one process                                     |
+//! | `distribute` | queries on all workers of a job                                         |
 #![warn(missing_docs)]
 
+mod actions;
+mod bad_rows;
 mod dataset;
 mod distribute;
 mod engine;
@@ -27,10 +31,13 @@ mod exec;
 mod files;
 mod join;
 mod plan;
+mod stores;
 pub mod types;
 
+pub use actions::Explain;
+pub use bad_rows::BadRow;
 pub use datafusion;
-pub use dataset::{DataSet, Explain};
+pub use dataset::DataSet;
 pub use distribute::{ActionError, To, Watch, Workers};
 pub use engine::{Engine, EngineConfig, Running};
 pub use error::{DataSetError, Result};
@@ -38,19 +45,20 @@ pub use exact::{exact, plain_batch, plain_schema, plain_type};
 pub use exec::map::BatchFunction;
 pub use exec::reading::Reading;
 pub use files::commit::settle;
-pub use files::lenient::{BadRow, OnError};
+pub use files::lenient::OnError;
 pub use files::npy::read_npy;
 pub use files::one_file::join_files;
 pub use files::part_sink::PartFormat;
 pub use files::paths::{LocalFile, find_files, find_local_files, read_bytes};
+pub use files::places::ObjectPlace;
 pub use files::read::{CsvLayout, Format, ReadOptions, read};
 pub use files::records::read_records;
-pub use files::stores::{ObjectPlace, StorageOptions};
 pub use files::unite::unite;
 pub use files::write::Output;
 pub use join::How;
 pub use plan::deep::check_expr;
 pub use plan::expr;
+pub use stores::StorageOptions;
 
 /// For crates that add tables and steps of their own, as `tidemill-stream` does.
 pub mod extend {

@@ -38,7 +38,7 @@ pub use time::window::{Early, WindowKind, Windows};
 
 use plan::lower::{Lower, SinkTask, Sinks, SourceTask};
 
-/// The functions that queries over streams know beside those of every query: windows, and what is said of columns of time. For
+/// Returns the functions that queries over streams need: windows, and `behind` for columns of time. Give them to
 /// [`Engine::with_functions`].
 pub fn sql_functions() -> Vec<ScalarUDF> {
     time::window::sql_functions().chain([time::behind::function()]).collect()

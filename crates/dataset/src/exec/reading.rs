@@ -225,7 +225,7 @@ mod tests {
     use crate::dataset::DataSet;
     use crate::engine::{Engine, EngineConfig};
     use crate::files::read::{CsvLayout, Format, ReadOptions, read};
-    use crate::files::stores::StorageOptions;
+    use crate::stores::StorageOptions;
     use arrow::array::Int64Array;
 
     fn engine() -> Engine {

@@ -27,9 +27,10 @@ use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use object_store::path::Path;
 use tokio::runtime::Handle;
 
+use crate::bad_rows::BadRows;
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::files::lenient::{BadRows, Decoder, OnError, Quarantine, first_bad, read_good, told};
+use crate::files::lenient::{Decoder, OnError, Quarantine, first_bad, read_good, told};
 use crate::files::lines::{Piece, deal};
 use crate::files::packing::Packing;
 use crate::files::paths::{File, PlaceColumns};

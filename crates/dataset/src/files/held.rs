@@ -19,7 +19,7 @@ use object_store::{
 use tokio::sync::RwLock;
 
 use crate::error::DataSetError;
-use crate::files::stores::Store;
+use crate::stores::Store;
 
 /// Requests at a time that make objects of uploads, or remove uploads and objects.
 const REQUESTS_MAX: usize = 32;

@@ -6,7 +6,7 @@
 use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use arrow::array::{
     Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, StringArray, StringViewArray, UInt64Array,
@@ -17,6 +17,7 @@ use arrow::error::ArrowError;
 use regex::Regex;
 use tidemill_json::{Cuts, Exact, Rows, has_overflown, is_canonical, is_code, rounded, with_guard_digits};
 
+use crate::bad_rows::{BadRow, BadRows};
 use crate::error::{DataSetError, Result};
 use crate::exact::is_text;
 use crate::files::lines::{Piece, lines_until, read_blocks};
@@ -31,19 +32,6 @@ const ROW_BYTES_MAX: usize = 16 << 20;
 /// Of a bad row's text so much is kept.
 const TEXT_BYTES_MAX: usize = 1 << 16;
 
-/// A row that cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BadRow {
-    /// Path or URL.
-    pub file: String,
-    /// From 1 on; the first of the row.
-    pub line: u64,
-    /// What is wrong with it.
-    pub reason: String,
-    /// The row as it stands there, at most 64 KiB of it.
-    pub text: String,
-}
-
 /// What becomes of rows that cannot be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum OnError {
@@ -54,25 +42,6 @@ pub enum OnError {
     Skip,
     /// They are left out, counted, and written into this local folder.
     Quarantine(PathBuf),
-}
-
-/// The bad rows that this process has met, until somebody asks.
-#[derive(Debug, Default)]
-pub(crate) struct BadRows(Mutex<(u64, Option<BadRow>)>);
-
-impl BadRows {
-    fn note(&self, row: &BadRow) {
-        let mut seen = self.0.lock().expect("nothing panics with it locked");
-        seen.0 += 1;
-        if seen.1.as_ref().is_none_or(|first| row < first) {
-            seen.1 = Some(row.clone());
-        }
-    }
-
-    /// How many there were, and the first by file and line; from now on none.
-    pub(crate) fn take(&self) -> (u64, Option<BadRow>) {
-        std::mem::take(&mut *self.0.lock().expect("nothing panics with it locked"))
-    }
 }
 
 /// What is between line ends.

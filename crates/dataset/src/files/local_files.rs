@@ -24,7 +24,7 @@ use url::Url;
 
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::files::stores::within;
+use crate::stores::within;
 
 /// A folder under a URL of its own, as long as this is there.
 pub(crate) struct LocalFolder {

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use crate::error::{DataSetError, Result};
 use crate::files::paths::UNFINISHED;
-use crate::files::stores::Location;
+use crate::stores::Location;
 
 /// A mark that this process has put.
 pub(crate) struct Mark {

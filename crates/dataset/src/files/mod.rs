@@ -1,6 +1,6 @@
 //! Files and object stores: finding, reading and writing them.
 //!
-//! Each module uses only those above it in this table, with these exceptions, which use each other: `lenient` and `read`; `file_table`,
+//! Each module uses only those above it in this table. Some use each other: `lenient` and `read`; `file_table`,
 //! `lenient` and `lines`; `records` with `npy` and `part_sink`; `commit` and `write`.
 //!
 //! | module        | what is in it                                         |
@@ -10,7 +10,7 @@
 //! | `ipc_sink`    | Arrow IPC files with a choice of compression          |
 //! | `unite`       | one schema for files of different ones                |
 //! | `own_files`   | tables of files that only some hosts have             |
-//! | `stores`      | opens object stores by URL                            |
+//! | `places`      | where checkpoints and streams of objects lie          |
 //! | `held`        | uploads that are complete but not yet visible         |
 //! | `local_files` | what the disk says of local files                     |
 //! | `paths`       | which files paths and URLs stand for                  |
@@ -23,6 +23,7 @@
 //! | `sources`     | which files a query reads, for its errors             |
 //! | `text_source` | CSV and JSON lines in DataFusion's tables of files    |
 //! | `read`        | DataSets of files                                     |
+//! | `from_sql`    | DataSets of SQL, over tables and files                |
 //! | `records`     | files of records of a fixed length                    |
 //! | `npy`         | arrays of NumPy                                       |
 //! | `part_sink`   | writes arrays, records and texts                      |
@@ -32,6 +33,7 @@
 pub(crate) mod commit;
 pub(crate) mod evolved;
 pub(crate) mod file_table;
+pub(crate) mod from_sql;
 pub(crate) mod held;
 pub(crate) mod ipc_check;
 pub(crate) mod ipc_sink;
@@ -45,10 +47,10 @@ pub(crate) mod own_files;
 pub(crate) mod packing;
 pub(crate) mod part_sink;
 pub(crate) mod paths;
+pub(crate) mod places;
 pub(crate) mod read;
 pub(crate) mod records;
 pub(crate) mod sources;
-pub(crate) mod stores;
 pub(crate) mod text_source;
 pub(crate) mod unite;
 pub(crate) mod write;

@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::files::packing::Packing;
-use crate::files::stores::{Location, StorageOptions, Store, is_bucket, is_denied, local_path};
+use crate::stores::{Location, StorageOptions, Store, is_bucket, is_denied, local_path};
 
 /// The value of a folder whose rows have none, as Hive, Spark and DuckDB have it.
 pub(crate) const NULL_FOLDER: &str = "__HIVE_DEFAULT_PARTITION__";

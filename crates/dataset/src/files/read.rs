@@ -28,10 +28,10 @@ use crate::files::lenient::{Decoder, Layout, OnError, infer};
 use crate::files::lines::{self, Piece, cut};
 use crate::files::packing::Packing;
 use crate::files::paths::{File, Found, NULL_FOLDER, find};
-use crate::files::stores::{StorageOptions, is_url};
 use crate::files::text_source::TextLines;
 use crate::files::unite::{fits, unite};
 use crate::plan::expr::column;
+use crate::stores::{StorageOptions, is_url};
 
 /// How the bytes of files become columns.
 #[derive(Debug, Clone)]

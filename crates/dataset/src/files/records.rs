@@ -19,7 +19,7 @@ use crate::error::{DataSetError, Result};
 use crate::files::file_table::{Part, PiecesTable};
 use crate::files::part_sink::Refused;
 use crate::files::paths::{File, find};
-use crate::files::stores::StorageOptions;
+use crate::stores::StorageOptions;
 
 /// Records of a batch: DataFusion's own batch size.
 pub(crate) const BATCH_RECORDS: u64 = 8192;

@@ -18,8 +18,8 @@ use crate::exec::caught::DAMAGED;
 use crate::files::file_table::{Check, CheckedTable, NamedFiles, PiecesTable};
 use crate::files::lenient::UNREAD;
 use crate::files::own_files::OwnTable;
-use crate::files::stores::shown;
 use crate::plan::tables::each_table;
+use crate::stores::shown;
 
 /// What a cast says, of a reader or of the query.
 const CAST: &str = "Cannot cast string";

@@ -33,8 +33,8 @@ use crate::files::ipc_sink::IpcFormat;
 use crate::files::part_sink::{PartFormat, PartSink};
 use crate::files::paths::NULL_FOLDER;
 use crate::files::sources::Sources;
-use crate::files::stores::StorageOptions;
 use crate::plan::expr::column;
+use crate::stores::StorageOptions;
 
 /// What the files look like.
 #[derive(Debug, Clone)]

@@ -1,5 +1,5 @@
-//! The tables of a query, and those that stand for a step of it: a function of the program or a stream, which DataFusion plans as a
-//! table and need not know.
+//! The tables of a query, and those that stand for a step of it: a function of the program or a stream. DataFusion
+//! plans such a step as a table and need not know what it is.
 
 use std::any::Any;
 use std::sync::Arc;

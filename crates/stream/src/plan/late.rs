@@ -1,5 +1,6 @@
-//! Where rows go that come too late: to sinks of their own, if the job has some. A query does not say which columns rows have beside
-//! those that it uses, so then a rule adds all of them to the window's call, or to the join's condition, which the planner leaves alone.
+//! Where rows go that come too late: to sinks of their own, if the job has some. A query does not say which columns
+//! rows have beside those that it uses, so a rule then adds all of them to the window's call, or to the join's
+//! condition, which the planner leaves alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -100,7 +100,7 @@ impl TableProvider for NamedTable {
     }
 }
 
-/// Stands in the plan of a stream until it is lowered. It has one text wherever a plan has the step that was named once.
+/// Stands in the plan of a stream until it is lowered. Its text is the same wherever a plan has the step named once.
 #[derive(Debug)]
 pub(crate) struct NamedExec(pub Arc<str>);
 

@@ -1,5 +1,5 @@
-//! Rows that come too late, and rows without a time. The step that leaves them out counts them; late ones of windows and joins go on, if they are
-//! wanted.
+//! Rows that come too late, and rows without a time. The step that leaves them out counts them; late rows of windows
+//! and joins go on, if they are wanted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

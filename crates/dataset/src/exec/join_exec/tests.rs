@@ -11,7 +11,8 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::TryStreamExt;
 
 use super::order::in_order;
-use crate::dataset::{DataSet, Explain};
+use crate::actions::Explain;
+use crate::dataset::DataSet;
 use crate::engine::{Engine, EngineConfig};
 use crate::exec::reading::Reading;
 use crate::join::How;

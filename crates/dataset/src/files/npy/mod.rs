@@ -22,7 +22,7 @@ use crate::error::{DataSetError, Result};
 use crate::files::file_table::{Part, PiecesTable};
 use crate::files::paths::{File, find};
 use crate::files::records::{BATCH_RECORDS, Share, deal, first_rows};
-use crate::files::stores::StorageOptions;
+use crate::stores::StorageOptions;
 use header::{Header, Literal};
 use values::{Kind, READABLE, padding, shown};
 

@@ -28,7 +28,7 @@ use tidemill_dataflow::memory::Governor;
 
 use crate::error::{DataSetError, Result};
 use crate::files::records;
-use crate::files::stores::shown;
+use crate::stores::shown;
 use writer::Writer;
 
 /// Written at once, about.
