@@ -22,7 +22,8 @@ use crate::engine::Engine;
 use crate::error::DataSetError;
 use crate::files::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
 use crate::files::held::{Upload, abort, decode, encode};
-use crate::files::write::{Output, empty_file, part_sinks, written};
+use crate::files::output::Output;
+use crate::files::write::{empty_file, part_sinks, written};
 use crate::stores::{Location, StorageOptions};
 
 /// What is written.

@@ -224,7 +224,8 @@ mod tests {
     use super::*;
     use crate::dataset::DataSet;
     use crate::engine::{Engine, EngineConfig};
-    use crate::files::read::{CsvLayout, Format, ReadOptions, read};
+    use crate::files::csv_layout::CsvLayout;
+    use crate::files::read::{Format, ReadOptions, read};
     use crate::stores::StorageOptions;
     use arrow::array::Int64Array;
 

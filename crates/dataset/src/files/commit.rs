@@ -30,8 +30,8 @@ use crate::error::{DataSetError, Result};
 use crate::files::held::{HeldStore, Upload, abort, complete};
 use crate::files::local_files::LocalFolder;
 use crate::files::mark::{Mark, key_at};
+use crate::files::output::Output;
 use crate::files::paths::{is_there, resolved};
-use crate::files::write::Output;
 use crate::stores::{Location, StorageOptions, is_bucket, local_path, within};
 
 /// The object that says that output is whole, as other programs look for it.

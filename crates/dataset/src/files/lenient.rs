@@ -20,10 +20,10 @@ use tidemill_json::{Cuts, Exact, Rows, has_overflown, is_canonical, is_code, rou
 use crate::bad_rows::{BadRow, BadRows};
 use crate::error::{DataSetError, Result};
 use crate::exact::is_text;
+use crate::files::csv_layout::CsvLayout;
 use crate::files::lines::{Piece, lines_until, read_blocks};
 use crate::files::packing::Packing;
 use crate::files::paths::File;
-use crate::files::read::CsvLayout;
 
 /// Rows decoded at a time: DataFusion's own batch size.
 const BATCH_ROWS: usize = 8192;

@@ -20,12 +20,14 @@ use tidemill_dataflow::without_passwords;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
+use crate::files::csv_layout::CsvLayout;
 use crate::files::evolved::{
     EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, has_floats, ipc_schemas, parquet_schemas, read_ipc,
 };
 use crate::files::file_table::{Check, CheckedTable, NamedFiles, PiecesTable};
 use crate::files::lenient::{Decoder, Layout, OnError, infer};
-use crate::files::lines::{self, Piece, cut};
+use crate::files::line_table;
+use crate::files::lines::{Piece, cut};
 use crate::files::packing::Packing;
 use crate::files::paths::{File, Found, NULL_FOLDER, find};
 use crate::files::text_source::TextLines;
@@ -56,42 +58,6 @@ impl Format {
             Format::Parquet => "Parquet",
             Format::Ipc => "Arrow IPC",
             Format::Text => "text",
-        }
-    }
-}
-
-/// How a CSV file is written down.
-#[derive(Debug, Clone)]
-pub struct CsvLayout {
-    /// Whether the first line names the columns.
-    pub has_header: bool,
-    /// Between values.
-    pub delimiter: u8,
-    /// Around values that contain delimiters.
-    pub quote: u8,
-    /// Lines that begin so are left out.
-    pub comment: Option<u8>,
-    /// Whether quoted values may contain line ends; files are then not cut into pieces.
-    pub newlines_in_values: bool,
-    /// A regular expression of what stands for null, beside nothing.
-    pub null: Option<String>,
-    /// Whether numbers have to stand there as they would be printed; columns of which some do not are texts.
-    pub strict: bool,
-    /// Types of some columns, where those of the others are found out.
-    pub overrides: Option<SchemaRef>,
-}
-
-impl Default for CsvLayout {
-    fn default() -> Self {
-        CsvLayout {
-            has_header: true,
-            delimiter: b',',
-            quote: b'"',
-            comment: None,
-            newlines_in_values: false,
-            null: None,
-            strict: false,
-            overrides: None,
         }
     }
 }
@@ -168,7 +134,7 @@ pub async fn read(
         return read_good(engine, found, Decoder::new(layout.clone(), schema)?, packing, file_column, &on_error);
     }
     if let Format::Text = format {
-        return lines::read(engine, found.files, packing);
+        return line_table::read(engine, found.files, packing);
     }
     let nulls = null_folders(&found);
     let file_format = file_format(&format, &found, packing, infer_rows)?;

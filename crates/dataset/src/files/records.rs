@@ -17,8 +17,8 @@ use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::files::file_table::{Part, PiecesTable};
-use crate::files::part_sink::Refused;
 use crate::files::paths::{File, find};
+use crate::files::refused::Refused;
 use crate::stores::StorageOptions;
 
 /// Records of a batch: DataFusion's own batch size.

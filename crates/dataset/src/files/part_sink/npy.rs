@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Schema};
 
-use super::Refused;
 use crate::error::{DataSetError, Result};
+use crate::files::refused::Refused;
 
 /// Long enough for any number of rows and columns, and a multiple of 64, as values are to be aligned.
 const HEADER_BYTES: usize = 128;

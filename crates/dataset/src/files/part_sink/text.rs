@@ -4,8 +4,8 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Schema};
 
-use super::Refused;
 use crate::error::{DataSetError, Result};
+use crate::files::refused::Refused;
 
 pub(super) fn check(schema: &Schema) -> Result<()> {
     let is_text = |data_type: &DataType| matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
