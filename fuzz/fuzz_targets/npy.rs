@@ -3,7 +3,7 @@
 #![no_main]
 
 // It needs nothing but the standard library; to build its crate is to build all of DataFusion.
-#[path = "../../crates/dataset/src/npy/header.rs"]
+#[path = "../../crates/dataset/src/files/npy/header.rs"]
 mod header;
 
 use libfuzzer_sys::fuzz_target;

@@ -4,15 +4,15 @@
 //! clash. A wrong column or type is an error of the step that uses it, not of the action.
 
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::record_batch::RecordBatch;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, TableReference, UnnestOptions};
+use datafusion::common::{Column, UnnestOptions};
 use datafusion::dataframe::DataFrame;
 use datafusion::datasource::MemTable;
+use datafusion::datasource::provider_as_source;
 use datafusion::functions::core::expr_ext::FieldAccessor;
 use datafusion::functions_aggregate::first_last::first_value_udaf;
 use datafusion::functions_window::row_number::row_number_udwf;
@@ -23,23 +23,18 @@ use datafusion::logical_expr::utils::{find_aggregate_exprs, find_window_exprs};
 use datafusion::logical_expr::{
     Expr, LogicalPlan, LogicalPlanBuilder, Partitioning, Union, WindowFunctionDefinition, cast, lit,
 };
-use datafusion::prelude::{SQLOptions, SessionContext};
+use datafusion::prelude::SessionContext;
 
-use crate::deep::check_plan;
-use crate::durations::with_durations;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::expr::{column, count_rows, named, output_name, over};
-use crate::files::{GLOBS, is_there};
-use crate::read::read_url;
-use crate::reading::Reading;
-use crate::sources::Sources;
-use crate::sql;
-use crate::stores::is_url;
-use crate::stream::{Remembered, window_parts};
-
-/// Rows of one slice of a table in memory: DataFusion's own batch size.
-pub(crate) const SLICE_ROWS: usize = 8192;
+use crate::exec::map::{BatchFunction, MapTable};
+use crate::exec::step::SLICE_ROWS;
+use crate::plan::deep::check_plan;
+use crate::plan::durations::with_durations;
+use crate::plan::expr::{column, count_rows, named, output_name, over};
+use crate::plan::markers::Remembered;
+use crate::plan::tables::{StepProvider, reads_stream};
+use crate::plan::window_names::window_parts;
 
 /// A lazy table. Cloning is cheap; every method leaves `self` as it is.
 #[derive(Debug, Clone)]
@@ -105,38 +100,6 @@ impl DataSet {
         }
         let table = MemTable::try_new(schema, partitions)?;
         DataSet::new(engine.context().read_table(Arc::new(table))?)
-    }
-
-    /// The result of a SQL query over `tables`, by the names given here, and over files named as `'path/of.csv'`
-    /// or `'s3://bucket/folder/'`.
-    ///
-    /// # Errors
-    /// `Query` if the SQL does not parse or is not a query; `UnknownColumn`.
-    pub async fn from_sql(engine: &Engine, query: &str, tables: Vec<(String, DataSet)>) -> Result<Self> {
-        // A session of its own: the tables of one query are no concern of another.
-        let context = engine.session().enable_url_table();
-        let columns = tables.iter().map(|(name, table)| (name.clone(), table.names())).collect();
-        let statement = sql::parsed(&context.state(), query, &columns)?;
-        let known: Vec<String> = tables.iter().map(|(name, _)| name.clone()).collect();
-        for (name, table) in tables {
-            context.register_table(TableReference::bare(name), table.frame.into_view())?;
-        }
-        for name in files_in(&context, query, &known) {
-            // DataFusion would know a store only if it had been read from before, would not heed hidden files, and reads files whose schemas
-            // differ, and numbers of JSON, in its own way.
-            let table = read_url(engine, &name).await?;
-            context.register_table(TableReference::bare(name), table.frame.into_view())?;
-        }
-        let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
-        let plan = context.state().statement_to_plan(statement).await?;
-        options.verify_plan(&plan)?;
-        check_plan(&plan, true)?;
-        DataSet::new(context.execute_logical_plan(sql::corrected(plan)?).await?)
-    }
-
-    /// Whether rows that cannot be read are left out of it.
-    pub fn is_lenient(&self) -> bool {
-        Sources::of(&self.frame).is_lenient
     }
 
     /// Whether its rows have an order that does not depend on who makes them: that of a source, with rows left out and columns
@@ -498,30 +461,21 @@ impl DataSet {
         DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// Runs the query; its batches come in order of the partitions, empty ones are left out. `reading` tells meanwhile how far
-    /// it is.
+    /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans and
+    /// errors.
     ///
     /// # Errors
-    /// `Data`, `Io`, `Memory`: what went wrong on the way.
-    pub async fn collect(self, reading: Reading) -> Result<Vec<RecordBatch>> {
-        self.collect_each(None, reading).await
+    /// None known; what the function fails with is an error of the action.
+    pub fn map_batches(&self, name: &str, function: BatchFunction, schema: SchemaRef) -> Result<Self> {
+        let (state, input) = self.frame().clone().into_parts();
+        let table = StepProvider(Arc::new(MapTable::new(input, function, name, schema)));
+        let plan = LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(table)), None)?.build()?;
+        DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// The same, of each partition no more than `rows`.
-    async fn collect_each(self, rows: Option<usize>, reading: Reading) -> Result<Vec<RecordBatch>> {
-        let sources = Sources::of(&self.frame);
-        let partitions = reading.collect_each(self.frame, rows).await.map_err(|error| sources.name_in(error))?;
-        Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
-    }
-
-    /// Runs the query for its first rows: at least `rows`, if there are so many. Of a source, with rows left out and columns made anew, they
-    /// are always the same.
-    ///
-    /// # Errors
-    /// As for [`DataSet::collect`].
-    pub async fn collect_first(self, rows: usize, reading: Reading) -> Result<Vec<RecordBatch>> {
-        let (heads, each) = self.heads(rows)?;
-        heads.collect_each(each, reading).await
+    /// Whether its rows come of a stream.
+    pub fn is_stream(&self) -> bool {
+        reads_stream(self.frame.logical_plan())
     }
 
     /// The number of rows, as a table of one.
@@ -533,39 +487,6 @@ impl DataSet {
         let rows = count_rows(&SessionContext::new_with_state(state))?;
         self.aggregate(Vec::new(), vec![rows.alias("rows")])
     }
-
-    /// What will be done, as text.
-    ///
-    /// # Errors
-    /// `Query` if no plan can be made; with `Analyze`, which runs the query, as for [`DataSet::collect`].
-    pub async fn explain(self, how: Explain) -> Result<String> {
-        let plan = match how {
-            Explain::Logical => return Ok(self.frame.logical_plan().display_indent().to_string()),
-            Explain::Optimized => return Ok(self.frame.into_optimized_plan()?.display_indent().to_string()),
-            Explain::Physical | Explain::Analyze => self.frame.create_physical_plan().await?,
-        };
-        if how == Explain::Physical {
-            return Ok(datafusion::physical_plan::displayable(plan.as_ref()).indent(false).to_string());
-        }
-        let context = Arc::new(self.frame.task_ctx());
-        datafusion::physical_plan::collect_partitioned(Arc::clone(&plan), context).await?;
-        Ok(datafusion::physical_plan::display::DisplayableExecutionPlan::with_metrics(plan.as_ref())
-            .indent(false)
-            .to_string())
-    }
-}
-
-/// How much [`DataSet::explain`] says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Explain {
-    /// The steps as they were written.
-    Logical,
-    /// The steps after optimization.
-    Optimized,
-    /// What runs.
-    Physical,
-    /// What ran, with rows and times.
-    Analyze,
 }
 
 /// Columns have different names.
@@ -607,28 +528,12 @@ pub(crate) fn refuse_aggregates<'e>(exprs: impl IntoIterator<Item = &'e Expr>) -
     }
 }
 
-/// The URLs, paths and globs that a query names as tables, but what is `known`; none if it does not parse, which is told later.
-fn files_in(context: &SessionContext, query: &str, known: &[String]) -> Vec<String> {
-    if !query.contains(['\'', '"']) {
-        return Vec::new();
-    }
-    let state = context.state();
-    let dialect = state.config().options().sql_parser.dialect;
-    let tables = state
-        .sql_to_statement(query, &dialect)
-        .and_then(|statement| state.resolve_table_references(&statement))
-        .unwrap_or_default();
-    let unknown = tables.iter().map(TableReference::table).filter(|&name| known.iter().all(|known| known != name));
-    // Of what may not be looked at, who reads it says so.
-    let is_file = |name: &&str| is_url(name) || name.contains(GLOBS) || is_there(Path::new(name)).unwrap_or(true);
-    unknown.filter(is_file).map(str::to_owned).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::EngineConfig;
-    use crate::expr::{aggregate, binary};
+    use crate::exec::reading::Reading;
+    use crate::plan::expr::{aggregate, binary};
     use arrow::array::{Array, Float64Array, Int64Array};
 
     fn engine() -> Engine {

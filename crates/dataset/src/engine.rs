@@ -18,6 +18,7 @@ use datafusion::execution::memory_pool::{
 };
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionStateBuilder;
+use datafusion::logical_expr::ScalarUDF;
 use datafusion::optimizer::{Analyzer, AnalyzerRule};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
@@ -26,23 +27,22 @@ use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation, address_b
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
-use crate::durations::SqlDurations;
+use crate::bad_rows::{BadRow, BadRows};
 use crate::error::{DataSetError, Result};
-use crate::frames::{CheckFrames, SqlFrames};
-use crate::group::ByNumber;
-use crate::guards::GuardConditions;
-use crate::instead::Instead;
-use crate::lenient::{BadRow, BadRows};
-use crate::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, aggregate_functions, number_functions};
-use crate::optimizer::{ListsOfColumns, logical_rules, physical_rules};
-use crate::spill::SpillFiles;
-use crate::split::SplitExec;
-use crate::spread::{SettleSpreads, SpreadRows};
-use crate::sql::planning_functions;
-use crate::stores::Stores;
-use crate::stream::{behind_function, sql_functions};
-use crate::times::{DatesAsTimes, time_functions};
-use crate::within_memory::WithinMemory;
+use crate::exec::group::ByNumber;
+use crate::exec::instead::Instead;
+use crate::exec::spill::SpillFiles;
+use crate::exec::split::SplitExec;
+use crate::exec::spread::{SettleSpreads, SpreadRows};
+use crate::exec::within_memory::WithinMemory;
+use crate::plan::durations::SqlDurations;
+use crate::plan::frames::{CheckFrames, SqlFrames};
+use crate::plan::guards::GuardConditions;
+use crate::plan::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, aggregate_functions, number_functions};
+use crate::plan::optimizer::{ListsOfColumns, logical_rules, physical_rules};
+use crate::plan::sql::planning_functions;
+use crate::plan::times::{DatesAsTimes, time_functions};
+use crate::stores::{Location, StorageOptions, Stores};
 
 /// Between looks at what a query that somebody waits for does to the machine.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -91,6 +91,8 @@ pub struct Engine {
     runtime: Option<Runtime>,
     threads: Handle,
     context: SessionContext,
+    /// Those that whoever made the engine brought along.
+    functions: Vec<ScalarUDF>,
     governor: Governor,
     stores: Stores,
     bad_rows: Arc<BadRows>,
@@ -229,6 +231,14 @@ impl Engine {
     /// # Errors
     /// `Query` without threads; `Io` if threads or the folder for spilling cannot be had.
     pub fn new(config: &EngineConfig) -> Result<Self> {
+        Self::with_functions(config, Vec::new())
+    }
+
+    /// As [`Engine::new`]; queries know `functions`, too, such as those of streams.
+    ///
+    /// # Errors
+    /// As for [`Engine::new`].
+    pub fn with_functions(config: &EngineConfig, functions: Vec<ScalarUDF>) -> Result<Self> {
         if config.threads == 0 {
             return Err(DataSetError::Query("an engine needs at least one thread".into()));
         }
@@ -278,11 +288,12 @@ impl Engine {
             // It takes a column for one that may be null, which the plan knows is not: `CASE WHEN x IS NOT NULL THEN x ELSE 0 END`,
             // `x IS NOT FALSE`. No rows depend on that.
             .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true);
-        let context = session_of(session, environment.build_arc()?, &governor);
+        let context = session_of(session, environment.build_arc()?, &governor, &functions);
         Ok(Engine {
             threads: runtime.handle().clone(),
             runtime: Some(runtime),
             context,
+            functions,
             governor,
             stores: Stores::default(),
             bad_rows: Arc::default(),
@@ -300,9 +311,9 @@ impl Engine {
         &self.governor
     }
 
-    /// The object stores that are open.
-    pub(crate) fn stores(&self) -> &Stores {
-        &self.stores
+    /// What a URL stands for; its store is opened if it is new.
+    pub(crate) fn locate(&self, text: &str, options: &StorageOptions) -> Result<Location> {
+        self.stores.locate(text, options, &self.context.runtime_env())
     }
 
     /// The threads that run queries.
@@ -321,7 +332,7 @@ impl Engine {
 
     /// A session that has the engine's settings, and no tables.
     pub(crate) fn session(&self) -> SessionContext {
-        session_of(self.context.copied_config(), self.context.runtime_env(), &self.governor)
+        session_of(self.context.copied_config(), self.context.runtime_env(), &self.governor, &self.functions)
     }
 
     /// DataFusion's session of this engine.
@@ -406,7 +417,12 @@ fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
 
 /// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of groups and
 /// of what is to spill come last, when both are known.
-fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Governor) -> SessionContext {
+fn session_of(
+    config: SessionConfig,
+    runtime: Arc<RuntimeEnv>,
+    governor: &Governor,
+    functions: &[ScalarUDF],
+) -> SessionContext {
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![
         Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) }),
         Arc::new(SpreadRows),
@@ -427,7 +443,7 @@ fn session_of(config: SessionConfig, runtime: Arc<RuntimeEnv>, governor: &Govern
     let builder = builder.with_optimizer_rules(logical_rules());
     let builder = builder.with_physical_optimizer_rules(rules).with_analyzer_rules(analyzer);
     let context = SessionContext::new_with_state(builder.build());
-    let functions = sql_functions().chain([behind_function()]).chain(time_functions()).chain(number_functions());
+    let functions = functions.iter().cloned().chain(time_functions()).chain(number_functions());
     let functions = functions.chain(planning_functions());
     functions.for_each(|function| context.register_udf(function));
     aggregate_functions().for_each(|function| context.register_udaf(function));

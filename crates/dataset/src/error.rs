@@ -77,7 +77,7 @@ impl DataSetError {
     }
 
     /// The same, where it is of one of several things.
-    pub(crate) fn of(self, what: &str) -> Self {
+    pub fn of(self, what: &str) -> Self {
         let of = |text: String| format!("{what}: {text}");
         match self {
             DataSetError::Query(text) => DataSetError::Query(of(text)),

@@ -10,10 +10,10 @@ use datafusion::functions::expr_fn::coalesce;
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder};
 
 use crate::dataset::{DataSet, refuse_aggregates};
-use crate::durations::with_durations;
 use crate::error::{DataSetError, Result};
-use crate::expr::column;
-use crate::stream::Within;
+use crate::plan::durations::with_durations;
+use crate::plan::expr::column;
+use crate::plan::markers::Within;
 
 /// Which rows a join keeps, and what columns it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,7 +190,7 @@ const RIGHT: &str = "right ";
 const END: char = '\u{1f}';
 
 /// The columns of a side by the names that they had before they were joined.
-pub(crate) fn with_given_names(side: &SchemaRef) -> SchemaRef {
+pub fn with_given_names(side: &SchemaRef) -> SchemaRef {
     let given = |name: &str| name.strip_prefix(RIGHT).and_then(|name| name.strip_suffix(END)).map(str::to_owned);
     let fields = side.fields().iter().map(|field| match given(field.name()) {
         Some(name) => Arc::new(field.as_ref().clone().with_name(name)),

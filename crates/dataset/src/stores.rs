@@ -12,6 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use datafusion::datasource::listing::ListingTableUrl;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -20,11 +21,9 @@ use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
-use tidemill_dataflow::checkpoint::CheckpointStore;
 use tidemill_dataflow::without_passwords;
 use url::{Position, Url};
 
-use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 
 /// Names and values of what a store has to be told, such as `("aws_region", "eu-central-1")`.
@@ -36,7 +35,7 @@ const RETRIES: (usize, Duration) = (6, Duration::from_secs(30));
 /// A store that is open.
 pub(crate) struct Store {
     /// What people call it, such as `s3://bucket`.
-    name: String,
+    pub(crate) name: String,
     /// What DataFusion's session calls it.
     url: Url,
     pub(crate) objects: Arc<dyn ObjectStore>,
@@ -163,13 +162,13 @@ pub(crate) fn local_path(text: &str) -> Result<Option<String>> {
     }
 }
 
-impl Engine {
-    /// What a URL stands for; its store is opened if it is new.
-    pub(crate) fn locate(&self, text: &str, options: &StorageOptions) -> Result<Location> {
+impl Stores {
+    /// What a URL stands for; its store is opened, and made known to DataFusion, if it is new.
+    pub(crate) fn locate(&self, text: &str, options: &StorageOptions, runtime: &RuntimeEnv) -> Result<Location> {
         let Parsed { scheme, base, path, is_folder } = parse(text)?;
         let url = session_url(&base, &scheme, options)?;
         let environment = environment(&scheme);
-        let mut stores = self.stores().0.lock().expect("nothing panics with it locked");
+        let mut stores = self.0.lock().expect("nothing panics with it locked");
         let known = stores.get(&url).filter(|(then, _)| *then == environment);
         let store = match known {
             Some((_, store)) => Arc::clone(store),
@@ -179,7 +178,7 @@ impl Engine {
                 let shared = scheme != ObjectStoreScheme::Memory;
                 let name = without_passwords(&base);
                 let store = Arc::new(Store { name, url: url.clone(), objects, uploads, shared });
-                self.context().runtime_env().register_object_store(&url, Arc::clone(&store.objects));
+                runtime.register_object_store(&url, Arc::clone(&store.objects));
                 NAMES
                     .lock()
                     .expect("nothing panics with it locked")
@@ -192,82 +191,16 @@ impl Engine {
     }
 }
 
-impl Engine {
-    /// Where checkpoints lie: a folder, or what a URL stands for. A folder that is not there is made if they are to be written.
-    ///
-    /// # Errors
-    /// `Io`, when it cannot be opened, is none of the stores that write an object only where there is none, or is the memory of
-    /// one process.
-    pub fn checkpoint_store(&self, place: &str, options: &StorageOptions, writes: bool) -> Result<CheckpointStore> {
-        let failed = |reason: String| DataSetError::Io(without_passwords(&format!("{place}: {reason}")));
-        if let Some(folder) = local_path(place)? {
-            if !writes && !std::path::Path::new(&folder).is_dir() {
-                return Err(failed("there is no such folder".into()));
-            }
-            return CheckpointStore::folder(folder).map_err(|error| DataSetError::Io(error.to_string()));
-        }
-        let Location { store, path, .. } = self.locate(place, options)?;
-        if !store.shared {
-            return Err(failed("checkpoints in memory are gone with the process".into()));
-        }
-        if store.uploads.is_none() {
-            return Err(failed("checkpoints need a folder or an object store; there are s3://, gs://, az://".into()));
-        }
-        let shown = without_passwords(place.trim_end_matches('/'));
-        let checkpoints = CheckpointStore::objects(Arc::clone(&store.objects), path, shown);
-        if !writes {
-            return Ok(checkpoints);
-        }
-        let Parsed { scheme, base, .. } = parse(place)?;
-        let (client, _) = open(&scheme, &base, options).map_err(|error| failed(one_line(&error)))?;
-        Ok(checkpoints.with_leases(client))
-    }
-}
-
-/// A place in an object store, for streams.
-pub struct ObjectPlace {
-    /// The store.
-    pub objects: Arc<dyn ObjectStore>,
-    /// The same, for objects in parts.
-    pub uploads: Arc<dyn MultipartStore>,
-    /// An object, or what keys begin with.
-    pub path: Path,
-    /// The store's URL, for people.
-    pub name: String,
-}
-
-impl Engine {
-    /// Where a stream of objects comes from or goes to.
-    ///
-    /// # Errors
-    /// `Io`, when it cannot be opened, cannot be listed and written to, or is the memory of one process.
-    pub fn object_place(&self, url: &str, options: &StorageOptions) -> Result<ObjectPlace> {
-        let Location { store, path, .. } = self.locate(url, options)?;
-        match &store.uploads {
-            Some(uploads) if store.shared => Ok(ObjectPlace {
-                objects: Arc::clone(&store.objects),
-                uploads: Arc::clone(uploads),
-                path,
-                name: store.name.clone(),
-            }),
-            _ => Err(DataSetError::Io(format!(
-                "{}: streams need a folder or an object store; there are s3://, gs://, az://",
-                without_passwords(url)
-            ))),
-        }
-    }
-}
-
 /// A URL in its parts.
-struct Parsed {
-    scheme: ObjectStoreScheme,
+pub(crate) struct Parsed {
+    pub(crate) scheme: ObjectStoreScheme,
     /// The store: all before the key.
-    base: String,
+    pub(crate) base: String,
     path: Path,
     is_folder: bool,
 }
 
-fn parse(text: &str) -> Result<Parsed> {
+pub(crate) fn parse(text: &str) -> Result<Parsed> {
     let wrong = |reason: String| DataSetError::Io(without_passwords(&format!("{text}: {reason}")));
     let is_folder = text.ends_with('/');
     if text.starts_with("http://") || text.starts_with("https://") {
@@ -335,9 +268,10 @@ fn environment(scheme: &ObjectStoreScheme) -> Vec<String> {
     found
 }
 
-type Opened = (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>);
+/// A store, and the same for objects in parts, if it has any.
+pub(crate) type Opened = (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>);
 
-fn open(scheme: &ObjectStoreScheme, base: &str, options: &StorageOptions) -> Result<Opened, String> {
+pub(crate) fn open(scheme: &ObjectStoreScheme, base: &str, options: &StorageOptions) -> Result<Opened, String> {
     let retry = RetryConfig { max_retries: RETRIES.0, retry_timeout: RETRIES.1, ..RetryConfig::default() };
     /// Configures and builds; the three clouds have the same methods and no trait.
     macro_rules! cloud {
@@ -374,14 +308,14 @@ fn option<K: FromStr>(base: &str, name: &str) -> Result<K, String> {
     name.to_ascii_lowercase().parse().map_err(|_| format!("{base} has no storage option {name:?}"))
 }
 
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::EngineConfig;
+    use crate::engine::{Engine, EngineConfig};
 
     fn engine() -> Engine {
         Engine::new(&EngineConfig { threads: 1, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()

@@ -12,7 +12,7 @@ use super::stages::Stages;
 use super::{Result, To, Watch, Workers};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
-use crate::reading::ReadExec;
+use crate::exec::reading::ReadExec;
 
 /// What is counted of a step, or of the rows between stages: added up over all workers, or of the worker with the most.
 #[derive(Default)]

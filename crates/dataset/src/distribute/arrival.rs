@@ -14,7 +14,7 @@ use datafusion::physical_plan::{
 };
 use futures::Stream;
 
-use crate::step::no_input;
+use crate::exec::step::no_input;
 
 /// Rows as they come.
 pub(super) type Rows = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;

@@ -7,6 +7,7 @@
 mod analyze;
 mod arrival;
 mod broadcast;
+pub(crate) mod parts;
 mod prepare;
 mod same_files;
 mod same_folders;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::ScalarValue;
 use datafusion::common::hash_utils::create_hashes;
@@ -40,11 +41,13 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
 
 use crate::dataset::DataSet;
+use crate::distribute::parts::{PartsTable, Size, differences};
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
-use crate::parts::{PartsTable, Size, differences};
-use crate::reading::Reading;
-use crate::sources::{Sources, each_table};
+use crate::exec::reading::Reading;
+use crate::exec::step::as_planned;
+use crate::files::sources::Sources;
+use crate::plan::tables::each_table;
 use arrival::Rows;
 use prepare::{Prepared, Share, prepare};
 use same_files::{Seen, contents};
@@ -126,11 +129,12 @@ impl Workers {
     }
 
     /// Partitions of a query: a thread for each, on all workers.
-    pub(crate) fn partitions(&self) -> usize {
+    pub fn partitions(&self) -> usize {
         self.partitions
     }
 
-    pub(crate) fn runner(&self) -> &Runner {
+    /// The runner of its tasks.
+    pub fn runner(&self) -> &Runner {
         &self.runner
     }
 
@@ -327,7 +331,7 @@ impl Workers {
     }
 
     /// A result of all workers, each having its own: the lowest worker's error is everybody's.
-    pub(crate) fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
+    pub fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
         let size = u64::from(self.comm.size());
         let (mut first, me) = ([size], u64::from(self.comm.rank()));
         self.comm.allreduce(&[if mine.is_err() { me } else { size }], &mut first, &Op::Min)?;
@@ -588,12 +592,6 @@ async fn run_whole(
     Ok(())
 }
 
-/// The batch with the schema that its plan announced: operators differ in what they say of nulls and metadata.
-pub(crate) fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> datafusion::error::Result<RecordBatch> {
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), batch.columns().to_vec(), &options)?)
-}
-
 /// Keeps what comes, if it is to be kept, in the order of the copies it comes from: on disk, mapped, what does not fit into memory,
 /// where `may_map`.
 fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -> TaskSpec {
@@ -632,7 +630,7 @@ fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -
 }
 
 /// The value of a scalar subquery: null of no rows.
-pub(crate) fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
+pub fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::error::Result<ScalarValue> {
     let mut rows = batches.iter().filter(|batch| batch.num_rows() > 0);
     match (rows.next(), rows.next()) {
         (None, _) => ScalarValue::try_new_null(schema.field(0).data_type()),
@@ -649,7 +647,7 @@ fn different_queries(seen: &str) -> DataSetError {
 }
 
 /// A run's error, for people who write queries and never saw its tasks.
-pub(crate) fn failed(error: DataflowError) -> ActionError {
+pub fn failed(error: DataflowError) -> ActionError {
     match error {
         DataflowError::Net(error) => CollectiveError::from(error).into(),
         DataflowError::Collective(error) => error.into(),

@@ -22,9 +22,9 @@ use tidemill_dataflow::memory::Governor;
 
 use super::broadcast::BroadcastSmaller;
 use super::stages::collects_left;
-use crate::join_exec::gives_left_rows;
-use crate::spread::{SpreadResult, SpreadRows};
-use crate::within_memory::WithinMemory;
+use crate::exec::join_exec::gives_left_rows;
+use crate::exec::spread::{SpreadResult, SpreadRows};
+use crate::exec::within_memory::WithinMemory;
 
 /// What each partition of the result is to get.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use datafusion::physical_plan::ExecutionPlan;
 use twox_hash::XxHash3_64;
 
 use crate::error::{DataSetError, Result};
-use crate::file_table::{CheckedTable, PiecesTable};
-use crate::files::{File, LocalFile};
-use crate::sources::each_table;
+use crate::files::file_table::{CheckedTable, PiecesTable};
+use crate::files::paths::{File, LocalFile};
+use crate::plan::tables::each_table;
 
 /// What every worker is to do about files that differ.
 const REMEDY: &str = "put the same files where all hosts see them (large ones with their times: `cp -p`, `rsync -t`), or give the read \

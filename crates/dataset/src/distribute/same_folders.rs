@@ -27,7 +27,7 @@ enum Sees {
 
 impl Workers {
     /// Refuses, on all workers, sources whose files are not the same on all hosts. Collective.
-    pub(crate) fn same_folders<'a>(&self, sources: impl Iterator<Item = (&'a str, &'a ListFiles)>) -> Result<()> {
+    pub fn same_folders<'a>(&self, sources: impl Iterator<Item = (&'a str, &'a ListFiles)>) -> Result<()> {
         if self.hosts.is_empty() {
             return Ok(());
         }

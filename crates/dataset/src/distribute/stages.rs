@@ -32,13 +32,13 @@ use datafusion::physical_plan::{
 use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 
 use super::arrival::Arrival;
+use crate::distribute::parts::PartsExec;
 use crate::error::{DataSetError, Result};
-use crate::join_exec::JoinExec;
-use crate::numbers::beneath;
-use crate::own_files::OwnExec;
-use crate::parts::PartsExec;
-use crate::reading::Reading;
-use crate::spread::SpreadExec;
+use crate::exec::join_exec::JoinExec;
+use crate::exec::reading::Reading;
+use crate::exec::spread::SpreadExec;
+use crate::files::own_files::OwnExec;
+use crate::plan::numbers::beneath;
 
 /// Operators whose copies have nothing in common but their inputs.
 const APART: [&str; 34] = [

@@ -17,13 +17,14 @@ use url::Url;
 use super::prepare::{Share, prepare};
 use super::stages::{Kind, Stages};
 use super::{ActionError, To, Watch, Workers};
-use crate::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::held::{Upload, abort, decode, encode};
+use crate::files::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
+use crate::files::held::{Upload, abort, decode, encode};
+use crate::files::output::Output;
+use crate::files::write::{empty_file, part_sinks, written};
 use crate::stores::{Location, StorageOptions};
-use crate::write::{Output, empty_file, part_sinks, written};
 
 /// What is written.
 struct Query<'a> {

@@ -15,6 +15,7 @@ use tidemill_dataset::{
     ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, ReadOptions, StorageOptions,
     Workers, expr, find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle, types,
 };
+use tidemill_stream::sql_functions;
 
 use super::expr::{NativeExpr, SortKey, exprs, sorts};
 use super::frame::NativeDataSet;
@@ -120,7 +121,8 @@ impl QueryEngine {
         spill_dir: Option<PathBuf>,
     ) -> PyResult<Self> {
         let config = EngineConfig { threads, workers, memory_bytes, spill_dir };
-        let engine = py.detach(|| Engine::new(&config)).map_err(|error| raised(py, &error))?;
+        let engine =
+            py.detach(|| Engine::with_functions(&config, sql_functions())).map_err(|error| raised(py, &error))?;
         let (engine, process) = (Arc::new(engine), std::process::id());
         Ok(QueryEngine { engine, config, process, workers: Mutex::default(), bad_records: Mutex::default() })
     }

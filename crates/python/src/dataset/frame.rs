@@ -206,12 +206,12 @@ impl NativeDataSet {
     ) -> PyResult<Self> {
         let schema = schema.resolve(py)?;
         let keeps = keeps.map(|keeps| keeps.resolve(py)).transpose()?;
-        Self::step(py, || self.0.process(name, &keys, keyed_function(factory), schema, keeps, waits))
+        Self::step(py, || tidemill_stream::process(&self.0, name, &keys, keyed_function(factory), schema, keeps, waits))
     }
 
     /// The same rows, by a name for the last step of the stream.
     fn named(&self, py: Python<'_>, name: &str) -> PyResult<Self> {
-        Self::step(py, || self.0.named(name))
+        Self::step(py, || tidemill_stream::named(&self.0, name))
     }
 
     /// Whether its rows have no end.

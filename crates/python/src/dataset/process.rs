@@ -12,7 +12,7 @@ use tidemill_dataflow::memory::{Governor, MapWriter};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{DataflowError, wait_in_copy};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
-use tidemill_dataset::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
+use tidemill_stream::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 
 use super::calls;
 use super::frame::told;

@@ -17,7 +17,7 @@ use tidemill_dataflow::{TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::compute::concat_batches;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
-use tidemill_dataset::{DataSet, StreamSource};
+use tidemill_stream::{StreamSource, from_stream};
 use tokio::time::{Sleep, sleep};
 
 use super::calls::{self, Caller};
@@ -67,7 +67,7 @@ pub fn stream_of_function(
         files: None,
         make: Arc::new(move |context| Ok(Box::new(PythonSource::new(&of, &splits, context)?))),
     };
-    let made = DataSet::from_stream(&engine.engine, source);
+    let made = from_stream(&engine.engine, source);
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 

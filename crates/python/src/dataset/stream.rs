@@ -18,11 +18,12 @@ use tidemill_dataflow::stream::source::{EventTimes, ToldBy};
 use tidemill_dataflow::{Progress, TaskContext, TaskError, WorkerStatus};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
-use tidemill_dataset::{
-    BadTo, Calendar, DataSet, DataSetError, LateRows, LateTo, LookAtSinks, MakeLateSink, StorageOptions, StreamJob,
-    StreamSink, StreamSource, Windows, table_stream,
-};
+use tidemill_dataset::{DataSetError, StorageOptions};
 use tidemill_net::notice;
+use tidemill_stream::{
+    BadTo, Calendar, LateRows, LateTo, LookAtSinks, MakeLateSink, StreamJob, StreamSink, StreamSource, Windows,
+    from_stream, table_stream,
+};
 
 use super::calls::{self, Call};
 use super::engine::{GivenSchema, QueryEngine};
@@ -75,7 +76,7 @@ pub fn stream_of_table(
 ) -> PyResult<NativeDataSet> {
     let schema = Arc::clone(&table.schema);
     let source = table_stream(name, schema, &table.batches, times(time)?, slice_rows, rows_per_s);
-    let made = DataSet::from_stream(&engine.engine, source);
+    let made = from_stream(&engine.engine, source);
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 
@@ -114,7 +115,7 @@ pub fn stream_of(
         files: found.files,
         make: found.make,
     };
-    let made = DataSet::from_stream(&engine.engine, source);
+    let made = from_stream(&engine.engine, source);
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 
@@ -427,7 +428,7 @@ pub fn write_stream<'py>(
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
     let mut stopping = false;
     let report = together_with(py, engine, comm, |workers, look| {
-        workers.stream(&engine.engine, &outputs, &job, &mut |run| {
+        tidemill_stream::run(workers, &engine.engine, &outputs, &job, &mut |run| {
             left_out.look(engine);
             overdue.look(run);
             if let Some(status) = &mut status
@@ -488,7 +489,7 @@ pub fn explain_stream(
         Ok((set.0.clone(), sink))
     });
     let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
-    together(py, engine, comm, None, |workers, _| workers.explain_stream(&engine.engine, &outputs))
+    together(py, engine, comm, None, |workers, _| tidemill_stream::explain(workers, &engine.engine, &outputs))
 }
 
 /// A function of the program that raises if sinks are such that the job must not begin.

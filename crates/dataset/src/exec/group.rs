@@ -1,0 +1,211 @@
+//! The first half of a group-by with one key of whole numbers, dates or times: what a partition's rows of each key amount to.
+//!
+//! Its groups are in a table of [`NumberKeys`]. Everything else is DataFusion's: the accumulators, the second half, groups by other keys.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch};
+use arrow::datatypes::SchemaRef;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode, aggregate_expressions};
+use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{ExecutionPlan, InputOrderMode, SendableRecordBatchStream};
+use futures::{StreamExt, stream};
+
+use crate::exec::instead::{Instead, Work};
+use crate::exec::number_keys::{NumberKeys, is_number};
+
+/// Does what an [`AggregateExec`] would do.
+type GroupExec = Instead<ByNumber>;
+
+/// Over an input in the order of its keys, DataFusion does better.
+#[derive(Clone)]
+pub(crate) struct ByNumber;
+
+impl Work for ByNumber {
+    type Step = AggregateExec;
+    const NAME: &'static str = "GroupExec";
+
+    fn fits(&self, aggregate: &AggregateExec) -> bool {
+        let [(key, _)] = aggregate.group_expr().expr() else { return false };
+        *aggregate.mode() == AggregateMode::Partial
+            && *aggregate.input_order_mode() == InputOrderMode::Linear
+            && aggregate.group_expr().is_single()
+            && aggregate.limit_options().is_none()
+            && aggregate.aggr_expr().iter().all(|each| each.groups_accumulator_supported())
+            && key.data_type(&aggregate.input().schema()).is_ok_and(|key| is_number(&key))
+    }
+
+    fn execute(
+        &self,
+        aggregate: &AggregateExec,
+        partition: usize,
+        context: Arc<TaskContext>,
+        metrics: &ExecutionPlanMetricsSet,
+    ) -> Result<SendableRecordBatchStream> {
+        let input = aggregate.input().execute(partition, Arc::clone(&context))?;
+        let metrics = BaselineMetrics::new(metrics, partition);
+        let memory = MemoryConsumer::new(format!("group-by[{partition}]")).with_can_spill(true);
+        let grouping = Grouping::new(aggregate, &context, memory.register(context.memory_pool()), metrics)?;
+        let batches = stream::try_unfold((grouping, input), |(mut grouping, mut input)| async move {
+            loop {
+                if let Some(batch) = grouping.ready.pop_front() {
+                    return Ok(Some((batch, (grouping, input))));
+                }
+                if grouping.is_over {
+                    return Ok(None);
+                }
+                match input.next().await {
+                    Some(batch) => grouping.take(&batch?)?,
+                    None => {
+                        grouping.emit()?;
+                        grouping.is_over = true;
+                    }
+                }
+            }
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(aggregate.schema(), batches)))
+    }
+}
+
+/// The aggregation that a step of a plan does, if its groups are by numbers.
+pub fn grouped_by_numbers(plan: &dyn ExecutionPlan) -> Option<&AggregateExec> {
+    plan.downcast_ref::<GroupExec>().map(GroupExec::step)
+}
+
+/// A million keys at random look as if every row had its own for some hundred thousand rows, and to look one up costs little.
+const PROBE_ROWS_MIN: usize = 1 << 20;
+
+/// One partition under way.
+struct Grouping {
+    schema: SchemaRef,
+    key: Arc<dyn PhysicalExpr>,
+    functions: Vec<Function>,
+    groups: NumberKeys,
+    /// The group of each row of a batch; kept for its memory.
+    indices: Vec<usize>,
+    rows: usize,
+    /// When nearly every row has a key of its own, rows are handed on as they are: after so many rows, with so many groups to a row.
+    probe: (usize, f64),
+    skips: bool,
+    batch_rows: usize,
+    memory: MemoryReservation,
+    metrics: BaselineMetrics,
+    ready: VecDeque<RecordBatch>,
+    is_over: bool,
+}
+
+/// An aggregate function.
+struct Function {
+    arguments: Vec<Arc<dyn PhysicalExpr>>,
+    filter: Option<Arc<dyn PhysicalExpr>>,
+    accumulator: Box<dyn GroupsAccumulator>,
+}
+
+impl Function {
+    fn values(&self, batch: &RecordBatch) -> Result<(Vec<ArrayRef>, Option<BooleanArray>)> {
+        let evaluate = |expr: &Arc<dyn PhysicalExpr>| expr.evaluate(batch)?.into_array(batch.num_rows());
+        let arguments = self.arguments.iter().map(evaluate).collect::<Result<_>>()?;
+        let filter =
+            self.filter.as_ref().map(|filter| Ok::<_, DataFusionError>(evaluate(filter)?.as_boolean().clone()));
+        Ok((arguments, filter.transpose()?))
+    }
+}
+
+impl Grouping {
+    fn new(
+        aggregate: &AggregateExec,
+        context: &TaskContext,
+        memory: MemoryReservation,
+        metrics: BaselineMetrics,
+    ) -> Result<Self> {
+        let arguments = aggregate_expressions(aggregate.aggr_expr(), aggregate.mode(), 1)?;
+        let functions = aggregate.aggr_expr().iter().zip(arguments).zip(aggregate.filter_expr());
+        let function = |((function, arguments), filter): ((&Arc<_>, _), &Option<_>)| {
+            let function: &Arc<datafusion::physical_expr::aggregate::AggregateFunctionExpr> = function;
+            Ok(Function { arguments, filter: filter.clone(), accumulator: function.create_groups_accumulator()? })
+        };
+        let options = &context.session_config().options().execution;
+        Ok(Grouping {
+            schema: aggregate.schema(),
+            key: Arc::clone(&aggregate.group_expr().expr()[0].0),
+            functions: functions.map(function).collect::<Result<_>>()?,
+            groups: NumberKeys::default(),
+            indices: Vec::new(),
+            rows: 0,
+            probe: (
+                options.skip_partial_aggregation_probe_rows_threshold.max(PROBE_ROWS_MIN),
+                options.skip_partial_aggregation_probe_ratio_threshold,
+            ),
+            skips: false,
+            batch_rows: context.session_config().batch_size(),
+            memory,
+            metrics,
+            ready: VecDeque::new(),
+            is_over: false,
+        })
+    }
+
+    fn take(&mut self, batch: &RecordBatch) -> Result<()> {
+        let busy = self.metrics.elapsed_compute().clone();
+        let _timed = busy.timer();
+        let keys = self.key.evaluate(batch)?.into_array(batch.num_rows())?;
+        let values = self.functions.iter().map(|each| each.values(batch)).collect::<Result<Vec<_>>>()?;
+        if self.skips {
+            let mut columns = vec![keys];
+            for (function, (arguments, filter)) in self.functions.iter().zip(&values) {
+                columns.extend(function.accumulator.convert_to_state(arguments, filter.as_ref())?);
+            }
+            self.give(columns)?;
+            return Ok(());
+        }
+        self.groups.assign(&keys, &mut self.indices);
+        for (function, (arguments, filter)) in self.functions.iter_mut().zip(&values) {
+            let count = self.groups.count();
+            function.accumulator.update_batch(arguments, &self.indices, filter.as_ref(), count)?;
+        }
+        let before = self.rows;
+        self.rows += batch.num_rows();
+        let (probe_rows, ratio) = self.probe;
+        if before < probe_rows && self.rows >= probe_rows && self.groups.count() as f64 > ratio * self.rows as f64 {
+            self.skips = true;
+            return self.emit();
+        }
+        let bytes = self.groups.bytes() + self.functions.iter().map(|each| each.accumulator.size()).sum::<usize>();
+        match self.memory.try_resize(bytes) {
+            // What there is goes on to the second half, which spills.
+            Err(DataFusionError::ResourcesExhausted(_)) if self.groups.count() > 0 => self.emit(),
+            resized => resized,
+        }
+    }
+
+    /// Gives the states of all groups there are, and begins anew.
+    fn emit(&mut self) -> Result<()> {
+        let mut bytes = 0;
+        if self.groups.count() > 0 {
+            let mut columns = vec![self.groups.take(self.schema.field(0).data_type())];
+            for function in &mut self.functions {
+                columns.extend(function.accumulator.state(EmitTo::All)?);
+            }
+            bytes = self.give(columns)?;
+        }
+        // They are here until the last of them is handed on.
+        self.memory.resize(bytes);
+        Ok(())
+    }
+
+    /// Returns the bytes of what is to be handed on.
+    fn give(&mut self, columns: Vec<ArrayRef>) -> Result<usize> {
+        let rows = RecordBatch::try_new(Arc::clone(&self.schema), columns)?;
+        self.metrics.record_output(rows.num_rows());
+        let starts = (0..rows.num_rows()).step_by(self.batch_rows);
+        self.ready.extend(starts.map(|at| rows.slice(at, self.batch_rows.min(rows.num_rows() - at))));
+        Ok(rows.get_array_memory_size())
+    }
+}

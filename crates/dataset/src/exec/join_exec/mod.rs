@@ -1,0 +1,209 @@
+//! Joins within the memory budget. DataFusion's own ([`planned`]) hold their build side, the left one, in memory, and when it does
+//! not fit they end the query; or, of those without keys, some spill, but give out left rows once for each partition of the other side.
+//!
+//! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, it is handed to
+//! DataFusion's join as it is, and so is the other side: nothing is copied. If not, both sides go to disk, parted by the hash of
+//! their keys, and each pair of parts becomes a join of its own ([`pairs`]); without keys there is one pair. Steps above may count
+//! on the order that rows of the other side had: those of the pairs are sorted so again ([`order`]).
+
+mod build;
+mod order;
+mod pairs;
+mod planned;
+mod slot;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use datafusion::common::JoinType;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::Result;
+use datafusion::execution::TaskContext;
+use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
+use datafusion::execution::runtime_env::RuntimeEnv;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::execution_plan::ReplaceChildrenOptions;
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties, SendableRecordBatchStream,
+    replace_children_if_necessary,
+};
+use futures::{FutureExt, TryStreamExt, stream};
+use tidemill_dataflow::memory::Governor;
+
+use crate::exec::step::{required_as_by, with_new_children};
+use crate::exec::stream_step::has_stream;
+use pairs::{Building, Joining, Other, Whole};
+use planned::Planned;
+use slot::{Slot, promised};
+
+/// Does what the join of DataFusion in it would do.
+pub(crate) struct JoinExec {
+    /// Over slots in the place of its inputs.
+    join: Planned,
+    left: Arc<Slot>,
+    right: Arc<Slot>,
+    governor: Governor,
+    /// The build side that all partitions share, once the first of them is there.
+    shared: Mutex<Option<Arc<Building>>>,
+    /// Of partitions that spill; those of the others are the join's.
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl JoinExec {
+    /// `None` over streams, whose joins are others.
+    pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
+        let [left, right] = node.children()[..] else { return None };
+        if has_stream(node) {
+            return None;
+        }
+        let (left, right) = (Slot::over(left), Slot::over(right));
+        let join = Planned::over(node.as_ref(), Arc::clone(&left) as _, Arc::clone(&right) as _)?.ok()?;
+        Some(JoinExec::of(join, left, right, governor))
+    }
+
+    fn of(join: Planned, left: Arc<Slot>, right: Arc<Slot>, governor: &Governor) -> Self {
+        let (governor, shared) = (governor.clone(), Mutex::default());
+        JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() }
+    }
+
+    /// Whether all partitions share a build side.
+    pub(crate) fn collects_left(&self) -> bool {
+        self.join.collects_left()
+    }
+
+    /// The build side of a partition, of which reading begins when it is first waited for.
+    fn building(&self, partition: usize, context: &Arc<TaskContext>, joining: &Joining) -> Result<Arc<Building>> {
+        let left = self.left.input().execute(partition, Arc::clone(context))?;
+        let (promise, rows) = promised(left.schema());
+        self.left.give(partition, rows);
+        let built = joining.clone().build(left, promise).boxed().shared();
+        Ok(Arc::new(Building { built, taken: false.into() }))
+    }
+}
+
+/// Whether rows of the left side come out by themselves, for having or not having a partner.
+pub(crate) fn gives_left_rows(kind: JoinType) -> bool {
+    matches!(kind, JoinType::Left | JoinType::Full | JoinType::LeftSemi | JoinType::LeftAnti | JoinType::LeftMark)
+}
+
+impl fmt::Debug for JoinExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinExec").field("join", &self.join.plan()).finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for JoinExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinExec, as ")?;
+        self.join.exec().fmt_as(t, f)
+    }
+}
+
+impl ExecutionPlan for JoinExec {
+    fn name(&self) -> &'static str {
+        "JoinExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.join.exec().properties()
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![self.left.input(), self.right.input()]
+    }
+
+    fn apply_expressions(
+        &self,
+        see: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        self.join.exec().apply_expressions(see)
+    }
+
+    fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
+        self.join.exec().dynamic_expressions_produced()
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let join = replace_children_if_necessary(self.join.plan(), children)?;
+        Ok(match JoinExec::instead_of(&join, &self.governor) {
+            Some(join) => Arc::new(join),
+            None => join,
+        })
+    }
+
+    with_new_children!(Recompute);
+
+    required_as_by!(self => self.join.exec());
+
+    /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join within.
+    fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
+        let (left, right) = (Slot::over(self.left.input()), Slot::over(self.right.input()));
+        let join = self.join.reset(Arc::clone(&left) as _, Arc::clone(&right) as _)?;
+        Ok(Arc::new(JoinExec::of(join, left, right, &self.governor)))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let joining = Joining {
+            join: self.join.clone(),
+            context: Arc::new(with_memory(&context, Arc::new(UnboundedMemoryPool::default()))),
+            governor: self.governor.clone(),
+            partition,
+            metrics: self.metrics.clone(),
+            spilled_bytes: MetricBuilder::new(&self.metrics).spilled_bytes(partition),
+            drops_null_keys: false,
+        };
+        let building = if self.collects_left() {
+            let mut shared = self.shared.lock().expect("nothing panics with it locked");
+            match &*shared {
+                Some(building) => Arc::clone(building),
+                None => Arc::clone(shared.insert(self.building(0, &context, &joining)?)),
+            }
+        } else {
+            self.building(partition, &context, &joining)?
+        };
+        let right = self.right.input();
+        let is_one = right.output_partitioning().partition_count() == 1;
+        let other = if self.collects_left() && gives_left_rows(self.join.kind()) && !is_one {
+            Other::All(Arc::clone(right), context)
+        } else {
+            Other::Rows(right.execute(partition, context)?)
+        };
+        let (probe, rows) = promised(right.schema());
+        self.right.give(partition, rows);
+        // It is there from the beginning: partitions that make a filter of their keys together wait for each other, and one that is
+        // dropped tells the others not to.
+        let rows = self.join.exec().execute(partition, Arc::clone(&joining.context))?;
+        let rows = stream::once(joining.run(building, other, Whole { probe, rows })).try_flatten();
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        let mut all = self.metrics.clone_inner();
+        self.join.exec().metrics()?.iter().for_each(|metric| all.push(Arc::clone(metric)));
+        Some(all)
+    }
+}
+
+/// The context with other memory: without limit for joins, which have reserved theirs before they begin.
+fn with_memory(context: &TaskContext, memory_pool: Arc<dyn MemoryPool>) -> TaskContext {
+    let runtime = RuntimeEnv { memory_pool, ..context.runtime_env().as_ref().clone() };
+    TaskContext::new(
+        context.task_id(),
+        context.session_id(),
+        context.session_config().clone(),
+        // Expressions hold the functions that they call.
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Arc::new(runtime),
+    )
+}

@@ -1,0 +1,375 @@
+//! One partition of a join under way; where its build side does not fit, pairs of parts on disk (a Grace hash join; Kitsuregawa,
+//! Tanaka and Moto-oka, 1983).
+//!
+//! Rows whose keys are equal, or both null, are in the same pair, so that pairs are joins of their own, whatever the kind of the join.
+//! A pair whose build side still does not fit is parted again. That does not help where most rows have one key: their build
+//! side is then joined in pieces, each with all of the other side. As the other side's rows meet no piece with all their partners
+//! in it, it must be the side whose rows the join gives out by themselves that is cut up; of a full join first one, then the other.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrow::array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow::compute::{filter_record_batch, is_not_null};
+use datafusion::common::{JoinSide, JoinType};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::empty::EmptyExec;
+use datafusion::physical_plan::limit::LimitStream;
+use datafusion::physical_plan::metrics::{BaselineMetrics, Count, ExecutionPlanMetricsSet};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    EmptyRecordBatchStream, ExecutionPlan, ExecutionPlanProperties, SendableRecordBatchStream,
+};
+use futures::future::{BoxFuture, Shared};
+use futures::stream::BoxStream;
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
+use tidemill_dataflow::TaskError;
+use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::memory::{Governor, HashKeys, Partitions, SpillFile};
+
+use super::build::{Build, Held};
+use super::order::in_order;
+use super::planned::Planned;
+use super::slot::{Promise, Slot};
+use crate::error::DataSetError;
+use crate::exec::spill::rows_of;
+use crate::exec::step::as_planned;
+
+/// A partition of which at least so much falls into one part has a key that parting does not part.
+const HEAVY_PERCENT: u64 = 90;
+
+/// DataFusion's join of the partition as a whole, waiting for its sides.
+pub(super) struct Whole {
+    pub(super) probe: Promise,
+    pub(super) rows: SendableRecordBatchStream,
+}
+
+/// A build side, of one partition or of all.
+pub(super) struct Building {
+    pub(super) built: Shared<BoxFuture<'static, Result<Built, Arc<DataFusionError>>>>,
+    /// Whether somebody joins it for all partitions.
+    pub(super) taken: AtomicBool,
+}
+
+/// What has become of it.
+#[derive(Clone)]
+pub(super) enum Built {
+    /// It was handed to DataFusion's joins.
+    InMemory(Arc<Held>),
+    /// Its parts.
+    OnDisk(Vec<Arc<SpillFile>>),
+}
+
+/// What a partition is joined with.
+pub(super) enum Other {
+    /// The other side's rows in that partition.
+    Rows(SendableRecordBatchStream),
+    /// All partitions share a build side whose rows come out by themselves: on disk, one partition joins it with those of all.
+    All(Arc<dyn ExecutionPlan>, Arc<TaskContext>),
+}
+
+/// See the module.
+#[derive(Clone)]
+pub(super) struct Joining {
+    pub(super) join: Planned,
+    /// In which memory has been reserved.
+    pub(super) context: Arc<TaskContext>,
+    pub(super) governor: Governor,
+    pub(super) partition: usize,
+    pub(super) metrics: ExecutionPlanMetricsSet,
+    pub(super) spilled_bytes: Count,
+    /// Whether left rows with a null for a key are left out: of `NOT IN (...)`, unless nothing is in there.
+    pub(super) drops_null_keys: bool,
+}
+
+/// Parts that have their keys in common.
+struct Pair {
+    left: Arc<SpillFile>,
+    right: Arc<SpillFile>,
+    /// At which it would be parted.
+    level: u32,
+    /// Left rows of all parts that this is one of.
+    left_rows_of_all: u64,
+}
+
+impl Pair {
+    fn is_worth_parting(&self) -> bool {
+        self.level < Partitions::LEVELS && self.left.rows() * 100 < self.left_rows_of_all * HEAVY_PERCENT
+    }
+}
+
+impl Joining {
+    /// Reads a build side; one that fits goes to whom it was promised.
+    pub(super) async fn build(
+        self,
+        mut left: SendableRecordBatchStream,
+        promise: Promise,
+    ) -> Result<Built, Arc<DataFusionError>> {
+        let mut build = Build::new(&self.governor);
+        while let Some(batch) = left.next().await {
+            if let Err(batch) = build.push(batch.map_err(Arc::new)?) {
+                let collected = stream::iter(build.into_batches().into_iter().chain([batch]).map(Ok));
+                let parts = self.part(JoinSide::Left, collected.chain(left), 0).await;
+                return Ok(Built::OnDisk(parts.map_err(Arc::new)?));
+            }
+        }
+        let (rows, held) = build.hand_over(left.schema());
+        // If it is not there any more, nobody wants the rows.
+        let _ = promise.send(rows);
+        Ok(Built::InMemory(held))
+    }
+
+    /// The rows of the partition.
+    pub(super) async fn run(
+        self,
+        building: Arc<Building>,
+        other: Other,
+        whole: Whole,
+    ) -> Result<SendableRecordBatchStream> {
+        let left = match building.built.clone().await.map_err(DataFusionError::Shared)? {
+            Built::InMemory(held) => {
+                let other = match other {
+                    Other::Rows(rows) => rows,
+                    Other::All(plan, context) => plan.execute(self.partition, context)?,
+                };
+                // It is there: it is among what is returned.
+                let _ = whole.probe.send(held.probe(other, self.join.has_keys()));
+                return Ok(held.until_read(whole.rows));
+            }
+            Built::OnDisk(left) => left,
+        };
+        drop(whole);
+        let right = match other {
+            Other::Rows(rows) => rows.boxed(),
+            Other::All(..) if building.taken.swap(true, Ordering::Relaxed) => return Ok(self.nothing()),
+            Other::All(plan, context) => {
+                let partitions = 0..plan.output_partitioning().partition_count();
+                let all = partitions.map(|partition| plan.execute(partition, Arc::clone(&context)));
+                stream::select_all(all.collect::<Result<Vec<_>>>()?).boxed()
+            }
+        };
+        let (fetch, metrics) = (self.join.exec().fetch(), BaselineMetrics::new(&self.metrics, self.partition));
+        let rows = self.clone().with_parts(left, right).await?;
+        let rows = match self.join.exec().properties().output_ordering() {
+            Some(order) => in_order(rows, order, &self.context, &self.governor, self.spilled_bytes.clone())?,
+            None => rows,
+        };
+        Ok(Box::pin(LimitStream::new(rows, 0, fetch, metrics)))
+    }
+
+    fn nothing(&self) -> SendableRecordBatchStream {
+        Box::pin(EmptyRecordBatchStream::new(self.join.exec().schema()))
+    }
+
+    /// Parts the other side too, and joins the parts.
+    async fn with_parts(
+        mut self,
+        left: Vec<Arc<SpillFile>>,
+        right: impl Stream<Item = Result<RecordBatch>>,
+    ) -> Result<SendableRecordBatchStream> {
+        let has_null = AtomicBool::new(false);
+        let key = self.join.is_null_aware().then(|| Arc::clone(&self.join.on()[0].1));
+        let right = right.map(|batch| {
+            let batch = batch?;
+            if let Some(key) = &key {
+                has_null.fetch_or(value(key, &batch)?.logical_null_count() > 0, Ordering::Relaxed);
+            }
+            Ok(batch)
+        });
+        let right = self.part(JoinSide::Right, right, 0).await?;
+        if has_null.into_inner() {
+            // Of what is compared with a null nobody knows that it is not in there.
+            return Ok(self.nothing());
+        }
+        self.drops_null_keys = self.join.is_null_aware() && right.iter().any(|part| part.rows() > 0);
+        Ok(Arc::new(self).pairs(left, right, 1))
+    }
+
+    /// The rows of one side, by the hash of their keys.
+    async fn part(
+        &self,
+        side: JoinSide,
+        rows: impl Stream<Item = Result<RecordBatch>>,
+        level: u32,
+    ) -> Result<Vec<Arc<SpillFile>>> {
+        let on = self.join.on().iter();
+        let schema = self.join.schema_of(side);
+        let keys = match side {
+            JoinSide::Left => on.map(|(left, _)| Arc::clone(left)).collect(),
+            _ => on.map(|(_, right)| Arc::clone(right)).collect(),
+        };
+        let mut parts = Partitions::new(&self.governor, &schema, hash(keys), level).map_err(failed)?;
+        let mut rows = pin!(rows);
+        while let Some(batch) = rows.next().await {
+            parts.write(&as_planned(batch?, &schema)?).map_err(failed)?;
+        }
+        let parts = parts.finish().map_err(failed)?;
+        self.spilled_bytes.add(parts.iter().map(SpillFile::bytes).sum::<u64>() as usize);
+        Ok(parts.into_iter().map(Arc::new).collect())
+    }
+
+    /// The joins of pairs, one after the other.
+    fn pairs(
+        self: Arc<Self>,
+        left: Vec<Arc<SpillFile>>,
+        right: Vec<Arc<SpillFile>>,
+        level: u32,
+    ) -> SendableRecordBatchStream {
+        let left_rows_of_all = left.iter().map(|part| part.rows()).sum();
+        let pairs = left.into_iter().zip(right).map(move |(left, right)| Pair { left, right, level, left_rows_of_all });
+        let schema = self.join.exec().schema();
+        let some = pairs.filter(|pair| pair.left.rows() + pair.right.rows() > 0);
+        let rows = stream::iter(some).then(move |pair| Arc::clone(&self).pair(pair)).try_flatten();
+        Box::pin(RecordBatchStreamAdapter::new(schema, rows))
+    }
+
+    fn pair(self: Arc<Self>, pair: Pair) -> BoxFuture<'static, Result<SendableRecordBatchStream>> {
+        let joined = async move {
+            let (mut build, mut left) = (Build::new(&self.governor), self.left_rows(&pair)?);
+            while let Some(batch) = left.next().await {
+                if build.push(batch?).is_err() {
+                    drop(build);
+                    if !pair.is_worth_parting() {
+                        return self.in_pieces(pair);
+                    }
+                    let left = self.part(JoinSide::Left, rows_of(&pair.left)?, pair.level).await?;
+                    let right = self.part(JoinSide::Right, rows_of(&pair.right)?, pair.level).await?;
+                    return Ok(self.pairs(left, right, pair.level + 1));
+                }
+            }
+            self.join(build, rows_of(&pair.right)?, self.join.kind(), JoinSide::Left)
+        };
+        joined.boxed()
+    }
+
+    /// The left rows of a pair that can come out.
+    fn left_rows(&self, pair: &Pair) -> Result<SendableRecordBatchStream> {
+        let rows = rows_of(&pair.left)?;
+        if !self.drops_null_keys {
+            return Ok(rows);
+        }
+        let (schema, key) = (rows.schema(), Arc::clone(&self.join.on()[0].0));
+        let rows = rows.map(move |batch| {
+            let batch = batch?;
+            let known: BooleanArray = is_not_null(&value(&key, &batch)?)?;
+            Ok(filter_record_batch(&batch, &known)?)
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
+    }
+
+    /// A pair with a heavy key.
+    fn in_pieces(self: Arc<Self>, pair: Pair) -> Result<SendableRecordBatchStream> {
+        let (schema, pair) = (self.join.exec().schema(), Arc::new(pair));
+        let rows = match self.join.kind() {
+            kind @ (JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark) => {
+                self.pieces(pair, kind, JoinSide::Right)?
+            }
+            JoinType::Full => {
+                let with_left = Arc::clone(&self).pieces(Arc::clone(&pair), JoinType::Left, JoinSide::Left)?;
+                let alone = Arc::clone(&self).pieces(pair, JoinType::RightAnti, JoinSide::Right)?;
+                with_left.chain(alone.map(move |batch| self.beside_nulls(&batch?))).boxed()
+            }
+            kind => self.pieces(pair, kind, JoinSide::Left)?,
+        };
+        let (planned, schema) = (Arc::clone(&schema), schema);
+        let rows = rows.map(move |batch| as_planned(batch?, &planned));
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
+    }
+
+    /// Joins pieces of one side of a pair, as large as there is room for, with all of the other.
+    fn pieces(
+        self: Arc<Self>,
+        pair: Arc<Pair>,
+        kind: JoinType,
+        cut: JoinSide,
+    ) -> Result<BoxStream<'static, Result<RecordBatch>>> {
+        let side = move |of: &Self, pair: &Pair, is_left: bool| match is_left {
+            true => of.left_rows(pair),
+            false => rows_of(&pair.right),
+        };
+        let is_left = cut == JoinSide::Left;
+        let begin = (side(&self, &pair, is_left)?, None);
+        let pieces = stream::try_unfold(begin, move |(mut rows, mut next): (_, Option<RecordBatch>)| {
+            let (of, pair) = (Arc::clone(&self), Arc::clone(&pair));
+            async move {
+                let mut build = Build::new(&of.governor);
+                // The first batch is taken whether there is room for it or not.
+                let first = match next.take() {
+                    Some(batch) => Some(batch),
+                    None => SendableRecordBatchStream::next(&mut rows).await.transpose()?,
+                };
+                let Some(first) = first else { return Ok(None) };
+                build.push_anyway(first);
+                while let Some(batch) = rows.next().await {
+                    if let Err(batch) = build.push(batch?) {
+                        next = Some(batch);
+                        break;
+                    }
+                }
+                let joined = of.join(build, side(&of, &pair, !is_left)?, kind, cut)?;
+                Ok::<_, DataFusionError>(Some((joined, (rows, next))))
+            }
+        });
+        Ok(pieces.try_flatten().boxed())
+    }
+
+    /// Joins rows of one side with those of the other.
+    fn join(
+        &self,
+        build: Build,
+        probe: SendableRecordBatchStream,
+        kind: JoinType,
+        build_side: JoinSide,
+    ) -> Result<SendableRecordBatchStream> {
+        let slot = |side| Slot::over(&(Arc::new(EmptyExec::new(self.join.schema_of(side))) as _));
+        let (left, right) = (slot(JoinSide::Left), slot(JoinSide::Right));
+        let plan = self.join.of_parts(Arc::clone(&left) as _, Arc::clone(&right) as _, kind, build_side)?;
+        let (build, held) = build.hand_over(self.join.schema_of(build_side));
+        let probe = held.probe(probe, self.join.has_keys());
+        let (of_left, of_right) = if build_side == JoinSide::Left { (build, probe) } else { (probe, build) };
+        left.give(0, of_left);
+        right.give(0, of_right);
+        Ok(held.until_read(plan.execute(0, Arc::clone(&self.context))?))
+    }
+
+    /// Right rows without a partner, as a full join gives them.
+    fn beside_nulls(&self, right: &RecordBatch) -> Result<RecordBatch> {
+        let left = self.join.schema_of(JoinSide::Left);
+        let nulls = left.fields().iter().map(|field| new_null_array(field.data_type(), right.num_rows()));
+        let all: Vec<ArrayRef> = nulls.chain(right.columns().iter().cloned()).collect();
+        let columns = match self.join.projection() {
+            Some(chosen) => chosen.iter().map(|&at| Arc::clone(&all[at])).collect(),
+            None => all,
+        };
+        let options = RecordBatchOptions::new().with_row_count(Some(right.num_rows()));
+        Ok(RecordBatch::try_new_with_options(self.join.exec().schema(), columns, &options)?)
+    }
+}
+
+/// Hashes of keys, others than those by which rows have come to this partition; without keys all rows stay together.
+fn hash(keys: Vec<Arc<dyn PhysicalExpr>>) -> HashKeys {
+    if keys.is_empty() {
+        return Box::new(|rows, hashes| {
+            hashes.clear();
+            hashes.resize(rows.num_rows(), 0);
+            Ok(())
+        });
+    }
+    let hasher = KeyHasher::new((0..keys.len()).collect());
+    Box::new(move |rows, hashes| {
+        let values = keys.iter().map(|key| Ok(("", value(key, rows)?))).collect::<Result<Vec<_>>>()?;
+        Ok(hasher.hash(&RecordBatch::try_from_iter(values)?, hashes)?)
+    })
+}
+
+fn value(key: &Arc<dyn PhysicalExpr>, rows: &RecordBatch) -> Result<ArrayRef> {
+    key.evaluate(rows)?.into_array(rows.num_rows())
+}
+
+/// What the disk said.
+fn failed(error: TaskError) -> DataFusionError {
+    DataSetError::Io(error.to_string()).into()
+}

@@ -1,0 +1,39 @@
+//! Steps of plans that this crate adds to DataFusion's, or does in their place.
+//!
+//! Each module uses only those above it in this table.
+//!
+//! | module          | what is in it                                            |
+//! |-----------------|----------------------------------------------------------|
+//! | `caught`        | decoders that panic                                      |
+//! | `number_keys`   | keys of whole numbers                                    |
+//! | `spill`         | checksummed files that DataFusion's steps spill to       |
+//! | `step`          | what all steps of ours have in common                    |
+//! | `stream_step`   | steps of a stream's plan, which never run by themselves  |
+//! | `instead`       | replaces DataFusion's steps with ours                    |
+//! | `join_exec`     | joins within the memory budget                           |
+//! | `map`           | functions of programs as steps                           |
+//! | `reading`       | the progress of an action                                |
+//! | `split`         | texts to rows of their parts                             |
+//! | `group`         | the first half of a group-by with a key of whole numbers |
+//! | `running`       | window functions of rows in order                        |
+//! | `sorted`        | sorts and merges of long rows within the budget          |
+//! | `spread`        | deals rows out to threads                                |
+//! | `window_exec`   | window functions, a partition of rows at a time          |
+//! | `within_memory` | replaces steps by forms that can spill                   |
+
+pub(crate) mod caught;
+pub(crate) mod group;
+pub(crate) mod instead;
+pub(crate) mod join_exec;
+pub(crate) mod map;
+pub(crate) mod number_keys;
+pub(crate) mod reading;
+pub(crate) mod running;
+pub(crate) mod sorted;
+pub(crate) mod spill;
+pub(crate) mod split;
+pub(crate) mod spread;
+pub(crate) mod step;
+pub(crate) mod stream_step;
+pub(crate) mod window_exec;
+pub(crate) mod within_memory;

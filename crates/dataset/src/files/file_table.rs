@@ -1,0 +1,376 @@
+//! Tables of CSV, JSON and text files that know how to look for rows that cannot be read: after DataFusion's reader has failed
+//! on one, or instead of it, to leave them out.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::{ScalarValue, Statistics};
+use datafusion::datasource::file_format::FileFormat;
+use datafusion::datasource::listing::{ListingTable, PartitionedFile};
+use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig, FileScanConfigBuilder};
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::datasource::table_schema::TableSchema;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_expr::LexOrdering;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::empty::EmptyExec;
+use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
+use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
+use object_store::path::Path;
+use tokio::runtime::Handle;
+
+use crate::bad_rows::BadRows;
+use crate::engine::Engine;
+use crate::error::DataSetError;
+use crate::files::lenient::{Decoder, OnError, Quarantine, first_bad, read_good, told};
+use crate::files::lines::{Piece, deal};
+use crate::files::packing::Packing;
+use crate::files::paths::{File, PlaceColumns};
+
+/// DataFusion's own table of files, and how to find what it fails on.
+#[derive(Debug)]
+pub(crate) struct CheckedTable {
+    pub(crate) table: ListingTable,
+    pub(crate) check: Arc<Check>,
+    /// Of compressed files that are cut, which DataFusion does not, all pieces; else nothing.
+    pub(crate) pieces: Vec<Piece>,
+}
+
+impl CheckedTable {
+    /// A partition for each piece.
+    fn scan_pieces(&self, projection: Option<&Vec<usize>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let schema = match projection {
+            Some(projection) => Arc::new(self.schema().project(projection)?),
+            None => self.schema(),
+        };
+        let decoder = Arc::new(self.check.decoder.projected(projection));
+        let partitions = self.pieces.iter().map(|piece| -> Arc<dyn PartitionStream> {
+            Arc::new(Partition {
+                schema: SchemaRef::clone(&schema),
+                pieces: vec![piece.clone()],
+                folders: Arc::default(),
+                decoder: Arc::clone(&decoder),
+                packing: self.check.packing,
+                seen: None,
+                on_error: OnError::Raise,
+                name: String::new(),
+            })
+        });
+        scan(SchemaRef::clone(&schema), partitions.collect(), None, None)
+    }
+}
+
+fn scan(
+    schema: SchemaRef,
+    partitions: Vec<Arc<dyn PartitionStream>>,
+    projection: Option<&Vec<usize>>,
+    limit: Option<usize>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let none = LexOrdering::new([]);
+    Ok(Arc::new(StreamingTableExec::try_new(schema, partitions, projection, none, false, limit)?))
+}
+
+/// How to find the first row of some files that cannot be read.
+#[derive(Debug)]
+pub(crate) struct Check {
+    files: Vec<File>,
+    decoder: Decoder,
+    packing: Packing,
+    threads: Handle,
+}
+
+impl Check {
+    pub(crate) fn new(engine: &Engine, files: Vec<File>, decoder: Decoder, packing: Packing) -> Self {
+        Check { files, decoder, packing, threads: engine.threads().clone() }
+    }
+
+    /// Whether the files are compressed.
+    pub(crate) fn is_compressed(&self) -> bool {
+        !self.packing.is_plain()
+    }
+
+    /// The first row that cannot be read, or file that cannot be expanded: all are read up to it.
+    pub(crate) fn fault(&self) -> Option<DataSetError> {
+        // On a thread of its own: this one may be of those that must not wait, and objects are waited for. What else this one
+        // had to run goes to another meanwhile: it may be what brings the objects.
+        let find = || {
+            let _within = self.threads.enter();
+            first_bad(&self.files, &self.decoder, self.packing)
+        };
+        let found = tokio::task::block_in_place(|| std::thread::scope(|scope| scope.spawn(find).join()));
+        match found.ok()? {
+            Ok(row) => row.map(|row| DataSetError::Data(told(&row))),
+            Err(error) => self.is_compressed().then_some(error),
+        }
+    }
+}
+
+#[async_trait]
+impl TableProvider for CheckedTable {
+    fn schema(&self) -> SchemaRef {
+        self.table.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        self.table.table_type()
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        // Of the first rows the first piece would have all.
+        if self.pieces.is_empty() || limit.is_some() {
+            return self.table.scan(state, projection, filters, limit).await;
+        }
+        self.scan_pieces(projection)
+    }
+
+    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
+        self.table.supports_filters_pushdown(filters)
+    }
+}
+
+/// DataFusion's own table of files, with a column of their names behind all others.
+#[derive(Debug)]
+pub(crate) struct NamedFiles {
+    pub(crate) table: Arc<dyn TableProvider>,
+    format: Arc<dyn FileFormat>,
+    schema: SchemaRef,
+    names: HashMap<Path, String>,
+}
+
+impl NamedFiles {
+    pub(crate) fn new(
+        table: Arc<dyn TableProvider>,
+        format: Arc<dyn FileFormat>,
+        column: &str,
+        files: &[File],
+    ) -> Result<Self, DataSetError> {
+        let mut fields = table.schema().fields().to_vec();
+        fields.push(Arc::new(Field::new(column, DataType::Utf8, false)));
+        let named = |file: &File| Ok((file.listing_url()?.prefix().clone(), file.to_string()));
+        let names = files.iter().map(named).collect::<Result<_, DataSetError>>()?;
+        Ok(NamedFiles { table, format, schema: Arc::new(Schema::new(fields)), names })
+    }
+
+    /// The same files, each with its name.
+    fn named(&self, groups: &[FileGroup]) -> Vec<FileGroup> {
+        let named = |file: &PartitionedFile| {
+            let name = self.names.get(&file.object_meta.location).cloned();
+            let mut file = file.clone();
+            file.partition_values.push(ScalarValue::Utf8(name));
+            // They are of the columns that there were.
+            file.statistics = None;
+            file
+        };
+        groups.iter().map(|group| FileGroup::new(group.files().iter().map(named).collect())).collect()
+    }
+}
+
+#[async_trait]
+impl TableProvider for NamedFiles {
+    fn schema(&self) -> SchemaRef {
+        SchemaRef::clone(&self.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let plan = self.table.scan(state, None, &[], limit).await?;
+        let source = plan.downcast_ref::<DataSourceExec>().map(DataSourceExec::data_source);
+        let Some(files) = source.and_then(|source| source.downcast_ref::<FileScanConfig>()) else {
+            // There is no file.
+            let schema =
+                projection.map_or_else(|| Ok(self.schema()), |some| self.schema.project(some).map(Arc::new))?;
+            return Ok(Arc::new(EmptyExec::new(schema)));
+        };
+        let before = files.file_source.table_schema();
+        let mut columns = before.table_partition_cols().to_vec();
+        columns.extend(self.schema.fields().last().cloned());
+        let schema =
+            TableSchema::builder(SchemaRef::clone(before.file_schema())).with_table_partition_cols(columns).build();
+        let scan = FileScanConfigBuilder::from(files.clone())
+            .with_source(self.format.file_source(schema))
+            .with_file_groups(self.named(&files.file_groups))
+            .with_statistics(Statistics::new_unknown(&self.schema))
+            .with_projection_indices(projection.cloned())?;
+        self.format.create_physical_plan(state, scan.build()).await
+    }
+}
+
+/// A partition of a [`PiecesTable`].
+pub(crate) trait Part: PartitionStream {
+    /// The same of these columns, which `schema` has, and of its first rows where no more than `rows_max` are wanted. `None` of one that
+    /// has to read all columns, whichever are wanted.
+    fn narrowed(&self, _: &SchemaRef, _: &[usize], _: Option<usize>) -> Option<Arc<dyn PartitionStream>> {
+        None
+    }
+}
+
+/// A table of files that are read in pieces, some by each partition, and not by DataFusion.
+#[derive(Debug)]
+pub(crate) struct PiecesTable {
+    schema: SchemaRef,
+    parts: Vec<Arc<dyn Part>>,
+    pub(crate) files: Vec<File>,
+    /// Whether rows that cannot be read are left out.
+    pub(crate) is_lenient: bool,
+}
+
+impl PiecesTable {
+    pub(crate) fn new(schema: SchemaRef, files: Vec<File>, parts: Vec<Arc<dyn Part>>) -> Self {
+        PiecesTable { schema, parts, files, is_lenient: false }
+    }
+
+    /// A table of the good rows.
+    pub(crate) fn lenient(
+        engine: &Engine,
+        files: Vec<File>,
+        folders: Option<PlaceColumns>,
+        decoder: Decoder,
+        packing: Packing,
+        on_error: &OnError,
+    ) -> Result<Self, DataSetError> {
+        let names = folders.iter().flat_map(|folders| &folders.names);
+        let mut fields = decoder.schema().fields().to_vec();
+        // As DataFusion's own tables of files have them: behind the others.
+        fields.extend(names.map(|name| Arc::new(Field::new(name, DataType::Utf8, false))));
+        let schema: SchemaRef = Arc::new(Schema::new(fields));
+        let folders = Arc::new(folders);
+        let mut hasher = DefaultHasher::new();
+        files.iter().for_each(|file| file.to_string().hash(&mut hasher));
+        let name = format!("bad-{:08x}", hasher.finish() as u32);
+        let whole = !packing.is_plain() || decoder.needs_whole_files();
+        let groups = deal(files.clone(), whole, engine.partitions())?;
+        let decoder = Arc::new(decoder);
+        let part = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn Part> {
+            Arc::new(Partition {
+                schema: SchemaRef::clone(&schema),
+                pieces,
+                folders: Arc::clone(&folders),
+                decoder: Arc::clone(&decoder),
+                packing,
+                seen: (*on_error != OnError::Raise).then(|| Arc::clone(engine.bad_rows())),
+                on_error: on_error.clone(),
+                name: format!("{name}-{number:05}"),
+            })
+        };
+        let parts = groups.into_iter().enumerate().map(part).collect();
+        Ok(PiecesTable { is_lenient: *on_error != OnError::Raise, ..PiecesTable::new(schema, files, parts) })
+    }
+}
+
+#[async_trait]
+impl TableProvider for PiecesTable {
+    fn schema(&self) -> SchemaRef {
+        SchemaRef::clone(&self.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        _: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let all: Vec<usize> = (0..self.schema.fields().len()).collect();
+        let columns = projection.unwrap_or(&all);
+        let schema = Arc::new(self.schema.project(columns)?);
+        match self.parts.iter().map(|part| part.narrowed(&schema, columns, limit)).collect() {
+            Some(narrowed) => scan(schema, narrowed, None, limit),
+            None => {
+                let parts = self.parts.iter().map(|part| Arc::clone(part) as _).collect();
+                scan(self.schema(), parts, projection, limit)
+            }
+        }
+    }
+}
+
+struct Partition {
+    /// With the columns of folders.
+    schema: SchemaRef,
+    pieces: Vec<Piece>,
+    folders: Arc<Option<PlaceColumns>>,
+    decoder: Arc<Decoder>,
+    packing: Packing,
+    /// Who counts bad rows; `None` where the first is an error.
+    seen: Option<Arc<BadRows>>,
+    on_error: OnError,
+    /// Of its quarantine; no other partition has it.
+    name: String,
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "good rows of {:?}, others: {:?}", self.pieces, self.on_error)
+    }
+}
+
+/// A row that cannot be read is one of all columns.
+impl Part for Partition {}
+
+impl PartitionStream for Partition {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        // Two batches ahead: reading goes on while one is worked on, and no further.
+        let mut builder = RecordBatchReceiverStreamBuilder::new(SchemaRef::clone(self.schema()), 2);
+        let sender = builder.tx();
+        let quarantine = match &self.on_error {
+            OnError::Quarantine(folder) => Some(Quarantine::new(folder, &self.name)),
+            _ => None,
+        };
+        let (pieces, decoder) = (self.pieces.clone(), Arc::clone(&self.decoder));
+        let (packing, seen) = (self.packing, self.seen.clone());
+        let (schema, folders) = (SchemaRef::clone(&self.schema), Arc::clone(&self.folders));
+        builder.spawn_blocking(move || {
+            let give = |piece: &Piece, batch: RecordBatch| {
+                let batch = match folders.as_ref() {
+                    Some(folders) => with_values(batch, &folders.values(&piece.file), &schema),
+                    None => Ok(batch),
+                };
+                sender.blocking_send(batch).is_ok()
+            };
+            let is_wanted = || !sender.is_closed();
+            read_good(&pieces, &decoder, packing, seen.as_deref(), quarantine, &is_wanted, give)
+                .map_err(DataFusionError::from)
+        });
+        builder.build()
+    }
+}
+
+/// The batch with a column for each of `values`, the same in all rows.
+fn with_values(batch: RecordBatch, values: &[String], schema: &SchemaRef) -> Result<RecordBatch> {
+    let rows = batch.num_rows();
+    let repeated = values.iter().map(|value| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values(std::iter::repeat_n(value.as_str(), rows)))
+    });
+    let columns = batch.columns().iter().cloned().chain(repeated).collect();
+    Ok(RecordBatch::try_new(SchemaRef::clone(schema), columns)?)
+}

@@ -1,0 +1,202 @@
+//! Text files in pieces: a file is cut into byte ranges that threads read apart, in blocks of whole lines.
+//!
+//! A line belongs to the range that its first byte lies in. Line ends are `\n` or `\r\n`, and are not part of the line.
+
+use std::io::Read;
+
+use crate::error::{DataSetError, Result};
+use crate::files::packing::Packing;
+use crate::files::paths::File;
+
+/// Bytes read at a time. A longer line grows its block.
+pub(crate) const BLOCK_BYTES: usize = 1 << 20;
+/// A longer line is an error: it is hardly text, and an Arrow view cannot point further.
+const LINE_BYTES_MAX: usize = 1 << 30;
+
+/// A range of a file's bytes, after decompression; `end` is `u64::MAX` where it ends with the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) file: File,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+/// The pieces of files for each partition: `whole` files, where one cannot be read but from its beginning.
+pub(crate) fn deal(files: Vec<File>, whole: bool, partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
+    if whole { Ok(by_files(files, partitions_max)) } else { by_bytes(&files, partitions_max) }
+}
+
+/// As equal parts of all bytes as there are partitions.
+fn by_bytes(files: &[File], partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
+    let sizes = files.iter().map(File::size_bytes).collect::<Result<Vec<u64>>>()?;
+    let each = sizes.iter().sum::<u64>().div_ceil(partitions_max as u64).max(BLOCK_BYTES as u64);
+    let mut groups = vec![Vec::new()];
+    let mut left = each;
+    for (file, &size) in files.iter().zip(&sizes) {
+        let mut start = 0;
+        while start < size {
+            if left == 0 {
+                groups.push(Vec::new());
+                left = each;
+            }
+            let end = size.min(start + left);
+            groups.last_mut().expect("never empty").push(Piece { file: file.clone(), start, end });
+            left -= end - start;
+            start = end;
+        }
+    }
+    Ok(groups)
+}
+
+/// Whole files: a compressed one can only be read from its beginning.
+fn by_files(files: Vec<File>, partitions_max: usize) -> Vec<Vec<Piece>> {
+    let each = files.len().div_ceil(partitions_max).max(1);
+    let whole = |file: &File| Piece { file: file.clone(), start: 0, end: u64::MAX };
+    files.chunks(each).map(|some| some.iter().map(whole).collect()).collect()
+}
+
+/// Pieces that a compressed file is cut into at most: each decompresses all that is before it, too.
+const CUTS_MAX: usize = 4;
+/// Files that are shorter are not worth the second look, in compressed bytes.
+const CUT_BYTES_MIN: u64 = 1 << 18;
+/// To skip a byte takes this part of the time that it takes to read it.
+const SKIPPED: f64 = 0.25;
+
+/// Cuts compressed files of this machine into as many pieces as there may be partitions, each a partition of its own; nothing if that is
+/// not worth it.
+///
+/// Nobody can begin in the middle of such a file, but only decompressing has to begin at its start: rows are decoded by whoever has
+/// the piece.
+pub(crate) fn cut(files: &[File], packing: Packing, partitions_max: usize) -> Result<Vec<Piece>> {
+    let cuts = (partitions_max / files.len().max(1)).min(CUTS_MAX);
+    let is_fast = packing.is_fast();
+    let is_local = files.iter().all(|file| matches!(file, File::Local(_)));
+    if cuts < 2 || !is_fast || !is_local {
+        return Ok(Vec::new());
+    }
+    let mut pieces = Vec::new();
+    for file in files {
+        if file.size_bytes()? < CUT_BYTES_MIN {
+            return Ok(Vec::new());
+        }
+        let expanded = expanded_bytes(file, packing)? as f64;
+        // Each piece is shorter than the one before by what it skips, so that all take as long.
+        let lengths: Vec<f64> = (0..cuts).map(|i| (1.0 - SKIPPED).powi(i as i32)).collect();
+        let (all, mut start, mut done) = (lengths.iter().sum::<f64>(), 0, 0.0);
+        for (i, length) in lengths.iter().enumerate() {
+            done += length / all;
+            let end = if i + 1 == cuts { u64::MAX } else { (expanded * done) as u64 };
+            pieces.push(Piece { file: file.clone(), start, end });
+            start = end;
+        }
+    }
+    Ok(pieces)
+}
+
+/// How many bytes a file is likely to have after decompression, by what becomes of its first ones: not all say it themselves. If it is wrong,
+/// pieces differ in length, and rows are the same.
+fn expanded_bytes(file: &File, packing: Packing) -> Result<u64> {
+    let size = file.size_bytes()?;
+    let looked_at = size.min(CUT_BYTES_MIN);
+    let mut source = packing.open(file.open(0)?.take(looked_at))?;
+    let (mut block, mut expanded) = (vec![0; BLOCK_BYTES], 0);
+    // Where the look ends the rest is missing, and that is an error.
+    while let Ok(read @ 1..) = source.read(&mut block) {
+        expanded += read as u64;
+    }
+    Ok((expanded as f64 * size as f64 / looked_at as f64) as u64)
+}
+
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Gives the bytes of `piece` to `emit`, until that returns false: blocks of whole lines, and where each begins in the file; in the
+/// end what is left, which may be nothing. The last block may have lines that begin behind the piece. `is_wanted` is asked while what is before
+/// the piece of a compressed file is skipped.
+pub(crate) fn read_blocks(
+    piece: &Piece,
+    packing: Packing,
+    is_wanted: &dyn Fn() -> bool,
+    mut emit: impl FnMut(Vec<u8>, u64, bool) -> Result<bool>,
+) -> Result<()> {
+    let failed = |error: std::io::Error| piece.file.not_read(packing, &error);
+    // Where the next byte of the source lies in the file (after decompression).
+    let mut position = piece.start.saturating_sub(1);
+    let mut source = if packing.is_plain() {
+        piece.file.open(position)?
+    } else {
+        let mut source: Box<dyn Read + Send> = Box::new(packing.open(piece.file.open(0)?)?);
+        let (mut block, mut left) = (vec![0; BLOCK_BYTES], position);
+        while left > 0 {
+            let some = block.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let read = source.read(&mut block[..some]).map_err(failed)?;
+            if read == 0 || !is_wanted() {
+                return Ok(());
+            }
+            left -= read as u64;
+        }
+        source
+    };
+    // The line that begins before this piece is another's, unless the byte before the piece ends it.
+    let mut skipping = piece.start > 0;
+    let mut is_first = piece.start == 0;
+    let mut carried: Vec<u8> = Vec::new();
+    let mut ended = false;
+    while !ended {
+        let mut block = std::mem::take(&mut carried);
+        let kept = block.len();
+        let read = source.by_ref().take(BLOCK_BYTES as u64).read_to_end(&mut block).map_err(failed)?;
+        let mut block_start = position - kept as u64;
+        position += read as u64;
+        ended = read == 0;
+        // Windows programs begin UTF-8 files with a byte-order mark, which is part of no value.
+        if std::mem::take(&mut is_first) && block.starts_with(BYTE_ORDER_MARK) {
+            block.drain(..BYTE_ORDER_MARK.len());
+            block_start += BYTE_ORDER_MARK.len() as u64;
+        }
+        if skipping {
+            let Some(at) = memchr::memchr(b'\n', &block) else {
+                // Still inside the line that is not ours; the piece may end within it.
+                if position >= piece.end {
+                    return Ok(());
+                }
+                continue;
+            };
+            block.drain(..=at);
+            block_start += at as u64 + 1;
+            skipping = false;
+        }
+        // Whole lines only; the rest waits for its end. What was carried has no line end: a long line is looked through once.
+        let end = || memchr::memrchr(b'\n', &block[kept..]).map_or(0, |at| kept + at + 1);
+        let whole = if ended { block.len() } else { end() };
+        if block.len() - whole > LINE_BYTES_MAX {
+            return Err(DataSetError::Data(format!(
+                "{}: the line at byte {} is longer than 1 GiB",
+                piece.file,
+                block_start + whole as u64
+            )));
+        }
+        if whole == 0 && !ended {
+            carried = block;
+            continue;
+        }
+        carried = block.split_off(whole);
+        if !emit(block, block_start, ended)? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// The lines of a file that end before `position`, which is one after decompression.
+pub(crate) fn lines_until(file: &File, packing: Packing, position: u64) -> Result<u64> {
+    let mut source = packing.open(file.open(0)?)?.take(position);
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut lines = 0;
+    loop {
+        match source.read(&mut block).map_err(|error| file.not_read(packing, &error))? {
+            0 => return Ok(lines),
+            read => lines += memchr::memchr_iter(b'\n', &block[..read]).count() as u64,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The formats of files that are written.
+
+use std::sync::Arc;
+
+use datafusion::common::config::{CsvOptions, JsonOptions, ParquetOptions, TableParquetOptions};
+use datafusion::common::parsers::CompressionTypeVariant;
+use datafusion::datasource::file_format::FileFormatFactory;
+use datafusion::datasource::file_format::csv::CsvFormatFactory;
+use datafusion::datasource::file_format::json::JsonFormatFactory;
+use datafusion::datasource::file_format::parquet::ParquetFormatFactory;
+
+use crate::error::{DataSetError, Result};
+use crate::files::ipc_sink::IpcFormat;
+use crate::files::part_sink::PartFormat;
+
+/// What the files look like.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// Values between delimiters, the columns' names in the first line.
+    Csv {
+        /// Between values.
+        delimiter: u8,
+        /// Whether the first line names the columns.
+        has_header: bool,
+        /// `""`, `gzip`, `bzip2`, `xz` or `zstd`.
+        compression: String,
+    },
+    /// One JSON object in each line.
+    Json {
+        /// As for CSV.
+        compression: String,
+    },
+    /// Apache Parquet.
+    Parquet {
+        /// `uncompressed`, `snappy`, `lz4_raw`, or `gzip(level)`, `brotli(level)`, `zstd(level)`.
+        compression: String,
+    },
+    /// Arrow IPC files.
+    Ipc {
+        /// `lz4`, `zstd` or `none`.
+        compression: String,
+    },
+    /// A file for each partition, in the order of the partitions.
+    Parts(PartFormat),
+}
+
+impl Output {
+    /// Records of a fixed length.
+    pub fn records() -> Self {
+        Output::Parts(PartFormat::Records)
+    }
+
+    /// Lines of text, of the only column; `compression` as for CSV.
+    ///
+    /// # Errors
+    /// `Query` for a compression that there is not.
+    pub fn text(compression: &str) -> Result<Self> {
+        Ok(Output::Parts(PartFormat::Text(whole_file(compression)?.into())))
+    }
+
+    /// Arrays of NumPy.
+    pub fn npy() -> Self {
+        Output::Parts(PartFormat::Npy)
+    }
+
+    /// How partitions are written, if each is a file.
+    pub(crate) fn part_format(&self, partition_by: &[String]) -> Option<&PartFormat> {
+        match self {
+            Output::Parts(format) if partition_by.is_empty() => Some(format),
+            _ => None,
+        }
+    }
+
+    /// `parquet`: the session's settings for such files.
+    pub(crate) fn factory(&self, parquet: &ParquetOptions) -> Result<Arc<dyn FileFormatFactory>> {
+        Ok(match self {
+            Output::Csv { delimiter, has_header, compression } => {
+                Arc::new(CsvFormatFactory::new_with_options(CsvOptions {
+                    delimiter: *delimiter,
+                    has_header: Some(*has_header),
+                    compression: whole_file(compression)?,
+                    ..Default::default()
+                }))
+            }
+            Output::Json { compression } => Arc::new(JsonFormatFactory::new_with_options(JsonOptions {
+                compression: whole_file(compression)?,
+                ..Default::default()
+            })),
+            Output::Parquet { compression } => {
+                let global = ParquetOptions { compression: Some(compression.clone()), ..parquet.clone() };
+                Arc::new(ParquetFormatFactory::new_with_options(TableParquetOptions { global, ..Default::default() }))
+            }
+            Output::Ipc { compression } => Arc::new(IpcFormat::new(compression)?),
+            Output::Parts(_) => {
+                return Err(DataSetError::Unsupported("folders by the values of columns, in this format".into()));
+            }
+        })
+    }
+}
+
+fn whole_file(name: &str) -> Result<CompressionTypeVariant> {
+    name.parse()
+        .map_err(|_| DataSetError::Query(format!("no compression {name:?}; there are gzip, bzip2, xz, zstd and none")))
+}

@@ -1,0 +1,146 @@
+//! Files of our own formats, one for each partition, in the order of the partitions: by a [`DataSink`] that writes rows in their order.
+//!
+//! | format    | columns                            | file                             |
+//! |-----------|------------------------------------|----------------------------------|
+//! | `Records` | any, each of a fixed number of bytes | no header                        |
+//! | [`text`]  | one, of texts                      | a line for each row, compressed or not |
+//! | [`npy`]   | any, all of one type of number       | NumPy's header, then the rows     |
+
+mod npy;
+mod text;
+mod writer;
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::common::GetExt;
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+use datafusion::datasource::listing::ListingTableUrl;
+use datafusion::datasource::sink::DataSink;
+use datafusion::error::DataFusionError;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
+use futures::StreamExt;
+use tidemill_dataflow::memory::Governor;
+
+use crate::error::{DataSetError, Result};
+use crate::files::records;
+use crate::files::refused::Refused;
+use crate::stores::shown;
+use writer::Writer;
+
+/// Written at once, about.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// How rows become bytes.
+#[derive(Debug, Clone)]
+pub enum PartFormat {
+    /// Records of a fixed length.
+    Records,
+    /// Lines of text.
+    Text(FileCompressionType),
+    /// An array of NumPy.
+    Npy,
+}
+
+impl PartFormat {
+    /// Whether these columns can be written so.
+    pub(crate) fn check(&self, schema: &Schema) -> Result<()> {
+        match self {
+            PartFormat::Records => records::check(schema),
+            PartFormat::Text(_) => text::check(schema),
+            PartFormat::Npy => npy::check(schema),
+        }
+    }
+
+    /// Of a file's name.
+    pub(crate) fn extension(&self) -> String {
+        match self {
+            PartFormat::Records => "bin".into(),
+            PartFormat::Text(compression) => format!("txt{}", compression.get_ext()),
+            PartFormat::Npy => "npy".into(),
+        }
+    }
+
+    /// What comes before the rows of a file; always of the same length.
+    pub(crate) fn header(&self, schema: &Schema, rows: u64) -> Vec<u8> {
+        match self {
+            PartFormat::Npy => npy::header(schema, rows),
+            PartFormat::Records | PartFormat::Text(_) => Vec::new(),
+        }
+    }
+
+    /// Appends rows to `block`, or says which of them cannot be, and why.
+    fn append(&self, batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
+        match self {
+            PartFormat::Records => records::append(batch, block),
+            PartFormat::Text(_) => text::append(batch, block),
+            PartFormat::Npy => npy::append(batch, block),
+        }
+    }
+
+    fn compression(&self) -> FileCompressionType {
+        match self {
+            PartFormat::Text(compression) => *compression,
+            PartFormat::Records | PartFormat::Npy => FileCompressionType::UNCOMPRESSED,
+        }
+    }
+}
+
+/// Writes one file, by the session's store for it.
+#[derive(Debug)]
+pub(crate) struct PartSink {
+    pub(crate) file: ListingTableUrl,
+    pub(crate) schema: SchemaRef,
+    pub(crate) format: PartFormat,
+    pub(crate) governor: Governor,
+}
+
+impl DisplayAs for PartSink {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PartSink: {}", shown(self.file.get_url()))
+    }
+}
+
+#[async_trait]
+impl DataSink for PartSink {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    async fn write_all(
+        &self,
+        mut data: SendableRecordBatchStream,
+        context: &Arc<TaskContext>,
+    ) -> datafusion::error::Result<u64> {
+        let failed = |error: std::io::Error| {
+            DataFusionError::from(DataSetError::Io(format!("{}: {error}", shown(self.file.get_url()))))
+        };
+        let has_header = !self.format.header(&self.schema, 0).is_empty();
+        let mut file = Writer::create(&self.file, self.format.compression(), has_header, context, &self.governor)?;
+        let mut block = Vec::with_capacity(BLOCK_BYTES);
+        if has_header {
+            // The number of rows is known at the end; until then this keeps its place.
+            file.write(&self.format.header(&self.schema, 0)).await.map_err(failed)?;
+        }
+        let mut rows = 0;
+        while let Some(batch) = data.next().await {
+            let batch = batch?;
+            if let Err(Refused { row, reason }) = self.format.append(&batch, &mut block) {
+                let name = self.file.prefix().filename().unwrap_or_default().to_owned();
+                return Err(DataSetError::Data(format!("row {} of {name}: {reason}", rows + row as u64 + 1)).into());
+            }
+            if block.len() >= BLOCK_BYTES {
+                file.write(&block).await.map_err(failed)?;
+                block.clear();
+            }
+            rows += batch.num_rows() as u64;
+        }
+        file.write(&block).await.map_err(failed)?;
+        file.finish(&self.format.header(&self.schema, rows)).await.map_err(failed)?;
+        Ok(rows)
+    }
+}

@@ -1,0 +1,41 @@
+//! A column of texts as lines.
+
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Schema};
+
+use crate::error::{DataSetError, Result};
+use crate::files::refused::Refused;
+
+pub(super) fn check(schema: &Schema) -> Result<()> {
+    let is_text = |data_type: &DataType| matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    match &schema.fields()[..] {
+        [field] => match field.data_type() {
+            data_type if is_text(data_type) => Ok(()),
+            DataType::Dictionary(_, values) if is_text(values) => Ok(()),
+            other => Err(DataSetError::Query(format!(
+                "lines are of texts, and {:?} is {other}; cast it to str",
+                field.name()
+            ))),
+        },
+        fields => {
+            Err(DataSetError::Query(format!("lines are of one column, and there are {}; select one", fields.len())))
+        }
+    }
+}
+
+/// A text whose lines would not be read as they were is refused.
+pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
+    Refused::null(batch, "a text")?;
+    let texts = cast(batch.column(0), &DataType::Utf8View).map_err(|e| Refused { row: 0, reason: e.to_string() })?;
+    for (row, text) in texts.as_string_view().iter().flatten().enumerate() {
+        if memchr::memchr(b'\n', text.as_bytes()).is_some() || text.ends_with('\r') {
+            let shown: String = text.chars().take(40).collect();
+            let reason = format!("{shown:?} has a line end in it, and would be read as other lines; replace it first");
+            return Err(Refused { row, reason });
+        }
+        block.extend_from_slice(text.as_bytes());
+        block.push(b'\n');
+    }
+    Ok(())
+}

@@ -1,0 +1,746 @@
+//! The files that paths and URLs stand for: files and objects themselves, folders (with everything below that is not hidden),
+//! and globs.
+//!
+//! An object store has no folders. What begins with a path and a slash is taken for what is in the folder of that path.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use datafusion::datasource::file_format::file_compression_type::FileCompressionType;
+use datafusion::datasource::listing::ListingTableUrl;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use glob::{MatchOptions, Pattern};
+use object_store::path::Path as Key;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
+use percent_encoding::percent_decode_str;
+use tidemill_dataflow::without_passwords;
+use tokio::runtime::Handle;
+
+use crate::engine::Engine;
+use crate::error::{DataSetError, Result};
+use crate::files::packing::Packing;
+use crate::stores::{Location, StorageOptions, Store, is_bucket, is_denied, local_path};
+
+/// The value of a folder whose rows have none, as Hive, Spark and DuckDB have it.
+pub(crate) const NULL_FOLDER: &str = "__HIVE_DEFAULT_PARTITION__";
+
+/// The object that says that output is about to appear around it; what is there is not whole.
+pub(crate) const UNFINISHED: &str = "_unfinished";
+
+/// Ranges of an object that are asked for at once.
+const RANGES_AT_ONCE: usize = 8;
+
+/// A file to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum File {
+    /// By its absolute path.
+    Local(PathBuf),
+    Object(Object),
+}
+
+/// An object of a store.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    store: Arc<Store>,
+    key: Key,
+    size_bytes: u64,
+}
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.store, &other.store) && self.key == other.key
+    }
+}
+
+impl Eq for Object {}
+
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            File::Local(path) => path.display().fmt(f),
+            File::Object(object) => f.write_str(&object.store.shown(&object.key)),
+        }
+    }
+}
+
+impl File {
+    pub(crate) fn size_bytes(&self) -> Result<u64> {
+        match self {
+            File::Local(path) => Ok(std::fs::metadata(path).map_err(|error| self.failed(&error))?.len()),
+            File::Object(object) => Ok(object.size_bytes),
+        }
+    }
+
+    /// Its bytes from `start` on. To be called, and read, on a thread that may wait.
+    pub(crate) fn open(&self, start: u64) -> Result<Box<dyn Read + Send>> {
+        self.open_within(start..u64::MAX)
+    }
+
+    /// The same where a store need send nothing behind `range`; a local file goes on.
+    pub(crate) fn open_within(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
+        let Range { start, end } = range;
+        match self {
+            File::Local(path) => {
+                let mut file = std::fs::File::open(path).map_err(|error| self.failed(&error))?;
+                file.seek(SeekFrom::Start(start)).map_err(|error| self.failed(&error))?;
+                Ok(Box::new(file))
+            }
+            File::Object(object) => Ok(Box::new(ObjectReader {
+                object: object.clone(),
+                position: start,
+                end: end.min(object.size_bytes),
+                stream: None,
+                chunk: Bytes::new(),
+                threads: Handle::current(),
+            })),
+        }
+    }
+
+    /// Fills `into` with some ranges of its bytes, one behind the other, which it is as long as. To be called on a thread that may wait.
+    pub(crate) fn read_ranges(&self, ranges: &[Range<u64>], into: &mut [u8]) -> io::Result<()> {
+        let mut into = into;
+        let mut next = |range: &Range<u64>| {
+            into.split_off_mut(..(range.end - range.start) as usize).expect("it is as long as the ranges")
+        };
+        match self {
+            File::Local(path) => {
+                let file = std::fs::File::open(path)?;
+                ranges.iter().try_for_each(|range| file.read_exact_at(next(range), range.start))
+            }
+            File::Object(Object { store, key, .. }) => Handle::current().block_on(async {
+                let get = |range: Range<u64>| store.objects.get_range(key, range);
+                let mut found = futures::stream::iter(ranges.to_vec()).map(get).buffered(RANGES_AT_ONCE);
+                for range in ranges {
+                    let bytes = found.try_next().await.map_err(|error| io::Error::other(store.failed(key, &error)))?;
+                    let part = next(range);
+                    match bytes.filter(|bytes| bytes.len() == part.len()) {
+                        Some(bytes) => part.copy_from_slice(&bytes),
+                        None => return Err(ended_early(store, key)),
+                    }
+                }
+                Ok(())
+            }),
+        }
+    }
+
+    pub(crate) fn failed(&self, error: &io::Error) -> DataSetError {
+        let text = error.to_string();
+        let named = matches!(self, File::Object(_)) && text.contains(&self.to_string());
+        DataSetError::Io(if named { text } else { format!("{self}: {text}") })
+    }
+
+    /// The same of reading bytes that were there when the file was looked at.
+    pub(crate) fn cut_short(&self, error: &io::Error) -> DataSetError {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => DataSetError::Data(format!("{self} has become shorter while it was read")),
+            _ => self.failed(error),
+        }
+    }
+
+    /// The same of reading: what the system does not say is of who expands a compressed file.
+    pub(crate) fn not_read(&self, packing: Packing, error: &io::Error) -> DataSetError {
+        match packing.remedy().filter(|_| error.raw_os_error().is_none()) {
+            Some(remedy) => DataSetError::Io(format!("{self}: {error}; {remedy}")),
+            None => self.failed(error),
+        }
+    }
+
+    pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
+        match self {
+            File::Local(path) => local_url(path),
+            File::Object(object) => object.store.listing_url(&object.key, false),
+        }
+    }
+
+    /// The names of the folders between `base` and this file, and its own.
+    fn names_below(&self, base: &Folder) -> Option<Vec<String>> {
+        match (self, base) {
+            (File::Local(path), Folder::Local(base)) => {
+                path.strip_prefix(base).ok()?.iter().map(|name| Some(name.to_str()?.to_owned())).collect()
+            }
+            (File::Object(object), Folder::Objects(base)) => {
+                let below = object.key.prefix_match(&base.path)?;
+                Some(below.map(|part| part.as_ref().to_owned()).collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// Refuses a file that is compressed, of which nobody can read a share.
+    pub(crate) fn check_not_compressed(&self) -> Result<()> {
+        if self.compression() == FileCompressionType::UNCOMPRESSED {
+            return Ok(());
+        }
+        Err(DataSetError::Unsupported(format!(
+            "{self}: by its name it is compressed, so that nobody can read a share of it; decompress it, or rename it if it is not"
+        )))
+    }
+
+    /// What its name tells of.
+    pub(crate) fn compression(&self) -> FileCompressionType {
+        let name = match self {
+            File::Local(path) => path.to_string_lossy(),
+            File::Object(object) => object.key.as_ref().into(),
+        };
+        match name.rsplit_once('.').map(|(_, extension)| extension) {
+            Some("gz") => FileCompressionType::GZIP,
+            Some("bz2") => FileCompressionType::BZIP2,
+            Some("xz") => FileCompressionType::XZ,
+            Some("zst") => FileCompressionType::ZSTD,
+            _ => FileCompressionType::UNCOMPRESSED,
+        }
+    }
+}
+
+/// The absolute path without `..`, which mean what they mean to the kernel: beneath a link, its target's parent.
+///
+/// # Errors
+/// When what is before one is not there.
+pub(crate) fn resolved(path: &Path) -> std::io::Result<PathBuf> {
+    let mut resolved = PathBuf::new();
+    for part in std::path::absolute(path)?.components() {
+        if part == Component::ParentDir {
+            resolved = resolved.canonicalize()?;
+            resolved.pop();
+        } else {
+            resolved.push(part);
+        }
+    }
+    Ok(resolved)
+}
+
+/// Whether something is there.
+///
+/// # Errors
+/// `Io` where the system does not say: what this process may not look at may well be there.
+pub(crate) fn is_there(path: &Path) -> Result<bool> {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory};
+    match path.try_exists() {
+        Ok(there) => Ok(there),
+        // Nothing can have such a name.
+        Err(error) if matches!(error.kind(), InvalidFilename | InvalidInput | NotADirectory) => Ok(false),
+        Err(error) => Err(DataSetError::Io(format!("{}: {error}", path.display()))),
+    }
+}
+
+fn local_url(path: &Path) -> Result<ListingTableUrl> {
+    let made = if path.is_dir() { url::Url::from_directory_path(path) } else { url::Url::from_file_path(path) };
+    let url = made.map_err(|()| DataSetError::Io(format!("{} is not an absolute path", path.display())))?;
+    Ok(ListingTableUrl::parse(url.as_str())?)
+}
+
+fn ended_early(store: &Store, key: &Key) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, format!("{} ended early", store.shown(key)))
+}
+
+/// An object from some byte on, up to another. Nothing is asked for before it is read.
+struct ObjectReader {
+    object: Object,
+    position: u64,
+    end: u64,
+    stream: Option<BoxStream<'static, object_store::Result<Bytes>>>,
+    chunk: Bytes,
+    threads: Handle,
+}
+
+impl Read for ObjectReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Object { store, key, .. } = &self.object;
+        while self.chunk.is_empty() && self.position < self.end && !into.is_empty() {
+            let next = self.threads.block_on(async {
+                if self.stream.is_none() {
+                    let range = GetRange::Bounded(self.position..self.end);
+                    let options = GetOptions { range: Some(range), ..GetOptions::default() };
+                    self.stream = Some(store.objects.get_opts(key, options).await?.into_stream());
+                }
+                self.stream.as_mut().expect("just made").next().await.transpose()
+            });
+            match next.map_err(|error| io::Error::other(store.failed(key, &error)))? {
+                Some(chunk) => {
+                    self.position += chunk.len() as u64;
+                    self.chunk = chunk;
+                }
+                None => return Err(ended_early(store, key)),
+            }
+        }
+        let count = into.len().min(self.chunk.len());
+        into[..count].copy_from_slice(&self.chunk.split_to(count));
+        Ok(count)
+    }
+}
+
+/// A folder that files lie below.
+#[derive(Debug)]
+pub(crate) enum Folder {
+    Local(PathBuf),
+    Objects(Location),
+}
+
+impl Folder {
+    pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
+        match self {
+            Folder::Local(path) => local_url(path),
+            Folder::Objects(at) => at.store.listing_url(&at.path, true),
+        }
+    }
+}
+
+/// What there is to read.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// At least one; those of one path are in the order of their names.
+    pub(crate) files: Vec<File>,
+    /// The folder, if one is all there is to read.
+    pub(crate) folder: Option<Folder>,
+}
+
+impl Found {
+    /// The file, or one of them and how many there are.
+    pub(crate) fn describe(&self) -> String {
+        match &self.files[..] {
+            [one] => one.to_string(),
+            [first, rest @ ..] => format!("{first} (and {} more files)", rest.len()),
+            [] => "nothing".into(),
+        }
+    }
+
+    /// The columns that the folders between the only folder and the files stand for, as in `year=2024/month=2/part.parquet`;
+    /// none unless all files have the same, and no file itself is named so, which DataFusion would take for a folder.
+    pub(crate) fn folder_keys(&self) -> Vec<String> {
+        let Some(folder) = &self.folder else { return Vec::new() };
+        let keys_of = |file: &File| -> Option<Vec<String>> {
+            let mut names = file.names_below(folder)?;
+            names.pop().filter(|name| !name.contains('='))?;
+            names.iter().map(|name| Some(name.split_once('=')?.0.to_owned())).collect()
+        };
+        let mut all = self.files.iter().map(keys_of);
+        match all.next().flatten() {
+            Some(first) if all.all(|keys| keys.as_ref() == Some(&first)) => first,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Those columns, apart from the files, and one of the files' own names.
+    pub(crate) fn take_place_columns(&mut self, file_column: Option<&str>) -> Option<PlaceColumns> {
+        let mut names = self.folder_keys();
+        let folder = self.folder.take().filter(|_| !names.is_empty());
+        names.extend(file_column.map(str::to_owned));
+        (!names.is_empty()).then(|| PlaceColumns { folder, names, has_file: file_column.is_some() })
+    }
+
+    /// The compression that the files' names tell of.
+    pub(crate) fn compression(&self) -> Result<FileCompressionType> {
+        let first = self.files[0].compression();
+        match self.files.iter().find(|file| file.compression() != first) {
+            None => Ok(first),
+            Some(other) => Err(DataSetError::Unsupported(format!(
+                "{} and {other} are compressed in different ways; read them apart and use union",
+                self.files[0]
+            ))),
+        }
+    }
+}
+
+/// The columns that folders stand for, see [`Found::folder_keys`], and behind them one for the files themselves.
+#[derive(Debug)]
+pub(crate) struct PlaceColumns {
+    folder: Option<Folder>,
+    pub(crate) names: Vec<String>,
+    has_file: bool,
+}
+
+impl PlaceColumns {
+    /// Their values in the rows of a file, in the order of the names.
+    pub(crate) fn values(&self, file: &File) -> Vec<String> {
+        let names = self.folder.as_ref().and_then(|folder| file.names_below(folder)).unwrap_or_default();
+        let values = names.iter().filter_map(|name| Some(name.split_once('=')?.1));
+        // What a name cannot have may be written with percent signs; a value that is none such stands as it is.
+        let decoded = |value: &str| percent_decode_str(value).decode_utf8().map_or_else(|_| value.into(), Into::into);
+        values.map(decoded).chain(self.has_file.then(|| file.to_string())).collect()
+    }
+}
+
+/// Every file that `paths` stand for.
+pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOptions) -> Result<Found> {
+    let (mut files, mut folder) = (Vec::new(), None);
+    for path in paths {
+        let before = files.len();
+        folder = match local_path(path)? {
+            Some(local) => {
+                let folder = find_local(&local, &mut files)?;
+                if files.len() == before && folder.is_none() && !local.contains(GLOBS) {
+                    return Err(DataSetError::Io(format!("there is no file or folder {local}")));
+                }
+                folder.map(Folder::Local)
+            }
+            None => {
+                let at = engine.locate(path, options)?;
+                find_objects(&at, &mut files).await?.then_some(Folder::Objects(at))
+            }
+        };
+        if files.len() == before {
+            return Err(DataSetError::Io(format!("there are no files in {}", without_passwords(path))));
+        }
+    }
+    if files.is_empty() {
+        return Err(DataSetError::Query("no path was given".into()));
+    }
+    Ok(Found { files, folder: folder.filter(|_| paths.len() == 1) })
+}
+
+/// The files that paths and URLs stand for, as paths and URLs.
+///
+/// # Errors
+/// `Io` if there are none, or they cannot be listed.
+pub async fn find_files(engine: &Engine, paths: &[String], storage: &StorageOptions) -> Result<Vec<String>> {
+    Ok(find(engine, paths, storage).await?.files.iter().map(ToString::to_string).collect())
+}
+
+/// A local file as a host sees it. On another host it is the same file if all of this is the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LocalFile {
+    /// Its absolute path.
+    pub path: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// When it was last changed, in nanoseconds since 1970.
+    pub changed_ns: i64,
+}
+
+impl LocalFile {
+    /// `None` for an object of a store.
+    pub(crate) fn of(file: &File) -> Result<Option<Self>> {
+        let File::Local(path) = file else { return Ok(None) };
+        let meta = std::fs::metadata(path).map_err(|error| file.failed(&error))?;
+        let changed_ns = meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec());
+        Ok(Some(LocalFile { path: path.to_string_lossy().into_owned(), bytes: meta.len(), changed_ns }))
+    }
+}
+
+/// The local files that paths stand for on this host, which may have none of them.
+///
+/// # Errors
+/// `Query` for a URL of a store, and where folders stand for columns: of the files of some hosts nobody knows which. `Io`.
+pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
+    let (mut files, mut folder) = (Vec::new(), None);
+    for path in paths {
+        let Some(local) = local_path(path)? else {
+            let path = without_passwords(path);
+            let text = format!("{path} is in a store, which is the same for all hosts: leave each_host out");
+            return Err(DataSetError::Query(text));
+        };
+        folder = find_local(&local, &mut files)?.map(Folder::Local);
+    }
+    let found = Found { files, folder: folder.filter(|_| paths.len() == 1) };
+    if let Some(key) = found.folder_keys().first() {
+        return Err(DataSetError::Unsupported(format!(
+            "{}: folders do not become columns with each_host=True, as \"{key}\" would; give a glob of the files, such as {}/*/*",
+            paths[0], paths[0]
+        )));
+    }
+    Ok(found.files.iter().map(LocalFile::of).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+/// All bytes of one file.
+///
+/// # Errors
+/// `Io` if it is not one file, or cannot be read.
+pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -> Result<Vec<u8>> {
+    let Found { files, folder } = find(engine, &[path.to_owned()], storage).await?;
+    let [file] = &files[..] else {
+        return Err(DataSetError::Io(format!(
+            "{} is {} files; it has to be one",
+            without_passwords(path),
+            files.len()
+        )));
+    };
+    if folder.is_some() {
+        return Err(DataSetError::Io(format!("{} is a folder, not a file", without_passwords(path))));
+    }
+    match file {
+        File::Local(path) => std::fs::read(path).map_err(|error| file.failed(&error)),
+        File::Object(Object { store, key, .. }) => {
+            let read = async { store.objects.get(key).await?.bytes().await };
+            Ok(read.await.map_err(|error| store.failed(key, &error))?.to_vec())
+        }
+    }
+}
+
+/// What a name that stands for several has.
+pub(crate) const GLOBS: [char; 3] = ['*', '?', '['];
+
+/// Adds the files of a local path, none if there is nothing. Returns the folder if it is one.
+///
+/// # Errors
+/// `Io` for what cannot be looked at, `Query` for a pattern that is none.
+fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
+    let absolute = std::path::absolute(path).map_err(|error| DataSetError::Io(format!("{path}: {error}")))?;
+    // What is not there, or behind a pattern, is told or looked for as it was given.
+    let absolute = resolved(&absolute).unwrap_or(absolute);
+    // A name may contain what looks like a glob; the file itself goes first.
+    if is_there(&absolute)? {
+        add(&absolute, files)?;
+        return Ok(Some(absolute).filter(|path| path.is_dir()));
+    }
+    if !path.contains(GLOBS) {
+        return Ok(None);
+    }
+    let pattern = absolute.to_string_lossy();
+    let found = glob::glob(&pattern).map_err(|error| DataSetError::Query(format!("{path}: {error}")))?;
+    let plain: PathBuf = absolute.iter().take_while(|name| !name.to_string_lossy().contains(GLOBS)).collect();
+    let mut entries =
+        found.collect::<std::result::Result<Vec<_>, _>>().map_err(|error| DataSetError::Io(error.to_string()))?;
+    // A folder before those in it, which come with it.
+    entries.sort_unstable();
+    let mut last: Option<PathBuf> = None;
+    for entry in entries {
+        let mut below = entry.strip_prefix(&plain).unwrap_or(&entry).iter();
+        let is_hidden = hides_hidden(path) && below.any(|name| is_hidden(&name.to_string_lossy()));
+        if !is_hidden && !last.as_ref().is_some_and(|last| entry.starts_with(last)) {
+            add(&entry, files)?;
+            last = Some(entry);
+        }
+    }
+    Ok(None)
+}
+
+/// The file, or those below a folder, but what begins with a dot or underscore: such names are of unfinished output.
+fn add(path: &Path, files: &mut Vec<File>) -> Result<()> {
+    if !path.is_dir() {
+        files.push(File::Local(path.to_owned()));
+        return Ok(());
+    }
+    let failed = |error: io::Error| DataSetError::Io(format!("{}: {error}", path.display()));
+    let mut entries = std::fs::read_dir(path)
+        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>())
+        .map_err(failed)?;
+    entries.sort();
+    for entry in entries {
+        if !entry.file_name().is_some_and(|name| is_hidden(&name.to_string_lossy())) {
+            add(&entry, files)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether what a glob stands for leaves out hidden names: unless it names some, as in `_log/*`.
+fn hides_hidden(pattern: &str) -> bool {
+    let mut globs = pattern.split('/').skip_while(|segment| !segment.contains(GLOBS));
+    !globs.any(is_hidden)
+}
+
+fn is_hidden(name: &str) -> bool {
+    name.starts_with(['.', '_'])
+}
+
+/// Adds the objects of a URL. Returns whether it is a folder.
+async fn find_objects(at: &Location, files: &mut Vec<File>) -> Result<bool> {
+    let Location { store, path, is_folder } = at;
+    let mut add = |meta: ObjectMeta| {
+        files.push(File::Object(Object { store: Arc::clone(store), key: meta.location, size_bytes: meta.size }));
+    };
+    // As for files, the object itself goes before a glob. One that has no extension is most likely none.
+    let mut head = None;
+    if !is_folder && path.filename().is_some_and(|name| name.contains('.')) {
+        match head.insert(store.objects.head(path).await) {
+            Ok(meta) => {
+                add(meta.clone());
+                return Ok(false);
+            }
+            Err(error) if is_denied(error) => return Err(store.failed(path, error)),
+            Err(_) => {}
+        }
+    }
+    let segments: Vec<String> = path.parts().map(|part| part.as_ref().to_owned()).collect();
+    let plain = segments.iter().position(|segment| segment.contains(GLOBS));
+    let pattern = match plain {
+        None => None,
+        Some(_) => Some(Pattern::new(path.as_ref()).map_err(|error| DataSetError::Query(format!("{at}: {error}")))?),
+    };
+    // Parsed, not made of its parts: that would encode them.
+    let base = Key::parse(segments[..plain.unwrap_or(segments.len())].join("/"))
+        .map_err(|error| DataSetError::Query(format!("{at}: {error}")))?;
+    let listed: Result<Vec<ObjectMeta>, _> = store.objects.list(Some(&base)).try_collect().await;
+    let mut found = match &listed {
+        Ok(listed) => chosen(listed, base.parts().count(), pattern.as_ref()),
+        Err(_) => Vec::new(),
+    };
+    if found.is_empty() && !is_folder && !path.as_ref().is_empty() {
+        let head = match head {
+            Some(head) => head,
+            None => store.objects.head(path).await,
+        };
+        match (head, &listed) {
+            (Ok(meta), _) => {
+                add(meta);
+                return Ok(false);
+            }
+            // A store whose folders are those of a file system does not always say that they are no objects.
+            (Err(error), Ok(_)) if !matches!(error, object_store::Error::NotFound { .. }) => {
+                return Err(store.failed(path, &error));
+            }
+            _ => {}
+        }
+    }
+    match listed {
+        Err(error) if !matches!(error, object_store::Error::NotFound { .. }) || is_bucket(&error) => {
+            return Err(store.failed(path, &error));
+        }
+        _ if found.is_empty() && pattern.is_none() && !is_folder => {
+            return Err(DataSetError::Io(format!("there is no object or folder {at}")));
+        }
+        _ => {}
+    }
+    if let Some(marker) = found.iter().find(|meta| meta.location.filename() == Some(UNFINISHED)) {
+        return Err(DataSetError::Io(format!(
+            "{at} is not whole: output is appearing there now, or was when its writer died; write it again with \
+             overwrite=True, or remove {}",
+            store.shown(&marker.location)
+        )));
+    }
+    found.sort_by(|one, other| one.location.cmp(&other.location));
+    found.into_iter().for_each(&mut add);
+    Ok(pattern.is_none())
+}
+
+/// The objects to read of those listed, whose first `depth` segments are the listed folder's: those that are not hidden below
+/// the folder, or below what the glob matches. A mark of unfinished output is kept.
+fn chosen(listed: &[ObjectMeta], depth: usize, pattern: Option<&Pattern>) -> Vec<ObjectMeta> {
+    // As for local files: stars stay within a name.
+    let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+    let hides = pattern.is_none_or(|pattern| hides_hidden(pattern.as_str()));
+    let wanted = |meta: &ObjectMeta| {
+        let segments: Vec<&str> = meta.location.as_ref().split('/').collect();
+        if segments.last() == Some(&UNFINISHED) {
+            return true;
+        }
+        let matched = match pattern {
+            None => Some(depth),
+            Some(pattern) => {
+                (depth.max(1)..=segments.len()).find(|&to| pattern.matches_with(&segments[..to].join("/"), options))
+            }
+        };
+        let seen = |from: usize| &segments[if hides { depth } else { from }.min(segments.len())..];
+        matched.is_some_and(|from| !seen(from).iter().any(|name| is_hidden(name)))
+    };
+    // Some tools mark a folder with an empty object of its name.
+    let folders: HashSet<&str> = listed
+        .iter()
+        .flat_map(|meta| meta.location.as_ref().match_indices('/').map(|(at, _)| &meta.location.as_ref()[..at]))
+        .collect();
+    let is_folder = |meta: &ObjectMeta| meta.size == 0 && folders.contains(meta.location.as_ref());
+    listed.iter().filter(|meta| wanted(meta) && !is_folder(meta)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+
+    fn engine() -> Engine {
+        Engine::new(&EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()
+    }
+
+    const NAMES: [&str; 7] =
+        ["b.csv", "a.csv", ".hidden.csv", "_SUCCESS", "deep/c.csv", "deep/_log/d.csv", "odd[1].csv"];
+
+    /// What each path gives, below the folder; the same for files and for objects.
+    fn expect(names: impl Fn(&str) -> Result<Vec<String>>) {
+        assert_eq!(names("").unwrap(), ["a.csv", "b.csv", "deep/c.csv", "odd[1].csv"]);
+        assert_eq!(names("/?.csv").unwrap(), ["a.csv", "b.csv"]);
+        assert_eq!(names("/odd[1].csv").unwrap(), ["odd[1].csv"]);
+        assert_eq!(names("/d*").unwrap(), ["deep/c.csv"]);
+        assert_eq!(names("/*").unwrap(), ["a.csv", "b.csv", "deep/c.csv", "odd[1].csv"]);
+        assert_eq!(names("/.h*").unwrap(), [".hidden.csv"]);
+        assert_eq!(names("/*/*.csv").unwrap(), ["deep/c.csv"]);
+        assert!(names("/*.json").unwrap_err().to_string().contains("*.json"));
+        assert!(names("/none").unwrap_err().to_string().starts_with("there is no "));
+    }
+
+    /// Hidden files are unfinished output of someone else; reading them would double rows.
+    #[test]
+    fn local_files() {
+        let dir = std::env::temp_dir().join(format!("tidemill-files-{}", std::process::id()));
+        for name in NAMES {
+            std::fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
+            std::fs::write(dir.join(name), "x\n1\n").unwrap();
+        }
+        let engine = Arc::new(engine());
+        expect(|path| {
+            let (path, engine) = (format!("{}{path}", dir.display()), Arc::clone(&engine));
+            let asked = Arc::clone(&engine);
+            let found = engine.run(async move { find(&asked, &[path], &StorageOptions::new()).await })?;
+            let below = Folder::Local(dir.clone());
+            Ok(found.files.iter().map(|file| file.names_below(&below).unwrap().join("/")).collect())
+        });
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn objects() {
+        let engine = Arc::new(engine());
+        let at = engine.locate("memory:///in", &StorageOptions::new()).unwrap();
+        let store = Arc::clone(&at.store.objects);
+        engine
+            .run(async move {
+                for name in NAMES {
+                    store.put(&Key::parse(format!("in/{name}")).unwrap(), "x\n1\n".into()).await.unwrap();
+                }
+                store.put(&Key::from("in/deep"), "".into()).await.unwrap();
+                store.put(&Key::from("inside.csv"), "x\n1\n".into()).await.unwrap();
+                Ok(())
+            })
+            .unwrap();
+        expect(|path| {
+            let (path, asked) = (format!("memory:///in{path}"), Arc::clone(&engine));
+            let found = engine.run(async move { find(&asked, &[path], &StorageOptions::new()).await })?;
+            let below = Folder::Objects(at.clone());
+            Ok(found.files.iter().map(|file| file.names_below(&below).unwrap().join("/")).collect())
+        });
+    }
+
+    /// A host that has none of the files is no error; what would be columns, for other hosts perhaps not, is one.
+    #[test]
+    fn files_of_one_host() {
+        let dir = std::env::temp_dir().join(format!("tidemill-own-files-{}", std::process::id()));
+        for name in ["a.csv", "year=2024/b.csv"] {
+            std::fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
+            std::fs::write(dir.join(name), "x\n1\n").unwrap();
+        }
+        let find = |names: &[&str]| {
+            let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", dir.display())).collect();
+            find_local_files(&paths)
+        };
+        let found = find(&["none", "a.csv", "*.json", "year=2024"]).unwrap();
+        assert_eq!(
+            found.iter().map(|file| &file.path[dir.as_os_str().len()..]).collect::<Vec<_>>(),
+            ["/a.csv", "/year=2024/b.csv"]
+        );
+        let meta = std::fs::metadata(dir.join("a.csv")).unwrap();
+        let changed = meta.modified().unwrap().duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert_eq!((found[0].bytes, found[0].changed_ns), (4, changed.as_nanos() as i64));
+        assert_eq!(find(&[""]).unwrap().len(), 2, "not all are below such a folder");
+        std::fs::remove_file(dir.join("a.csv")).unwrap();
+        assert!(find(&[""]).unwrap_err().to_string().contains("year"));
+        assert_eq!(find(&["*/*"]).unwrap().len(), 1);
+        assert!(find_local_files(&["s3://bucket/a".into()]).unwrap_err().to_string().contains("each_host"));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn compression_is_the_same_for_all() {
+        let of = |names: &[&str]| {
+            let files = names.iter().map(|name| File::Local(PathBuf::from(name))).collect();
+            Found { files, folder: None }.compression()
+        };
+        assert_eq!(of(&["a.gz", "b.gz"]).unwrap(), FileCompressionType::GZIP);
+        assert!(of(&["a.gz", "b.csv"]).is_err());
+    }
+}

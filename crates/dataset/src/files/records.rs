@@ -1,0 +1,226 @@
+//! Files of records of a fixed length, without headers: each column is the same bytes of every record.
+
+use std::io::Read;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray};
+use arrow::buffer::Buffer;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::record_batch::{RecordBatch, RecordBatchOptions};
+use datafusion::error::DataFusionError;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
+use datafusion::physical_plan::streaming::PartitionStream;
+
+use crate::dataset::DataSet;
+use crate::engine::Engine;
+use crate::error::{DataSetError, Result};
+use crate::files::file_table::{Part, PiecesTable};
+use crate::files::paths::{File, find};
+use crate::files::refused::Refused;
+use crate::stores::StorageOptions;
+
+/// Records of a batch: DataFusion's own batch size.
+pub(crate) const BATCH_RECORDS: u64 = 8192;
+
+/// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and bytes,
+/// in their order in a record.
+///
+/// # Errors
+/// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records; `Unsupported` for one whose
+/// name says that it is compressed.
+pub async fn read_records(
+    engine: &Engine,
+    paths: &[String],
+    storage: &StorageOptions,
+    columns: &[(String, i32)],
+) -> Result<DataSet> {
+    if columns.is_empty() || columns.iter().any(|&(_, bytes)| bytes <= 0) {
+        return Err(DataSetError::Query("a record has at least one column, and each of at least one byte".into()));
+    }
+    let fields = columns.iter().map(|(name, bytes)| Field::new(name, DataType::FixedSizeBinary(*bytes), false));
+    let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+    let width: u64 = columns.iter().map(|&(_, bytes)| bytes as u64).sum();
+    let files = find(engine, paths, storage).await?.files;
+    let mut records = Vec::new();
+    for file in &files {
+        file.check_not_compressed()?;
+        let bytes = file.size_bytes()?;
+        if bytes % width != 0 {
+            return Err(DataSetError::Data(format!(
+                "{file} has {bytes} bytes: it does not hold records of {width} bytes"
+            )));
+        }
+        records.push(bytes / width);
+    }
+    let part = |shares: Vec<Share>| -> Arc<dyn Part> {
+        let pieces = shares.into_iter().map(|Share { file, rows }| (files[file].clone(), rows)).collect();
+        Arc::new(Records::whole(&schema, pieces))
+    };
+    let parts = deal(&records, BATCH_RECORDS, engine.partitions()).into_iter().map(part).collect();
+    let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts);
+    DataSet::new(engine.context().read_table(Arc::new(table))?)
+}
+
+/// Some records of a file, by its number.
+pub(crate) struct Share {
+    pub(crate) file: usize,
+    pub(crate) rows: Range<u64>,
+}
+
+/// As equal parts of the records of some files as there may be partitions, but of `records_min`; at least one, in their order.
+pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> Vec<Vec<Share>> {
+    let each = records.iter().sum::<u64>().div_ceil(partitions_max as u64).max(records_min);
+    let mut groups = vec![Vec::new()];
+    let mut left = each;
+    for (file, &count) in records.iter().enumerate() {
+        let mut start = 0;
+        while start < count {
+            if left == 0 {
+                groups.push(Vec::new());
+                left = each;
+            }
+            let end = count.min(start + left);
+            groups.last_mut().expect("never empty").push(Share { file, rows: start..end });
+            left -= end - start;
+            start = end;
+        }
+    }
+    groups
+}
+
+/// Of pieces with so many rows each the first rows, where no more than `rows_max` are wanted.
+pub(crate) fn first_rows<T: Clone>(pieces: &[(T, Range<u64>)], rows_max: Option<usize>) -> Vec<(T, Range<u64>)> {
+    let mut left = rows_max.map_or(u64::MAX, |rows| rows as u64);
+    let piece = |(of, rows): &(T, Range<u64>)| {
+        let count = left.min(rows.end - rows.start);
+        left -= count;
+        (count > 0).then(|| (of.clone(), rows.start..rows.start + count))
+    };
+    pieces.iter().filter_map(piece).collect()
+}
+
+/// Some records of some files.
+#[derive(Debug)]
+struct Records {
+    /// Of the columns that are wanted.
+    schema: SchemaRef,
+    /// Where each of them is in a record.
+    places: Vec<Range<usize>>,
+    /// Bytes of a record.
+    width: usize,
+    pieces: Vec<(File, Range<u64>)>,
+}
+
+impl Records {
+    /// All columns.
+    fn whole(schema: &SchemaRef, pieces: Vec<(File, Range<u64>)>) -> Self {
+        let mut width = 0;
+        let place = |field: &Arc<Field>| {
+            let DataType::FixedSizeBinary(bytes) = field.data_type() else { unreachable!("made so by read_records") };
+            let from = width;
+            width += *bytes as usize;
+            from..width
+        };
+        let places = schema.fields().iter().map(place).collect();
+        Records { schema: SchemaRef::clone(schema), places, width, pieces }
+    }
+}
+
+impl Part for Records {
+    fn narrowed(
+        &self,
+        schema: &SchemaRef,
+        columns: &[usize],
+        rows_max: Option<usize>,
+    ) -> Option<Arc<dyn PartitionStream>> {
+        let places = columns.iter().map(|&at| self.places[at].clone()).collect();
+        let pieces = first_rows(&self.pieces, rows_max);
+        Some(Arc::new(Records { schema: SchemaRef::clone(schema), places, width: self.width, pieces }))
+    }
+}
+
+impl PartitionStream for Records {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        // Two batches ahead: reading goes on while one is worked on, and no further.
+        let mut builder = RecordBatchReceiverStreamBuilder::new(Arc::clone(&self.schema), 2);
+        let sender = builder.tx();
+        let (schema, places, pieces) = (Arc::clone(&self.schema), self.places.clone(), self.pieces.clone());
+        // Records that are only counted are not read.
+        let width = if places.is_empty() { 0 } else { self.width };
+        builder.spawn_blocking(move || {
+            let mut block = Vec::new();
+            for (file, rows) in pieces {
+                let failed = |error: std::io::Error| DataFusionError::from(file.cut_short(&error));
+                let mut records = file.open_within(rows.start * width as u64..rows.end * width as u64)?;
+                for from in rows.clone().step_by(BATCH_RECORDS as usize) {
+                    let count = BATCH_RECORDS.min(rows.end - from) as usize;
+                    block.resize(count * width, 0);
+                    records.read_exact(&mut block).map_err(failed)?;
+                    if sender.blocking_send(batch(&block, width, count, &places, &schema)).is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        });
+        builder.build()
+    }
+}
+
+/// What is at `places` in each of so many records, a column for each.
+fn batch(
+    block: &[u8],
+    width: usize,
+    count: usize,
+    places: &[Range<usize>],
+    schema: &SchemaRef,
+) -> datafusion::error::Result<RecordBatch> {
+    let column = |place: &Range<usize>| -> datafusion::error::Result<ArrayRef> {
+        let mut values = Vec::with_capacity(count * place.len());
+        block.chunks_exact(width).for_each(|record| values.extend_from_slice(&record[place.clone()]));
+        Ok(Arc::new(FixedSizeBinaryArray::try_new(place.len() as i32, Buffer::from_vec(values), None)?))
+    };
+    let columns = places.iter().map(column).collect::<datafusion::error::Result<_>>()?;
+    // Of no columns, there are still so many rows.
+    let options = RecordBatchOptions::new().with_row_count(Some(count));
+    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)?)
+}
+
+/// Whether these columns make records.
+pub(crate) fn check(schema: &Schema) -> Result<()> {
+    let fixed = |field: &&Arc<Field>| !matches!(field.data_type(), DataType::FixedSizeBinary(_));
+    match schema.fields().iter().find(fixed) {
+        None => Ok(()),
+        Some(field) => Err(DataSetError::Query(format!(
+            "records are of columns of a fixed number of bytes; {:?} is {}",
+            field.name(),
+            field.data_type()
+        ))),
+    }
+}
+
+/// Appends records to `block`: a column at a time, so that each value goes from one sequence to another.
+pub(crate) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
+    Refused::null(batch, "a record")?;
+    let columns: Vec<&FixedSizeBinaryArray> =
+        batch.columns().iter().map(|column| column.as_fixed_size_binary()).collect();
+    let width: usize = columns.iter().map(|column| column.value_size()).sum();
+    let start = block.len();
+    block.resize(start + batch.num_rows() * width, 0);
+    let mut from = 0;
+    for column in columns.iter().filter(|column| column.value_size() > 0) {
+        let bytes = column.value_size();
+        let values = column.value_data()[..batch.num_rows() * bytes].chunks_exact(bytes);
+        block[start..].chunks_exact_mut(width).zip(values).for_each(|(record, value)| {
+            record[from..from + bytes].copy_from_slice(value);
+        });
+        from += bytes;
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Calls by which a query over streams says how long it remembers rows. To DataFusion they are functions like others.
+
+use std::sync::Arc;
+
+use arrow::array::{BooleanArray, TimestampMicrosecondArray};
+use arrow::datatypes::DataType;
+use datafusion::common::ScalarValue;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::logical_expr::{
+    ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
+};
+use datafusion::physical_expr::PhysicalExpr;
+
+use crate::plan::calls::number_of;
+use crate::plan::micros::micros;
+
+/// In a plan, a key that says how long the others are remembered.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Remembered {
+    signature: Signature,
+}
+
+impl Remembered {
+    const NAME: &str = "tidemill_remembered";
+
+    /// For so long, of the stream's time, which is in one of these columns: named here, it is there also if nothing else wants it.
+    pub fn key(ttl: i64, times: impl Iterator<Item = Expr>) -> Expr {
+        // Volatile, lest a rule takes it for a constant, which no grouping needs.
+        let function = ScalarUDF::from(Remembered { signature: Signature::variadic_any(Volatility::Volatile) });
+        function.call(std::iter::once(lit(ttl)).chain(times).collect()).alias("tidemill ttl")
+    }
+
+    /// How long, if a key says so.
+    pub fn of(key: &Arc<dyn PhysicalExpr>) -> Option<i64> {
+        number_of(key, Self::NAME)
+    }
+}
+
+impl ScalarUDFImpl for Remembered {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Int64)
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        Ok(args.args[0].clone())
+    }
+}
+
+/// Whether two times are less than a length apart; without one of them nobody knows.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Within {
+    signature: Signature,
+}
+
+impl Within {
+    /// The name of the function.
+    pub const NAME: &str = "tidemill_within";
+
+    /// The function.
+    pub fn function() -> ScalarUDF {
+        // Volatile, lest a rule moves it.
+        ScalarUDF::from(Within { signature: Signature::variadic_any(Volatility::Volatile) })
+    }
+
+    /// That partners are less than `ttl` apart, by some of these columns.
+    pub fn condition(ttl: i64, columns: impl Iterator<Item = Expr>) -> Expr {
+        Self::function().call(std::iter::once(lit(ttl)).chain(columns).collect())
+    }
+
+    /// The length of a call.
+    pub fn length(expr: &Arc<dyn PhysicalExpr>) -> Option<i64> {
+        number_of(expr, Self::NAME)
+    }
+}
+
+impl ScalarUDFImpl for Within {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Boolean)
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let [ColumnarValue::Scalar(ScalarValue::Int64(Some(ttl))), left, right] = args.args.as_slice() else {
+            return Err(DataFusionError::Internal(format!("{} without the columns that tell time", Self::NAME)));
+        };
+        let times = |column: &ColumnarValue| -> Result<TimestampMicrosecondArray> {
+            micros(&column.to_array(args.number_rows)?)
+        };
+        let (left, right) = (times(left)?, times(right)?);
+        let within = |(left, right): (Option<i64>, Option<i64>)| Some(left?.abs_diff(right?) < ttl.unsigned_abs());
+        Ok(ColumnarValue::Array(Arc::new(left.iter().zip(&right).map(within).collect::<BooleanArray>())))
+    }
+}

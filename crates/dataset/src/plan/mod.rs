@@ -1,0 +1,37 @@
+//! What queries mean: expressions, SQL, and the rules that DataFusion plans them by. Nothing here runs.
+//!
+//! Each module uses only those above it in this table.
+//!
+//! | module         | what is in it                                                   |
+//! |----------------|-----------------------------------------------------------------|
+//! | `calls`        | functions that say something in a plan                          |
+//! | `deep`         | plans and expressions too deep for a stack                      |
+//! | `frames`       | functions of a window's frame, with a filter                    |
+//! | `micros`       | times in microseconds                                           |
+//! | `rewrite`      | what rules that change expressions have in common               |
+//! | `tables`       | the tables of a plan, and those that stand for steps            |
+//! | `window_names` | windows of time or rows in a plan                               |
+//! | `markers`      | how long a query over streams remembers rows                    |
+//! | `expr`         | expressions by the names that Python uses                       |
+//! | `numbers`      | what numbers mean: sums and products that do not fit are errors |
+//! | `durations`    | what expressions do with dates and numbers                      |
+//! | `guards`       | a condition guards what is to the right of it                   |
+//! | `optimizer`    | DataFusion's rules, with guards around those that are wrong     |
+//! | `sql`          | what a query in SQL means                                       |
+//! | `times`        | comparing and calculating with dates and times                  |
+
+pub(crate) mod calls;
+pub(crate) mod deep;
+pub(crate) mod durations;
+pub mod expr;
+pub(crate) mod frames;
+pub(crate) mod guards;
+pub(crate) mod markers;
+pub(crate) mod micros;
+pub(crate) mod numbers;
+pub(crate) mod optimizer;
+pub(crate) mod rewrite;
+pub(crate) mod sql;
+pub(crate) mod tables;
+pub(crate) mod times;
+pub mod window_names;

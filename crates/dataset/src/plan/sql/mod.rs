@@ -1,0 +1,162 @@
+//! Queries as they are planned. What would be planned otherwise than SQL means it, or left out in silence, is an error, which names
+//! what to write instead.
+//!
+//! | module        | what                                                              |
+//! |---------------|-------------------------------------------------------------------|
+//! | `dialect`     | IS DISTINCT FROM binds as the standard says                        |
+//! | `decorrelate` | subqueries as joins; `one_row` is the check of scalar ones         |
+//! | `lateral`     | LATERAL, where only subqueries within it read the table beside it  |
+//! | `timestamps`  | TIMESTAMP in microseconds                                          |
+//! | `between`     | BETWEEN over what is drawn anew at each use                        |
+//! | `merged_columns` | the columns of joins with USING, and NATURAL ones               |
+//! | `names`       | names of columns that a query does not name                        |
+//! | `hidden_keys` | columns that a query orders by and does not show                  |
+
+mod between;
+mod decorrelate;
+mod dialect;
+mod hidden_keys;
+mod lateral;
+mod merged_columns;
+mod names;
+mod one_row;
+mod timestamps;
+
+use std::ops::ControlFlow;
+
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::{LogicalPlan, ScalarUDF};
+use datafusion::sql::parser::{DFParserBuilder, Statement};
+use datafusion::sql::sqlparser::ast::{
+    BinaryOperator, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident,
+    ObjectName, Query, Select, SetExpr, SetOperator, SetQuantifier, TableFactor, UnaryOperator, Value, Visit, VisitMut,
+    Visitor, visit_expressions_mut,
+};
+
+use self::between::drawn_once;
+use self::decorrelate::decorrelated;
+use self::dialect::SqlDialect;
+use self::hidden_keys::in_one_order;
+use self::lateral::MarkLateral;
+use self::merged_columns::{Columns, WriteOut};
+use self::names::{TellApart, named_function, plain};
+pub(crate) use self::timestamps::fraction_of;
+use self::timestamps::in_microseconds;
+use crate::error::{DataSetError, Result};
+use crate::plan::durations::NEGATIVE;
+
+/// What a query says, ready to be planned.
+///
+/// # Errors
+/// `Query` if it does not parse, or is refused.
+pub(crate) fn parsed(state: &SessionState, query: &str, columns: &Columns) -> Result<Statement> {
+    let recursion_limit = state.config().options().sql_parser.recursion_limit.get();
+    let parser = DFParserBuilder::new(query).with_dialect(&SqlDialect).with_recursion_limit(recursion_limit);
+    let mut statements = parser.build()?.parse_statements()?;
+    let Some(mut parsed) = statements.pop_front() else {
+        return Err(DataSetError::Query("the query is empty; write a SELECT".into()));
+    };
+    if !statements.is_empty() {
+        return Err(DataSetError::Query("there is more than one statement; run one query at a time".into()));
+    }
+    if let Statement::Statement(statement) = &mut parsed {
+        if let ControlFlow::Break(reason) = Visit::visit(&*statement, &mut Checks) {
+            return Err(DataSetError::Query(reason.to_owned()));
+        }
+        if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut WriteOut::new(columns)) {
+            return Err(DataSetError::Query(reason));
+        }
+        if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut TellApart) {
+            return Err(DataSetError::Query(reason));
+        }
+        if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut MarkLateral) {
+            return Err(DataSetError::Query(reason));
+        }
+        let _ = visit_expressions_mut(statement, |expr| {
+            with_two_operands(expr);
+            in_microseconds(expr);
+            ControlFlow::<()>::Continue(())
+        });
+    }
+    Ok(parsed)
+}
+
+/// The plan of a statement, with what DataFusion would plan otherwise than SQL means it.
+///
+/// # Errors
+/// `Query` for subqueries that cannot be run.
+pub(crate) fn corrected(plan: LogicalPlan) -> Result<LogicalPlan> {
+    Ok(decorrelated(drawn_once(in_one_order(plain(plan)?)?)?)?)
+}
+
+/// Functions that planning needs to know.
+pub(crate) fn planning_functions() -> impl Iterator<Item = ScalarUDF> {
+    std::iter::once(named_function())
+}
+
+/// A call of a function.
+fn call(name: &str, args: Vec<Expr>) -> Expr {
+    let args = args.into_iter().map(|arg| FunctionArg::Unnamed(FunctionArgExpr::Expr(arg))).collect();
+    Expr::Function(Function {
+        name: ObjectName::from(vec![Ident::new(name)]),
+        uses_odbc_syntax: false,
+        parameters: FunctionArguments::None,
+        args: FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: Vec::new() }),
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: Vec::new(),
+    })
+}
+
+/// Makes `-d` an operator of two: only of those planners are asked what they mean, and DataFusion knows no minus of a duration.
+/// It looks itself at literals, for the numbers and intervals that they are.
+fn with_two_operands(expr: &mut Expr) {
+    if let Expr::UnaryOp { op: UnaryOperator::Minus, expr: of } = expr
+        && !matches!(of.as_ref(), Expr::Value(_) | Expr::Interval(_))
+    {
+        let right = Box::new(std::mem::replace(of.as_mut(), Expr::value(Value::Null)));
+        let left = Box::new(Expr::value(Value::Null));
+        *expr = Expr::BinaryOp { left, op: BinaryOperator::Custom(NEGATIVE.into()), right };
+    }
+}
+
+struct Checks;
+
+impl Visitor for Checks {
+    type Break = &'static str;
+
+    fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<&'static str> {
+        sets(&query.body)
+    }
+
+    fn pre_visit_select(&mut self, select: &Select) -> ControlFlow<&'static str> {
+        if select.prewhere.is_some() {
+            return ControlFlow::Break("there is no PREWHERE; write WHERE, of which files are asked first, too");
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<&'static str> {
+        match table {
+            TableFactor::Table { sample: Some(_), .. } | TableFactor::Derived { sample: Some(_), .. } => {
+                ControlFlow::Break("there is no TABLESAMPLE; DataSet.sample takes a part of the rows")
+            }
+            _ => ControlFlow::Continue(()),
+        }
+    }
+}
+
+fn sets(body: &SetExpr) -> ControlFlow<&'static str> {
+    let SetExpr::SetOperation { op, set_quantifier, left, right } = body else { return ControlFlow::Continue(()) };
+    if matches!(op, SetOperator::Except | SetOperator::Minus | SetOperator::Intersect)
+        && matches!(set_quantifier, SetQuantifier::All | SetQuantifier::AllByName)
+    {
+        return ControlFlow::Break(
+            "EXCEPT ALL and INTERSECT ALL would not count how often a row is there; number equal rows on both sides, by \
+             row_number() over (partition by all columns), and leave out ALL",
+        );
+    }
+    sets(left)?;
+    sets(right)
+}

@@ -1,0 +1,580 @@
+//! Functions of dates and times in place of DataFusion's where those count in nanoseconds, which end in 2262: dates such as
+//! 9999-12-31, which databases write for "without an end", are dates like others. And texts parsed as Python parses them.
+
+use std::iter::Peekable;
+use std::str::Chars;
+use std::sync::Arc;
+
+use arrow::array::timezone::Tz;
+use arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
+use arrow::datatypes::{
+    ArrowTimestampType, DataType, FieldRef, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
+    TimestampNanosecondType, TimestampSecondType,
+};
+use arrow::temporal_conversions::as_datetime;
+use chrono::format::{Fixed, Item, Parsed, StrftimeItems, parse_and_remainder};
+use chrono::offset::LocalResult;
+use chrono::{DateTime, Datelike, Days, Months, NaiveDateTime, NaiveTime, Offset, TimeDelta, TimeZone, Timelike};
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::types::{NativeType, logical_date, logical_string};
+use datafusion::common::{DFSchema, ScalarValue, exec_err, plan_err};
+use datafusion::error::Result;
+use datafusion::functions::datetime::date_trunc::DateTruncFunc;
+use datafusion::logical_expr::expr::BinaryExpr;
+use datafusion::logical_expr::sort_properties::{ExprProperties, SortProperties};
+use datafusion::logical_expr::{
+    Coercion, ColumnarValue, Documentation, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs,
+    ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, TypeSignature, TypeSignatureClass, Volatility, cast,
+};
+use datafusion::optimizer::AnalyzerRule;
+
+use crate::exact::is_text;
+use crate::plan::rewrite::{compared, rewrite_exprs, rewrite_keys};
+use crate::plan::sql::fraction_of;
+
+/// The functions of this module, by the names that SQL knows them by.
+pub(crate) fn time_functions() -> [ScalarUDF; 3] {
+    [Truncate::new().into(), Strptime::new(true).into(), Strptime::new(false).into()]
+}
+
+/// What times are cut to that are no fixed number of seconds, or not in every time zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    Hour,
+    Day,
+    Week,
+    Month,
+    Quarter,
+    Year,
+}
+
+impl Unit {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name.to_ascii_lowercase().as_str() {
+            "hour" => Unit::Hour,
+            "day" => Unit::Day,
+            "week" => Unit::Week,
+            "month" => Unit::Month,
+            "quarter" => Unit::Quarter,
+            "year" => Unit::Year,
+            _ => return None,
+        })
+    }
+
+    /// When the one began that a time lies in; `None` if no clock goes back that far.
+    fn begin(self, time: NaiveDateTime) -> Option<NaiveDateTime> {
+        if self == Unit::Hour {
+            return time.date().and_hms_opt(time.hour(), 0, 0);
+        }
+        let day = time.date();
+        let first = match self {
+            Unit::Hour | Unit::Day => day,
+            Unit::Week => day.checked_sub_days(Days::new(day.weekday().num_days_from_monday().into()))?,
+            Unit::Month => day.with_day(1)?,
+            Unit::Quarter => day.with_day(1)?.checked_sub_months(Months::new(day.month0() % 3))?,
+            Unit::Year => day.with_ordinal(1)?,
+        };
+        Some(first.and_time(NaiveTime::MIN))
+    }
+}
+
+/// `date_trunc(unit, time)`: DataFusion's own for units of a fixed length and times of day.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Truncate {
+    inner: DateTruncFunc,
+    signature: Signature,
+}
+
+impl Truncate {
+    fn new() -> Self {
+        let unit = Coercion::new_exact(TypeSignatureClass::Native(logical_string()));
+        let time = Coercion::new_implicit(
+            TypeSignatureClass::Timestamp,
+            vec![TypeSignatureClass::Native(logical_string()), TypeSignatureClass::Native(logical_date())],
+            NativeType::Timestamp(TimeUnit::Microsecond, None),
+        );
+        let of_day = Coercion::new_exact(TypeSignatureClass::Time);
+        let signatures =
+            vec![TypeSignature::Coercible(vec![unit.clone(), time]), TypeSignature::Coercible(vec![unit, of_day])];
+        Truncate { inner: DateTruncFunc::new(), signature: Signature::one_of(signatures, Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for Truncate {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn aliases(&self) -> &[String] {
+        self.inner.aliases()
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, types: &[DataType]) -> Result<DataType> {
+        self.inner.return_type(types)
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        self.inner.return_field_from_args(args)
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let unit = match &args.args[0] {
+            ColumnarValue::Scalar(name) => name.try_as_str().flatten().and_then(Unit::named),
+            ColumnarValue::Array(_) => None,
+        };
+        let (Some(unit), DataType::Timestamp(of, zone)) = (unit, args.args[1].data_type()) else {
+            return self.inner.invoke_with_args(args);
+        };
+        let zone = zone.map(|zone| zone.parse::<Tz>()).transpose()?;
+        let times = args.args[1].to_array(1)?;
+        let cut = match of {
+            TimeUnit::Second => truncated::<TimestampSecondType>(&times, unit, zone)?,
+            TimeUnit::Millisecond => truncated::<TimestampMillisecondType>(&times, unit, zone)?,
+            TimeUnit::Microsecond => truncated::<TimestampMicrosecondType>(&times, unit, zone)?,
+            TimeUnit::Nanosecond => truncated::<TimestampNanosecondType>(&times, unit, zone)?,
+        };
+        given_back(&args.args[1], cut)
+    }
+
+    fn output_ordering(&self, input: &[ExprProperties]) -> Result<SortProperties> {
+        self.inner.output_ordering(input)
+    }
+
+    fn documentation(&self) -> Option<&Documentation> {
+        self.inner.documentation()
+    }
+}
+
+/// A value where one was given, else a column.
+fn given_back(given: &ColumnarValue, made: ArrayRef) -> Result<ColumnarValue> {
+    Ok(match given {
+        ColumnarValue::Scalar(_) => ColumnarValue::Scalar(ScalarValue::try_from_array(&made, 0)?),
+        ColumnarValue::Array(_) => ColumnarValue::Array(made),
+    })
+}
+
+fn truncated<T: ArrowTimestampType>(times: &ArrayRef, unit: Unit, zone: Option<Tz>) -> Result<ArrayRef> {
+    let times = times.as_primitive::<T>();
+    let cut: PrimitiveArray<T> = times.try_unary(|time| {
+        let begin = || {
+            let utc = as_datetime::<T>(time)?;
+            let Some(zone) = zone else { return T::from_naive_datetime(unit.begin(utc)?, None) };
+            let local = zone.from_utc_datetime(&utc);
+            T::from_datetime(on_clock(zone, unit.begin(local.naive_local())?, &local)?)
+        };
+        match begin() {
+            Some(begin) => Ok(begin),
+            None => exec_err!("the {unit:?} of {time} in {} began before its type can tell", T::DATA_TYPE),
+        }
+    })?;
+    Ok(Arc::new(cut.with_data_type(times.data_type().clone())))
+}
+
+/// When the clocks of a zone showed `local`: of two times the one in the part of the year that `of` is in, and where clocks went
+/// past it, the first time behind.
+fn on_clock(zone: Tz, local: NaiveDateTime, of: &DateTime<Tz>) -> Option<DateTime<Tz>> {
+    match zone.from_local_datetime(&local) {
+        LocalResult::Single(time) => Some(time),
+        LocalResult::Ambiguous(first, second) => {
+            Some(if second.offset().fix() == of.offset().fix() { second } else { first })
+        }
+        LocalResult::None => {
+            // Clocks are put on by minutes, and never by more than a day.
+            (1..=24 * 60)
+                .find_map(|minutes| zone.from_local_datetime(&(local + TimeDelta::minutes(minutes))).earliest())
+        }
+    }
+}
+
+/// `strptime(text, format, ...)`: a time of microseconds, as Python's `datetime.strptime` reads it, by the first format that fits. What a
+/// format leaves out begins: the first month, day, hour. With `%z` the time is that of UTC. `try_strptime` gives null where no format fits.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Strptime {
+    is_strict: bool,
+    signature: Signature,
+}
+
+impl Strptime {
+    fn new(is_strict: bool) -> Self {
+        Strptime { is_strict, signature: Signature::user_defined(Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for Strptime {
+    fn name(&self) -> &str {
+        if self.is_strict { "strptime" } else { "try_strptime" }
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn coerce_types(&self, of: &[DataType]) -> Result<Vec<DataType>> {
+        let name = self.name();
+        let [text, formats @ ..] = of else { return plan_err!("{name} takes a text and at least one format") };
+        if formats.is_empty() || formats.iter().any(|format| !is_text(format)) {
+            return plan_err!("{name} takes a text and at least one format, which are texts");
+        }
+        let text = match text {
+            DataType::Dictionary(_, values) => values,
+            other => other,
+        };
+        let text = match text {
+            DataType::Null => DataType::Utf8,
+            text if is_text(text) => text.clone(),
+            other => return plan_err!("there is no {name} of {other}, only of texts"),
+        };
+        Ok(std::iter::once(text).chain(formats.iter().map(|_| DataType::Utf8)).collect())
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Timestamp(TimeUnit::Microsecond, None))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let name = self.name();
+        let mut all = Vec::new();
+        for arg in &args.args[1..] {
+            let ColumnarValue::Scalar(format) = arg else {
+                return exec_err!("{name}: a format is the same for all rows");
+            };
+            let Some(format) = format.try_as_str().flatten() else { return exec_err!("{name}: there is no format") };
+            all.push(Format::new(format)?);
+        }
+        let formats = Formats { all, is_strict: self.is_strict };
+        let texts = args.args[0].to_array(1)?;
+        let made: ArrayRef = match texts.data_type() {
+            DataType::Utf8 => Arc::new(formats.parsed(texts.as_string::<i32>().iter())?),
+            DataType::LargeUtf8 => Arc::new(formats.parsed(texts.as_string::<i64>().iter())?),
+            DataType::Utf8View => Arc::new(formats.parsed(texts.as_string_view().iter())?),
+            other => return exec_err!("{name}: {other} is no text"),
+        };
+        given_back(&args.args[0], made)
+    }
+}
+
+/// Python's `%z` knows `Z`, too.
+fn with_zulu(item: Item<'_>) -> Item<'_> {
+    match item {
+        Item::Fixed(Fixed::TimezoneOffset) => Item::Fixed(Fixed::TimezoneOffsetZ),
+        other => other,
+    }
+}
+
+/// Formats, the first of which that fits is meant.
+struct Formats<'a> {
+    all: Vec<Format<'a>>,
+    is_strict: bool,
+}
+
+impl Formats<'_> {
+    fn parsed<'t>(
+        &self,
+        texts: impl Iterator<Item = Option<&'t str>>,
+    ) -> Result<PrimitiveArray<TimestampMicrosecondType>> {
+        texts
+            .map(|text| {
+                let Some(text) = text else { return Ok(None) };
+                let mut first = None;
+                for format in &self.all {
+                    match format.read(text) {
+                        Ok(time) => return Ok(Some(time)),
+                        Err(why) => _ = first.get_or_insert(why),
+                    }
+                }
+                match (&self.all[..], first) {
+                    _ if !self.is_strict => Ok(None),
+                    ([format], Some(why)) => exec_err!("{text:?} is no time as {:?} says: {why}", format.text),
+                    (all, _) => {
+                        let all = all.iter().map(|format| format!("{:?}", format.text)).collect::<Vec<_>>().join(", ");
+                        exec_err!("{text:?} is no time as any of {all} says")
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+/// A format of `strptime`: parts as chrono reads them, with fractions of a second between, which Python reads otherwise: `%f` is
+/// one to six digits (nine here), the first of them tenths.
+struct Format<'a> {
+    text: &'a str,
+    parts: Vec<Vec<Item<'a>>>,
+    /// Whether texts may begin with a blank: chrono skips it before any number, Python only before days.
+    may_begin_blank: bool,
+}
+
+impl<'a> Format<'a> {
+    fn new(text: &'a str) -> Result<Self> {
+        let mut parts = Vec::new();
+        for part in without_fractions(text) {
+            let items: Vec<Item<'a>> = StrftimeItems::new(part).map(with_zulu).collect();
+            if items.contains(&Item::Error) {
+                return exec_err!("{text:?} is no format of strptime: what stands behind a % is unknown");
+            }
+            parts.push(items);
+        }
+        let may_begin_blank = text.starts_with(char::is_whitespace)
+            || ["%d", "%e", "%k", "%l", "%n", "%t"].iter().any(|padded| text.starts_with(padded));
+        Ok(Format { text, parts, may_begin_blank })
+    }
+
+    /// Microseconds since 1970.
+    fn read(&self, text: &str) -> std::result::Result<i64, String> {
+        let told = |error: chrono::ParseError| error.to_string();
+        if !self.may_begin_blank && text.starts_with(char::is_whitespace) {
+            return Err("it begins with a blank".into());
+        }
+        let mut parsed = Parsed::new();
+        let mut rest = text;
+        for (number, items) in self.parts.iter().enumerate() {
+            if number > 0 {
+                let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+                let digits = digits.min(9);
+                let value: i64 = rest[..digits].parse().map_err(|_| "there are no digits for %f".to_owned())?;
+                parsed.set_nanosecond(value * 10_i64.pow(9 - digits as u32)).map_err(told)?;
+                rest = &rest[digits..];
+            }
+            rest = parse_and_remainder(&mut parsed, rest, items.iter()).map_err(told)?;
+        }
+        if !rest.is_empty() {
+            return Err(format!("{rest:?} is left over"));
+        }
+        if parsed.second() == Some(60) {
+            return Err("a minute ends with second 59".into());
+        }
+        begin_of_rest(&mut parsed).map_err(told)?;
+        let offset = parsed.offset().unwrap_or(0);
+        let local = parsed.to_naive_datetime_with_offset(offset).map_err(told)?;
+        Ok(local.and_utc().timestamp_micros() - i64::from(offset) * 1_000_000)
+    }
+}
+
+/// What a format says nothing of is the first that there is.
+fn begin_of_rest(parsed: &mut Parsed) -> chrono::format::ParseResult<()> {
+    if parsed.timestamp().is_some() {
+        return Ok(());
+    }
+    // The century of %y, as POSIX and Python have it; chrono's begins a year later.
+    if let (Some(year), None, None) = (parsed.year_mod_100(), parsed.year(), parsed.year_div_100()) {
+        parsed.set_year_div_100(if year < 69 { 20 } else { 19 })?;
+    }
+    let weeks = parsed.week_from_sun().or(parsed.week_from_mon()).or(parsed.isoweek());
+    if parsed.ordinal().is_none() && weeks.is_none() {
+        if parsed.month().is_none() && parsed.quarter().is_none() {
+            parsed.set_month(1)?;
+        }
+        if parsed.day().is_none() {
+            parsed.set_day(1)?;
+        }
+    }
+    if parsed.hour_mod_12().is_some() && parsed.hour_div_12().is_none() {
+        parsed.set_ampm(false)?;
+    }
+    if parsed.hour_div_12().is_none() {
+        parsed.set_hour(0)?;
+    }
+    if parsed.minute().is_none() {
+        parsed.set_minute(0)?;
+    }
+    if parsed.second().is_none() {
+        parsed.set_second(0)?;
+    }
+    Ok(())
+}
+
+/// The parts of a format between its `%f`; `%%f` is none.
+fn without_fractions(format: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let (mut begin, mut at) = (0, 0);
+    let mut chars: Peekable<Chars<'_>> = format.chars().peekable();
+    while let Some(char) = chars.next() {
+        at += char.len_utf8();
+        if char != '%' {
+            continue;
+        }
+        let Some(kind) = chars.next() else { break };
+        at += kind.len_utf8();
+        if kind == 'f' {
+            parts.push(&format[begin..at - 2]);
+            begin = at;
+        }
+    }
+    parts.push(&format[begin..]);
+    parts
+}
+
+/// Lets what meets a time have that time's own unit: a date as the midnight that begins it, a text, and the present. The rule comes before
+/// DataFusion's own, for which all become times of nanoseconds, and those of columns too.
+#[derive(Debug)]
+pub(crate) struct DatesAsTimes;
+
+impl AnalyzerRule for DatesAsTimes {
+    fn name(&self) -> &'static str {
+        "dates_as_times"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
+        let step = |node: LogicalPlan| {
+            rewrite_exprs(node, |_, expr, schema| expr.transform_up(|part| met(part, schema)))?
+                .transform_data(|node| Ok(rewrite_keys(node, |keys, schema| as_times(keys, schema, true))))
+        };
+        Ok(plan.transform_up_with_subqueries(step)?.data)
+    }
+}
+
+/// `expr`, what it compares with times made such, or what it subtracts.
+fn met(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
+    Ok(match expr {
+        Expr::BinaryExpr(BinaryExpr { left, op, right }) if op.supports_propagation() || op == Operator::Minus => {
+            let (mut left, mut right) = (*left, *right);
+            // A text that is taken from a time is an interval.
+            let changed = as_times([&mut left, &mut right], schema, op != Operator::Minus);
+            let met = Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)));
+            Transformed::new_transformed(met, changed)
+        }
+        mut one @ (Expr::Between(_) | Expr::InList(_)) => {
+            let changed = as_times(compared(&mut one), schema, true);
+            Transformed::new_transformed(one, changed)
+        }
+        other => Transformed::no(other),
+    })
+}
+
+/// Casts what is beside a time to its type; false if there is nothing to do.
+fn as_times<'e>(exprs: impl IntoIterator<Item = &'e mut Expr>, schema: &DFSchema, with_texts: bool) -> bool {
+    // What has no type yet is for others to complain about.
+    let mut typed: Vec<_> = exprs.into_iter().map(|expr| (expr.get_type(schema).ok(), expr)).collect();
+    let mut changed = false;
+    let is_nanos = |of: &Option<DataType>| matches!(of, Some(DataType::Timestamp(TimeUnit::Nanosecond, _)));
+    if typed.iter().any(|(of, _)| is_nanos(of)) && typed.iter().any(|(_, expr)| is_beyond_nanos(expr)) {
+        // Whatever else it is compared with, the time is not equal to this one: what is behind its microseconds does not matter.
+        for (of, expr) in &mut typed {
+            if let Some(DataType::Timestamp(TimeUnit::Nanosecond, zone)) = of {
+                let micros = DataType::Timestamp(TimeUnit::Microsecond, zone.clone());
+                **expr = cast(std::mem::take(*expr), micros.clone());
+                *of = Some(micros);
+                changed = true;
+            }
+        }
+    }
+    let time = typed.iter().find_map(|(of, _)| match of {
+        Some(DataType::Timestamp(unit, _)) if *unit != TimeUnit::Nanosecond => of.clone(),
+        _ => None,
+    });
+    let Some(time @ DataType::Timestamp(unit, _)) = &time else { return changed };
+    for (of, expr) in &mut typed {
+        let to = match of {
+            Some(DataType::Date32 | DataType::Date64) => time.clone(),
+            Some(text) if with_texts && is_text(text) && has_no_more_digits(expr) => time.clone(),
+            Some(DataType::Timestamp(TimeUnit::Nanosecond, zone)) if is_the_present(expr) => {
+                DataType::Timestamp(*unit, zone.clone())
+            }
+            _ => continue,
+        };
+        **expr = cast(std::mem::take(*expr), to);
+        changed = true;
+    }
+    changed
+}
+
+/// Whether a text, if it is known, has no digits that a time of microseconds would lose.
+fn has_no_more_digits(expr: &Expr) -> bool {
+    match expr {
+        Expr::Literal(text, _) => text.try_as_str().flatten().is_none_or(|text| fraction_of(text) <= 6),
+        _ => true,
+    }
+}
+
+fn is_the_present(expr: &Expr) -> bool {
+    matches!(expr, Expr::ScalarFunction(call) if call.name() == "now")
+}
+
+/// Whether it is a date or time, as written down, that no number of nanoseconds reaches.
+fn is_beyond_nanos(expr: &Expr) -> bool {
+    let value = match expr {
+        Expr::Literal(value, _) => value.clone(),
+        Expr::Cast(of) => match of.expr.as_ref() {
+            Expr::Literal(value, _) => match value.cast_to(of.field.data_type()) {
+                Ok(value) => value,
+                Err(_) => return false,
+            },
+            _ => return false,
+        },
+        _ => return false,
+    };
+    if !matches!(value.data_type(), DataType::Date32 | DataType::Date64 | DataType::Timestamp(..)) {
+        return false;
+    }
+    match value.cast_to(&DataType::Timestamp(TimeUnit::Microsecond, None)) {
+        Ok(ScalarValue::TimestampMicrosecond(Some(micros), _)) => micros.checked_mul(1000).is_none(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, format: &str) -> std::result::Result<String, String> {
+        let micros = Format::new(format).map_err(|error| error.to_string())?.read(text)?;
+        Ok(DateTime::from_timestamp_micros(micros).unwrap().naive_utc().to_string())
+    }
+
+    /// As `datetime.strptime` of Python 3.11 answers.
+    #[test]
+    fn texts_are_read_as_python_reads_them() {
+        for (text, format, time) in [
+            ("2020-02-29 01:02:03.5", "%Y-%m-%d %H:%M:%S.%f", "2020-02-29 01:02:03.500"),
+            ("2020-02-29 01:02:03,120", "%Y-%m-%d %H:%M:%S,%f", "2020-02-29 01:02:03.120"),
+            ("20200229010203000001", "%Y%m%d%H%M%S%f", "2020-02-29 01:02:03.000001"),
+            ("31/12/9999", "%d/%m/%Y", "9999-12-31 00:00:00"),
+            ("0001-01", "%Y-%m", "0001-01-01 00:00:00"),
+            ("2024 060 7 PM", "%Y %j %I %p", "2024-02-29 19:00:00"),
+            ("2020-01-01T00:30+02:00", "%Y-%m-%dT%H:%M%z", "2019-12-31 22:30:00"),
+            ("2020-01-01T00:30Z", "%Y-%m-%dT%H:%M%z", "2020-01-01 00:30:00"),
+            ("5%f on 1970-01-02", "%H%%f on %Y-%m-%d", "1970-01-02 05:00:00"),
+            ("31.12.68", "%d.%m.%y", "2068-12-31 00:00:00"),
+            ("1/2/69", "%m/%d/%y", "1969-01-02 00:00:00"),
+            (" 5 Jan 24", "%d %b %y", "2024-01-05 00:00:00"),
+        ] {
+            assert_eq!(read(text, format).as_deref(), Ok(time), "{text} {format}");
+        }
+    }
+
+    #[test]
+    fn texts_that_are_no_times() {
+        for (text, format, why) in [
+            ("2020-02-30", "%Y-%m-%d", "out of range"),
+            ("01:02:03.", "%H:%M:%S.%f", "there are no digits for %f"),
+            ("2020-01-01x", "%Y-%m-%d", r#""x" is left over"#),
+            ("2020-01-01", "%Y-%Q", "unknown"),
+            (" 2020-01-01", "%Y-%m-%d", "begins with a blank"),
+            ("2024-06-30 23:59:60", "%Y-%m-%d %H:%M:%S", "second 59"),
+        ] {
+            let error = read(text, format).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn clocks_that_are_put_on_and_back() {
+        let utc = |text: &str| text.parse::<NaiveDateTime>().unwrap().and_utc().timestamp();
+        let cut = |unit, zone: &str, time: &str| {
+            let times: ArrayRef = Arc::new(PrimitiveArray::<TimestampSecondType>::from(vec![utc(time)]));
+            truncated::<TimestampSecondType>(&times, unit, Some(zone.parse().unwrap())).unwrap()
+        };
+        let first = |of: ArrayRef| of.as_primitive::<TimestampSecondType>().value(0);
+        // 02:30 of winter, an hour after 02:30 of summer.
+        assert_eq!(first(cut(Unit::Hour, "Europe/Paris", "2020-10-25T01:30:00")), utc("2020-10-25T01:00:00"));
+        assert_eq!(first(cut(Unit::Hour, "Europe/Paris", "2020-10-25T00:30:00")), utc("2020-10-25T00:00:00"));
+        assert_eq!(first(cut(Unit::Hour, "Asia/Kolkata", "2020-10-25T00:45:00")), utc("2020-10-25T00:30:00"));
+        // A day without its midnight: it begins at one.
+        assert_eq!(first(cut(Unit::Day, "America/Sao_Paulo", "2018-11-04T12:00:00")), utc("2018-11-04T03:00:00"));
+    }
+}

@@ -1,0 +1,173 @@
+//! DataSets over streams: the same expressions and groupings as over tables, and windows of event time.
+//!
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module      | what is in it                                     |
+//! |-------------|---------------------------------------------------|
+//! | `time`      | event time: windows, and which columns tell time  |
+//! | `state`     | what operators keep                               |
+//! | `rows`      | what happens to rows between operators            |
+//! | `operators` | tasks that keep state                             |
+//! | `plan`      | from a query to a graph of tasks                  |
+#![warn(missing_docs)]
+
+mod operators;
+mod plan;
+mod rows;
+mod state;
+mod time;
+
+use std::sync::Arc;
+
+use datafusion::logical_expr::ScalarUDF;
+use tidemill_dataflow::checkpoint::CheckpointSettings;
+use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::stream::sink::Guarantee;
+use tidemill_dataflow::{Look, RunReport};
+use tidemill_dataset::extend::failed;
+use tidemill_dataset::{ActionError, DataSet, DataSetError, Engine, Workers};
+
+pub use operators::process::{KeyedBatch, KeyedFunction, MakeKeyedFunction, process};
+pub use plan::late::{LateTo, MakeLateSink};
+pub use plan::memory::table_stream;
+pub use plan::named::named;
+pub use plan::table::{BadTo, StreamOutput, StreamSink, StreamSource, from_stream};
+pub use rows::late::LateRows;
+pub use time::spans::Calendar;
+pub use time::window::{Early, WindowKind, Windows};
+
+use plan::lower::{Lower, SinkTask, Sinks, SourceTask};
+
+/// Returns the functions that queries over streams need: windows, and `behind` for columns of time. Give them to
+/// [`Engine::with_functions`].
+pub fn sql_functions() -> Vec<ScalarUDF> {
+    time::window::sql_functions().chain([time::behind::function()]).collect()
+}
+
+/// A job that writes streams.
+pub struct StreamJob {
+    /// Its name, in checkpoints and messages.
+    pub name: String,
+    /// How it makes checkpoints; `None`: what a failure interrupts may be lost.
+    pub checkpoints: Option<CheckpointSettings>,
+    /// The least that it must give, else it does not begin.
+    pub guarantee: Option<Guarantee>,
+    /// Where rows go that come too late; those that go nowhere are left out.
+    pub late: LateTo,
+    /// Counts those that are left out.
+    pub left_out: Arc<LateRows>,
+    /// Looks at the sinks before the job begins, and says why it must not, if so.
+    pub look_at_sinks: Option<LookAtSinks>,
+}
+
+/// Looks at what describes the sinks of a job, those of late rows and of bad records among them, each with what describes the sources that its
+/// rows come from; sinks and sources that are not made of a description are left out.
+pub type LookAtSinks = Arc<dyn Fn(&[(Arc<str>, Vec<Arc<str>>)]) -> Result<(), String> + Send + Sync>;
+
+impl StreamJob {
+    /// Whether it may begin.
+    fn check(&self, sources: &[SourceTask], sinks: &[SinkTask]) -> Result<(), DataSetError> {
+        if let Some(look) = &self.look_at_sinks {
+            let of = |task: &SinkTask| {
+                let sources = task.sources.iter().filter_map(|&source| sources[source].spec());
+                Some((task.sink.spec.clone()?, sources.collect()))
+            };
+            let described: Vec<_> = sinks.iter().filter_map(of).collect();
+            look(&described).map_err(DataSetError::Query)?;
+        }
+        self.gives(sources, sinks)
+    }
+
+    /// Whether it gives what it must.
+    fn gives(&self, sources: &[SourceTask], sinks: &[SinkTask]) -> Result<(), DataSetError> {
+        let Some(wanted) = self.guarantee else { return Ok(()) };
+        let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
+        let Some(checkpoints) = &self.checkpoints else {
+            return refused("it makes no checkpoints; say where they lie with checkpoint=".into());
+        };
+        if checkpoints.at_most_once && checkpoints.interval.is_zero() {
+            return refused(
+                "rows wait for checkpoints, which it makes none of but the last; say how often with every=".into(),
+            );
+        }
+        if let Some(source) = sources.iter().find(|source| source.guarantee() < wanted) {
+            let (source, gives) = (source.name(), source.guarantee());
+            return refused(match gives {
+                Guarantee::AtMostOnce => {
+                    format!("what came from {source} since the last checkpoint cannot be read again")
+                }
+                _ => format!(
+                    "{source} gives some rows again, and nothing tells which; messages of RabbitMQ are told apart by id="
+                ),
+            });
+        }
+        let folders = sources.iter().find_map(|source| Some((source.name(), source.bad_folder()?)));
+        if let (Guarantee::ExactlyOnce, Some((source, folder))) = (wanted, folders) {
+            let folder = folder.display();
+            return refused(format!(
+                "{source} may write a bad record into quarantine=\"{folder}\" again after a failure; give it a sink that commits, as \
+                 quarantine=tm.stream.to_files(\"{folder}\") is"
+            ));
+        }
+        if let Some(StreamSink { name: sink, guarantee: gives, .. }) =
+            sinks.iter().map(|task| &task.sink).find(|sink| sink.guarantee < wanted)
+        {
+            return refused(format!(
+                "the sink {sink} gives {gives}; see docs/stream-connectors.md for sinks that give more"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Writes queries over streams, each to its sink, until they end or the job is stopped. What queries have in common is read
+/// and done once. Collective: every worker calls it with the same queries, which are of this engine.
+///
+/// # Errors
+/// The same on every worker: what went wrong first.
+pub fn run(
+    workers: &Workers,
+    engine: &Engine,
+    outputs: &[StreamOutput],
+    job: &StreamJob,
+    look: Look<'_>,
+) -> Result<RunReport, ActionError> {
+    let copies = workers.partitions() as u32;
+    let (outputs, name) = (outputs.to_vec(), job.name.clone());
+    let (late, left_out) = (job.late.clone(), Arc::clone(&job.left_out));
+    let lowered = engine.run(async move {
+        let plans = plan::lower::plan(&outputs, &late).await?;
+        let sinks = Sinks { rows: &outputs, late: &late, left_out: &left_out };
+        Lower::graph(&name, &plans, &sinks, copies)
+    });
+    let lowered = lowered.and_then(|lowered| job.check(&lowered.sources, &lowered.sinks).map(|()| lowered));
+    let lowered = workers.agree(lowered)?;
+    workers.same_folders(lowered.sources.iter().filter_map(SourceTask::files))?;
+    let ran = workers.runner().run_job(&lowered.graph, &RoundRobin, job.checkpoints.as_ref(), look);
+    ran.map_err(failed)
+}
+
+/// The tasks that queries over streams become, and what becomes of their rows when the job fails and goes on, each at the sink
+/// that it is written to, if that is known. Collective.
+///
+/// # Errors
+/// The same on every worker: a step that a stream cannot have.
+pub fn explain(
+    workers: &Workers,
+    engine: &Engine,
+    outputs: &[(DataSet, Option<StreamSink>)],
+) -> Result<String, ActionError> {
+    let copies = workers.partitions() as u32;
+    let known: Vec<bool> = outputs.iter().map(|(_, sink)| sink.is_some()).collect();
+    let outputs: Vec<StreamOutput> =
+        outputs.iter().map(|(set, sink)| (set.clone(), sink.clone().unwrap_or_else(StreamSink::unknown))).collect();
+    let lowered = engine.run(async move {
+        let plans = plan::lower::plan(&outputs, &LateTo::Nowhere).await?;
+        let sinks = Sinks { rows: &outputs, late: &LateTo::Nowhere, left_out: &LateRows::default() };
+        Lower::graph("stream", &plans, &sinks, copies)
+    });
+    let lowered = workers.agree(lowered)?;
+    let among = workers.runner().workers().len() as u32;
+    let text = lowered.graph.explain(among, None).map_err(|errors| failed(errors.into()))?;
+    Ok(text + &plan::explain::promises(&lowered, &known))
+}

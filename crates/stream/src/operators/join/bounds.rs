@@ -1,0 +1,174 @@
+//! What a join's condition says of the times of partners.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, SchemaRef};
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::config::ConfigOptions;
+use datafusion::error::Result;
+use datafusion::logical_expr::Operator as Compare;
+use datafusion::physical_expr::expressions::{BinaryExpr, Column, lit};
+use datafusion::physical_expr::utils::{collect_columns, split_conjunction};
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+use datafusion::physical_plan::joins::HashJoinExec;
+
+use super::{Condition, Gives, Side};
+use crate::time::times::{Place, TimeOf, Times, following, length};
+use crate::time::window::Micros;
+
+/// Times that are compared: what is to come of the first on `side` is not above the second, which is of the other side.
+pub(super) struct Bound {
+    pub side: Side,
+    pub lesser: Arc<dyn PhysicalExpr>,
+    pub greater: Arc<dyn PhysicalExpr>,
+    /// What is added to the second.
+    pub more: Micros,
+}
+
+/// What a join's condition says of times: every comparison of the two sides.
+pub(super) fn bounds(join: &HashJoinExec, condition: Option<&Condition>) -> Vec<Bound> {
+    let schemas = [join.left().schema(), join.right().schema()];
+    let mut found = Vec::new();
+    for (left, right) in join.on() {
+        for (side, lesser, greater) in [(0, left, right), (1, right, left)] {
+            found.push(Bound { side, lesser: Arc::clone(lesser), greater: Arc::clone(greater), more: 0 });
+            // Of structs that are equal, such as windows, all fields are.
+            found.extend(fields_of(side, lesser, greater, &schemas));
+        }
+    }
+    let Some(condition) = condition else { return found };
+    for part in split_conjunction(&condition.expr) {
+        let any: &dyn Any = part.as_ref();
+        let Some(compare) = any.downcast_ref::<BinaryExpr>() else { continue };
+        let (mut left, mut right) = (Arc::clone(compare.left()), Arc::clone(compare.right()));
+        let (mut add, op) = (0, *compare.op());
+        // a - b <= length is a <= b + length, and length <= a - b is b + length <= a.
+        let difference = |expr: &Arc<dyn PhysicalExpr>| {
+            let any: &dyn Any = expr.as_ref();
+            let minus = any.downcast_ref::<BinaryExpr>().filter(|minus| *minus.op() == Compare::Minus)?;
+            length(minus.right()).is_none().then(|| (Arc::clone(minus.left()), Arc::clone(minus.right())))
+        };
+        if let (Some((a, b)), Some(more)) = (difference(&left), length(&right)) {
+            (left, right, add) = (a, b, more);
+        } else if let (Some(more), Some((a, b))) = (length(&left), difference(&right)) {
+            (left, right, add) = (b, a, -more);
+        }
+        // left op right + add
+        let pairs = match op {
+            Compare::LtEq => vec![(&left, &right, add)],
+            Compare::Lt => vec![(&left, &right, add - 1)],
+            Compare::GtEq => vec![(&right, &left, -add)],
+            Compare::Gt => vec![(&right, &left, -add - 1)],
+            Compare::Eq => vec![(&left, &right, add), (&right, &left, -add)],
+            _ => continue,
+        };
+        for (lesser, greater, more) in pairs {
+            let (Some((side, lesser)), Some((other, greater))) =
+                (of_side(lesser, condition), of_side(greater, condition))
+            else {
+                continue;
+            };
+            if side != other {
+                found.push(Bound { side, lesser, greater, more });
+            }
+        }
+    }
+    found
+}
+
+/// That the fields of two structs are equal.
+fn fields_of(
+    side: Side,
+    lesser: &Arc<dyn PhysicalExpr>,
+    greater: &Arc<dyn PhysicalExpr>,
+    schemas: &[SchemaRef; 2],
+) -> Vec<Bound> {
+    let Ok(DataType::Struct(fields)) = lesser.data_type(&schemas[side]) else { return Vec::new() };
+    let bound = |name: &String| {
+        let lesser = field_of(lesser, name, &schemas[side]).ok()?;
+        let greater = field_of(greater, name, &schemas[1 - side]).ok()?;
+        Some(Bound { side, lesser, greater, more: 0 })
+    };
+    fields.iter().filter_map(|field| bound(field.name())).collect()
+}
+
+/// A field of a struct.
+pub(super) fn field_of(of: &Arc<dyn PhysicalExpr>, name: &str, schema: &SchemaRef) -> Result<Arc<dyn PhysicalExpr>> {
+    let call = datafusion::functions::core::get_field();
+    let options = Arc::new(ConfigOptions::default());
+    Ok(Arc::new(ScalarFunctionExpr::try_new(call, vec![Arc::clone(of), lit(name)], schema.as_ref(), options)?))
+}
+
+/// The side that an expression of a condition is of, and what it is there.
+fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &Condition) -> Option<(Side, Arc<dyn PhysicalExpr>)> {
+    let columns = collect_columns(expr);
+    let mut sides = columns.iter().map(|column| condition.columns[column.index()].0);
+    let side = sides.next()?;
+    if sides.any(|other| other != side) {
+        return None;
+    }
+    let transformed = Arc::clone(expr).transform_down(|expr| {
+        let any: &dyn Any = expr.as_ref();
+        Ok(match any.downcast_ref::<Column>() {
+            Some(column) => {
+                let place = condition.columns[column.index()].1;
+                Transformed::yes(Arc::new(Column::new(column.name(), place)) as Arc<dyn PhysicalExpr>)
+            }
+            None => Transformed::no(expr),
+        })
+    });
+    Some((side, transformed.ok()?.data))
+}
+
+/// What tells time of each side's columns in joined rows, whether it did before or not. A row that was kept comes out with a
+/// partner that comes now, so its times are known only as far as its partner's bound them: from what comes now, of either
+/// side, bounds lead on to others (`a.at <= b.at` and `b.at <= a.ends` say of `a.ends` what is known of `a.at`). A row that
+/// has found no partner comes out when its bounds have passed.
+pub(super) fn told(bounds: &[Bound], schemas: &[SchemaRef; 2], times: [&Times; 2], gives: Gives) -> [Vec<TimeOf>; 2] {
+    let known = |arrives: Side| {
+        let places = times[arrives].places.iter().map(|of| ((arrives, of.place.clone()), of.behind));
+        let mut known: HashMap<(Side, Place), Micros> = places.collect();
+        // As often as a chain of bounds can be long.
+        for _ in bounds {
+            for bound in bounds {
+                let (Some(less), Some(more)) = (following(&bound.lesser), following(&bound.greater)) else { continue };
+                let Some(&behind) = known.get(&(bound.side, less.place.clone())) else { continue };
+                let behind = behind.saturating_add(bound.more).saturating_add(more.high).saturating_sub(less.low);
+                let of = known.entry((1 - bound.side, more.place)).or_insert(behind);
+                *of = behind.min(*of);
+            }
+        }
+        known
+    };
+    // Rows of a side that has no time before its end come before there is any.
+    let mut cases: Vec<_> = (0..2).filter(|&side| !times[side].untimed).map(known).collect();
+    for side in (0..2).filter(|&side| gives.waits(side)) {
+        let mut alone = HashMap::new();
+        for bound in bounds.iter().filter(|bound| bound.side != side) {
+            let Some(follows) = following(&bound.greater) else { continue };
+            if let Some(behind) = times[bound.side].behind(&bound.lesser, &schemas[bound.side]) {
+                let behind = behind.saturating_add(bound.more).saturating_add(follows.high);
+                let of = alone.entry((side, follows.place)).or_insert(behind);
+                *of = behind.min(*of);
+            }
+        }
+        // The other side's columns are null then.
+        let others = cases.iter().flat_map(HashMap::keys).filter(|(of, _)| *of != side).cloned();
+        alone.extend(others.collect::<Vec<_>>().into_iter().map(|place| (place, Micros::MIN)));
+        cases.push(alone);
+    }
+    [0, 1].map(|side| {
+        let all = cases.first().into_iter().flat_map(HashMap::keys).filter(|(of, _)| *of == side);
+        let mut told: Vec<TimeOf> = all
+            .filter_map(|of| {
+                let behind = cases.iter().map(|case| case.get(of).copied()).collect::<Option<Vec<_>>>()?;
+                Some(TimeOf { place: of.1.clone(), behind: behind.into_iter().max()? })
+            })
+            .collect();
+        // The same on every worker.
+        told.sort_by(|a, b| (a.place.column, &a.place.field).cmp(&(b.place.column, &b.place.field)));
+        told
+    })
+}

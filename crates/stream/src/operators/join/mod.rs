@@ -1,0 +1,230 @@
+//! Joins of two streams on equal keys. Each side's rows are kept, and meet those of the other as they come (a *symmetric hash
+//! join*). A condition that bounds the time between partners, such as `b.at <= a.at + '1 hour'`, says how long a row can
+//! still find any: then it is thrown out, and if it has found none and the join wants it all the same, it is given then. A [time to
+//! live](ttl) is such a condition, too.
+//!
+//! Source: Wilschut and Apers, "Dataflow query execution in a parallel main-memory environment" (1991); of bounds from
+//! conditions: Golab and Özsu, "Processing sliding window multi-joins in continuous queries over data streams" (2003).
+
+mod bounds;
+mod task;
+mod ttl;
+
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::common::{JoinSide, JoinType, NullEquality};
+use datafusion::physical_expr::{PhysicalExpr, conjunction_opt, split_conjunction};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::joins::HashJoinExec;
+
+use tidemill_dataflow::checkpoint::StateSchema;
+use tidemill_dataset::DataSetError;
+
+pub(crate) use task::JoinTask;
+
+use self::bounds::{bounds, told};
+use crate::rows::keyed::Keyed;
+use crate::rows::late::LateColumns;
+use crate::state::saved::Layout;
+use crate::time::times::{TimeOf, Times, Until};
+
+/// Left or right.
+type Side = usize;
+
+/// What a join gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gives {
+    /// Pairs, and of these sides rows without a partner.
+    Pairs { alone: [bool; 2] },
+    /// Rows of a side that have a partner.
+    With(Side),
+    /// Those that have none.
+    Without(Side),
+}
+
+/// What decides further about pairs whose keys are equal.
+struct Condition {
+    expr: Arc<dyn PhysicalExpr>,
+    columns: Vec<(Side, usize)>,
+    schema: SchemaRef,
+}
+
+/// A join: of a query, the same on all workers.
+pub(crate) struct StreamJoin {
+    gives: Gives,
+    pub sides: [Arc<Keyed>; 2],
+    until: [Until; 2],
+    null_equal: bool,
+    condition: Option<Condition>,
+    output: SchemaRef,
+    columns: Vec<(Side, usize)>,
+    /// Of the sides, before they had keys.
+    rows: [SchemaRef; 2],
+    kind: String,
+    described: String,
+}
+
+impl StreamJoin {
+    /// The join of a plan, and what tells time in its rows.
+    ///
+    /// # Errors
+    /// `Unsupported`, when rows that find no partner are wanted and nothing says when that is known.
+    pub(crate) fn new(join: &HashJoinExec, times: [&Times; 2]) -> Result<(Self, Times), DataSetError> {
+        let gives = match join.join_type() {
+            JoinType::Inner => Gives::Pairs { alone: [false, false] },
+            JoinType::Left => Gives::Pairs { alone: [true, false] },
+            JoinType::Right => Gives::Pairs { alone: [false, true] },
+            JoinType::Full => Gives::Pairs { alone: [true, true] },
+            JoinType::LeftSemi => Gives::With(0),
+            JoinType::RightSemi => Gives::With(1),
+            JoinType::LeftAnti if !join.null_aware => Gives::Without(0),
+            JoinType::RightAnti if !join.null_aware => Gives::Without(1),
+            other => {
+                return Err(DataSetError::Unsupported(format!("on streams: a {other} join, or NOT IN with nulls")));
+            }
+        };
+        let schemas = [join.left().schema(), join.right().schema()];
+        let mut condition = join.filter().map(|filter| Condition {
+            expr: Arc::clone(filter.expression()),
+            columns: filter.column_indices().iter().map(|of| (side(of.side), of.index)).collect(),
+            schema: Arc::clone(filter.schema()),
+        });
+        if let Some(some) =
+            condition.take_if(|condition| split_conjunction(&condition.expr).iter().any(|part| LateColumns::is(part)))
+        {
+            // It has done its work: the columns are there.
+            let left = split_conjunction(&some.expr).into_iter().filter(|part| !LateColumns::is(part)).cloned();
+            condition = conjunction_opt(left.collect::<Vec<_>>()).map(|expr| Condition { expr, ..some });
+        }
+        let of_ttl = condition.as_mut().map_or(Ok(Vec::new()), |condition| ttl::bind(condition, &schemas, times))?;
+        let mut bounds = bounds(join, condition.as_ref());
+        bounds.extend(of_ttl);
+        let mut until = [Until::default(), Until::default()];
+        for bound in &bounds {
+            let (here, there) = (bound.side, 1 - bound.side);
+            if let Some(behind) = times[here].behind(&bound.lesser, &schemas[here]) {
+                until[there].0.push((Arc::clone(&bound.greater), behind.saturating_add(bound.more)));
+            }
+        }
+        let unbounded = |side: Side| until[side].0.is_empty() && !(times[0].untimed && times[1].untimed);
+        if let Some(side) = (0..2).find(|&side| gives.waits(side) && unbounded(side)) {
+            return Err(DataSetError::Unsupported(format!(
+                "on streams, which do not end: a {} join gives rows of the {} side that find no partner, but nothing says when that is \
+                 known; say for how long with ttl=, or bound the time of partners, as where=col(\"right_time\") <= col(\"left_time\") + \
+                 timedelta(hours=1) does, of columns that tell the streams' time",
+                join.join_type(),
+                ["left", "right"][side],
+            )));
+        }
+        let told = told(&bounds, &schemas, times, gives);
+        let null_equal = join.null_equality() == NullEquality::NullEqualsNull;
+        let keyed = |side: Side| {
+            let keys = join.on().iter().map(|on| Arc::clone([&on.0, &on.1][side])).collect();
+            let bounded = until.iter().any(|until| !until.0.is_empty());
+            let time = times[side].places.first().filter(|_| bounded).cloned();
+            Keyed::new(&schemas[side], keys, !null_equal && !gives.waits(side), time).map(Arc::new)
+        };
+        let all = |side: Side| (0..schemas[side].fields().len()).map(move |column| (side, column));
+        let columns: Vec<(Side, usize)> = match gives {
+            Gives::Pairs { .. } => all(0).chain(all(1)).collect(),
+            Gives::With(side) | Gives::Without(side) => all(side).collect(),
+        };
+        let columns: Vec<_> = match &join.projection {
+            Some(chosen) => chosen.iter().map(|&column| columns[column]).collect(),
+            None => columns,
+        };
+        let places = columns.iter().enumerate().flat_map(|(at, &(side, column))| {
+            let of = told[side].iter().filter(move |of| of.place.column == column);
+            of.map(move |of| {
+                let mut of = of.clone();
+                of.place.column = at;
+                of
+            })
+        });
+        let places: Vec<TimeOf> = places.collect();
+        let untimed = times[0].untimed && times[1].untimed;
+        let lost = !untimed && told.iter().all(Vec::is_empty);
+        let sides = [keyed(0)?, keyed(1)?];
+        let fields = |side: &Arc<Keyed>| {
+            side.schema.fields().iter().map(|field| field.data_type().to_string()).collect::<Vec<_>>().join(", ")
+        };
+        let described =
+            format!("a {} join of rows ({}) with ({})", join.join_type(), fields(&sides[0]), fields(&sides[1]));
+        let join = StreamJoin {
+            gives,
+            sides,
+            until,
+            null_equal,
+            condition,
+            output: join.schema(),
+            columns,
+            rows: schemas,
+            kind: join.join_type().to_string(),
+            described,
+        };
+        Ok((join, Times { places, untimed, lost }))
+    }
+
+    /// How long rows are kept, in words.
+    pub(crate) fn detail(&self) -> String {
+        let side = |side: Side| match self.until[side].0.as_slice() {
+            [] => "for ever".to_owned(),
+            until => until
+                .iter()
+                .map(|(expr, more)| format!("until {expr} + {} s", *more as f64 / 1e6))
+                .collect::<Vec<_>>()
+                .join(" or "),
+        };
+        format!("{}; left kept {}, right {}", self.described, side(0), side(1))
+    }
+
+    /// Whether rows are not needed any more at some time.
+    fn forgets(&self) -> bool {
+        !matches!(self.gives, Gives::Pairs { .. }) || self.until.iter().any(|until| !until.0.is_empty())
+    }
+
+    /// Whether it is to be known which rows of a side have found a partner.
+    fn flagged(&self, side: Side) -> bool {
+        self.gives.waits(side) || self.gives == Gives::With(side)
+    }
+
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        let fields = (0..2).flat_map(|side| self.layout(side).fields().collect::<Vec<_>>());
+        StateSchema::new(format!("rows of a {} join", self.kind), fields.collect())
+    }
+
+    /// How rows of a side lie in a table that is saved.
+    fn layout(&self, side: Side) -> Layout {
+        self.sides[side].layout(&self.rows[side], ["left ", "right "][side])
+    }
+
+    /// What is saved of a side's rows: for flagged ones also whether they have found a partner, and their number.
+    fn saved_schema(&self, side: Side) -> SchemaRef {
+        let schema = &self.sides[side].schema;
+        if !self.flagged(side) {
+            return Arc::clone(schema);
+        }
+        let more = [Field::new("met", DataType::Boolean, false), Field::new("number", DataType::UInt32, false)];
+        Arc::new(Schema::new(schema.fields().iter().cloned().chain(more.map(Arc::new)).collect::<Vec<_>>()))
+    }
+}
+
+impl Gives {
+    /// Whether rows of a side that find no partner are given when that is known.
+    fn waits(self, side: Side) -> bool {
+        match self {
+            Gives::Pairs { alone } => alone[side],
+            Gives::With(_) => false,
+            Gives::Without(of) => of == side,
+        }
+    }
+}
+
+fn side(of: JoinSide) -> Side {
+    match of {
+        JoinSide::Right => 1,
+        _ => 0,
+    }
+}

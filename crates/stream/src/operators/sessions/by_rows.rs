@@ -1,0 +1,112 @@
+//! Results with every so many rows of a session: with the row that makes so many that no result has had yet. Which row that is
+//! hangs on nothing but the order in which rows come, and a result knows nothing of those behind it.
+//!
+//! Rows are added in rounds. In each a key gets its rows up to the first that brings a result, so that what is known of its sessions
+//! then is what the result is of. A round puts together the sessions of the keys that have rows in it, and of no others.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use arrow::array::{BooleanArray, RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, filter_record_batch, take_record_batch};
+use tidemill_dataflow::TaskError;
+
+use super::state::SessionState;
+use super::{FIRST, LAST, NOTHING, times, untold_of};
+use crate::time::window::Micros;
+
+/// A session of a key, by its first time.
+struct Span {
+    last: Micros,
+    /// Rows that no result has had yet.
+    untold: i64,
+}
+
+/// Puts a row into the session of its key that it belongs to, which may be two that become one by it.
+fn join(spans: &mut BTreeMap<Micros, Span>, time: Micros, gap: Micros) -> &mut Span {
+    let before = spans.range(..=time).next_back().filter(|(_, span)| time.saturating_sub(span.last) < gap);
+    let after = spans.range(time.saturating_add(1)..).next().filter(|(first, _)| first.saturating_sub(time) < gap);
+    let near = [before, after].map(|found| found.map(|(&first, _)| first));
+    let (mut first, mut all) = (time, Span { last: time, untold: 0 });
+    for at in near.into_iter().flatten() {
+        if let Some(span) = spans.remove(&at) {
+            first = first.min(at);
+            all.last = all.last.max(span.last);
+            all.untold += span.untold;
+        }
+    }
+    all.untold += 1;
+    spans.entry(first).or_insert(all)
+}
+
+impl SessionState {
+    /// Adds rows that are not late, with their times. Returns the results that they bring, in the order of the rows of each key.
+    pub(super) fn add_by_rows(
+        &mut self,
+        every: i64,
+        rows: &RecordBatch,
+        at: &[Micros],
+    ) -> Result<Option<RecordBatch>, TaskError> {
+        let (shape, fired) = (Arc::clone(&self.shape), self.fired);
+        let all = shape.of.arguments(rows)?;
+        let of_row = shape.of.number(&all.keys, at.len())?;
+        // What is known of keys that have rows still to come, and the numbers of these keys.
+        let (mut open, mut of_open) = self.sessions_of(&all.keys, &of_row)?;
+        let mut spans: HashMap<usize, BTreeMap<Micros, Span>> = HashMap::new();
+        let bounds = times(&open, FIRST).iter().zip(times(&open, LAST)).zip(untold_of(&open));
+        for (&key, ((&first, &last), &untold)) in of_open.iter().zip(bounds) {
+            spans.entry(key).or_default().insert(first, Span { last, untold });
+        }
+        let (mut news, mut results) = (Vec::new(), Vec::new());
+        let mut waiting: Vec<u32> = (0..at.len() as u32).collect();
+        while !waiting.is_empty() {
+            let (mut now, mut later): (Vec<u32>, Vec<u32>) = Default::default();
+            // Rows that bring a result, by their place in this round, and how many rows it is the first to have.
+            let mut due: Vec<(usize, i64)> = Vec::new();
+            let mut is_due = HashSet::new();
+            for row in waiting {
+                let key = of_row[row as usize];
+                if is_due.contains(&key) {
+                    later.push(row);
+                    continue;
+                }
+                let span = join(spans.entry(key).or_default(), at[row as usize], shape.times.gap);
+                // What is over comes again by itself when time goes on.
+                if span.untold >= every && shape.end(span.last) > fired {
+                    due.push((now.len(), std::mem::take(&mut span.untold)));
+                    is_due.insert(key);
+                }
+                now.push(row);
+            }
+            let keys: Vec<usize> = now.iter().map(|&row| of_row[row as usize]).collect();
+            let at: Vec<Micros> = now.iter().map(|&row| at[row as usize]).collect();
+            let some = all.take(&UInt32Array::from(now))?;
+            let of = shape.assign(&keys, &at, &at);
+            let mut untold = vec![0; of.len()];
+            of.sessions.iter().for_each(|&session| untold[session] += 1);
+            due.iter().for_each(|&(row, had)| untold[of.sessions[row]] -= had);
+            let functions = shape.of.updated(&some, &of.sessions, of.len())?;
+            let new = shape.kept(shape.columns(&some.keys, &of, functions)?, vec![NOTHING; of.len()], untold)?;
+            let before = open.num_rows();
+            of_open.extend(of.rows.iter().map(|&row| keys[row as usize]));
+            let (joined, into) = shape.joined(&concat_batches(&shape.kept_schema, [&open, &new])?, &of_open)?;
+            if !due.is_empty() {
+                let wanted = due.iter().map(|&(row, _)| into.sessions[before + of.sessions[row]] as u32);
+                let wanted = take_record_batch(&joined, &UInt32Array::from_iter_values(wanted))?;
+                results.push(shape.results(&wanted, false)?);
+            }
+            news.push(new);
+            let waits: HashSet<usize> = later.iter().map(|&row| of_row[row as usize]).collect();
+            let of_joined: Vec<usize> = into.rows.iter().map(|&row| of_open[row as usize]).collect();
+            let goes_on: BooleanArray = of_joined.iter().map(|&key| Some(waits.contains(&key))).collect();
+            open = filter_record_batch(&joined, &goes_on)?;
+            of_open = of_joined.into_iter().filter(|key| waits.contains(key)).collect();
+            waiting = later;
+        }
+        self.take_parts(shape.merged(&news)?)?;
+        match results.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(concat_batches(&shape.output, &results)?)),
+        }
+    }
+}

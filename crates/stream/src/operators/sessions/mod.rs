@@ -1,0 +1,312 @@
+//! Aggregates of sessions: of each key, rows that follow each other within a gap. A session is `[first, last + gap)`, and is over
+//! when that time has passed. Then its result is given. With an allowed lateness it is kept for so long after that: a late row that
+//! is near it, or is near two and makes them one, lets the result come again when time goes on. One of which all that has passed is
+//! forgotten. A result stands for all of its key before it whose windows are within its own: sessions only grow, and those that are
+//! known never overlap.
+//!
+//! What is known of a session so far is a row: its first and last time, what has been told of it, its key, states. Rows of one
+//! session meet when all are put in order of key and time, and those closer than the gap become one. The first half does that to
+//! each batch, the second to all it has of a key, whenever one of its sessions may be over.
+//!
+//! A row is late when its session would be forgotten, together with all that is known of it: one that is near a session that is
+//! kept belongs to that.
+//!
+//! | module    | what is in it                                       |
+//! |-----------|-----------------------------------------------------|
+//! | `state`   | the sessions of a copy: what comes, goes and is due |
+//! | `by_rows` | results with every so many rows                     |
+//! | `task`    | the second half                                     |
+
+mod by_rows;
+mod state;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, Int8Array, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
+};
+use arrow::compute::{concat_batches, filter_record_batch, take};
+use arrow::datatypes::{DataType, Field, Int8Type, Int64Type, Schema, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use datafusion::error::Result;
+use datafusion::logical_expr::EmitTo;
+use datafusion::physical_expr::PhysicalExpr;
+use tidemill_dataflow::checkpoint::StateSchema;
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+pub(crate) use task::SecondHalf;
+
+use crate::rows::keyed::Keyed;
+use crate::rows::late::{LateCount, LateOutput};
+use crate::rows::steps::Steps;
+use crate::state::groups::{Aggregation, Arguments, Functions, batch};
+use crate::state::saved::Layout;
+use crate::time::window::{Early, Micros, micros, window_array};
+
+/// Columns of what is kept, before the keys.
+const FIRST: usize = 0;
+const LAST: usize = 1;
+/// What has been told of the session as it is: of several that become one, the least.
+const TOLD: usize = 2;
+/// Its rows that no result has had yet: of several that become one, all together. Only counted for results by rows; what is put
+/// together may count less than nothing, when a result has had the rows of the other.
+const UNTOLD: usize = 3;
+const BEFORE: usize = 4;
+/// The same of what goes from the first half to the second, of which nothing has been told.
+const PART_BEFORE: usize = TOLD;
+
+/// What can have been told.
+const NOTHING: i8 = 0;
+const EARLY: i8 = 1;
+const FINAL: i8 = 2;
+
+/// When sessions give results, and are over.
+pub(crate) struct SessionTimes {
+    /// The time of a row.
+    pub time: Arc<dyn PhysicalExpr>,
+    /// How far times to come may lie behind the watermark.
+    pub behind: Micros,
+    pub gap: Micros,
+    /// How long sessions that are over are kept.
+    pub lateness: Micros,
+    pub early: Early,
+}
+
+/// An aggregation of sessions: of a query, the same on all workers.
+pub(crate) struct SessionAggregation {
+    of: Arc<Aggregation>,
+    times: SessionTimes,
+    /// What is kept: first and last time, what has been told, keys, states.
+    kept_schema: SchemaRef,
+    /// What goes from the first half to the second: first and last time, keys, states, and how many rows.
+    pub part_schema: SchemaRef,
+    output: SchemaRef,
+    /// Where the window stands among the keys of the output.
+    window_at: usize,
+    late: LateCount,
+    /// Rows come to the second half with their keys, and there is no first.
+    keyed: Option<Arc<Keyed>>,
+    /// Where late rows go.
+    late_rows: Option<LateOutput>,
+}
+
+/// Which session each of some rows is in.
+struct Assigned {
+    sessions: Vec<usize>,
+    /// Of each session its first and last time, and one of its rows.
+    firsts: Vec<Micros>,
+    lasts: Vec<Micros>,
+    rows: Vec<u32>,
+}
+
+impl Assigned {
+    fn len(&self) -> usize {
+        self.firsts.len()
+    }
+}
+
+impl SessionAggregation {
+    pub(crate) fn new(
+        of: Aggregation,
+        times: SessionTimes,
+        (output, window_at): (SchemaRef, usize),
+        keyed: Option<Arc<Keyed>>,
+        (late, late_rows): (LateCount, Option<LateOutput>),
+    ) -> Self {
+        let time_type = DataType::Timestamp(TimeUnit::Microsecond, None);
+        let bounds = || ["tidemill first", "tidemill last"].map(|name| Field::new(name, time_type.clone(), false));
+        let told = [("tidemill told", DataType::Int8), ("tidemill untold", DataType::Int64)]
+            .map(|(name, of)| Field::new(name, of, false));
+        let states = || of.state_schema.fields().iter().map(|field| field.as_ref().clone());
+        let kept_schema = Arc::new(Schema::new(bounds().into_iter().chain(told).chain(states()).collect::<Vec<_>>()));
+        let rows = Field::new("tidemill rows", DataType::Int64, false);
+        let part_schema = Arc::new(Schema::new(bounds().into_iter().chain(states()).chain([rows]).collect::<Vec<_>>()));
+        let of = Arc::new(of);
+        SessionAggregation { of, times, kept_schema, part_schema, output, window_at, late, keyed, late_rows }
+    }
+
+    /// What the second half keeps.
+    pub(crate) fn state(&self) -> StateSchema {
+        let what = format!("sessions with a gap of {} us, in pieces, and what was given of them", self.times.gap);
+        StateSchema::new(what, self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of_aggregation(&self.of, BEFORE)
+    }
+
+    /// When a session is over whose last row has this time.
+    fn end(&self, last: Micros) -> Micros {
+        last.saturating_add(self.times.gap)
+    }
+
+    /// When it is forgotten.
+    fn gone(&self, last: Micros) -> Micros {
+        self.end(last).saturating_add(self.times.lateness)
+    }
+
+    /// The columns of what is kept that are keys.
+    fn keys<'a>(&self, kept: &'a RecordBatch) -> &'a [ArrayRef] {
+        &kept.columns()[BEFORE..BEFORE + self.of.keys.len()]
+    }
+
+    /// The sessions of rows that have a key, by its number, and a stretch of time each.
+    fn assign(&self, of_key: &[usize], firsts: &[Micros], lasts: &[Micros]) -> Assigned {
+        let rows = firsts.len();
+        let mut order: Vec<u32> = (0..rows as u32).collect();
+        order.sort_unstable_by_key(|&row| (of_key[row as usize], firsts[row as usize]));
+        let (mut sessions, mut first_rows) = (vec![0; rows], Vec::new());
+        let (mut starts, mut ends): (Vec<Micros>, Vec<Micros>) = Default::default();
+        let mut before = None;
+        for &row in &order {
+            let at = row as usize;
+            let follows = before == Some(of_key[at])
+                && ends.last().is_some_and(|&end| firsts[at].saturating_sub(end) < self.times.gap);
+            if follows {
+                let end = ends.last_mut().expect("a session that something follows");
+                *end = lasts[at].max(*end);
+            } else {
+                starts.push(firsts[at]);
+                ends.push(lasts[at]);
+                first_rows.push(row);
+                before = Some(of_key[at]);
+            }
+            sessions[at] = starts.len() - 1;
+        }
+        Assigned { sessions, firsts: starts, lasts: ends, rows: first_rows }
+    }
+
+    /// First and last times of sessions, their keys, and what the functions know of them. `keys` are those of the rows that they
+    /// are of.
+    fn columns(&self, keys: &[ArrayRef], of: &Assigned, functions: Functions) -> Result<Vec<ArrayRef>> {
+        let rows = UInt32Array::from(of.rows.clone());
+        let times = |times: &[Micros]| Arc::new(TimestampMicrosecondArray::from(times.to_vec())) as ArrayRef;
+        let mut columns = vec![times(&of.firsts), times(&of.lasts)];
+        for key in keys {
+            columns.push(take(key, &rows, None)?);
+        }
+        for mut function in functions {
+            columns.extend(function.state(EmitTo::All)?);
+        }
+        Ok(columns)
+    }
+
+    /// Sessions as they are kept, of such columns.
+    fn kept(&self, mut columns: Vec<ArrayRef>, told: Vec<i8>, untold: Vec<i64>) -> Result<RecordBatch> {
+        let rows = told.len();
+        let told: [ArrayRef; 2] = [Arc::new(Int8Array::from(told)), Arc::new(Int64Array::from(untold))];
+        columns.splice(TOLD..TOLD, told);
+        batch(&self.kept_schema, columns, rows)
+    }
+
+    /// The rows of a batch that have a time, and their times; the others are counted.
+    fn timed(&self, rows: RecordBatch) -> Result<(RecordBatch, TimestampMicrosecondArray)> {
+        let times = |rows: &RecordBatch| micros(&self.times.time.evaluate(rows)?.into_array(rows.num_rows())?);
+        let known = times(&rows)?;
+        if known.null_count() == 0 {
+            return Ok((rows, known));
+        }
+        self.late.add_untimed(known.null_count());
+        let kept = BooleanArray::from_iter(known.iter().map(|time| Some(time.is_some())));
+        let rows = filter_record_batch(&rows, &kept)?;
+        let known = times(&rows)?;
+        Ok((rows, known))
+    }
+
+    /// The sessions of rows with these times by themselves: their columns, and how many rows each has.
+    fn of_rows(&self, rows: &Arguments, times: &[Micros]) -> Result<(Vec<ArrayRef>, Vec<i64>)> {
+        let of = self.assign(&self.of.number(&rows.keys, times.len())?, times, times);
+        let mut counts = vec![0; of.len()];
+        of.sessions.iter().for_each(|&session| counts[session] += 1);
+        let functions = self.of.updated(rows, &of.sessions, of.len())?;
+        Ok((self.columns(&rows.keys, &of, functions)?, counts))
+    }
+
+    /// Sessions of what are sessions, or parts of some.
+    fn merged(&self, parts: &[RecordBatch]) -> Result<RecordBatch> {
+        let all = concat_batches(&self.kept_schema, parts)?;
+        let of_key = self.of.number(self.keys(&all), all.num_rows())?;
+        Ok(self.joined(&all, &of_key)?.0)
+    }
+
+    /// The same, given the numbers of their keys, and which session each has become part of.
+    fn joined(&self, all: &RecordBatch, of_key: &[usize]) -> Result<(RecordBatch, Assigned)> {
+        let of = self.assign(of_key, times(all, FIRST), times(all, LAST));
+        let (mut told, mut untold) = (vec![FINAL; of.len()], vec![0; of.len()]);
+        for ((&session, &part), &rows) in of.sessions.iter().zip(told_of(all)).zip(untold_of(all)) {
+            told[session] = part.min(told[session]);
+            untold[session] += rows;
+        }
+        let states = &all.columns()[BEFORE + self.of.keys.len()..];
+        let functions = self.of.merged(states, &of.sessions, of.len())?;
+        let kept = self.kept(self.columns(self.keys(all), &of, functions)?, told, untold)?;
+        Ok((kept, of))
+    }
+
+    /// The results of sessions, as they are. `last` says that they are over.
+    fn results(&self, sessions: &RecordBatch, last: bool) -> Result<RecordBatch> {
+        let rows = sessions.num_rows();
+        let each: Vec<usize> = (0..rows).collect();
+        let mut columns = self.keys(sessions).to_vec();
+        let ends = times(sessions, LAST).iter().map(|&last| self.end(last)).collect();
+        let last = (self.times.early != Early::Never).then_some(last);
+        columns.insert(self.window_at, Arc::new(window_array(times(sessions, FIRST).to_vec(), ends, last)));
+        let states = &sessions.columns()[BEFORE + self.of.keys.len()..];
+        for mut function in self.of.merged(states, &each, rows)? {
+            columns.push(function.evaluate(EmitTo::All)?);
+        }
+        batch(&self.output, columns, rows)
+    }
+}
+
+fn times(sessions: &RecordBatch, column: usize) -> &[Micros] {
+    sessions.column(column).as_primitive::<TimestampMicrosecondType>().values()
+}
+
+fn told_of(kept: &RecordBatch) -> &[i8] {
+    kept.column(TOLD).as_primitive::<Int8Type>().values()
+}
+
+fn untold_of(kept: &RecordBatch) -> &[i64] {
+    kept.column(UNTOLD).as_primitive::<Int64Type>().values()
+}
+
+/// The first half: sessions of each batch.
+pub(crate) struct FirstHalf {
+    shape: Arc<SessionAggregation>,
+    steps: Steps,
+}
+
+impl FirstHalf {
+    pub(crate) fn new(shape: &Arc<SessionAggregation>, steps: Steps) -> Self {
+        FirstHalf { shape: Arc::clone(shape), steps }
+    }
+}
+
+impl Operator for FirstHalf {
+    fn begin(&mut self, context: &TaskContext) {
+        self.steps.begin(context);
+    }
+
+    fn calls_program(&self) -> bool {
+        self.steps.calls_program()
+    }
+
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        let shape = &self.shape;
+        for rows in self.steps.apply(rows)? {
+            let (rows, times) = shape.timed(rows)?;
+            if rows.num_rows() == 0 {
+                continue;
+            }
+            let (mut columns, counts) = shape.of_rows(&shape.of.arguments(&rows)?, times.values())?;
+            let count = counts.len();
+            columns.push(Arc::new(Int64Array::from(counts)));
+            emit.send(batch(&shape.part_schema, columns, count)?);
+        }
+        Ok(Flow::Done)
+    }
+}

@@ -1,0 +1,69 @@
+//! What a job promises of its rows, in words.
+
+use tidemill_dataflow::stream::sink::Guarantee;
+
+use crate::plan::lower::{Lowered, SinkTask};
+
+/// What several give of which a row passes one or all; nothing, where one may lose rows and another double them.
+fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarantee> {
+    let doubles = all.clone().any(|gives| gives == Guarantee::AtLeastOnce);
+    let loses = all.any(|gives| gives == Guarantee::AtMostOnce);
+    match (loses, doubles) {
+        (false, false) => Some(Guarantee::ExactlyOnce),
+        (false, true) => Some(Guarantee::AtLeastOnce),
+        (true, false) => Some(Guarantee::AtMostOnce),
+        (true, true) => None,
+    }
+}
+
+/// What becomes of a job's rows when it fails and goes on; it is `known` of some of its queries where they are written to. Sinks behind
+/// those of queries are.
+pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
+    let mut text = String::new();
+    for source in lowered.sources.iter().filter(|source| source.is_missed()) {
+        let why = "it has no time=, so what waits for time behind it, such as windows and ttl=, waits for its end";
+        text.push_str(&format!("{}: {why}\n", source.name()));
+    }
+    for task in &lowered.shared {
+        text.push_str(&format!("{task}: is done once, and several queries have its rows\n"));
+    }
+    text.push_str("after a failure, with checkpoint=:\n");
+    for source in &lowered.sources {
+        let becomes = match source.guarantee() {
+            Guarantee::ExactlyOnce => "is read again from where the checkpoint says",
+            Guarantee::AtLeastOnce => "gives again what it does not know to have arrived, which may have been taken",
+            Guarantee::AtMostOnce => "what came since the checkpoint is lost",
+        };
+        text.push_str(&format!("  {}: {becomes}\n", source.name()));
+    }
+    for (task, known) in lowered.sinks.iter().zip(known.iter().chain(std::iter::repeat(&true))) {
+        let with = |sink: Guarantee| has(lowered, task, sink);
+        text.push_str(&match known {
+            true => format!("  the sink {} {}\n", task.sink.name, with(task.sink.guarantee)),
+            false => {
+                let (commits, function) = (with(Guarantee::ExactlyOnce), with(Guarantee::AtLeastOnce));
+                format!("  a sink that commits {commits}, a function {function}\n")
+            }
+        });
+    }
+    text.push_str("the same, with guarantee=\"at most once\":\n");
+    for source in &lowered.sources {
+        let becomes = match source.guarantee() {
+            Guarantee::ExactlyOnce => "is read from where the checkpoint says; what was read before is not read again",
+            Guarantee::AtLeastOnce => "what it gives again is left out",
+            Guarantee::AtMostOnce => "what came before is lost",
+        };
+        text.push_str(&format!("  {}: {becomes}\n", source.name()));
+    }
+    text.push_str("  any sink has each row at most once; what windows and other steps had kept is lost\n");
+    text
+}
+
+/// How often a sink that gives so much has each row of its sources.
+fn has(lowered: &Lowered, task: &SinkTask, sink: Guarantee) -> String {
+    let sources = task.sources.iter().map(|&source| lowered.sources[source].guarantee());
+    match together(sources.chain([sink])) {
+        Some(gives) => format!("has each row {gives}"),
+        None => "may have rows not at all, and others more than once".into(),
+    }
+}

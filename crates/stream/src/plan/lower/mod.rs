@@ -1,0 +1,573 @@
+//! Lowering: the plan of a query over streams becomes a graph of tasks that never end by themselves. DataFusion plans it for
+//! one partition, as if it were a table; each node of the plan then becomes a step of a task or a task of its own.
+//!
+//! | module      | what becomes tasks there                        |
+//! |-------------|-------------------------------------------------|
+//! | `plan`      | nothing yet: queries are planned                |
+//! | `source`    | sources, and tables among streams               |
+//! | `join`      | joins                                           |
+//! | `aggregate` | windows, and each key once                      |
+//! | `ranked`    | steps that look at whole groups, such as ranks  |
+
+mod aggregate;
+mod join;
+mod plan;
+mod ranked;
+mod source;
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::execution::TaskContext;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::aggregates::AggregateExec;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::joins::{CrossJoinExec, HashJoinExec, NestedLoopJoinExec};
+use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
+use datafusion::physical_plan::union::UnionExec;
+use tidemill_dataflow::exchange::{Direct, Gather, Partition};
+use tidemill_dataflow::graph::PortRef;
+use tidemill_dataflow::{Graph, TaskId, TaskSpec};
+use tidemill_dataset::extend::{StreamStepExec, has_stream};
+use tidemill_dataset::{DataSetError, Result};
+
+pub(crate) use self::plan::plan;
+pub(crate) use self::source::SourceTask;
+
+use self::plan::Plans;
+use self::ranked::partitions;
+use crate::operators::process::{ProcessExec, ProcessTask};
+use crate::plan::late::{LateTo, MakeLateSink};
+use crate::plan::named::NamedExec;
+use crate::plan::shared::PartExec;
+use crate::plan::table::{StreamExec, StreamOutput, StreamSink};
+use crate::rows::keyed::{Keyed, KeyedTask};
+use crate::rows::late::{LATE, LateRows};
+use crate::rows::steps::{Steps, StepsTask};
+use crate::time::times::{Place, TimeOf, Times};
+use crate::time::window::Micros;
+
+/// The port that rows leave a task by.
+const ROWS: &str = "rows";
+/// The port that what is no row leaves a source by.
+const BAD: &str = "bad";
+
+/// Rows on their way: the tasks they leave, each with the steps that are still to be done.
+#[derive(Clone)]
+struct Flowing {
+    from: Vec<Branch>,
+    schema: SchemaRef,
+    times: Times,
+    /// Where they come from, by place among the sources; tables are none.
+    sources: BTreeSet<usize>,
+}
+
+impl Flowing {
+    /// What a task gives.
+    fn of(task: TaskId, copies: u32, schema: SchemaRef, times: Times, sources: BTreeSet<usize>) -> Self {
+        Flowing { from: vec![Branch { task, steps: Steps::default(), copies }], schema, times, sources }
+    }
+}
+
+#[derive(Clone)]
+struct Branch {
+    task: TaskId,
+    steps: Steps,
+    /// Of the task.
+    copies: u32,
+}
+
+/// A sink of a graph, and the places of its sources.
+pub(crate) struct SinkTask {
+    pub sink: StreamSink,
+    pub sources: BTreeSet<usize>,
+}
+
+/// The graph of a job.
+pub(crate) struct Lowered {
+    pub graph: Graph,
+    pub sources: Vec<SourceTask>,
+    pub sinks: Vec<SinkTask>,
+    /// The tasks whose rows several queries have, by name.
+    pub shared: Vec<String>,
+}
+
+/// The queries of a job, and where rows go.
+pub(crate) struct Sinks<'a> {
+    pub rows: &'a [StreamOutput],
+    /// Rows that come too late.
+    pub late: &'a LateTo,
+    /// Counts those that go nowhere.
+    pub left_out: &'a LateRows,
+}
+
+/// Late rows that are wanted.
+struct LateFrom {
+    /// What they are late for.
+    step: String,
+    from: Branch,
+    schema: SchemaRef,
+    sources: BTreeSet<usize>,
+}
+
+/// Makes the graph of a job.
+pub(crate) struct Lower<'a> {
+    graph: Graph,
+    context: Arc<TaskContext>,
+    /// Of every task that nothing else limits.
+    copies: u32,
+    tasks: u32,
+    /// What the program calls the step that comes next, from the top of the plan down.
+    given: Option<String>,
+    /// All that it has called any.
+    names: Vec<Arc<str>>,
+    sources: Vec<SourceTask>,
+    /// Of records that are no rows.
+    bad_sinks: Vec<SinkTask>,
+    late: &'a LateRows,
+    late_to: &'a LateTo,
+    /// Where late rows come from that are wanted.
+    late_from: Vec<LateFrom>,
+    /// Steps that rows can come too late for.
+    late_steps: Vec<String>,
+    /// What queries have in common.
+    parts: &'a [Arc<dyn ExecutionPlan>],
+    /// What has become of each part: once, and again for a query that has it several times.
+    flowing: Vec<Vec<Flowing>>,
+    /// How often the query that is lowered now has had each part.
+    had: Vec<usize>,
+    /// Tasks whose rows several queries have.
+    shared: BTreeSet<TaskId>,
+}
+
+impl<'a> Lower<'a> {
+    /// The graph of queries, the rows of each of which go to its sink.
+    ///
+    /// # Errors
+    /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no window
+    /// that they could come to, or they are of several kinds.
+    pub(crate) fn graph(job: &str, plans: &'a Plans, sinks: &Sinks<'a>, copies: u32) -> Result<Lowered> {
+        let (sources, bad_sinks, late_from, late_steps, shared) = Default::default();
+        let mut lower = Lower {
+            graph: Graph::new(job),
+            context: Arc::clone(&plans.context),
+            copies,
+            tasks: 0,
+            given: None,
+            names: Vec::new(),
+            sources,
+            bad_sinks,
+            late: sinks.left_out,
+            late_to: sinks.late,
+            late_from,
+            late_steps,
+            parts: &plans.parts,
+            flowing: vec![Vec::new(); plans.parts.len()],
+            had: Vec::new(),
+            shared,
+        };
+        let mut all = Vec::new();
+        for (plan, output) in plans.queries.iter().zip(sinks.rows) {
+            lower.had = vec![0; plans.parts.len()];
+            let rows = lower.node(plan).map_err(|error| of_query(error, output, sinks.rows))?;
+            let rows = lower.done(rows, |lower| lower.numbered("steps"));
+            lower.sink("sink", &output.1, &rows.from, &rows.schema, ROWS);
+            all.push(SinkTask { sink: output.1.clone(), sources: rows.sources });
+        }
+        match sinks.late {
+            LateTo::Nowhere => {}
+            LateTo::Windows(make) => all.push(lower.late_sink(make)?),
+            LateTo::Steps(steps) => {
+                for (step, make) in steps {
+                    all.push(lower.late_sink_of(step, make)?);
+                }
+            }
+        }
+        all.append(&mut lower.bad_sinks);
+        for SourceTask { task, task_name, source, .. } in lower.sources.iter().filter(|source| source.is_missed()) {
+            let make = Arc::clone(&source.make);
+            let by = TaskSpec::source_without_time(task_name.clone(), move |copy| make(copy));
+            let by = lower.source_task(by, source);
+            lower.graph.replace(*task, by);
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = lower.graph.tasks().find(|task| !seen.insert(*task)) {
+            return Err(DataSetError::Query(format!(
+                "two steps are called {twice:?}, one of them by named(); give it a name that no step has without that"
+            )));
+        }
+        let shared = lower.shared.iter().map(|&task| lower.graph.task_name(task).to_owned()).collect();
+        Ok(Lowered { graph: lower.graph, sources: lower.sources, sinks: all, shared })
+    }
+
+    /// The sink of rows that come too late for windows.
+    fn late_sink(&mut self, make: &MakeLateSink) -> Result<SinkTask> {
+        let all = std::mem::take(&mut self.late_from);
+        let Some(LateFrom { schema, .. }) = all.first() else {
+            return Err(DataSetError::Query(
+                "late_to= takes rows that come too late for a window, and the query has none; those of a join have sinks by the name of \
+                 the step, as in late_to={\"join 1 left\": sink}"
+                    .into(),
+            ));
+        };
+        if let Some(LateFrom { schema: other, .. }) = all.iter().find(|one| one.schema.fields() != schema.fields()) {
+            let names = |schema: &SchemaRef| {
+                schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
+            };
+            return Err(DataSetError::Query(format!(
+                "late_to= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them the same \
+                 columns before they are grouped, or each a sink by the name of its step, as in late_to={{\"window 1\": sink}}",
+                names(schema),
+                names(other),
+            )));
+        }
+        let sink = make(schema)?;
+        let from: Vec<Branch> = all.iter().map(|one| one.from.clone()).collect();
+        self.sink("late rows, sink", &sink, &from, schema, LATE);
+        Ok(SinkTask { sink, sources: all.iter().flat_map(|one| one.sources.iter().copied()).collect() })
+    }
+
+    /// The sink of rows that come too late for a step.
+    fn late_sink_of(&mut self, step: &str, make: &MakeLateSink) -> Result<SinkTask> {
+        let (all, others) =
+            std::mem::take(&mut self.late_from).into_iter().partition(|one: &LateFrom| one.step == step);
+        self.late_from = others;
+        let all: Vec<LateFrom> = all;
+        let Some(LateFrom { schema, sources, .. }) = all.first() else {
+            let known = if self.late_steps.is_empty() { "none".into() } else { self.late_steps.join(", ") };
+            return Err(DataSetError::Query(format!(
+                "late_to= has a sink for {step:?}, for which no rows come too late; they can for: {known}"
+            )));
+        };
+        let sink = make(schema)?;
+        let from: Vec<Branch> = all.iter().map(|one| one.from.clone()).collect();
+        self.sink(&format!("rows late for {step}, sink"), &sink, &from, schema, LATE);
+        Ok(SinkTask { sink, sources: sources.clone() })
+    }
+
+    /// Adds a sink for what leaves tasks by a port.
+    fn sink(&mut self, what: &str, sink: &StreamSink, from: &[Branch], schema: &SchemaRef, port: &'static str) {
+        let most = from.iter().map(|branch| branch.copies).max().unwrap_or(1);
+        let copies = if sink.copies_max == 0 { most } else { most.min(sink.copies_max) };
+        let make = (sink.make)(schema);
+        let task = TaskSpec::sink(self.free_name(&format!("{what} {}", sink.name)), move |copy| make(copy));
+        let task = self.graph.add(task.input("rows").copies(copies));
+        for branch in from {
+            let from = branch.task.port(port);
+            match copies {
+                copies if copies == branch.copies => self.graph.connect(from, task, Direct),
+                1 => self.graph.connect(from, task, Gather::to(0)),
+                _ => self.graph.connect(from, task, Partition::round_robin()),
+            };
+        }
+    }
+
+    /// The name of a step that keeps something: the one that the program gives it, or what it is, and its number. Steps with names are not
+    /// numbered, so that the others keep theirs when one comes before them.
+    fn name(&mut self, what: &str) -> String {
+        self.given.take().unwrap_or_else(|| self.numbered(what))
+    }
+
+    fn numbered(&mut self, what: &str) -> String {
+        self.tasks += 1;
+        format!("{what} {}", self.tasks)
+    }
+
+    /// A name that no task has: two sinks may be called alike.
+    fn free_name(&self, wanted: &str) -> String {
+        let mut name = wanted.to_owned();
+        let mut number = 1;
+        while self.graph.tasks().any(|task| task == name) {
+            number += 1;
+            name = format!("{wanted}, {number}");
+        }
+        name
+    }
+
+    fn node(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let any: &dyn Any = plan.as_ref();
+        if let Some(stream) = StreamStepExec::step_of::<StreamExec>(plan.as_ref()) {
+            return self.source(stream, plan.schema());
+        }
+        if let Some(part) = StreamStepExec::step_of::<PartExec>(plan.as_ref()) {
+            return self.part(part, plan.schema());
+        }
+        if passes(plan) {
+            return self.node(plan.children()[0]);
+        }
+        if let Some(named) = StreamStepExec::step_of::<NamedExec>(plan.as_ref()) {
+            return self.named(&named.0, plan.children()[0]);
+        }
+        if any.is::<UnionExec>() {
+            self.names_one("a union has several; name each before it")?;
+            let times = Times { untimed: true, ..Times::default() };
+            let mut all = Flowing { from: Vec::new(), schema: plan.schema(), times, sources: BTreeSet::new() };
+            for child in plan.children() {
+                let rows = self.node(child)?;
+                all.from.extend(rows.from);
+                all.times = all.times.union(&rows.times);
+                all.sources.extend(rows.sources);
+            }
+            return Ok(all);
+        }
+        if let Some(aggregate) = any.downcast_ref::<AggregateExec>() {
+            return self.aggregate(plan, aggregate);
+        }
+        if let Some(join) = any.downcast_ref::<HashJoinExec>() {
+            return self.join(plan, join);
+        }
+        if !has_stream(plan) {
+            return self.table(plan);
+        }
+        if let Some(process) = StreamStepExec::step_of::<ProcessExec>(plan.as_ref()) {
+            return self.process(plan, process);
+        }
+        if let Some(of) = partitions(plan) {
+            return self.ranked(plan, &of);
+        }
+        let mut step = Steps::default();
+        if step.add(plan, &self.context) {
+            let mut rows = self.node(plan.children()[0])?;
+            rows.from.iter_mut().for_each(|branch| {
+                branch.steps.add(plan, &self.context);
+            });
+            rows.times = after_step(plan, &rows);
+            rows.schema = plan.schema();
+            return Ok(rows);
+        }
+        Err(until_the_end(&waiting(plan)))
+    }
+
+    /// What queries have in common is lowered once, with all that is done to its rows, and each query has an edge from there. One that
+    /// has it several times, as a join of a stream with itself does, has several of it, as it has alone.
+    fn part(&mut self, exec: &PartExec, projected: SchemaRef) -> Result<Flowing> {
+        self.names_one("several queries have that step in common; name it where they do, before they part")?;
+        let (part, nth) = (exec.part, self.had[exec.part]);
+        self.had[part] += 1;
+        let rows = match self.flowing[part].get(nth) {
+            Some(rows) => {
+                self.shared.extend(rows.from.iter().map(|branch| branch.task));
+                rows.clone()
+            }
+            None => {
+                let parts = self.parts;
+                let rows = self.node(&parts[part])?;
+                let rows = match rows.from.iter().all(|branch| branch.steps.only_choose()) {
+                    true => rows,
+                    // Not numbered with the others, whose names checkpoints have: they stay when a query is added.
+                    false => self.done(rows, |lower| lower.free_name("shared steps")),
+                };
+                self.flowing[part].push(rows.clone());
+                rows
+            }
+        };
+        let Some(columns) = &exec.projection else { return Ok(rows) };
+        let Flowing { mut from, schema, times, sources } = rows;
+        if !columns.iter().copied().eq(0..schema.fields().len()) {
+            from.iter_mut().try_for_each(|branch| branch.steps.project(columns, &schema))?;
+        }
+        let times = times.project(&columns_of(columns));
+        Ok(Flowing { from, schema: projected, times, sources })
+    }
+
+    /// Sends rows, with their keys, to the task that owns them.
+    fn keyed(&mut self, rows: Flowing, keyed: &Arc<Keyed>, target: PortRef, name: &str) {
+        self.keyed_with_late(rows, keyed, target, name, None);
+    }
+
+    /// The same, and late rows to where they are wanted, as what they are.
+    fn keyed_with_late(
+        &mut self,
+        rows: Flowing,
+        keyed: &Arc<Keyed>,
+        target: PortRef,
+        name: &str,
+        late_rows: Option<SchemaRef>,
+    ) {
+        let late = self.late.of(name);
+        let sources = rows.sources.clone();
+        for (number, branch) in rows.from.into_iter().enumerate() {
+            let Branch { task: from, steps, copies } = branch;
+            let (shape, late, wanted) = (Arc::clone(keyed), late.clone(), late_rows.clone());
+            let by = TaskSpec::operator(format!("{name}, keys {number}"), move |_| {
+                let (shape, steps, late) = (Arc::clone(&shape), steps.clone(), late.clone());
+                Ok(KeyedTask { shape, steps, now: Micros::MIN, late, late_rows: wanted.clone() })
+            });
+            let mut by = by.streaming().input("rows").output(ROWS, Arc::clone(&keyed.schema)).copies(copies);
+            if let Some(schema) = &late_rows {
+                by = by.output(LATE, Arc::clone(schema));
+            }
+            let by = self.graph.add(by);
+            if let Some(schema) = &late_rows {
+                let from = Branch { task: by, steps: Steps::default(), copies };
+                let (schema, sources) = (Arc::clone(schema), sources.clone());
+                self.late_from.push(LateFrom { step: name.to_owned(), from, schema, sources });
+            }
+            self.graph.connect(from.port(ROWS), by, Direct);
+            match keyed.keys().is_empty() {
+                true => self.graph.connect(by.port(ROWS), target.clone(), Gather::to(0)),
+                false => self.graph.connect(by.port(ROWS), target.clone(), keyed.partition()),
+            };
+        }
+    }
+
+    /// The rows below a name, which the first step takes that keeps something, or a source.
+    fn named(&mut self, name: &Arc<str>, input: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        self.names_one(&format!("it is called {name:?} already"))?;
+        let alike = self.names.iter().filter(|other| *other == name);
+        if alike.clone().any(|other| !Arc::ptr_eq(other, name)) {
+            return Err(DataSetError::Query(format!(
+                "two steps are called {name:?} by named(); give each a name of its own"
+            )));
+        }
+        // A stream that is joined with itself has all its steps twice.
+        self.given = Some(match alike.count() {
+            0 => name.to_string(),
+            before => format!("{name}, {}", before + 1),
+        });
+        self.names.push(Arc::clone(name));
+        self.node(input)
+    }
+
+    /// Refuses a name for what is not one step.
+    fn names_one(&self, but: &str) -> Result<()> {
+        let Some(name) = &self.given else { return Ok(()) };
+        Err(DataSetError::Query(format!(
+            "named({name:?}) names the last step that keeps something, or a source: {but}"
+        )))
+    }
+
+    /// [`Lower::node`] for a step that keeps something, and has the name that is given itself.
+    fn below(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let given = self.given.take();
+        let rows = self.node(plan)?;
+        self.given = given;
+        Ok(rows)
+    }
+
+    /// The same for one that gives results when a time has passed.
+    fn timed(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+        let rows = self.below(plan)?;
+        rows.sources.iter().for_each(|&source| self.sources[source].waited = true);
+        Ok(rows)
+    }
+
+    /// A function of the program over the rows of each key.
+    fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<Flowing> {
+        let rows = match exec.process.waits {
+            true => self.timed(plan.children()[0])?,
+            false => self.below(plan.children()[0])?,
+        };
+        let times = after_step(plan, &rows);
+        let keyed = Arc::new(Keyed::new(&rows.schema, columns_of(&exec.process.keys), false, None)?);
+        // By this name states are found again, whatever the function is called.
+        let name = self.name("process");
+        let (process, projection) = (Arc::clone(&exec.process), exec.projection.clone());
+        let (shape, schema) = (Arc::clone(&keyed), Arc::clone(&rows.schema));
+        let (state, sources) = (process.state(&keyed), rows.sources.clone());
+        let task = TaskSpec::operator(name.clone(), move |copy| {
+            ProcessTask::new((&process, &projection), &shape, &schema, copy)
+        });
+        let task =
+            task.streaming().state(state).detail(exec.process.name.clone()).input("rows").output(ROWS, plan.schema());
+        let task = self.graph.add(task.copies(self.copies));
+        self.keyed(rows, &keyed, task.into(), &name);
+        Ok(Flowing::of(task, self.copies, plan.schema(), times, sources))
+    }
+
+    /// The rows with all their steps done, by tasks that `name` gives a name.
+    fn done(&mut self, rows: Flowing, name: impl Fn(&mut Self) -> String) -> Flowing {
+        let Flowing { from, schema, times, sources } = rows;
+        let from = from.into_iter().map(|branch| {
+            if branch.steps.is_empty() {
+                return branch;
+            }
+            let Branch { task: from, steps, copies } = branch;
+            let task = TaskSpec::operator(name(self), move |_| Ok(StepsTask(steps.clone())));
+            let task = task.streaming().input("rows").output(ROWS, Arc::clone(&schema)).copies(copies);
+            let task = self.graph.add(task);
+            self.graph.connect(from.port(ROWS), task, Direct);
+            Branch { task, steps: Steps::default(), copies }
+        });
+        let from = from.collect();
+        Flowing { from, schema, times, sources }
+    }
+}
+
+/// What is wrong with one of several queries says of which.
+fn of_query(error: DataSetError, (_, sink): &StreamOutput, all: &[StreamOutput]) -> DataSetError {
+    if all.len() == 1 { error } else { error.of(&format!("the query of the sink {}", sink.name)) }
+}
+
+/// Whether a node of a plan only says in which partitions rows are.
+fn passes(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let any: &dyn Any = plan.as_ref();
+    any.is::<CoalescePartitionsExec>() || any.is::<RepartitionExec>() || any.is::<CooperativeExec>()
+}
+
+/// Columns as expressions.
+fn columns_of(columns: &[usize]) -> Vec<Arc<dyn PhysicalExpr>> {
+    columns.iter().map(|&column| Arc::new(Column::new("", column)) as _).collect()
+}
+
+/// What a projection or a filter gives: expressions over the rows that come to it. `None` for other steps.
+fn chosen(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
+    let any: &dyn Any = plan.as_ref();
+    if let Some(project) = any.downcast_ref::<ProjectionExec>() {
+        return Some(project.projection_expr().iter().map(|by| Arc::clone(&by.expr)).collect());
+    }
+    let filter = any.downcast_ref::<FilterExec>()?;
+    let schema = filter.input().schema();
+    let column = |column: usize| Arc::new(Column::new(schema.field(column).name(), column)) as Arc<dyn PhysicalExpr>;
+    Some(match filter.projection().as_ref() {
+        Some(columns) => columns.iter().copied().map(column).collect(),
+        None => (0..schema.fields().len()).map(column).collect(),
+    })
+}
+
+/// What tells time after a step.
+fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
+    if let Some(exprs) = chosen(plan) {
+        return rows.times.project(&exprs);
+    }
+    // A function of the program, or rows that become several: what keeps its name and type is the same.
+    let schema = plan.schema();
+    let same = |of: &TimeOf| {
+        let field = rows.schema.field(of.place.column);
+        let (at, found) = schema.column_with_name(field.name())?;
+        let place = Place { column: at, ..of.place.clone() };
+        (found.data_type() == field.data_type()).then_some(TimeOf { place, behind: of.behind })
+    };
+    Times { places: rows.times.places.iter().filter_map(same).collect(), ..rows.times.clone() }
+}
+
+const SORT: &str =
+    "a sort; rank the rows of each window instead, by tm.row_number().over(\"window_end\", order_by=...)";
+
+fn until_the_end(what: &str) -> DataSetError {
+    DataSetError::Unsupported(format!("on a stream, which does not end: {what}"))
+}
+
+/// What a step is that has no result before the end, and what to do instead.
+fn waiting(plan: &Arc<dyn ExecutionPlan>) -> String {
+    let any: &dyn Any = plan.as_ref();
+    if any.is::<SortExec>() || any.is::<SortPreservingMergeExec>() {
+        SORT.into()
+    } else if any.is::<GlobalLimitExec>() || any.is::<LocalLimitExec>() {
+        "a limit; stop= of write_stream ends a job".into()
+    } else if any.is::<CrossJoinExec>() || any.is::<NestedLoopJoinExec>() {
+        "a join without columns that are equal on both sides".into()
+    } else {
+        format!("a step that has no result before the end, {}", plan.name())
+    }
+}

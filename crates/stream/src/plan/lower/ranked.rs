@@ -1,0 +1,140 @@
+//! Steps that look at whole groups of rows, such as ranks: each group is complete when a time has passed.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec};
+use datafusion::physical_plan::{ExecutionPlan, displayable};
+use tidemill_dataflow::TaskSpec;
+use tidemill_dataset::Result;
+
+use super::{Flowing, Lower, ROWS, chosen, passes, until_the_end};
+use crate::operators::complete::{CompleteTask, Completion};
+use crate::rows::keyed::Keyed;
+use crate::rows::steps::PlanStep;
+use crate::time::times::{TimeOf, Times, following};
+
+/// What is done to whole groups of rows: a node that looks at partitions of rows, and nodes below it that do so or sort for it.
+struct Chain<'p> {
+    /// The node whose rows they are.
+    leaf: &'p Arc<dyn ExecutionPlan>,
+    /// The projections and filters among them, the last first.
+    choices: Vec<&'p Arc<dyn ExecutionPlan>>,
+    /// The keys that all have in common, over the rows of the leaf: what has these alike is looked at together.
+    keys: Vec<Arc<dyn PhysicalExpr>>,
+}
+
+impl<'p> Chain<'p> {
+    fn of(plan: &'p Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Self {
+        let mut below = plan.children()[0];
+        let mut chain = Chain { leaf: below, choices: Vec::new(), keys: keys.to_vec() };
+        // Projections and filters belong to it only if there is more below them: they are better done where rows come from.
+        let (mut choices, mut keys) = (Vec::new(), keys.to_vec());
+        loop {
+            let any: &dyn Any = below.as_ref();
+            let mut belongs = any.is::<SortExec>();
+            if let Some(exprs) = chosen(below) {
+                let Some(before) = keys.iter().map(|key| over(key, &exprs)).collect() else { return chain };
+                keys = before;
+                choices.push(below);
+            } else if let Some(theirs) = partitions(below) {
+                let all = keys.len().min(theirs.len());
+                keys.retain(|key| theirs.contains(key));
+                if keys.len() < all || keys.is_empty() {
+                    return chain;
+                }
+                belongs = true;
+            } else if !belongs && !passes(below) {
+                return chain;
+            }
+            below = below.children()[0];
+            if belongs {
+                chain = Chain { leaf: below, choices: choices.clone(), keys: keys.clone() };
+            }
+        }
+    }
+
+    /// What tells time behind it, of what does before.
+    fn times(&self, times: &Times) -> Times {
+        let same = |of: &TimeOf| {
+            let is = |key| following(key).is_some_and(|of_key| of_key.is_place(&of.place));
+            self.keys.iter().any(is)
+        };
+        let places = times.places.iter().filter(|of| same(of)).cloned().collect();
+        let times = Times { places, ..times.clone() };
+        self.choices.iter().rev().filter_map(|step| chosen(step)).fold(times, |times, exprs| times.project(&exprs))
+    }
+}
+
+/// An expression over what `exprs` give, over what these are of; `None` if it is of something else.
+fn over(expr: &Arc<dyn PhysicalExpr>, exprs: &[Arc<dyn PhysicalExpr>]) -> Option<Arc<dyn PhysicalExpr>> {
+    let mut known = true;
+    let put = Arc::clone(expr).transform_down(|part| {
+        let any: &dyn Any = part.as_ref();
+        let Some(column) = any.downcast_ref::<Column>() else { return Ok(Transformed::no(part)) };
+        match exprs.get(column.index()) {
+            Some(by) => Ok(Transformed::new(Arc::clone(by), true, TreeNodeRecursion::Jump)),
+            None => {
+                known = false;
+                Ok(Transformed::no(part))
+            }
+        }
+    });
+    put.ok().map(|put| put.data).filter(|_| known)
+}
+
+/// The keys of a node that looks at whole partitions of rows.
+pub(super) fn partitions(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
+    let any: &dyn Any = plan.as_ref();
+    let bounded = any.downcast_ref::<BoundedWindowAggExec>().map(BoundedWindowAggExec::partition_keys);
+    bounded.or_else(|| any.downcast_ref::<WindowAggExec>().map(WindowAggExec::partition_keys))
+}
+
+impl Lower<'_> {
+    /// A node that looks at whole partitions, of which a key tells time: each is complete when that has passed.
+    pub(super) fn ranked(&mut self, plan: &Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Result<Flowing> {
+        let chain = Chain::of(plan, keys);
+        let rows = self.timed(chain.leaf)?;
+        let times = chain.times(&rows.times);
+        self.complete(plan, chain.leaf, rows, chain.keys, times)
+    }
+
+    /// A part of the plan that is run over groups of rows when they are complete.
+    pub(super) fn complete(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        leaf: &Arc<dyn ExecutionPlan>,
+        rows: Flowing,
+        keys: Vec<Arc<dyn PhysicalExpr>>,
+        times: Times,
+    ) -> Result<Flowing> {
+        let mut of_keys = rows.times.project(&keys).places;
+        if of_keys.is_empty() {
+            return Err(until_the_end(
+                "functions with over(), none of whose keys tells when a group is complete; add one that does, such as window_end",
+            ));
+        }
+        let late = rows.times.places.first().cloned();
+        let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
+        of_keys.iter_mut().for_each(|of| of.place.column += keyed.width);
+        let (name, detail) = (self.name("groups"), displayable(plan.as_ref()).one_line().to_string());
+        let shape = Arc::new(Completion {
+            keyed: Arc::clone(&keyed),
+            rows: Arc::clone(&rows.schema),
+            times: of_keys,
+            plan: PlanStep::new(plan, leaf, &self.context),
+            late: self.late.of(&name),
+        });
+        let (state, sources) = (shape.state(), rows.sources.clone());
+        let task =
+            TaskSpec::operator(name.clone(), move |copy| CompleteTask::new(&shape, copy)).streaming().state(state);
+        let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(self.copies);
+        let task = self.graph.add(task);
+        self.keyed(rows, &keyed, task.into(), &name);
+        Ok(Flowing::of(task, self.copies, plan.schema(), times, sources))
+    }
+}

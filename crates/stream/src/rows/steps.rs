@@ -1,0 +1,267 @@
+//! Steps that look at one batch at a time and keep nothing: projections, filters, functions of programs. Between marks they can
+//! be done anywhere, so they are done where the rows are taken.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::SchemaRef;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExprs};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
+use datafusion::physical_plan::unnest::UnnestExec;
+use datafusion::physical_plan::{
+    ExecutionPlan, PhysicalExpr, SendableRecordBatchStream, collect, replace_children_if_necessary,
+};
+use tidemill_dataflow::operator::Flow;
+use tidemill_dataflow::work::Work;
+use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError, wait_in_copy};
+use tidemill_dataset::extend::{MapExec, SplitExec};
+
+use crate::state::groups::batch;
+
+/// One step.
+#[derive(Clone)]
+enum Step {
+    Project {
+        exprs: ProjectionExprs,
+        schema: SchemaRef,
+    },
+    Filter {
+        predicate: Arc<dyn PhysicalExpr>,
+        columns: Option<Vec<usize>>,
+    },
+    /// A node of a plan, which is run over each batch.
+    Plan(PlanStep),
+}
+
+/// See [`Step::Plan`].
+pub(crate) struct PlanStep {
+    plan: Arc<dyn ExecutionPlan>,
+    /// The node below it whose rows the batches are; what else there is are tables.
+    leaf: Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+    /// The plan over the slot that batches are put into; what it makes of its tables is made once, and kept.
+    running: Option<(Arc<dyn ExecutionPlan>, Arc<Slot>)>,
+    /// Of a function of the program: where the time that it takes counts.
+    work: Option<Arc<Work>>,
+}
+
+impl Clone for PlanStep {
+    fn clone(&self) -> Self {
+        // Every copy of a task has a slot of its own.
+        PlanStep::new(&self.plan, &self.leaf, &self.context)
+    }
+}
+
+/// The plan with another node in place of `leaf`.
+fn replace(
+    plan: &Arc<dyn ExecutionPlan>,
+    leaf: &Arc<dyn ExecutionPlan>,
+    by: &Arc<dyn ExecutionPlan>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    if Arc::ptr_eq(plan, leaf) {
+        return Ok(Arc::clone(by));
+    }
+    let inputs: Vec<_> = plan.children().into_iter().map(|input| replace(input, leaf, by)).collect::<Result<_>>()?;
+    if inputs.is_empty() { Ok(Arc::clone(plan)) } else { replace_children_if_necessary(Arc::clone(plan), inputs) }
+}
+
+/// A table of one batch at a time.
+#[derive(Debug)]
+struct Slot {
+    schema: SchemaRef,
+    rows: Mutex<Option<RecordBatch>>,
+}
+
+impl PartitionStream for Slot {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let rows = self.rows.lock().expect("nothing panics with it locked").take();
+        let rows = futures::stream::iter(rows.map(Ok));
+        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), rows))
+    }
+}
+
+impl PlanStep {
+    /// A plan over the rows of one of the nodes below it.
+    pub(crate) fn new(
+        plan: &Arc<dyn ExecutionPlan>,
+        leaf: &Arc<dyn ExecutionPlan>,
+        context: &Arc<TaskContext>,
+    ) -> Self {
+        PlanStep {
+            plan: Arc::clone(plan),
+            leaf: Arc::clone(leaf),
+            context: Arc::clone(context),
+            running: None,
+            work: None,
+        }
+    }
+
+    /// What the program calls its function, if this is one.
+    fn function(&self) -> Option<&str> {
+        let any: &dyn Any = self.plan.as_ref();
+        any.downcast_ref::<MapExec>().map(MapExec::function_name)
+    }
+
+    /// What the plan makes of these rows.
+    pub(crate) fn apply(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
+        match self.work.clone() {
+            Some(work) => work.time(rows.num_rows(), || self.run(rows)),
+            None => self.run(rows),
+        }
+    }
+
+    fn run(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
+        if self.running.is_none() {
+            let schema = self.leaf.schema();
+            let slot = Arc::new(Slot { schema: Arc::clone(&schema), rows: Mutex::default() });
+            let rows =
+                StreamingTableExec::try_new(schema, vec![Arc::clone(&slot) as _], None, Vec::new(), false, None)?;
+            let rows: Arc<dyn ExecutionPlan> = Arc::new(rows);
+            self.running = Some((replace(&self.plan, &self.leaf, &rows)?, slot));
+        }
+        let (plan, slot) = self.running.as_ref().expect("just made");
+        // What a plan says of nulls and what its batches say may differ.
+        let rows = batch(&slot.schema, rows.columns().to_vec(), rows.num_rows())?;
+        *slot.rows.lock().expect("nothing panics with it locked") = Some(rows);
+        let work = collect(Arc::clone(plan), Arc::clone(&self.context));
+        // Over rows in memory such a node waits for nothing, but a function of the program may.
+        wait_in_copy(work).map_err(|error| DataFusionError::External(error.into()))?
+    }
+}
+
+/// Steps one after the other.
+#[derive(Clone, Default)]
+pub(crate) struct Steps(Vec<Step>);
+
+impl Steps {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Has functions of the program count how long they take, each by itself. Of a copy that is about to begin.
+    pub(crate) fn begin(&mut self, context: &CopyContext) {
+        for step in &mut self.0 {
+            if let Step::Plan(plan) = step
+                && let Some(function) = plan.function()
+            {
+                plan.work = Some(context.work(&format!("{function} in {}", context.task())));
+            }
+        }
+    }
+
+    /// Whether functions of the program are among them.
+    pub(crate) fn calls_program(&self) -> bool {
+        self.0.iter().any(|step| matches!(step, Step::Plan(plan) if plan.function().is_some()))
+    }
+
+    /// Whether they only choose columns, which costs nothing to do again.
+    pub(crate) fn only_choose(&self) -> bool {
+        let chooses = |step: &Step| match step {
+            Step::Project { exprs, .. } => exprs.iter().all(|by| {
+                let any: &dyn Any = by.expr.as_ref();
+                any.is::<Column>()
+            }),
+            Step::Filter { .. } | Step::Plan(_) => false,
+        };
+        self.0.iter().all(chooses)
+    }
+
+    /// Adds what a node of a plan does. Returns whether it is such a step.
+    pub(crate) fn add(&mut self, plan: &Arc<dyn ExecutionPlan>, context: &Arc<TaskContext>) -> bool {
+        let any: &dyn Any = plan.as_ref();
+        if let Some(project) = any.downcast_ref::<ProjectionExec>() {
+            self.0.push(Step::Project { exprs: project.projection_expr().clone(), schema: plan.schema() });
+        } else if let Some(filter) = any.downcast_ref::<FilterExec>() {
+            let columns = filter.projection().as_ref().map(|columns| columns.iter().copied().collect());
+            self.0.push(Step::Filter { predicate: Arc::clone(filter.predicate()), columns });
+        } else if any.is::<MapExec>() || any.is::<UnnestExec>() || any.is::<SplitExec>() {
+            self.add_plan(plan, plan.children()[0], context);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Adds a node of a plan whose input `leaf` the batches are; its other inputs are tables in memory.
+    pub(crate) fn add_plan(
+        &mut self,
+        plan: &Arc<dyn ExecutionPlan>,
+        leaf: &Arc<dyn ExecutionPlan>,
+        context: &Arc<TaskContext>,
+    ) {
+        self.0.push(Step::Plan(PlanStep::new(plan, leaf, context)));
+    }
+
+    /// Adds a choice of columns.
+    pub(crate) fn project(&mut self, columns: &[usize], schema: &SchemaRef) -> Result<()> {
+        let exprs = ProjectionExprs::from_indices(columns, schema);
+        self.0.push(Step::Project { exprs, schema: Arc::new(schema.project(columns)?) });
+        Ok(())
+    }
+
+    /// What becomes of a batch; batches without rows are left out.
+    pub(crate) fn apply(&mut self, batch: RecordBatch) -> Result<Vec<RecordBatch>> {
+        let mut batches = vec![batch];
+        for step in &mut self.0 {
+            let mut made = Vec::with_capacity(batches.len());
+            for batch in batches.into_iter().filter(|batch| batch.num_rows() > 0) {
+                step.apply(batch, &mut made)?;
+            }
+            batches = made;
+        }
+        batches.retain(|batch| batch.num_rows() > 0);
+        Ok(batches)
+    }
+}
+
+impl Step {
+    fn apply(&mut self, rows: RecordBatch, made: &mut Vec<RecordBatch>) -> Result<()> {
+        match self {
+            Step::Project { exprs, schema } => {
+                let columns = exprs.iter().map(|by| by.expr.evaluate(&rows)?.into_array(rows.num_rows()));
+                made.push(batch(schema, columns.collect::<Result<_>>()?, rows.num_rows())?);
+            }
+            Step::Filter { predicate, columns } => {
+                let kept = predicate.evaluate(&rows)?.into_array(rows.num_rows())?;
+                let kept =
+                    kept.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a filter is no boolean".into()))?;
+                let rows = filter_record_batch(&rows, kept)?;
+                made.push(match columns {
+                    Some(columns) => rows.project(columns)?,
+                    None => rows,
+                });
+            }
+            Step::Plan(step) => made.extend(step.apply(rows)?),
+        }
+        Ok(())
+    }
+}
+
+/// Steps as a task of their own.
+pub(crate) struct StepsTask(pub Steps);
+
+impl Operator for StepsTask {
+    fn begin(&mut self, context: &CopyContext) {
+        self.0.begin(context);
+    }
+
+    fn calls_program(&self) -> bool {
+        self.0.calls_program()
+    }
+
+    fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> std::result::Result<Flow, TaskError> {
+        self.0.apply(batch)?.into_iter().for_each(|batch| emit.send(batch));
+        Ok(Flow::Done)
+    }
+}

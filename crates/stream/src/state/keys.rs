@@ -1,0 +1,402 @@
+//! Which keys there are, in an index by hash that can lie on disk, as can the keys, which are rows that are kept.
+//!
+//! The index is a table of numbers with open addressing: half of each says which row has the key, half is of its hash. Its place is the
+//! hash's high bits, so that a table that grows is gone through in order, and so is the larger one that it is put into.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, UInt32Array, make_comparator};
+use arrow::compute::{SortOptions, take, take_record_batch};
+use arrow::datatypes::SchemaRef;
+use datafusion::error::Result;
+use datafusion::logical_expr::EmitTo;
+use datafusion::physical_plan::aggregates::group_values::GroupValues;
+use tidemill_dataflow::TaskError;
+use tidemill_dataflow::keys::KeyHasher;
+use tidemill_dataflow::memory::Cells;
+use tidemill_dataset::extend::group_values;
+
+use crate::state::groups::batch;
+use crate::state::held::Disk;
+use crate::state::kept::Kept;
+
+/// The smallest table, as a power of two.
+const BITS_MIN: u32 = 8;
+
+/// See the module. A row's number, more by one, is the low half of its cell; zero: nothing is there.
+#[derive(Default)]
+struct Index {
+    cells: Cells<u64>,
+    bits: u32,
+    count: usize,
+}
+
+/// The half of a hash that is looked at. Its high bits say which bucket a key is of, and are alike for all keys of a copy.
+fn half(hash: u64) -> u32 {
+    (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+}
+
+impl Index {
+    fn place(&self, half: u32) -> usize {
+        (half >> (32 - self.bits)) as usize
+    }
+
+    /// Makes room for so many keys more.
+    fn reserve(&mut self, more: usize) -> Result<(), TaskError> {
+        let mut bits = self.bits.max(BITS_MIN);
+        while bits < 32 && (self.count + more) * 2 > 1 << bits {
+            bits += 1;
+        }
+        if bits == self.bits {
+            return Ok(());
+        }
+        let old = std::mem::take(&mut self.cells);
+        if let Some(governor) = old.governor() {
+            self.cells.spill(governor)?;
+        }
+        self.cells.resize(1 << bits)?;
+        self.bits = bits;
+        for &cell in old.iter().filter(|&&cell| cell != 0) {
+            self.put((cell >> 32) as u32, cell as u32);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, half: u32, number_and_one: u32) {
+        let mut at = self.place(half);
+        let cells = &mut self.cells[..];
+        while cells[at] != 0 {
+            at = (at + 1) & (cells.len() - 1);
+        }
+        cells[at] = u64::from(half) << 32 | u64::from(number_and_one);
+    }
+
+    /// Adds keys that are not there, whose rows have these numbers.
+    fn add(
+        &mut self,
+        hashes: impl ExactSizeIterator<Item = u64>,
+        numbers: impl IntoIterator<Item = u32>,
+    ) -> Result<(), TaskError> {
+        self.reserve(hashes.len())?;
+        self.count += hashes.len();
+        hashes.zip(numbers).for_each(|(hash, number)| self.put(half(hash), number + 1));
+        Ok(())
+    }
+
+    /// The row of a key that is there has another number.
+    fn replace(&mut self, hash: u64, old: u32, new: u32) {
+        let half = half(hash);
+        let mut at = self.place(half);
+        let cells = &mut self.cells[..];
+        while cells[at] != u64::from(half) << 32 | u64::from(old + 1) {
+            assert!(cells[at] != 0, "a key that has a number is in the index");
+            at = (at + 1) & (cells.len() - 1);
+        }
+        cells[at] = u64::from(half) << 32 | u64::from(new + 1);
+    }
+
+    /// The rows that have some keys. `gather` gives a column of rows, by their numbers.
+    fn find(
+        &self,
+        keys: &[ArrayRef],
+        hashes: &[u64],
+        gather: impl Fn(usize, &[u32]) -> Result<ArrayRef>,
+    ) -> Result<Vec<Option<u32>>> {
+        let mut found = vec![None; hashes.len()];
+        if self.count == 0 {
+            return Ok(found);
+        }
+        let cells = &self.cells[..];
+        // Of each key the place where it goes on to be looked for.
+        let mut left: Vec<(u32, usize)> = (0..).zip(hashes).map(|(row, &hash)| (row, self.place(half(hash)))).collect();
+        while !left.is_empty() {
+            let (mut rows, mut numbers) = (Vec::with_capacity(left.len()), Vec::with_capacity(left.len()));
+            left.retain_mut(|(row, at)| {
+                let half = half(hashes[*row as usize]);
+                while cells[*at] != 0 && (cells[*at] >> 32) as u32 != half {
+                    *at = (*at + 1) & (cells.len() - 1);
+                }
+                let there = cells[*at] != 0;
+                if there {
+                    rows.push(*row);
+                    numbers.push(cells[*at] as u32 - 1);
+                }
+                there
+            });
+            let rows = UInt32Array::from(rows);
+            let mut equal = vec![true; numbers.len()];
+            for (column, values) in keys.iter().enumerate().filter(|_| !numbers.is_empty()) {
+                let compare =
+                    make_comparator(&take(values, &rows, None)?, &gather(column, &numbers)?, SortOptions::default())?;
+                equal.iter_mut().enumerate().for_each(|(at, equal)| *equal &= compare(at, at) == Ordering::Equal);
+            }
+            let mut looked = equal.into_iter().zip(&numbers);
+            left.retain_mut(|(row, at)| {
+                let (equal, &number) = looked.next().expect("one for each that is left");
+                if equal {
+                    found[*row as usize] = Some(number);
+                }
+                *at = (*at + 1) & (cells.len() - 1);
+                !equal
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// An index of rows that are kept elsewhere, by those of their columns that are keys: the first, or those behind others.
+#[derive(Default)]
+pub(crate) struct KeyIndex {
+    index: Index,
+    before: usize,
+}
+
+/// Which keys of a batch are new.
+pub(crate) struct Interned {
+    /// The first row of each new key, in order.
+    pub new: UInt32Array,
+    /// Of each row the number of its key.
+    pub numbers: Vec<u32>,
+}
+
+/// The keys of a batch, each once.
+struct Once {
+    /// Of each row the place of its key.
+    of: Vec<usize>,
+    /// The first row of each key.
+    firsts: UInt32Array,
+    keys: RecordBatch,
+    hashes: Vec<u64>,
+}
+
+impl Once {
+    fn of(keys: &RecordBatch) -> Result<Self> {
+        let (mut of, mut count) = (vec![0; keys.num_rows()], keys.num_rows().min(1));
+        if keys.num_columns() > 0 {
+            let mut once = group_values(&keys.schema())?;
+            once.intern(keys.columns(), &mut of)?;
+            count = once.len();
+        }
+        let mut firsts = vec![u32::MAX; count];
+        (0..).zip(&of).for_each(|(row, &key): (u32, &usize)| firsts[key] = firsts[key].min(row));
+        let firsts = UInt32Array::from(firsts);
+        let columns = keys.columns().iter().map(|column| take(column, &firsts, None));
+        let keys = batch(&keys.schema(), columns.collect::<std::result::Result<_, _>>()?, count)?;
+        let hashes = hashes(&keys)?;
+        Ok(Once { of, firsts, keys, hashes })
+    }
+}
+
+impl KeyIndex {
+    /// Of rows whose keys stand behind so many other columns.
+    pub(crate) fn behind(before: usize) -> Self {
+        KeyIndex { index: Index::default(), before }
+    }
+
+    /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept at once.
+    pub(crate) fn intern(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Interned, TaskError> {
+        let Once { of, firsts, keys, hashes } = Once::of(keys)?;
+        let found = self.find_hashed(kept, &keys, &hashes)?;
+        let mut new: Vec<(u32, usize)> =
+            (0..found.len()).filter(|&key| found[key].is_none()).map(|key| (firsts.value(key), key)).collect();
+        new.sort_unstable();
+        let mut number_of: Vec<u32> = found.into_iter().map(|number| number.unwrap_or(0)).collect();
+        new.iter().zip(kept.count()..).for_each(|((_, key), number)| number_of[*key] = number);
+        self.index.add(new.iter().map(|(_, key)| hashes[*key]), kept.count()..)?;
+        let new = new.into_iter().map(|(row, _)| row).collect::<Vec<_>>().into();
+        Ok(Interned { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
+    }
+
+    /// All rows with these keys are to be kept at once, and have the next numbers; a key is found at its last row. Returns of each the
+    /// row that was the last of its key before it.
+    pub(crate) fn follow(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Vec<Option<u32>>, TaskError> {
+        let Once { of, keys, hashes, .. } = Once::of(keys)?;
+        let known = self.find_hashed(kept, &keys, &hashes)?;
+        let mut newest = known.clone();
+        let before = (kept.count()..).zip(of).map(|(number, key)| newest[key].replace(number)).collect();
+        let (mut new, mut numbers) = (Vec::new(), Vec::new());
+        for ((hash, known), newest) in hashes.into_iter().zip(known).zip(newest.into_iter().flatten()) {
+            match known {
+                Some(known) => self.index.replace(hash, known, newest),
+                None => {
+                    new.push(hash);
+                    numbers.push(newest);
+                }
+            }
+        }
+        self.index.add(new.into_iter(), numbers)?;
+        Ok(before)
+    }
+
+    /// The numbers of the rows that have some keys.
+    pub(crate) fn find(&self, kept: &Kept, keys: &RecordBatch) -> Result<Vec<Option<u32>>> {
+        self.find_hashed(kept, keys, &hashes(keys)?)
+    }
+
+    fn find_hashed(&self, kept: &Kept, keys: &RecordBatch, hashes: &[u64]) -> Result<Vec<Option<u32>>> {
+        self.index.find(keys.columns(), hashes, |column, numbers| kept.gather(self.before + column, numbers))
+    }
+
+    /// The rows of some keys, which had these numbers, have others now, from `first` on.
+    pub(crate) fn renumber(&mut self, keys: &RecordBatch, old: &[u32], first: u32) -> Result<(), TaskError> {
+        let all = hashes(keys)?.into_iter().zip(old).zip(first..);
+        all.for_each(|((hash, &old), new)| self.index.replace(hash, old, new));
+        Ok(())
+    }
+
+    /// All rows have other numbers now, as `new` says of each, or none: then its key is forgotten. No more than `most` have one.
+    pub(crate) fn renumber_all(&mut self, most: usize, new: impl Fn(u32) -> Option<u32>) -> Result<(), TaskError> {
+        let old = std::mem::take(&mut self.index);
+        if let Some(governor) = old.cells.governor() {
+            self.index.cells.spill(governor)?;
+        }
+        self.index.reserve(most.min(old.count))?;
+        for &cell in old.cells.iter().filter(|&&cell| cell != 0) {
+            if let Some(number) = new(cell as u32 - 1) {
+                self.index.put((cell >> 32) as u32, number + 1);
+                self.index.count += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The index of all that is kept, where no key is twice, by its first columns.
+    pub(crate) fn rebuild(&mut self, kept: &Kept, columns: usize) -> Result<(), TaskError> {
+        let on_disk = self.index.cells.governor().cloned();
+        self.index = Index::default();
+        if let Some(governor) = on_disk {
+            self.index.cells.spill(&governor)?;
+        }
+        self.index.reserve(kept.count() as usize)?;
+        let mut first = 0;
+        for keys in kept.since(0) {
+            let of = keys.project(&(0..columns).collect::<Vec<_>>())?;
+            self.index.add(hashes(&of)?.into_iter(), first..)?;
+            first += keys.num_rows() as u32;
+        }
+        Ok(())
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.index.cells.bytes()
+    }
+
+    pub(crate) fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+        Ok(self.index.cells.spill(disk.governor())?)
+    }
+}
+
+fn hashes(keys: &RecordBatch) -> Result<Vec<u64>> {
+    let mut hashes = Vec::new();
+    KeyHasher::new((0..keys.num_columns()).collect()).hash(keys, &mut hashes)?;
+    Ok(hashes)
+}
+
+/// Keys, numbered in the order in which they come.
+pub(crate) struct Keys {
+    schema: SchemaRef,
+    disk: Disk,
+    /// DataFusion's table, which is faster, for as long as all of it is in memory.
+    memory: Option<Box<dyn GroupValues>>,
+    kept: Kept,
+    index: KeyIndex,
+}
+
+impl Keys {
+    pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Result<Self> {
+        let memory = Some(group_values(&schema)?);
+        let kept = Kept::new(Arc::clone(&schema), disk);
+        Ok(Keys { kept, memory, schema, disk: disk.clone(), index: KeyIndex::default() })
+    }
+
+    /// Forgets all. Those to come lie where these did, or in memory if they are `few`.
+    pub(crate) fn clear(&mut self, few: bool) -> Result<(), TaskError> {
+        let on_disk = self.memory.is_none() && !few;
+        *self = Keys::new(Arc::clone(&self.schema), &self.disk)?;
+        if on_disk { self.spill() } else { Ok(()) }
+    }
+
+    /// The numbers of rows' keys.
+    pub(crate) fn intern(&mut self, keys: &[ArrayRef], rows: usize) -> Result<Vec<usize>, TaskError> {
+        if let Some(memory) = &mut self.memory {
+            let mut of = Vec::new();
+            memory.intern(keys, &mut of)?;
+            return Ok(of);
+        }
+        let keys = batch(&self.schema, keys.to_vec(), rows)?;
+        let Interned { new, numbers } = self.index.intern(&self.kept, &keys)?;
+        if !new.is_empty() {
+            self.kept.add(take_record_batch(&keys, &new)?, Vec::new())?;
+        }
+        Ok(numbers.into_iter().map(|number| number as usize).collect())
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.as_ref().map_or(0, |memory| memory.size()) + self.kept.bytes() + self.index.bytes()
+    }
+
+    pub(crate) fn spill(&mut self) -> Result<(), TaskError> {
+        if let Some(mut memory) = self.memory.take() {
+            let count = memory.len();
+            let keys = memory.emit(EmitTo::All)?;
+            self.kept.add(batch(&self.schema, keys, count)?, Vec::new())?;
+            self.index.rebuild(&self.kept, self.schema.fields().len())?;
+        }
+        self.kept.spill()?;
+        self.index.spill(&self.disk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use arrow::array::{Int64Array, StringArray};
+    use arrow::datatypes::{DataType, Field, Schema};
+
+    use super::*;
+
+    /// A key with two numbers would be joined with half of its rows, two with one number with each other's: in memory or on
+    /// disk, in the batch that brings it or later, null or not.
+    #[test]
+    fn keys_have_one_number_each() {
+        let fields = vec![Field::new("n", DataType::Int64, true), Field::new("s", DataType::Utf8, true)];
+        let disk = Disk::with_runs_of(1 << 12);
+        let mut keys = Keys::new(Arc::new(Schema::new(fields)), &disk).unwrap();
+        let mut known: HashMap<(Option<i64>, Option<String>), usize> = HashMap::new();
+        let mut random = 1_u64;
+        for round in 0..60 {
+            if round == 20 || round == 40 {
+                keys.spill().unwrap();
+                assert_eq!(keys.index.bytes(), 0);
+            }
+            let mut draw = || {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (random >> 33) as i64 % 5000
+            };
+            let rows: Vec<(Option<i64>, Option<String>)> = (0..round * 7)
+                .map(|_| {
+                    let n = draw();
+                    ((n % 11 != 0).then_some(n), (n % 7 != 0).then(|| format!("text {}", n / 2)))
+                })
+                .collect();
+            let n: Int64Array = rows.iter().map(|(n, _)| *n).collect();
+            let s: StringArray = rows.iter().map(|(_, s)| s.clone()).collect();
+            let numbers = keys.intern(&[Arc::new(n), Arc::new(s)], rows.len()).unwrap();
+            for (row, number) in rows.into_iter().zip(numbers) {
+                let next = known.len();
+                assert_eq!(*known.entry(row).or_insert(next), number);
+            }
+        }
+        assert!(known.len() > 2000);
+        assert!(keys.memory.is_none());
+        let mut again = KeyIndex::default();
+        again.rebuild(&keys.kept, 2).unwrap();
+        for rows in keys.kept.since(0) {
+            assert_eq!(again.intern(&keys.kept, &rows).unwrap().new.len(), 0);
+        }
+    }
+}

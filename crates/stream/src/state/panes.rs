@@ -1,0 +1,265 @@
+//! What the owner of keys holds of a stretch of time: a table that grows, and beneath it levels of states that do not change any
+//! more, in memory or, when it has run out, on disk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use datafusion::error::Result;
+use tidemill_dataflow::TaskError;
+
+use crate::state::groups::{Aggregation, Groups};
+use crate::state::held::Disk;
+use crate::state::sorted::{Cut, Levels, SMALL_BYTES, Sorted, put_small_on_disk};
+use crate::time::window::Micros;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Pane {
+    open: Option<Groups>,
+    closed: Levels,
+    /// What was cut off last, to be a level when it is sorted.
+    cut: Option<Cut>,
+}
+
+impl Pane {
+    /// The table that grows.
+    pub(crate) fn open(&mut self, of: &Arc<Aggregation>) -> Result<&mut Groups> {
+        if self.open.is_none() {
+            self.open = Some(Groups::new(of)?);
+        }
+        Ok(self.open.as_mut().expect("just made"))
+    }
+
+    /// Makes a level of what was cut off and may not be sorted yet: to be called before anything looks at levels.
+    pub(crate) fn settle(&mut self) -> Result<(), TaskError> {
+        if let Some(cut) = self.cut.take() {
+            self.closed.add(vec![cut.sorted()?]);
+        }
+        Ok(())
+    }
+
+    /// Cuts off what grows, and sorts it. Returns it, if there is anything.
+    pub(crate) fn cut(&mut self, of: &Arc<Aggregation>) -> Result<Option<Sorted>, TaskError> {
+        self.settle()?;
+        let Some(states) = self.cut_states()? else { return Ok(None) };
+        let states = Sorted::new(states, of)?;
+        self.closed.add(vec![states.clone()]);
+        Ok(Some(states))
+    }
+
+    /// The same, but what is much is sorted by whoever needs it first.
+    pub(crate) fn cut_later(&mut self, of: &Arc<Aggregation>) -> Result<Option<Cut>, TaskError> {
+        self.settle()?;
+        let Some(states) = self.cut_states()? else { return Ok(None) };
+        self.cut = Some(Cut::new(states, of)?);
+        Ok(self.cut.clone())
+    }
+
+    /// What grows; its table has room for as much.
+    fn cut_states(&mut self) -> Result<Option<RecordBatch>> {
+        let Some(open) = &mut self.open else { return Ok(None) };
+        let states = open.take_states()?;
+        if states.num_rows() == 0 {
+            self.open = None;
+            return Ok(None);
+        }
+        Ok(Some(states))
+    }
+
+    /// Puts levels together that are alike: to be called after what adds some.
+    pub(crate) fn compact(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        self.settle()?;
+        self.closed.compact(of, disk)
+    }
+
+    /// The same, beside the operator where it takes long.
+    pub(crate) fn compact_later(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        self.settle()?;
+        self.closed.compact_later(of, disk)
+    }
+
+    /// Adds to a level states of keys that it does not have.
+    pub(crate) fn add_to(&mut self, level: usize, states: Vec<Sorted>) -> Result<(), TaskError> {
+        self.settle()?;
+        self.closed.add_to(level, states)
+    }
+
+    /// What grows, sorted; its table is gone.
+    fn take_states(&mut self, of: &Aggregation) -> Result<Option<Sorted>> {
+        self.take().map(|mut open| Sorted::new(open.take_states()?, of)).transpose()
+    }
+
+    /// Puts everything on disk. Returns what was cut off for that.
+    pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
+        self.settle()?;
+        // The table and the memory it holds are gone before the states are sorted.
+        let states = self.take().map(|mut open| open.take_states()).transpose()?;
+        let cut = states.map_or(Ok(Vec::new()), |states| Sorted::new_on_disk(states, of, disk))?;
+        self.closed.add(cut.clone());
+        self.closed.spill(of, disk)?;
+        Ok(cut)
+    }
+
+    /// Whether it is worth a file.
+    pub(crate) fn is_large(&self) -> bool {
+        self.bytes_to_spill() >= SMALL_BYTES
+    }
+
+    /// Bytes in memory that could be on disk.
+    fn bytes_to_spill(&self) -> usize {
+        let closed = self.closed.pieces().filter(|piece| !piece.is_on_disk());
+        self.open_bytes() + closed.map(Sorted::bytes).sum::<usize>()
+    }
+
+    fn open_bytes(&self) -> usize {
+        self.open.as_ref().map_or(0, Groups::bytes) + self.cut.as_ref().map_or(0, Cut::bytes)
+    }
+
+    /// Everything but the table that grows. To be settled before.
+    pub(crate) fn closed(&self) -> impl Iterator<Item = &Sorted> {
+        self.closed.pieces()
+    }
+
+    /// The same, and what was cut off and is no level yet.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Cut> {
+        self.closed.pieces().cloned().map(Cut::Sorted).chain(self.cut.clone())
+    }
+
+    /// Takes over all that another one has.
+    pub(crate) fn absorb(&mut self, mut other: Pane, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+        other.cut(of)?;
+        self.settle()?;
+        other.closed.into_levels().into_iter().for_each(|level| self.closed.add(level));
+        self.compact(of, disk)
+    }
+
+    /// Takes the table that grows out of it.
+    pub(crate) fn take(&mut self) -> Option<Groups> {
+        self.open.take().filter(|open| open.len() > 0)
+    }
+
+    /// Takes out the states of the buckets that go, by level.
+    pub(crate) fn split(&mut self, of: &Arc<Aggregation>, goes: impl Fn(u16) -> bool) -> Result<Vec<Vec<Sorted>>> {
+        self.cut(of)?;
+        let mut levels = Vec::new();
+        for level in std::mem::take(&mut self.closed).into_levels() {
+            let (mut gone, mut left) = (Vec::new(), Vec::new());
+            for piece in level {
+                let (some, rest) = piece.split(&goes)?;
+                gone.extend(some);
+                left.extend(rest);
+            }
+            self.closed.add(left);
+            levels.push(gone);
+        }
+        Ok(levels)
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.open_bytes() + self.closed.pieces().map(Sorted::bytes).sum::<usize>()
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.open.as_ref().map_or(0, Groups::len) + self.cut.as_ref().map_or(0, Cut::rows) + self.closed.rows()
+    }
+}
+
+/// Puts small panes on disk, if all together are worth a file: they share files. Returns what was cut off for that.
+pub(crate) fn spill_small(
+    panes: &mut BTreeMap<Micros, Pane>,
+    of: &Arc<Aggregation>,
+    disk: &Disk,
+) -> Result<Vec<(Micros, Sorted)>, TaskError> {
+    let bytes = panes.iter().map(|(&start, pane)| (start, pane.bytes_to_spill()));
+    let small: BTreeMap<Micros, usize> = bytes.filter(|(_, bytes)| *bytes < SMALL_BYTES).collect();
+    // Without keys there is one group, which takes less than to know where it lies.
+    if of.keys.is_empty() || small.values().sum::<usize>() < SMALL_BYTES {
+        return Ok(Vec::new());
+    }
+    let is_small = |(start, _): &(&Micros, &mut Pane)| small.contains_key(start);
+    let mut cut = Vec::new();
+    for (&start, pane) in panes.iter_mut().filter(is_small) {
+        pane.settle()?;
+        cut.extend(pane.take_states(of)?.map(|states| (start, states)));
+    }
+    put_small_on_disk(cut.iter_mut().map(|(_, states)| states), disk)?;
+    for (start, states) in &cut {
+        panes.entry(*start).or_default().closed.add(vec![states.clone()]);
+    }
+    // What is put together of small ones is small, and goes to disk with that of others.
+    for (_, pane) in panes.iter_mut().filter(is_small) {
+        pane.closed.compact_but(SMALL_BYTES, of, disk)?;
+    }
+    let pieces = panes.iter_mut().filter(is_small).map(|(_, pane)| pane.closed.pieces_mut());
+    put_small_on_disk(pieces.collect::<Result<Vec<_>, _>>()?.into_iter().flatten(), disk)?;
+    Ok(cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+    use arrow::datatypes::{DataType, Field, Int64Type, Schema};
+    use datafusion::functions_aggregate::sum::sum_udaf;
+    use datafusion::physical_expr::aggregate::AggregateExprBuilder;
+    use datafusion::physical_expr::expressions::col;
+
+    use super::*;
+    use crate::state::sorted::{ALL, merge_into};
+
+    const PANES: i64 = 2000;
+    const KEYS: i64 = 200;
+    const ROUNDS: i64 = 9;
+
+    /// Thousands of small panes must not stay in memory for being small; nor may one get what is another's, or lose what it had when they
+    /// share files.
+    #[test]
+    fn small_panes_go_to_disk_together() {
+        let schema =
+            Arc::new(Schema::new(["key", "value"].map(|name| Field::new(name, DataType::Int64, true)).to_vec()));
+        let built = AggregateExprBuilder::new(sum_udaf(), vec![col("value", &schema).unwrap()]);
+        let function = Arc::new(built.schema(Arc::clone(&schema)).alias("sum").build().unwrap());
+        let keys = vec![(col("key", &schema).unwrap(), "key".to_owned())];
+        let of = Arc::new(Aggregation::new(keys, vec![function], vec![None], &schema).unwrap());
+        let disk = Disk::with_runs_of(1 << 18);
+        let mut panes: BTreeMap<Micros, Pane> = BTreeMap::new();
+        let add = |pane: &mut Pane, keys: Vec<i64>, value: &dyn Fn(i64) -> i64| {
+            let values = Int64Array::from_iter_values(keys.iter().map(|&key| value(key)));
+            let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(keys)), Arc::new(values)];
+            let rows = RecordBatch::try_new(Arc::clone(&schema), columns).unwrap();
+            pane.open(&of).unwrap().update(&of.arguments(&rows).unwrap(), rows.num_rows()).unwrap();
+        };
+        // Each has a third of the keys each time.
+        let has = |key: i64, round: i64, pane: i64| (key + round + pane) % 3 == 0;
+        let mut cut_rows = 0;
+        for round in 0..ROUNDS {
+            for pane in 0..PANES {
+                let keys = (0..KEYS).filter(|&key| has(key, round, pane)).collect();
+                add(panes.entry(pane).or_default(), keys, &|key| key * pane + round);
+            }
+            let cut = spill_small(&mut panes, &of, &disk).unwrap();
+            assert!(cut.iter().all(|(_, states)| states.is_on_disk()));
+            cut_rows += cut.iter().map(|(_, states)| states.rows()).sum::<usize>() as i64;
+            assert_eq!(panes.values().map(Pane::bytes_to_spill).sum::<usize>(), 0);
+        }
+        assert!(cut_rows > 2 * PANES * KEYS, "{cut_rows}");
+        assert!(panes.values().map(Pane::rows).sum::<usize>() < (3 * PANES * KEYS) as usize);
+        for (&pane, held) in &panes {
+            let pieces: Vec<Sorted> = held.closed().cloned().collect();
+            let mut merged = None;
+            merge_into(&pieces, &mut merged, &of, &ALL).unwrap();
+            let (keys, sums, rows) = merged.unwrap().take_results().unwrap();
+            let [keys, sums] = [&keys[0], &sums[0]].map(|column| column.as_primitive::<Int64Type>().values());
+            assert_eq!(rows as i64, KEYS);
+            for (&key, &sum) in keys.iter().zip(sums) {
+                let rounds = (0..ROUNDS).filter(|&round| has(key, round, pane));
+                assert_eq!(sum, rounds.map(|round| key * pane + round).sum::<i64>(), "key {key} of pane {pane}");
+            }
+        }
+        // What is little stays where it is.
+        let mut few = BTreeMap::from([(0, Pane::default())]);
+        few.values_mut().for_each(|pane| add(pane, vec![1, 2, 3], &|key| key));
+        assert!(spill_small(&mut few, &of, &disk).unwrap().is_empty() && few[&0].bytes_to_spill() > 0);
+    }
+}

@@ -1,0 +1,544 @@
+//! Windows of event time: which windows a row belongs to. In a plan a window is a call of a function over the time column,
+//! `window(time, how)`, whose value is a struct of start and end; a grouping by it makes a query a windowed one.
+
+use std::any::Any;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, StructArray, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Field, Fields, IntervalUnit, TimeUnit};
+use datafusion::common::ScalarValue;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::logical_expr::expr::ScalarFunction;
+use datafusion::logical_expr::{
+    ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, lit,
+};
+use datafusion::physical_expr::expressions::Literal;
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
+use tidemill_dataset::DataSetError;
+pub(crate) use tidemill_dataset::extend::micros;
+use tidemill_dataset::extend::window_names::{
+    COUNT_WINDOW, COUNTING, EARLY, EARLY_TIME, EARLY_WINDOW, IN_SQL, LATE, WINDOW, is_window_name,
+};
+
+use crate::time::spans::{Calendar, Spans};
+
+/// Microseconds.
+pub(crate) type Micros = i64;
+
+/// How rows are put into windows, and how long a window takes more of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Windows {
+    /// Which windows there are.
+    pub kind: WindowKind,
+    /// How long after its end a window takes rows that come late; each lets its result come again, corrected.
+    pub lateness: Micros,
+    /// When a window gives what it has so far.
+    pub early: Early,
+}
+
+/// When windows give what they have, before they are over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Early {
+    /// They wait until they are over.
+    #[default]
+    Never,
+    /// So often, by the machine's clock, those that have changed.
+    Every(Micros),
+    /// Of each key that has had rows since, with every so much of event time from the window's start on.
+    Time(Micros),
+    /// Of each key, with every so many rows.
+    Rows(i64),
+}
+
+impl Early {
+    /// As plans have it.
+    fn text(self) -> String {
+        match self {
+            Early::Never => "never".into(),
+            Early::Every(every) => format!("every:{every}"),
+            Early::Time(step) => format!("time:{step}"),
+            Early::Rows(rows) => format!("rows:{rows}"),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text.split_once(':') {
+            None => (text == "never").then_some(Early::Never),
+            Some(("every", every)) => every.parse().ok().map(Early::Every),
+            Some(("time", step)) => step.parse().ok().map(Early::Time),
+            Some(("rows", rows)) => rows.parse().ok().map(Early::Rows),
+            Some(_) => None,
+        }
+    }
+}
+
+/// Which windows there are; all in microseconds of event time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum WindowKind {
+    /// `[k * slide, k * slide + size)` for every integer k: with `slide == size` they tumble, with less they overlap.
+    Sliding {
+        /// How long one is.
+        size: Micros,
+        /// From the start of one to the start of the next.
+        slide: Micros,
+    },
+    /// Days, weeks, months or years, one after the other.
+    Calendar(Calendar),
+    /// Of each key, its rows `[k * slide, k * slide + size)` for every k, in the order in which they come.
+    Count {
+        /// How many rows one has.
+        size: i64,
+        /// From the first row of one to the first row of the next.
+        slide: i64,
+        /// How long a key is remembered after its last row, by the rows' time; for ever if `None`.
+        ttl: Option<Micros>,
+    },
+    /// Of each key: rows that follow each other within `gap`.
+    Session {
+        /// What ends a session: so long without a row.
+        gap: Micros,
+    },
+}
+
+impl Windows {
+    /// Windows one after the other.
+    ///
+    /// # Errors
+    /// `Query` when the size is not positive.
+    pub fn tumbling(size: Micros) -> Result<Self, DataSetError> {
+        Self::sliding(size, size)
+    }
+
+    /// Windows of `size`, one beginning every `slide`.
+    ///
+    /// # Errors
+    /// `Query` when either is not positive, or rows would fall between windows.
+    pub fn sliding(size: Micros, slide: Micros) -> Result<Self, DataSetError> {
+        if size <= 0 || slide <= 0 {
+            return Err(DataSetError::Query("a window's size and slide must be more than zero".into()));
+        }
+        if slide > size {
+            return Err(DataSetError::Query("windows that slide by more than their size would leave rows out".into()));
+        }
+        Ok(Windows { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: Early::Never })
+    }
+
+    /// Sessions that end after `gap` without a row.
+    ///
+    /// # Errors
+    /// `Query` when the gap is not positive.
+    pub fn session(gap: Micros) -> Result<Self, DataSetError> {
+        if gap <= 0 {
+            return Err(DataSetError::Query("a session's gap must be more than zero".into()));
+        }
+        Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: Early::Never })
+    }
+
+    /// Windows of a calendar, one after the other.
+    pub fn calendar(calendar: Calendar) -> Self {
+        Windows { kind: WindowKind::Calendar(calendar), lateness: 0, early: Early::Never }
+    }
+
+    /// Windows of `size` rows of a key, one beginning every `slide` rows.
+    ///
+    /// # Errors
+    /// `Query` when either is not positive, or rows would fall between windows.
+    pub fn count(size: i64, slide: i64) -> Result<Self, DataSetError> {
+        let Windows { lateness, early, .. } = Self::sliding(size, slide)?;
+        Ok(Windows { kind: WindowKind::Count { size, slide, ttl: None }, lateness, early })
+    }
+
+    /// Windows of rows whose keys are forgotten: a row that is so much later than the last of its key begins with it anew.
+    ///
+    /// # Errors
+    /// `Query` when it is not positive, or the windows are not of rows.
+    pub fn remembered_for(self, ttl: Micros) -> Result<Self, DataSetError> {
+        match self.kind {
+            WindowKind::Count { size, slide, .. } if ttl > 0 => {
+                Ok(Windows { kind: WindowKind::Count { size, slide, ttl: Some(ttl) }, ..self })
+            }
+            _ => Err(DataSetError::Query("windows of rows take a ttl of more than zero, others take none".into())),
+        }
+    }
+
+    /// Taking rows that come so much later than a window's end.
+    ///
+    /// # Errors
+    /// `Query` when it is negative.
+    pub fn late(self, lateness: Micros) -> Result<Self, DataSetError> {
+        if lateness < 0 {
+            return Err(DataSetError::Query("allowed lateness must not be negative".into()));
+        }
+        Ok(Windows { lateness, ..self })
+    }
+
+    /// Giving what a window has so far, every so often while it changes. Its results say whether they are the last.
+    ///
+    /// # Errors
+    /// `Query` when it is less than a millisecond.
+    pub fn early(self, every: Micros) -> Result<Self, DataSetError> {
+        if every < 1000 {
+            return Err(DataSetError::Query("early results come every millisecond or less often".into()));
+        }
+        self.with_early(Early::Every(every))
+    }
+
+    /// Giving what a window has of a key that has had rows since, each time that so much more of its event time has passed. Its results
+    /// say whether they are the last.
+    ///
+    /// # Errors
+    /// `Query` when it is not positive.
+    pub fn early_time(self, step: Micros) -> Result<Self, DataSetError> {
+        if step <= 0 {
+            return Err(DataSetError::Query("early results by event time come with every so much of it".into()));
+        }
+        self.with_early(Early::Time(step))
+    }
+
+    /// Giving what a window has of a key with every so many of its rows. Its results say whether they are the last.
+    ///
+    /// # Errors
+    /// `Query` when the number is not positive.
+    pub fn early_rows(self, rows: i64) -> Result<Self, DataSetError> {
+        if rows <= 0 {
+            return Err(DataSetError::Query("early results come with every row, or every so many rows".into()));
+        }
+        self.with_early(Early::Rows(rows))
+    }
+
+    fn with_early(self, early: Early) -> Result<Self, DataSetError> {
+        match self.early {
+            Early::Never => Ok(Windows { early, ..self }),
+            _ => Err(DataSetError::Query(
+                "early results of windows come by the clock, by event time or by rows: one of these".into(),
+            )),
+        }
+    }
+
+    /// The window of a row with this time, as an expression to group by; windows that count rows look at no time.
+    pub fn of(self, time: Expr) -> Expr {
+        let name = match self.kind {
+            WindowKind::Count { .. } => COUNT_WINDOW,
+            _ if self.early != Early::Never => EARLY_WINDOW,
+            _ => WINDOW,
+        };
+        let function = Arc::new(ScalarUDF::from(WindowFunction::new(name)));
+        let Windows { lateness, early, kind } = self;
+        let early = early.text();
+        let how = match kind {
+            WindowKind::Calendar(calendar) => format!("calendar {lateness} {early} {}", calendar.text()),
+            WindowKind::Sliding { size, slide } => format!("sliding {lateness} {early} {size} {slide}"),
+            WindowKind::Count { size, slide, ttl } => {
+                let ttl = ttl.map_or(String::new(), |ttl| format!(" {ttl}"));
+                format!("count {lateness} {early} {size} {slide}{ttl}")
+            }
+            WindowKind::Session { gap } => format!("session {lateness} {early} {gap}"),
+        };
+        Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
+    }
+
+    /// What [`Windows::of`] wrote into the plan.
+    pub(crate) fn parse(how: &str) -> Option<Self> {
+        let mut words = how.split(' ');
+        let (kind, lateness, early) = (words.next()?, words.next()?.parse().ok()?, Early::parse(words.next()?)?);
+        let words: Vec<&str> = words.collect();
+        let number = |word: &str| word.parse::<Micros>().ok();
+        let kind = match (kind, words.as_slice()) {
+            ("calendar", &[count, unit, zone]) => {
+                WindowKind::Calendar(Calendar::new(count.parse().ok()?, unit, zone).ok()?)
+            }
+            ("sliding", &[size, slide]) => WindowKind::Sliding { size: number(size)?, slide: number(slide)? },
+            ("count", &[size, slide, ref ttl @ ..]) if ttl.len() < 2 => {
+                let ttl = ttl.first().map(|&ttl| number(ttl).ok_or(())).transpose().ok()?;
+                WindowKind::Count { size: number(size)?, slide: number(slide)?, ttl }
+            }
+            ("session", &[gap]) => WindowKind::Session { gap: number(gap)? },
+            _ => return None,
+        };
+        Some(Windows { kind, lateness, early })
+    }
+}
+
+/// The functions that SQL knows.
+pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
+    IN_SQL.into_iter().map(|name| ScalarUDF::from(WindowFunction::new(name)))
+}
+
+/// A length of time that SQL writes: an interval, or a text that is one.
+pub(crate) fn interval(value: &ScalarValue) -> Result<Micros> {
+    let wrong = || DataFusionError::Plan(format!("a length of time is an interval such as '10 seconds', not {value}"));
+    let value = value.cast_to(&DataType::Interval(IntervalUnit::MonthDayNano)).map_err(|_| wrong())?;
+    match value {
+        ScalarValue::IntervalMonthDayNano(Some(length)) if length.months == 0 => {
+            Ok(i64::from(length.days) * 86_400_000_000 + length.nanoseconds / 1000)
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// A calendar's length that SQL writes.
+fn calendar(length: &ScalarValue, zone: &str) -> Result<Calendar> {
+    let wrong =
+        || DataFusionError::Plan(format!("a calendar's length is a text such as '1 month' or '2 weeks', not {length}"));
+    let (count, unit) = length.try_as_str().flatten().and_then(|text| text.trim().split_once(' ')).ok_or_else(wrong)?;
+    let unit = match unit.trim().to_lowercase().trim_end_matches('s') {
+        "day" => "d",
+        "week" => "w",
+        "month" => "mo",
+        "year" => "y",
+        _ => return Err(wrong()),
+    };
+    Ok(Calendar::new(count.parse().map_err(|_| wrong())?, unit, zone)?)
+}
+
+/// A number of rows that SQL writes.
+fn number(value: &ScalarValue) -> Result<i64> {
+    let cast = value.cast_to(&DataType::Int64).ok();
+    match cast {
+        Some(ScalarValue::Int64(Some(number))) if value.data_type().is_integer() => Ok(number),
+        _ => Err(DataFusionError::Plan(format!("counting takes whole numbers of rows, not {value}"))),
+    }
+}
+
+/// Windows with what a function around their call says.
+fn with(name: &str, windows: Windows, length: &ScalarValue) -> Result<Windows> {
+    if matches!(windows.kind, WindowKind::Count { .. }) {
+        return Err(DataFusionError::Plan(format!("{name} takes windows of time: windows of rows look at none")));
+    }
+    Ok(match name {
+        LATE => windows.late(interval(length)?)?,
+        EARLY_TIME => windows.early_time(interval(length)?)?,
+        _ if length.data_type().is_integer() => windows.early_rows(number(length)?)?,
+        _ => windows.early(interval(length)?)?,
+    })
+}
+
+/// The windows that a function's arguments behind the time describe.
+fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
+    let made = match (name, arguments) {
+        (WINDOW | EARLY_WINDOW | COUNT_WINDOW, [ScalarValue::Utf8(Some(how))]) => {
+            return Windows::parse(how).ok_or_else(|| DataFusionError::Internal(format!("window \"{how}\"")));
+        }
+        ("tumble", [size]) => Windows::tumbling(interval(size)?),
+        ("hop", [slide, size]) => Windows::sliding(interval(size)?, interval(slide)?),
+        ("session", [gap]) => Windows::session(interval(gap)?),
+        ("calendar", [length]) => Ok(Windows::calendar(calendar(length, "UTC")?)),
+        ("calendar", [length, ScalarValue::Utf8(Some(zone))]) => Ok(Windows::calendar(calendar(length, zone)?)),
+        ("calendar", _) => {
+            return Err(DataFusionError::Plan(
+                "calendar takes a time, a length such as '1 month', and a time zone".into(),
+            ));
+        }
+        ("hop", _) => return Err(DataFusionError::Plan("hop takes a time, a slide and a size".into())),
+        (name, _) => return Err(DataFusionError::Plan(format!("{name} takes a time and one length of time"))),
+    };
+    Ok(made?)
+}
+
+/// Windows of rows that SQL asks for, with a time in front of this or without one.
+fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<Windows> {
+    let (lengths, ttl) = match (is_timed, arguments) {
+        (true, [lengths @ .., ttl]) => (lengths, Some(ttl)),
+        (_, lengths) => (lengths, None),
+    };
+    let windows = match lengths {
+        [size] => Windows::count(number(size)?, number(size)?)?,
+        [size, slide] => Windows::count(number(size)?, number(slide)?)?,
+        _ => {
+            return Err(DataFusionError::Plan(
+                "counting takes how many rows a window has, and how many later the next begins, as in counting(100, 10); with a time in \
+                 front, also for how long keys are remembered, as in counting(time, 100, 10, '1 hour')"
+                    .into(),
+            ));
+        }
+    };
+    Ok(match ttl {
+        Some(ttl) => windows.remembered_for(interval(ttl)?)?,
+        None => windows,
+    })
+}
+
+/// The value of a window expression.
+fn window_fields(early: bool) -> Fields {
+    let time = DataType::Timestamp(TimeUnit::Microsecond, None);
+    let mut fields = vec![Field::new("start", time.clone(), false), Field::new("end", time, false)];
+    if early {
+        fields.push(Field::new("final", DataType::Boolean, false));
+    }
+    Fields::from(fields)
+}
+
+/// The value of a window of so many rows.
+pub(crate) fn count_fields() -> Fields {
+    Fields::from(["start", "end"].map(|end| Field::new(end, DataType::Int64, false)).to_vec())
+}
+
+/// Windows from starts and ends. `last` says whether these results are, where there are early ones.
+pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<bool>) -> StructArray {
+    let count = starts.len();
+    let (starts, ends) = (TimestampMicrosecondArray::from(starts), TimestampMicrosecondArray::from(ends));
+    let mut columns: Vec<ArrayRef> = vec![Arc::new(starts), Arc::new(ends)];
+    columns.extend(last.map(|last| Arc::new(BooleanArray::from(vec![last; count])) as ArrayRef));
+    StructArray::new(window_fields(last.is_some()), columns, None)
+}
+
+/// A window's call, as a plan has it.
+pub(crate) struct WindowCall {
+    pub windows: Windows,
+    pub time: Arc<dyn PhysicalExpr>,
+    /// The columns of rows that come too late, if they are wanted.
+    pub late: Vec<Arc<dyn PhysicalExpr>>,
+}
+
+/// A row's window, of its time and constants. Evaluated by itself it knows tumbling windows only: of the others a row has several, or one that
+/// depends on the rows beside it.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WindowFunction {
+    name: &'static str,
+    signature: Signature,
+}
+
+impl WindowFunction {
+    fn new(name: &'static str) -> Self {
+        // Volatile, so that no rule computes it before the grouping that it belongs to.
+        WindowFunction { name, signature: Signature::variadic_any(Volatility::Volatile) }
+    }
+}
+
+impl ScalarUDFImpl for WindowFunction {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, arguments: &[DataType]) -> Result<DataType> {
+        // Three are a time, the rows of a window, and how long keys are remembered.
+        let is_timed = self.name == COUNTING && arguments.len() > 2;
+        if let (COUNT_WINDOW | COUNTING, false) = (self.name, is_timed) {
+            return Ok(DataType::Struct(count_fields()));
+        }
+        if let LATE | EARLY | EARLY_TIME = self.name {
+            let early = window_fields(true);
+            return match arguments.first() {
+                Some(DataType::Struct(fields)) if *fields == early => Ok(DataType::Struct(early)),
+                Some(DataType::Struct(fields)) if *fields == window_fields(false) => {
+                    Ok(DataType::Struct(window_fields(self.name != LATE)))
+                }
+                _ => Err(DataFusionError::Plan(format!(
+                    "{0} takes a window of time and a length of time, as in {0}(tumble(time, '1 hour'), '1 minute')",
+                    self.name
+                ))),
+            };
+        }
+        match arguments.first() {
+            Some(DataType::Timestamp(..) | DataType::Date32 | DataType::Date64) => {
+                Ok(DataType::Struct(match is_timed {
+                    true => count_fields(),
+                    false => window_fields(self.name == EARLY_WINDOW),
+                }))
+            }
+            other => Err(DataFusionError::Plan(format!(
+                "a window needs a timestamp or a date, not {}; cast the column",
+                other.map_or("nothing".into(), ToString::to_string)
+            ))),
+        }
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let constant = |argument: &ColumnarValue| match argument {
+            ColumnarValue::Scalar(value) => Ok(value.clone()),
+            ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length is a constant".into())),
+        };
+        if let LATE | EARLY | EARLY_TIME = self.name {
+            // Over a table nothing is late, and every result the last.
+            let windows = args.args[0].to_array(args.number_rows)?;
+            let windows = windows.as_struct();
+            return Ok(ColumnarValue::Array(match self.name != LATE && windows.num_columns() == 2 {
+                true => {
+                    let last = Arc::new(BooleanArray::from(vec![true; args.number_rows])) as ArrayRef;
+                    let columns = windows.columns().iter().cloned().chain([last]).collect();
+                    Arc::new(StructArray::new(window_fields(true), columns, windows.nulls().cloned()))
+                }
+                false => Arc::new(windows.clone()),
+            }));
+        }
+        let elsewhere = || {
+            let which = "sliding, session and count windows outside of a group_by of a stream";
+            Err(DataFusionError::NotImplemented(which.into()))
+        };
+        if self.name == COUNTING {
+            return elsewhere();
+        }
+        let lengths = args.args[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
+        let spans = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
+            WindowKind::Sliding { size, slide } if size == slide => Spans::sliding(size, slide),
+            WindowKind::Calendar(calendar) => Spans::calendar(calendar)?,
+            _ => return elsewhere(),
+        };
+        let times = micros(&args.args[0].to_array(args.number_rows)?)?;
+        let mut of = (0, 0);
+        let mut pane = |&time: &Micros| {
+            // Most often that of the row before.
+            if !(of.0..of.1).contains(&time) {
+                of = spans.pane(time);
+            }
+            of
+        };
+        let (starts, ends) = times.values().iter().map(&mut pane).unzip();
+        let (fields, columns, _) = window_array(starts, ends, (self.name == EARLY_WINDOW).then_some(true)).into_parts();
+        let windows = StructArray::new(fields, columns, times.nulls().cloned());
+        Ok(ColumnarValue::Array(Arc::new(windows)))
+    }
+}
+
+impl WindowFunction {
+    /// The windows of a call of such a function.
+    ///
+    /// # Errors
+    /// When its lengths are none.
+    pub(crate) fn of_call(expr: &Arc<dyn PhysicalExpr>) -> Result<Option<WindowCall>> {
+        let any: &dyn Any = expr.as_ref();
+        let Some(call) = any.downcast_ref::<ScalarFunctionExpr>() else { return Ok(None) };
+        let name = call.fun().name();
+        if !is_window_name(name) {
+            return Ok(None);
+        }
+        let constant = |argument: &Arc<dyn PhysicalExpr>| {
+            let any: &dyn Any = argument.as_ref();
+            any.downcast_ref::<Literal>().map(|literal| literal.value().clone())
+        };
+        let [time, rest @ ..] = call.args() else {
+            return Err(DataFusionError::Plan(format!("{name} is given nothing")));
+        };
+        if name == COUNTING {
+            let is_timed = constant(time).is_none();
+            let lengths = call.args()[usize::from(is_timed)..].iter().map(constant).collect::<Option<Vec<_>>>();
+            let lengths = lengths.ok_or_else(|| DataFusionError::Plan("a window's length is a constant".into()))?;
+            let windows = counting(is_timed, &lengths)?;
+            return Ok(Some(WindowCall { windows, time: Arc::clone(time), late: Vec::new() }));
+        }
+        // Behind the constants are columns of late rows.
+        let lengths: Vec<_> = rest.iter().map_while(constant).collect();
+        let late = rest[lengths.len()..].to_vec();
+        if lengths.is_empty() {
+            return Err(DataFusionError::Plan("a window's length is a constant".into()));
+        }
+        if let LATE | EARLY | EARLY_TIME = name {
+            let Some(inner) = Self::of_call(time)? else {
+                return Err(DataFusionError::Plan(format!(
+                    "{name} takes the call of a window, such as tumble(time, '1 hour')"
+                )));
+            };
+            let [length] = lengths.as_slice() else {
+                return Err(DataFusionError::Plan(format!("{name} takes a window and one length of time")));
+            };
+            return Ok(Some(WindowCall { windows: with(name, inner.windows, length)?, late, ..inner }));
+        }
+        let windows = windows_of(name, &lengths.iter().collect::<Vec<_>>())?;
+        Ok(Some(WindowCall { windows, time: Arc::clone(time), late }))
+    }
+}
