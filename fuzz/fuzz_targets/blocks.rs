@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_dataflow::fuzzing;
+use tidemill_batch::fuzzing;
 
 fuzz_target!(|input: (bool, usize, u8, &[u8])| {
     let (framed, at, flip, bytes) = input;

@@ -1,13 +1,12 @@
 //! What can go wrong in a run, as the caller of a run and the tasks in it see it.
 
 use arrow::error::ArrowError;
+use tidemill_batch::BatchError;
+pub use tidemill_batch::TaskError;
 use tidemill_collective::CollectiveError;
 use tidemill_net::{NetError, Rank};
 
 use crate::graph::GraphErrors;
-
-/// What a task's own code fails with.
-pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of a graph or of its run. Cheap to clone: one fault is handed to everybody who waits.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -96,5 +95,34 @@ pub enum DataflowError {
 impl From<ArrowError> for DataflowError {
     fn from(error: ArrowError) -> Self {
         DataflowError::Arrow(error.to_string())
+    }
+}
+
+impl From<BatchError> for DataflowError {
+    fn from(error: BatchError) -> Self {
+        match error {
+            BatchError::Memory { wants, bytes, budget_bytes, holder, held_bytes } => {
+                DataflowError::Memory { wants, bytes, budget_bytes, holder, held_bytes }
+            }
+            BatchError::Spill { dir, reason } => DataflowError::Spill { dir, reason },
+            BatchError::Arrow(reason) => DataflowError::Arrow(reason),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever reads the message of a run's error does not care in which crate it began.
+    #[test]
+    fn errors_of_batches_read_the_same_in_a_run() {
+        let text = String::from;
+        let memory =
+            BatchError::Memory { wants: text("a"), bytes: 1, budget_bytes: 2, holder: text("b"), held_bytes: 3 };
+        let spill = BatchError::Spill { dir: text("/tmp"), reason: text("full") };
+        for error in [memory, spill, BatchError::Arrow(text("c"))] {
+            assert_eq!(DataflowError::from(error.clone()).to_string(), error.to_string());
+        }
     }
 }

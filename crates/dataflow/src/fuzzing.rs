@@ -1,38 +1,19 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: frames, and the news of a failure within them; what
-//! checkpoints consist of. A decoder must not panic, not read beyond a message, and not take for whole what was damaged.
-
-use arrow::buffer::Buffer;
+//! What fuzz targets and property tests feed with bytes from nowhere: the news of a failure, and what checkpoints consist of.
+//! A decoder must not panic, not read beyond a message, and not take for whole what was damaged.
 
 use crate::checkpoint::Manifest;
 use crate::checkpoint::manifest::Report;
 use crate::run::Fault;
 use crate::stream::Barrier;
-use crate::wire::{HEADER_BYTES, Header, Kind, Received};
 
-/// Takes the frames out of a message; returns how many were whole. Panics when the decoder misbehaves.
-pub fn frames(bytes: &[u8]) -> usize {
-    let mut message = Buffer::from(bytes);
-    let mut whole = 0;
-    while !message.is_empty() {
-        let before = message.len();
-        let Ok(frame) = Received::take(&mut message) else { break };
-        assert!(frame.whole.len() >= HEADER_BYTES && frame.whole.len().is_multiple_of(HEADER_BYTES));
-        assert_eq!(before - message.len(), frame.whole.len());
-        assert!(frame.body().len() + HEADER_BYTES <= frame.whole.len());
-        if frame.verify().is_ok() {
-            whole += 1;
-            if let Some(fault) = Fault::decode(&frame.body()) {
-                assert!(fault.task.len() <= 3 * bytes.len());
-            }
-        }
+/// Decodes the news of a failure. Panics when what was decoded is longer than the bytes allow. Returns whether it was one.
+pub fn fault(bytes: &[u8]) -> bool {
+    let fault = Fault::decode(bytes);
+    if let Some(fault) = &fault {
+        // What is no text is replaced by a character of three bytes.
+        assert!(fault.task.len() + fault.message.len() <= 3 * bytes.len());
     }
-    whole
-}
-
-/// A frame with this body, for mutation to begin with.
-pub fn frame(seq: u64, body: &[u8]) -> Vec<u8> {
-    let header = Header { seq, rows: 3, ..Header::new(Kind::Batch, 7) };
-    crate::wire::Frame::new(&header, &[Buffer::from(body)]).into_buffer().to_vec()
+    fault.is_some()
 }
 
 /// Decodes a manifest, a report and a barrier. Panics when what was decoded is not what it encodes to. Returns how many of
@@ -108,33 +89,12 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_frames_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            prop_assert_eq!(frames(&bytes), 0);
-        }
-
-        /// A bit turned anywhere but in the padding is noticed, and only in its own frame.
-        #[test]
-        fn damage_is_noticed(
-            bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..4),
-            at in any::<prop::sample::Index>(), bit in 0u8..8, cut in any::<prop::sample::Index>(),
-        ) {
-            let encoded: Vec<Vec<u8>> = bodies.iter().enumerate().map(|(seq, body)| frame(seq as u64, body)).collect();
-            let mut message = encoded.concat();
-            prop_assert_eq!(frames(&message), bodies.len());
-            let short = cut.index(message.len());
-            prop_assert!(frames(&message[..short]) < bodies.len());
-
-            let at = at.index(message.len());
-            message[at] ^= 1 << bit;
-            let mut start = 0;
-            let (hit, offset) = encoded.iter().enumerate().find_map(|(which, frame)| {
-                let offset = at.checked_sub(start)?;
-                start += frame.len();
-                (offset < frame.len()).then_some((which, offset))
-            }).unwrap();
-            let padding = (56..64).contains(&offset) || offset >= HEADER_BYTES + bodies[hit].len();
-            let found = frames(&message);
-            prop_assert!(if padding { found == bodies.len() } else { found < bodies.len() }, "{found} at {offset}");
+        fn any_bytes_are_a_fault_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400), task in 0u8..40) {
+            fault(&bytes);
+            let mut framed = vec![0; 8];
+            framed.extend_from_slice(&u32::from(task).to_le_bytes());
+            framed.extend_from_slice(&bytes);
+            prop_assert_eq!(fault(&framed), usize::from(task) <= bytes.len());
         }
     }
 }

@@ -21,13 +21,13 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tidemill_batch::route_map::RouteMap;
 use tokio::sync::oneshot;
 
 use crate::checkpoint::{Buckets, Part};
 use crate::error::TaskError;
 use crate::flow::{Assign, Assignment, Input, Item, Output, Partitioner, Seat};
 use crate::operator::{Operator, Released};
-use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Mark};
 
 /// Parts are put together to blocks of this size: small enough for their memory to be used again and again.

@@ -17,10 +17,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidemill_batch::route_map::RouteMap;
+
 use super::manifest::{Entry, Key, Manifest, Report, Said, TaskState};
 use super::schema::StateSchema;
 use crate::rebalance::{Moved, Rebalance};
-use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Control};
 
 /// What a copy has saved.

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tidemill_batch::memory::Governor;
+use tidemill_batch::route_map::RouteMap;
+use tidemill_batch::wire::{Frame, Header, Kind, Received};
 use tidemill_net::notice;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -22,13 +25,10 @@ use super::store::{CheckpointStore, Hold, StoreError};
 use super::{Later, Part, Restored, Snapshot};
 use crate::error::TaskError;
 use crate::link::Links;
-use crate::memory::Governor;
 use crate::rebalance::{Answer, Moved, Moves, Rebalance, Tenure};
-use crate::route_map::RouteMap;
 use crate::run::Resume;
 use crate::stream::sink::origin;
 use crate::stream::{Barrier, Control, Hurry};
-use crate::wire::{Frame, Header, Kind, Received};
 
 /// Between two looks of the coordinator at the clock.
 const TICK: Duration = Duration::from_millis(20);

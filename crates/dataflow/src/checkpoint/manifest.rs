@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tidemill_batch::route_map::RouteMap;
 use twox_hash::XxHash3_64;
 
 use super::schema::StateSchema;
 use crate::rebalance::Moved;
-use crate::route_map::RouteMap;
 
 /// Changes when the layout does.
 const VERSION: u32 = 2;

@@ -11,10 +11,10 @@ use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use bytes::Bytes;
+use tidemill_batch::memory::verify;
+use tidemill_batch::wire::{Decoder, Encoder};
 
 use super::packed::{self, cut_short};
-use crate::memory::verify;
-use crate::wire::{Decoder, Encoder};
 
 /// The columns of a schema that are not packed.
 fn others(schema: &SchemaRef) -> Vec<usize> {

@@ -31,10 +31,10 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
+use tidemill_batch::route_map::{BUCKETS, RouteMap};
 
 use super::manifest::Manifest;
 use super::store::CheckpointStore;
-use crate::route_map::{BUCKETS, RouteMap};
 use job::Job;
 
 /// Seeds of a whole run of the test; see [`effort`].

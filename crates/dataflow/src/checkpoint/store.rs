@@ -31,12 +31,12 @@ use futures_util::{TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use tidemill_batch::BatchError;
+use tidemill_batch::memory::{Governor, MapWriter, verify};
 
 use self::signing::Signing;
 use super::lease::{Denied, Lease, LeaseView, Place, Process, held_by};
 use super::manifest::{Entry, Key, Manifest};
-use crate::error::DataflowError;
-use crate::memory::{Governor, MapWriter, verify};
 
 /// Claims of others that a claim may meet.
 const CLAIMS_MAX: u64 = 100;
@@ -552,7 +552,7 @@ impl CheckpointStore {
             return self.parts(entries).await;
         }
         let mut places = vec![0..0; entries.len()];
-        let failed = |error: DataflowError| StoreError::Io { place: self.place.clone(), reason: error.to_string() };
+        let failed = |error: BatchError| StoreError::Io { place: self.place.clone(), reason: error.to_string() };
         let mut writer = MapWriter::new(governor).map_err(failed)?;
         let take = |at: usize, bytes: Bytes| {
             let start = writer.len();

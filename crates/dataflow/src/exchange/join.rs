@@ -7,17 +7,18 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::local::{JoinKind, Joiner, Side};
+use tidemill_batch::memory::Stash;
+use tidemill_batch::route_map::BUCKETS;
+use tidemill_batch::schema::columns;
 
 use super::partition::describe_buckets;
-use super::{Ends, Exchange, Partition, columns};
+use super::{Ends, Exchange, Partition};
 use crate::error::TaskError;
 use crate::flow::{Lowering, Mover};
 use crate::graph::{Executor, TaskFactory};
-use crate::local::join::{JoinKind, Joiner, Side};
-use crate::memory::Stash;
 use crate::operator::{self, Emit, Flow, Operator};
 use crate::overlay::Overlay;
-use crate::route_map::BUCKETS;
 
 /// See the module. An edge of two sources: the left one, then the right one.
 #[derive(Clone)]

@@ -2,13 +2,13 @@
 //! sorted by their keys where they arrive, on disk if need be.
 
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::local::Order;
+use tidemill_batch::route_map::BUCKETS;
 
 use super::partition::describe_buckets;
 use super::sort::sort_stage;
 use super::{Ends, Exchange, Partition};
 use crate::flow::Lowering;
-use crate::local::order::Order;
-use crate::route_map::BUCKETS;
 
 /// See the module.
 #[derive(Clone)]

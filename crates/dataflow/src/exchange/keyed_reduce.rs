@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::local::{Reduce, Reducer};
+use tidemill_batch::route_map::BUCKETS;
 
 use super::partition::describe_buckets;
 use super::{Ends, Exchange, Partition};
 use crate::error::TaskError;
 use crate::flow::{Input, Item, Lowering, Mover, Port, Stage};
 use crate::graph::{Executor, TaskFactory};
-use crate::local::reduce::{Reduce, Reducer};
-use crate::route_map::BUCKETS;
 use crate::run::TaskContext;
 
 /// See the module. What arrives are the key columns and the reduced ones, a row for each key, when all sources have ended.

@@ -43,10 +43,9 @@ pub use reduce::{AllReduce, Reduce};
 pub use sort::Sort;
 pub use union::Union;
 
+pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduce as Reduction, SortKey};
+
 use crate::flow::Lowering;
-pub use crate::local::join::JoinKind;
-pub use crate::local::order::SortKey;
-pub use crate::local::reduce::{ColumnOp, FoldFunction, Reduce as Reduction};
 
 /// The ends of an edge, as an exchange checks them.
 pub struct Ends<'a> {
@@ -84,15 +83,4 @@ pub trait Exchange: Send + Sync {
 
     /// Adds the movers and stages it is made of. Called after `check`, on every worker.
     fn lower(&self, lowering: &mut Lowering<'_>);
-}
-
-/// The positions of named columns.
-pub(crate) fn columns(schema: &SchemaRef, names: &[String]) -> Result<Vec<usize>, String> {
-    let position = |name: &String| {
-        schema.index_of(name).map_err(|_| {
-            let has: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-            format!("there is no column \"{name}\"; there are {}", has.join(", "))
-        })
-    };
-    names.iter().map(position).collect()
 }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::keys::{self, KeyHasher};
+use tidemill_batch::route_map::{BUCKETS, BUCKETS_MAX, RouteMap};
+use tidemill_batch::schema::columns;
 
-use super::{Ends, Exchange, columns};
+use super::{Ends, Exchange};
 use crate::error::TaskError;
 use crate::flow::{Assign, Assignment, Lowering, Mover, Partitioner, Seat, batch_bytes};
-use crate::keys::{self, KeyHasher};
 use crate::metrics::BucketCounts;
-use crate::route_map::{BUCKETS, BUCKETS_MAX, RouteMap};
 
 /// Names the target copy of each row of a batch: `(batch, copies) -> targets`.
 pub type TargetFunction = Arc<dyn Fn(&RecordBatch, u32) -> Result<Vec<u32>, TaskError> + Send + Sync>;

@@ -17,16 +17,17 @@ use std::sync::{Arc, OnceLock};
 
 use arrow::array::{Array, AsArray, BinaryArray, RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use tidemill_batch::local::Sorter;
+use tidemill_batch::local::{Order, SortKey};
+use tidemill_batch::memory::Stash;
+use tidemill_batch::schema::columns;
 
-use super::{Ends, Exchange, columns};
+use super::{Ends, Exchange};
 use crate::error::TaskError;
 use crate::flow::{
     Assign, Assignment, Inputs, Item, Lowering, Mover, Outputs, Partitioner, Port, Seat, Stage, batch_bytes,
 };
 use crate::graph::{Executor, TaskFactory};
-use crate::local::order::{Order, SortKey};
-use crate::local::sort::Sorter;
-use crate::memory::Stash;
 use crate::overlay::Overlay;
 use crate::run::TaskContext;
 

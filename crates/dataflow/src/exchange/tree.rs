@@ -2,10 +2,10 @@
 //! workers below have sent. A worker is sent to by few others, and a host by one worker of each other host at most.
 
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::local::Reduce as Reduction;
 
 use crate::flow::{Lowering, Mover, Port};
 use crate::graph::{Executor, TaskFactory};
-use crate::local::reduce::Reduce as Reduction;
 use crate::overlay::Overlay;
 
 /// The outputs of a stage of the tree.

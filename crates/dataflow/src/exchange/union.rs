@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::schema::fits;
 
 use super::{Direct, Ends, Exchange};
 use crate::flow::Lowering;
-use crate::graph::check::fits;
 
 /// See the module. Each source's rows move in the same way; directly, unless told.
 #[derive(Clone)]

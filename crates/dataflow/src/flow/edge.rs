@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
+use tidemill_batch::local::Reduce as Reduction;
+use tidemill_batch::memory::Governor;
+use tidemill_batch::route_map::RouteMap;
+use tidemill_batch::wire::{Kind, Received};
 
 use super::inlet::{Inlet, Packet};
 use super::{FlowEdge, Mover};
 use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
-use crate::local::reduce::Reduce as Reduction;
-use crate::memory::Governor;
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::Tree;
-use crate::route_map::RouteMap;
 use crate::stream::{EventTime, Mark};
-use crate::wire::{Kind, Received};
 
 /// What a stream may have on its way or queued, whatever the settings.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
@@ -425,13 +425,13 @@ impl Edge {
 mod tests {
     use arrow::array::{Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Schema};
+    use tidemill_batch::memory::MemorySettings;
+    use tidemill_batch::wire::{Encoder, Frame, Header};
     use tidemill_net::{Endpoint, Rank};
 
     use super::*;
     use crate::flow::{Input, Port};
-    use crate::memory::MemorySettings;
     use crate::run::{Cancel, block_on};
-    use crate::wire::{Encoder, Frame, Header};
 
     /// An edge from a copy on worker 1 to one on worker 0, as worker 0 has it, and the input there.
     fn edge(links: &Arc<Links>) -> (Arc<Edge>, Input) {

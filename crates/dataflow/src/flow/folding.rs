@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use tidemill_batch::batch_bytes;
+use tidemill_batch::local::{Reduce, Reducer};
 
-use super::batch_bytes;
 use super::lane::{Lane, Way};
 use crate::error::TaskError;
-use crate::local::reduce::{Reduce, Reducer};
 
 /// After so much a sender lets others have the thread. With an eighth of it that took 3 to 6 % of a reduction's time.
 const TURN_BYTES: u64 = 4 << 20;

@@ -7,10 +7,10 @@ use std::task::{Context, Poll, Waker};
 
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
+use tidemill_batch::wire::Received;
 
 use crate::link::Guard;
 use crate::stream::{Barrier, EventTime, Mark};
-use crate::wire::Received;
 
 /// What a stream brings.
 pub(crate) enum Packet {

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::RecordBatch;
+use tidemill_batch::batch_bytes;
+use tidemill_batch::gather::{Gather, Part};
+use tidemill_batch::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
 
-use super::batch_bytes;
 use super::biased::{Biased, Held};
 use super::edge::Edge;
 use super::inlet::{Inlet, Packet};
@@ -19,11 +21,8 @@ use super::pack::{PACK_BYTES_MAX, Pack, SMALL_BYTES_MAX};
 use super::turn::{self, Waiting};
 use crate::error::TaskError;
 use crate::link::{Account, Guard, Links, Valve};
-use crate::local::gather::Gather;
-use crate::local::part::Part;
 use crate::metrics;
 use crate::stream::{Hurry, Mark};
-use crate::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
 use crate::work::QUEUE;
 
 /// A block is not much larger than this: batches that are, are cut.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use tidemill_batch::local::Reduce as Reduction;
 
 use super::{Flow, FlowEdge, FlowTask, Mover};
 use crate::graph::check::CheckedEdge;
 use crate::graph::{Executor, Graph, TaskFactory};
-use crate::local::reduce::Reduce as Reduction;
 use crate::overlay::{Overlay, Tree};
 use crate::placement::Plan;
 use crate::rebalance::Keeps;

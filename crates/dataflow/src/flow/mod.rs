@@ -15,14 +15,17 @@ mod lower;
 mod meter;
 mod output;
 mod pack;
-mod scatter;
+mod partitioner;
 mod stream_end;
 mod turn;
 
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::SchemaRef;
+pub use tidemill_batch::batch_bytes;
+use tidemill_batch::local::Reduce as Reduction;
+use tidemill_batch::memory::Governor;
+use tidemill_batch::route_map::RouteMap;
 
 pub(crate) use edge::{Edge, EdgeLimits};
 pub(crate) use inlet::Inlet;
@@ -33,18 +36,14 @@ pub use lower::{Lowering, Port, Stage};
 pub(crate) use output::Outlet;
 pub use output::{Output, Outputs};
 pub use pack::SMALL_BYTES_MAX;
-pub(crate) use scatter::Scatter;
-pub use scatter::{Assign, Assignment, Partitioner, Seat};
+pub use partitioner::{Assign, Assignment, Partitioner, Seat};
 pub use turn::LongTurn;
 pub(crate) use turn::Turn;
 
 use crate::checkpoint::StateSchema;
 use crate::graph::{Executor, TaskFactory};
-use crate::local::reduce::Reduce as Reduction;
-use crate::memory::Governor;
 use crate::overlay::Overlay;
 use crate::rebalance::{Handover, Keeps, Named};
-use crate::route_map::RouteMap;
 use crate::run::Settings;
 
 /// How an edge moves batches from the copies of one task to those of another.
@@ -169,45 +168,4 @@ impl Flow {
 /// What the settings allow an edge.
 pub(crate) fn edge_limits(settings: &Settings, governor: &Governor) -> EdgeLimits {
     EdgeLimits { governor: governor.clone(), queue_bytes: settings.queue_bytes, batch_bytes: settings.batch_bytes }
-}
-
-/// Bytes of a batch's rows: of a slice, only its part.
-pub fn batch_bytes(batch: &RecordBatch) -> u64 {
-    let fixed = |column: &dyn Array, width: usize| {
-        let nulls = if column.nulls().is_some() { column.len().div_ceil(8) } else { 0 };
-        column.len() * width + nulls
-    };
-    let column = |column: &dyn Array| match (column.data_type(), column.data_type().primitive_width()) {
-        (_, Some(width)) => fixed(column, width),
-        // Arrow counts the views only; what they refer to is most of it, and crosses with them.
-        (DataType::Utf8View, _) => fixed(column, 16) + column.as_string_view().total_buffer_bytes_used(),
-        (DataType::BinaryView, _) => fixed(column, 16) + column.as_binary_view().total_buffer_bytes_used(),
-        _ => column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size()),
-    };
-    batch.columns().iter().map(|c| column(c.as_ref()) as u64).sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray, StringViewArray};
-
-    use super::batch_bytes;
-
-    /// Credit and the size of blocks go by this: a text must weigh about the same in each of its layouts, whole or sliced.
-    #[test]
-    fn texts_weigh_what_they_hold() {
-        let texts = || (0..1000).map(|i| format!("{i:100}"));
-        let columns: [ArrayRef; 2] =
-            [Arc::new(StringArray::from_iter_values(texts())), Arc::new(StringViewArray::from_iter_values(texts()))];
-        for column in columns {
-            let batch = RecordBatch::try_from_iter([("t", column)]).unwrap();
-            assert!((100_000..120_000).contains(&batch_bytes(&batch)));
-            assert!((10_000..12_000).contains(&batch_bytes(&batch.slice(500, 100))));
-        }
-        let numbers =
-            RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from(vec![Some(1), None])) as _)]).unwrap();
-        assert_eq!(batch_bytes(&numbers), 17);
-    }
 }

@@ -8,15 +8,16 @@ use std::task::Poll;
 use arrow::array::{ArrowPrimitiveType, PrimitiveArray, RecordBatch};
 use arrow::datatypes::{SchemaRef, ToByteSlice};
 use parking_lot::Mutex;
+use tidemill_batch::gather::{Drained, Scatter};
+use tidemill_batch::schema::fits;
 
 use super::Mover;
 use super::edge::Edge;
 use super::folding::Folding;
 use super::lane::{Lane, Way};
-use super::scatter::{Assign, Assignment, Drained, Scatter, Seat};
+use super::partitioner::{Assign, Assignment, Seat};
 use super::turn::LongTurn;
 use crate::error::{DataflowError, TaskError};
-use crate::graph::check::fits;
 use crate::link::Links;
 use crate::run::{CancelToken, block_on};
 use crate::stream::{Hurry, Mark};

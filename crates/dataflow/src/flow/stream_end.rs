@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use tidemill_batch::wire::Decoder;
+
 use super::edge::Edge;
 use super::inlet::Packet;
 use super::input::Item;
 use crate::error::DataflowError;
 use crate::metrics;
 use crate::stream::Mark;
-use crate::wire::Decoder;
 
 /// See the module.
 pub(super) struct StreamEnd {

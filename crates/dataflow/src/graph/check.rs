@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
+use tidemill_batch::schema::fits;
 
 use super::{Edge, Graph, PortRef, TaskId};
 use crate::exchange::Ends;
@@ -93,28 +94,6 @@ pub(crate) struct CheckedEdge {
     pub source_schemas: Vec<SchemaRef>,
     pub target_schema: SchemaRef,
     pub name: String,
-}
-
-/// Whether batches of `found` may go where `wanted` is declared: same names and types; nulls only where allowed.
-pub(crate) fn fits(found: &Schema, wanted: &Schema) -> Result<(), String> {
-    if found.fields().len() != wanted.fields().len() {
-        return Err(format!("{} columns arrive where {} are declared", found.fields().len(), wanted.fields().len()));
-    }
-    for (found, wanted) in found.fields().iter().zip(wanted.fields()) {
-        if found.name() != wanted.name() || found.data_type() != wanted.data_type() {
-            return Err(format!(
-                "column \"{}\" ({}) arrives where \"{}\" ({}) is declared",
-                found.name(),
-                found.data_type(),
-                wanted.name(),
-                wanted.data_type()
-            ));
-        }
-        if found.is_nullable() && !wanted.is_nullable() {
-            return Err(format!("column \"{}\" may be null but is declared not to be", found.name()));
-        }
-    }
-    Ok(())
 }
 
 impl Graph {

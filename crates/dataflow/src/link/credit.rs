@@ -8,11 +8,11 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use tidemill_batch::memory::{Governor, Level};
+use tidemill_batch::wire::Kind;
 
 use super::Links;
-use crate::memory::{Governor, Level};
 use crate::stream::Hurry;
-use crate::wire::Kind;
 
 /// A window is never smaller, or little would move at all.
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
@@ -226,8 +226,9 @@ impl Drop for Guard {
 
 #[cfg(test)]
 mod tests {
+    use tidemill_batch::memory::MemorySettings;
+
     use super::*;
-    use crate::memory::MemorySettings;
     use crate::run::block_on;
 
     /// Credit that got lost would stop a stream for ever; credit that multiplies would not stop it at all.

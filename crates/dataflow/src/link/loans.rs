@@ -13,13 +13,13 @@ use std::sync::{Arc, Weak};
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
+use tidemill_batch::rooms::{Room, Space};
+use tidemill_batch::wire::{Frame, HEADER_BYTES, Header, Kind, Received};
 use tidemill_collective::Communicator;
 use tidemill_net::{Segment, SegmentError, notice};
 
 use super::Links;
 use crate::error::DataflowError;
-use crate::memory::{Room, Space};
-use crate::wire::{Frame, HEADER_BYTES, Header, Kind, Received};
 
 /// What a worker lends at most, and of its memory budget.
 const LENT_BYTES_MAX: u64 = 32 << 20;
@@ -239,12 +239,12 @@ mod tests {
 
     use arrow::array::{AsArray, Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+    use tidemill_batch::memory::MemorySettings;
     use tidemill_collective::run_ranks;
     use tidemill_net::{Endpoint, Rank};
 
     use super::*;
     use crate::exchange::Partition;
-    use crate::memory::MemorySettings;
     use crate::run::{Runner, Settings};
     use crate::{Graph, Item, TaskSpec};
 

@@ -19,14 +19,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
+use tidemill_batch::rooms::{Room, Rooms};
+use tidemill_batch::wire::{Frame, Header, Kind};
 use tidemill_net::{Endpoint, Engine, Envelope, Rank, Region};
 
 pub(crate) use credit::{Account, Debt, Guard, Valve, WINDOW_BYTES_MIN};
 pub(crate) use loans::Loans;
 pub(crate) use pump::{Inbox, Pump};
-
-use crate::memory::{Room, Rooms};
-use crate::wire::{Frame, Header, Kind};
 
 /// Bytes under way on a link before further frames wait in its queue.
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;

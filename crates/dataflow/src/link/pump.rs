@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tidemill_batch::rooms::Room;
+use tidemill_batch::wire::{HEADER_BYTES, Kind, Received};
 use tidemill_net::{Engine, GroupId, NetError, Pattern, Rank, Region, Task};
 
 use super::Links;
-use crate::memory::Room;
-use crate::wire::{HEADER_BYTES, Kind, Received};
 
 /// Where frames go.
 pub(crate) trait Inbox: Send + Sync {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use tidemill_batch::memory::{Governor, Reservation};
 use tidemill_collective::Communicator;
 
 use crate::checkpoint::{CopyStates, Restored};
-use crate::memory::{Governor, Reservation};
 use crate::stream::Sources;
 use crate::work::{Work, Works};
 

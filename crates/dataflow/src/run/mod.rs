@@ -31,6 +31,7 @@ pub use context::TaskContext;
 pub(crate) use fault::Fault;
 pub(crate) use resume::Resume;
 pub use state::{Progress, WorkerStatus};
+use tidemill_batch::memory::{Governor, MemorySettings};
 
 use self::copy::Copy;
 use self::state::RunState;
@@ -40,7 +41,6 @@ use crate::error::DataflowError;
 use crate::flow::{Edge, Flow, FlowEdge, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs, edge_limits, lower};
 use crate::graph::{Executor, Graph, TaskFuture, fingerprint};
 use crate::link::{Links, Loans, Pump};
-use crate::memory::{Governor, MemorySettings};
 use crate::metrics::RunReport;
 use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
 use crate::rebalance::Handover;

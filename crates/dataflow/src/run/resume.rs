@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use tidemill_batch::memory::Governor;
+use tidemill_batch::route_map::{BUCKETS, RouteMap};
 use tidemill_collective::{Communicator, Op};
 use tidemill_net::{Caller, Engine, Rank, notice};
 use tokio::runtime::Handle;
@@ -14,9 +16,7 @@ use crate::checkpoint::store::{Hold, Kept};
 use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState};
 use crate::error::DataflowError;
 use crate::flow::{Flow, FlowTask};
-use crate::memory::Governor;
 use crate::rebalance::Keeps;
-use crate::route_map::{BUCKETS, RouteMap};
 
 /// What a run that makes checkpoints begins with.
 pub(crate) struct Resume {

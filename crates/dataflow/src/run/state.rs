@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
+use tidemill_batch::route_map::RouteMap;
+use tidemill_batch::wire::{Frame, Header, Kind, Received};
 use tidemill_net::NetError;
 
 use super::cancel::Cancel;
@@ -17,9 +19,7 @@ use crate::flow::Edge;
 use crate::link::{Inbox, Links};
 use crate::metrics::EdgeReport;
 use crate::rebalance::{Rebalance, Rebalancing};
-use crate::route_map::RouteMap;
 use crate::stream::{Control, SourceReport, Sources, Stalls};
-use crate::wire::{Frame, Header, Kind, Received};
 use crate::work::{WorkReport, Works};
 
 /// See the module.

@@ -12,12 +12,12 @@ use arrow::datatypes::{
     TimestampNanosecondType, TimestampSecondType,
 };
 use bytes::Bytes;
+use tidemill_batch::ends;
 
 use super::mark::{EventTime, Mark};
 use super::source::{EventTimes, ToldBy, time_column};
 use super::watermarks::Watermarks;
 use crate::checkpoint::Restored;
-use crate::ends;
 use crate::error::TaskError;
 
 /// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.

@@ -11,13 +11,13 @@ use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use arrow::row::{RowConverter, SortField};
 use bytes::Bytes;
+use tidemill_batch::keys::KeyHasher;
+use tidemill_batch::memory::Reservation;
+use tidemill_batch::route_map::{BUCKETS, RouteMap};
 
 use crate::checkpoint::{Part, Restored, Snapshot, rows};
 use crate::error::TaskError;
-use crate::keys::KeyHasher;
-use crate::memory::Reservation;
 use crate::operator::{Emit, Flow, Operator, Released};
-use crate::route_map::{BUCKETS, RouteMap};
 use crate::run::TaskContext;
 use crate::stream::EventTime;
 
@@ -493,13 +493,13 @@ mod tests {
     use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
     use arrow::datatypes::Int64Type;
     use bytes::Bytes;
+    use tidemill_batch::keys::KeyHasher;
+    use tidemill_batch::route_map::{BUCKETS, RouteMap};
 
     use super::{KeyContext, KeyLogic, KeyOperator, Timer};
     use crate::checkpoint::{Part, Restored};
     use crate::error::TaskError;
-    use crate::keys::KeyHasher;
     use crate::operator::{Emit, Flow, Operator};
-    use crate::route_map::{BUCKETS, RouteMap};
     use crate::stream::EventTime;
 
     /// What has gone off: keys and timers.

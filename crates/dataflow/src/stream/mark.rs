@@ -3,10 +3,10 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use tidemill_batch::route_map::RouteMap;
+use tidemill_batch::wire::{Frame, Header, Kind, Received};
 
 use crate::rebalance::Rebalance;
-use crate::route_map::RouteMap;
-use crate::wire::{Frame, Header, Kind, Received};
 
 /// A moment of event time: microseconds since 1970-01-01 UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

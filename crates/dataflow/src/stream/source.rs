@@ -277,7 +277,7 @@ impl EventTimes {
 /// # Errors
 /// In words, when there is none or it is of another type.
 pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
-    let at = crate::exchange::columns(schema, std::slice::from_ref(&name.to_owned()))?[0];
+    let at = tidemill_batch::schema::columns(schema, std::slice::from_ref(&name.to_owned()))?[0];
     match schema.field(at).data_type() {
         DataType::Timestamp(..) | DataType::Date32 | DataType::Date64 => Ok(at),
         other => Err(format!("column \"{name}\" ({other}) does not tell time: cast it to a timestamp")),

@@ -15,7 +15,7 @@ use datafusion::physical_plan::SendableRecordBatchStream;
 use datafusion::physical_plan::coop::make_cooperative;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{Stream, TryStreamExt, stream};
-use tidemill_dataflow::DataflowError;
+use tidemill_dataflow::BatchError;
 use tidemill_dataflow::memory::{self as spilled, BlockFile, Governor};
 
 use crate::error::DataSetError;
@@ -33,10 +33,10 @@ impl TempFileFactory for SpillFiles {
 }
 
 /// What the disk said, or who holds the memory.
-pub(crate) fn failed(error: DataflowError) -> DataFusionError {
+pub(crate) fn failed(error: BatchError) -> DataFusionError {
     let text = error.to_string();
     DataFusionError::from(match error {
-        DataflowError::Memory { .. } => DataSetError::Memory(text.trim_start_matches("memory: ").into()),
+        BatchError::Memory { .. } => DataSetError::Memory(text.trim_start_matches("memory: ").into()),
         _ => DataSetError::Io(text),
     })
 }

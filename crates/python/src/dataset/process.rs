@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyList};
 use tidemill_dataflow::checkpoint::{Buckets, Part};
 use tidemill_dataflow::memory::{Governor, MapWriter};
 use tidemill_dataflow::stream::EventTime;
-use tidemill_dataflow::{DataflowError, wait_in_copy};
+use tidemill_dataflow::{BatchError, wait_in_copy};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_stream::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 
@@ -166,7 +166,7 @@ impl Gathered {
     }
 
     fn add(&mut self, part: &[u8]) -> PyResult<()> {
-        let failed = |error: DataflowError| PyOSError::new_err(error.to_string());
+        let failed = |error: BatchError| PyOSError::new_err(error.to_string());
         let limited = self.governor.settings().budget_bytes > 0;
         if self.file.is_none() && !(limited && self.bytes + part.len() > GATHERED_BYTES_MAX) {
             self.bytes += part.len();

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use bytes::Bytes;
+use tidemill_batch::route_map::RouteMap;
 use tokio::sync::watch;
 
 use super::super::coordinator::ALL;
@@ -14,7 +15,6 @@ use super::super::news::News;
 use super::super::{Part, Restored, Snapshot};
 use super::{LAST, Plan, Random, Unit, World};
 use crate::rebalance::{Moved, Moves, Tenure};
-use crate::route_map::RouteMap;
 use crate::stream::{Barrier, Confluence, Control, EventTime, Gate, Mark, Recording, Seen, Watermarks};
 
 /// What waits in a stream before its sender does; twice as much if a barrier is in a hurry.

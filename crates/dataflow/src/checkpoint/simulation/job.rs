@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidemill_batch::memory::{Governor, MemorySettings};
+use tidemill_batch::route_map::{BUCKETS, RouteMap};
+
 use super::super::Restored;
 use super::super::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
 use super::super::hub::{self, SplitsOf};
@@ -12,9 +15,7 @@ use super::super::news::News;
 use super::super::store::StoreError;
 use super::copies::{self, Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings, Write};
 use super::{Plan, Random, World, at_once};
-use crate::memory::{Governor, MemorySettings};
 use crate::rebalance::Rebalance;
-use crate::route_map::{BUCKETS, RouteMap};
 use crate::stream::{Barrier, Control};
 
 /// From worker 0 to another.

@@ -10,14 +10,15 @@ use arrow_ipc::reader::StreamDecoder;
 use arrow_ipc::writer::{IpcWriteOptions, StreamEncoder};
 
 /// A piece of a batch's encoding.
-pub(crate) enum Piece {
+pub enum Piece {
+    /// Bytes as they are.
     Bytes(Buffer),
     /// The values of a column, and how many bytes they are.
     Values(usize, usize),
 }
 
 /// The sending end of a stream.
-pub(crate) struct Encoder {
+pub struct Encoder {
     inner: StreamEncoder,
     schema: SchemaRef,
     /// Stands for the values of a column that are not there yet.
@@ -49,12 +50,19 @@ fn next(decoder: &mut StreamDecoder, bytes: &mut Buffer) -> Result<RecordBatch, 
 }
 
 impl Encoder {
-    pub(crate) fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
+    /// An encoder of batches with this schema.
+    ///
+    /// # Errors
+    /// When a type cannot be encoded.
+    pub fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
         Self::with_options(schema, IpcWriteOptions::default())
     }
 
     /// An encoder whose bodies are compressed with LZ4. Decoders see to that by themselves.
-    pub(crate) fn compressed(schema: &SchemaRef) -> Result<Self, ArrowError> {
+    ///
+    /// # Errors
+    /// As [`Encoder::new`].
+    pub fn compressed(schema: &SchemaRef) -> Result<Self, ArrowError> {
         Self::with_options(schema, IpcWriteOptions::default().try_with_compression(Some(CompressionType::LZ4_FRAME))?)
     }
 
@@ -69,7 +77,13 @@ impl Encoder {
     }
 
     /// A batch of so many rows of plain numbers, of these widths and without nulls, whose values are to be filled in, each where its piece is.
-    pub(crate) fn outline(&mut self, rows: usize, widths: &[usize]) -> Result<Vec<Piece>, ArrowError> {
+    ///
+    /// # Errors
+    /// When the widths are not those of the schema.
+    ///
+    /// # Panics
+    /// When Arrow would send the values otherwise than as they are.
+    pub fn outline(&mut self, rows: usize, widths: &[usize]) -> Result<Vec<Piece>, ArrowError> {
         let longest = rows * widths.iter().max().copied().unwrap_or_default();
         if self.blank.len() < longest {
             self.blank = MutableBuffer::from_len_zeroed(longest.next_power_of_two()).into();
@@ -92,7 +106,10 @@ impl Encoder {
     }
 
     /// The batch as pieces of the stream; most are the batch's own buffers, not copies.
-    pub(crate) fn encode(&mut self, batch: &RecordBatch) -> Result<Vec<Buffer>, ArrowError> {
+    ///
+    /// # Errors
+    /// When Arrow cannot encode it.
+    pub fn encode(&mut self, batch: &RecordBatch) -> Result<Vec<Buffer>, ArrowError> {
         if batch.num_columns() == 0 {
             return Ok(Vec::new());
         }
@@ -150,20 +167,27 @@ pub(crate) fn tighten(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
 }
 
 /// The receiving end of a stream.
-pub(crate) struct Decoder {
+pub struct Decoder {
     inner: StreamDecoder,
     schema: SchemaRef,
 }
 
 impl Decoder {
-    pub(crate) fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
+    /// A decoder of batches with this schema.
+    ///
+    /// # Errors
+    /// When a type cannot be encoded.
+    pub fn new(schema: &SchemaRef) -> Result<Self, ArrowError> {
         let mut inner = StreamDecoder::new();
         next(&mut inner, &mut beginning(schema, IpcWriteOptions::default())?.1)?;
         Ok(Decoder { inner, schema: SchemaRef::clone(schema) })
     }
 
     /// The batch in a body.
-    pub(crate) fn decode(&mut self, mut body: Buffer, rows: usize) -> Result<RecordBatch, ArrowError> {
+    ///
+    /// # Errors
+    /// When the body is not a batch of so many rows.
+    pub fn decode(&mut self, mut body: Buffer, rows: usize) -> Result<RecordBatch, ArrowError> {
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         if self.schema.fields().is_empty() {
             return RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), Vec::new(), &options);
@@ -188,8 +212,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::local::gather::Gather;
-    use crate::local::part::deal;
+    use crate::gather::Gather;
+    use crate::gather::part::deal;
 
     fn batch(rows: std::ops::Range<i64>) -> RecordBatch {
         let bytes = || rows.clone().map(|row| i128::from(row).to_le_bytes());

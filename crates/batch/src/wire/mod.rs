@@ -17,12 +17,13 @@ use std::mem::MaybeUninit;
 use arrow::buffer::Buffer;
 use twox_hash::XxHash3_64;
 
-use crate::memory::Room;
+use crate::rooms::Room;
 
-pub(crate) use codec::{Decoder, Encoder, Piece, tighten};
+pub(crate) use codec::tighten;
+pub use codec::{Decoder, Encoder, Piece};
 
 /// Bytes of a header, and what frames are aligned to.
-pub(crate) const HEADER_BYTES: usize = 64;
+pub const HEADER_BYTES: usize = 64;
 /// Changes when the layout does.
 const MAGIC: u32 = u32::from_le_bytes(*b"TMD1");
 
@@ -34,7 +35,7 @@ const BODY_BYTES_MAX: u64 = 1 << 40;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Rows.
     Batch,
     /// The stream from `source` to `target` is over: `seq` blocks with `rows` rows were sent.
@@ -43,7 +44,7 @@ pub(crate) enum Kind {
     Watermark,
     /// Behind `seq` blocks: nothing comes for now.
     Idle,
-    /// Behind `seq` blocks: the body is a [`Barrier`](crate::stream::Barrier).
+    /// Behind `seq` blocks: the body is a barrier.
     Barrier,
     /// `rows` bytes of the stream from `source` to `target` have been taken.
     Credit,
@@ -57,11 +58,11 @@ pub(crate) enum Kind {
     Inject,
     /// Worker 0 has the barrier of epoch `rows` overtake rows.
     Hurry,
-    /// What a copy of the sender has saved, for worker 0: the body is a [`Report`](crate::checkpoint::Report).
+    /// What a copy of the sender has saved, for worker 0: the body is a report.
     Saved,
     /// Worker 0 has made the checkpoint of epoch `rows` durable.
     Durable,
-    /// A task of the sender failed: the body is a [`Fault`](crate::run::Fault).
+    /// A task of the sender failed: the body is a fault.
     Abort,
     /// The sender's last frame in the run. A body is the fault that began there.
     Finish,
@@ -93,10 +94,12 @@ const KINDS: [Kind; 17] = [
 
 /// A frame's header, but for what belongs to the encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub struct Header {
+    /// What the frame is.
     pub kind: Kind,
     /// Which run of the graph runner; a frame of another is a bug or a stranger.
     pub run: u32,
+    /// The edge, by its number in the flow.
     pub edge: u32,
     /// The sending copy.
     pub source: u32,
@@ -104,11 +107,14 @@ pub(crate) struct Header {
     pub target: u32,
     /// The number of the block in its stream.
     pub seq: u64,
+    /// How many rows the body has; of other kinds than batches see [`Kind`].
     pub rows: u64,
 }
 
 impl Header {
-    pub(crate) fn new(kind: Kind, run: u32) -> Self {
+    /// A header of this kind, all else 0.
+    #[inline]
+    pub fn new(kind: Kind, run: u32) -> Self {
         Header { kind, run, edge: 0, source: 0, target: 0, seq: 0, rows: 0 }
     }
 
@@ -131,7 +137,7 @@ fn seed(header: &[u8]) -> u64 {
 }
 
 /// A frame that is being written, piece by piece.
-pub(crate) struct Draft {
+pub struct Draft {
     room: Room,
     /// How much is written.
     at: usize,
@@ -142,7 +148,7 @@ pub(crate) struct Draft {
 
 impl Draft {
     /// A frame whose body has so many bytes, in a room for so many.
-    pub(crate) fn new(room: impl FnOnce(usize) -> Room, header: &Header, body_len: usize) -> Self {
+    pub fn new(room: impl FnOnce(usize) -> Room, header: &Header, body_len: usize) -> Self {
         let room = room((HEADER_BYTES + body_len).next_multiple_of(HEADER_BYTES));
         let header_bytes = header.encode(body_len as u64);
         let hasher = (!room.is_read_in_place()).then(|| XxHash3_64::with_seed(seed(&header_bytes[..48])));
@@ -151,8 +157,8 @@ impl Draft {
         Draft { hasher, ..draft }
     }
 
-    /// The next bytes.
-    pub(crate) fn put(&mut self, bytes: &[u8]) {
+    /// Writes the next bytes.
+    pub fn put(&mut self, bytes: &[u8]) {
         for piece in bytes.chunks(HASHED_BYTES) {
             self.room.spare()[self.at..][..piece.len()].write_copy_of_slice(piece);
             self.at += piece.len();
@@ -163,7 +169,7 @@ impl Draft {
     }
 
     /// The next `len` bytes, all of which `fill` writes.
-    pub(crate) fn fill(&mut self, len: usize, fill: impl FnOnce(&mut [MaybeUninit<u8>])) {
+    pub fn fill(&mut self, len: usize, fill: impl FnOnce(&mut [MaybeUninit<u8>])) {
         let out = &mut self.room.spare()[self.at..][..len];
         fill(out);
         self.at += len;
@@ -173,9 +179,11 @@ impl Draft {
         }
     }
 
+    /// The whole frame.
+    ///
     /// # Panics
     /// If the body is not as long as it was said to be.
-    pub(crate) fn finish(mut self) -> Frame {
+    pub fn finish(mut self) -> Frame {
         assert_eq!(self.at, HEADER_BYTES + self.body_len, "a body of another length");
         let sum = self.hasher.take().map_or(0, |hasher| hasher.finish());
         self.room.spare()[48..56].write_copy_of_slice(&sum.to_le_bytes());
@@ -187,50 +195,58 @@ impl Draft {
 }
 
 /// A frame on its way out.
-pub(crate) struct Frame(Buffer);
+pub struct Frame(Buffer);
 
 impl Frame {
     /// Encodes a frame whose body is `parts`, one after the other.
-    pub(crate) fn new(header: &Header, parts: &[Buffer]) -> Self {
+    pub fn new(header: &Header, parts: &[Buffer]) -> Self {
         Self::within(Room::new, header, parts)
     }
 
     /// [`Frame::new`], in a room for so many bytes.
-    pub(crate) fn within(room: impl FnOnce(usize) -> Room, header: &Header, parts: &[Buffer]) -> Self {
+    pub fn within(room: impl FnOnce(usize) -> Room, header: &Header, parts: &[Buffer]) -> Self {
         let mut draft = Draft::new(room, header, parts.iter().map(Buffer::len).sum());
         parts.iter().for_each(|part| draft.put(part));
         draft.finish()
     }
 
     /// A frame that is its header.
-    pub(crate) fn bare(header: &Header) -> Self {
+    #[inline]
+    pub fn bare(header: &Header) -> Self {
         Self::new(header, &[])
     }
 
     /// Its bytes; their number is what it costs in credit.
-    pub(crate) fn into_buffer(self) -> Buffer {
+    #[inline]
+    pub fn into_buffer(self) -> Buffer {
         self.0
     }
 }
 
 /// Why bytes are no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum FrameError {
+pub enum FrameError {
+    /// There are fewer bytes than the frame needs.
     #[error("a message ends in the middle of a frame")]
     Short,
+    /// The first bytes are those of no frame.
     #[error("bytes that are no frame (do all workers run the same version of Tidemill?)")]
     Magic,
+    /// Its kind is unknown.
     #[error("a frame of unknown kind {0}")]
     Kind(u32),
+    /// Its length is beyond all that is sent.
     #[error("a frame that claims to have {0} bytes")]
     Long(u64),
+    /// Its checksum is that of other bytes.
     #[error("a frame whose checksum is wrong: it was damaged on its way")]
     Checksum,
 }
 
 /// A frame as it arrived: its bytes are still in the message's buffer.
 #[derive(Clone, Debug)]
-pub(crate) struct Received {
+pub struct Received {
+    /// Its header.
     pub header: Header,
     /// Header, body and padding, to be passed on as they are.
     pub whole: Buffer,
@@ -241,7 +257,11 @@ pub(crate) struct Received {
 
 impl Received {
     /// The length of the frame that begins with `header`, padding included.
-    pub(crate) fn len(header: &[u8]) -> Result<usize, FrameError> {
+    ///
+    /// # Errors
+    /// When it is not the header of a frame.
+    #[inline]
+    pub fn len(header: &[u8]) -> Result<usize, FrameError> {
         let magic = header.get(0..4).ok_or(FrameError::Short)?;
         if magic != MAGIC.to_le_bytes() {
             return Err(FrameError::Magic);
@@ -256,7 +276,10 @@ impl Received {
     }
 
     /// Takes the frame at the front of `message`, which is left with the rest. The checksum is not looked at.
-    pub(crate) fn take(message: &mut Buffer) -> Result<Received, FrameError> {
+    ///
+    /// # Errors
+    /// When no whole frame is there.
+    pub fn take(message: &mut Buffer) -> Result<Received, FrameError> {
         let bytes = message.as_slice();
         if bytes.len() < HEADER_BYTES {
             return Err(FrameError::Short);
@@ -284,12 +307,18 @@ impl Received {
     }
 
     /// The frame in memory that its sender lends.
-    pub(crate) fn lent(mut bytes: Buffer) -> Result<Received, FrameError> {
+    ///
+    /// # Errors
+    /// As [`Received::take`].
+    pub fn lent(mut bytes: Buffer) -> Result<Received, FrameError> {
         Ok(Received { in_place: true, ..Self::take(&mut bytes)? })
     }
 
     /// Whether header and body are as they were sent.
-    pub(crate) fn verify(&self) -> Result<(), FrameError> {
+    ///
+    /// # Errors
+    /// When the checksum differs.
+    pub fn verify(&self) -> Result<(), FrameError> {
         if self.in_place {
             return Ok(());
         }
@@ -303,7 +332,8 @@ impl Received {
     }
 
     /// The body, still in the message's buffer.
-    pub(crate) fn body(&self) -> Buffer {
+    #[inline]
+    pub fn body(&self) -> Buffer {
         self.whole.slice_with_length(HEADER_BYTES, self.body_len)
     }
 }

@@ -14,7 +14,8 @@ use crate::floats::canonical;
 /// A column to sort by. Nulls come first and NaNs, of either sign, after all other numbers, unless told; both zeros are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SortKey {
-    pub(crate) column: String,
+    /// The name of the column.
+    pub column: String,
     pub(crate) options: SortOptions,
 }
 
@@ -36,7 +37,8 @@ impl SortKey {
         self
     }
 
-    pub(crate) fn describe(&self) -> String {
+    /// In words: the column, and which way.
+    pub fn describe(&self) -> String {
         let way = if self.options.descending { " descending" } else { "" };
         let nulls = if self.options.nulls_first == self.options.descending { " (nulls the other way)" } else { "" };
         format!("{}{way}{nulls}", self.column)
@@ -83,11 +85,18 @@ impl Order {
     }
 
     /// An order in which rows with equal keys follow each other.
-    pub(crate) fn of_groups(schema: &SchemaRef, keys: &[String]) -> Result<Self, ArrowError> {
+    ///
+    /// # Errors
+    /// As [`Order::new`].
+    pub fn of_groups(schema: &SchemaRef, keys: &[String]) -> Result<Self, ArrowError> {
         Order::new(schema, &keys.iter().map(SortKey::ascending).collect::<Vec<_>>())
     }
 
-    pub(crate) fn rows(&self, batch: &RecordBatch) -> Result<Rows, ArrowError> {
+    /// Rows as bytes that compare in this order.
+    ///
+    /// # Errors
+    /// When the columns are not of the types that the order was made for.
+    pub fn rows(&self, batch: &RecordBatch) -> Result<Rows, ArrowError> {
         let columns = self.columns.iter().map(|&(at, _)| canonical(batch.column(at))).collect::<Result<Vec<_>, _>>()?;
         self.converter.convert_columns(&columns)
     }

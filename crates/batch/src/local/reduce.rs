@@ -14,8 +14,8 @@ use arrow::datatypes::{
 
 use super::groups::Groups;
 use super::whole::{Sums, whole};
-use crate::error::{DataflowError, TaskError};
-use crate::flow::batch_bytes;
+use crate::batch_bytes;
+use crate::error::{BatchError, TaskError};
 use crate::keys::KeyHasher;
 use crate::memory::{Governor, Partitions, Reservation, SpillFile};
 
@@ -113,11 +113,13 @@ impl Reduce {
     }
 
     /// Whether it calls a function, which may block.
-    pub(crate) fn is_function(&self) -> bool {
+    #[inline]
+    pub fn is_function(&self) -> bool {
         matches!(self.fold, Fold::Function { .. })
     }
 
-    pub(crate) fn describe(&self) -> String {
+    /// In words, with everything that matters.
+    pub fn describe(&self) -> String {
         match &self.fold {
             Fold::Columns(columns) => {
                 let columns = columns.iter().map(|(name, op)| format!("{op:?}({name})").to_lowercase());
@@ -136,21 +138,21 @@ impl Reduce {
     }
 
     /// The schema of results: keys, then reduced columns.
-    pub(crate) fn schema(&self, schema: &SchemaRef, keys: &[String]) -> Result<SchemaRef, String> {
+    pub fn schema(&self, schema: &SchemaRef, keys: &[String]) -> Result<SchemaRef, String> {
         let reduced = self.columns();
         if let Some(column) = reduced.iter().find(|column| keys.contains(column)) {
             return Err(format!("column \"{column}\" is a key and cannot be reduced, too"));
         }
         let mut fields: Vec<Field> = Vec::new();
-        for at in crate::exchange::columns(schema, keys)? {
+        for at in crate::schema::columns(schema, keys)? {
             fields.push(schema.field(at).clone());
         }
-        for at in crate::exchange::columns(schema, &reduced)? {
+        for at in crate::schema::columns(schema, &reduced)? {
             // A sum of nothing is null.
             fields.push(schema.field(at).clone());
         }
         if let Fold::Columns(columns) = &self.fold {
-            for ((name, op), at) in columns.iter().zip(crate::exchange::columns(schema, &reduced)?) {
+            for ((name, op), at) in columns.iter().zip(crate::schema::columns(schema, &reduced)?) {
                 let data_type = schema.field(at).data_type();
                 let arithmetic = match op {
                     // Each would have more digits behind the point.
@@ -186,7 +188,7 @@ impl Reduce {
                 if folded.num_rows() != count {
                     return Err(format!("{name} returned {} rows for {count} groups", folded.num_rows()).into());
                 }
-                crate::graph::check::fits(&folded.schema(), &values.schema()).map_err(|e| format!("{name}: {e}"))?;
+                crate::schema::fits(&folded.schema(), &values.schema()).map_err(|e| format!("{name}: {e}"))?;
                 Ok(folded)
             }
         }
@@ -273,7 +275,7 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
 
 /// Reduces rows by their key, in a bounded part of memory: when it runs out, groups go to disk, parted by their hash, and
 /// each part is reduced on its own in the end.
-pub(crate) struct Reducer {
+pub struct Reducer {
     plan: Plan,
     level: u32,
     groups: Groups,
@@ -305,18 +307,21 @@ struct Plan {
 
 impl Reducer {
     /// For rows of `schema`, which is that of results: keys first.
-    pub(crate) fn new(
+    ///
+    /// # Errors
+    /// When a type is no key, or memory is used up.
+    pub fn new(
         schema: &SchemaRef,
         keys: usize,
         reduce: &Reduce,
         governor: &Governor,
         name: &str,
-    ) -> Result<Self, DataflowError> {
+    ) -> Result<Self, BatchError> {
         let (reduce, governor, name) = (reduce.clone(), governor.clone(), name.to_owned());
         Self::at_level(Plan { reduce, schema: SchemaRef::clone(schema), keys, governor, name }, 0)
     }
 
-    fn at_level(plan: Plan, level: u32) -> Result<Self, DataflowError> {
+    fn at_level(plan: Plan, level: u32) -> Result<Self, BatchError> {
         let groups = Groups::new(&plan.schema, (0..plan.keys).collect())?;
         let values: Vec<usize> = (plan.keys..plan.schema.fields().len()).collect();
         let folded = RecordBatch::new_empty(Arc::new(plan.schema.project(&values)?));
@@ -349,7 +354,7 @@ impl Reducer {
             Some(last) if Arc::ptr_eq(&last.0, batch.schema_ref()) => last,
             last => {
                 let names: Vec<String> = self.plan.schema.fields().iter().map(|field| field.name().clone()).collect();
-                last.insert((batch.schema(), crate::exchange::columns(batch.schema_ref(), &names)?))
+                last.insert((batch.schema(), crate::schema::columns(batch.schema_ref(), &names)?))
             }
         };
         let all = at.iter().copied().eq(0..batch.num_columns());
@@ -358,12 +363,15 @@ impl Reducer {
 
     /// Adds numbers, given as bytes, of the only column; `false`: they have to come as a batch.
     #[inline]
-    pub(crate) fn push_values(&mut self, values: &[u8]) -> bool {
+    pub fn push_values(&mut self, values: &[u8]) -> bool {
         self.sums.as_mut().is_some_and(|sums| sums.add_values(values))
     }
 
     /// Adds rows, which may have other columns, too.
-    pub(crate) fn push(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
+    ///
+    /// # Errors
+    /// When values cannot be reduced, or there is no room for them.
+    pub fn push(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         let mut batch = self.project(batch)?;
         if let Some(sums) = &mut self.sums
             && sums.add(&batch)
@@ -420,7 +428,7 @@ impl Reducer {
     }
 
     /// All groups there are, one row each.
-    fn results(&self) -> Result<RecordBatch, DataflowError> {
+    fn results(&self) -> Result<RecordBatch, BatchError> {
         let mut columns = if self.groups.count() == 0 { Vec::new() } else { self.groups.key_columns()? };
         if self.groups.count() == 0 {
             return Ok(RecordBatch::new_empty(SchemaRef::clone(&self.plan.schema)));
@@ -452,7 +460,10 @@ impl Reducer {
     }
 
     /// The results, in batches.
-    pub(crate) fn finish(mut self) -> Result<Reduced, TaskError> {
+    ///
+    /// # Errors
+    /// As [`Reducer::push`].
+    pub fn finish(mut self) -> Result<Reduced, TaskError> {
         if let Some(row) = self.sums.take().and_then(|sums| sums.row(&self.plan.schema)) {
             self.push(row?)?;
         }
@@ -469,7 +480,7 @@ impl Reducer {
 }
 
 /// What a [`Reducer`] ends with.
-pub(crate) struct Reduced {
+pub struct Reduced {
     plan: Plan,
     level: u32,
     results: RecordBatch,
@@ -480,7 +491,11 @@ pub(crate) struct Reduced {
 }
 
 impl Reduced {
-    pub(crate) fn next_batch(&mut self) -> Result<Option<RecordBatch>, TaskError> {
+    /// The next results.
+    ///
+    /// # Errors
+    /// As [`Reducer::push`].
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         loop {
             let rows = (self.results.num_rows() - self.next).min(ROWS_MAX);
             if rows > 0 {

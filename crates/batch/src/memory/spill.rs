@@ -16,7 +16,7 @@ use arrow::datatypes::SchemaRef;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Governor;
-use crate::error::DataflowError;
+use crate::error::BatchError;
 use crate::wire::{Decoder, Encoder, Frame, HEADER_BYTES, Header, Kind, Received};
 
 /// Read and written at once.
@@ -25,7 +25,7 @@ pub(super) const IO_BYTES: usize = 256 << 10;
 const TRIM_BYTES_MIN: u64 = 1 << 20;
 
 /// The error of a file in the governor's spill directory, with what can be done about it.
-pub fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
+pub fn spill_error(governor: &Governor, error: &Error) -> BatchError {
     let reason = match (error.kind(), error.raw_os_error()) {
         (ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge, _) => format!(
             "{error}; {}this worker has written {} MiB to it so far, and needs more: free space there, name another directory with \
@@ -47,7 +47,7 @@ pub fn spill_error(governor: &Governor, error: &Error) -> DataflowError {
         }
         _ => error.to_string(),
     };
-    DataflowError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
+    BatchError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
 }
 
 /// How much of a directory's disk is free, for errors; nothing where the system does not say.
@@ -63,9 +63,9 @@ fn room(dir: &Path) -> String {
 }
 
 /// The error of a file that is not as it was written.
-pub(super) fn damaged(governor: &Governor, reason: &dyn std::fmt::Display) -> DataflowError {
+pub(super) fn damaged(governor: &Governor, reason: &dyn std::fmt::Display) -> BatchError {
     let reason = format!("what was written is not what is read: {reason}; is the disk sound?");
-    DataflowError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
+    BatchError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
 }
 
 /// Lets this process have as many files open as it may: what is spilled at once is some hundred, and the soft limit, often 1024,
@@ -82,7 +82,7 @@ pub(super) fn allow_many_files() {
 ///
 /// # Errors
 /// When it cannot be made there.
-pub fn nameless_file(governor: &Governor) -> Result<File, DataflowError> {
+pub fn nameless_file(governor: &Governor) -> Result<File, BatchError> {
     tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|error| spill_error(governor, &error))
 }
 
@@ -102,7 +102,7 @@ impl SpillWriter {
     ///
     /// # Errors
     /// When it cannot be made there.
-    pub fn new(governor: &Governor, schema: &SchemaRef) -> Result<Self, DataflowError> {
+    pub fn new(governor: &Governor, schema: &SchemaRef) -> Result<Self, BatchError> {
         let file = nameless_file(governor)?;
         Ok(SpillWriter {
             governor: governor.clone(),
@@ -119,7 +119,7 @@ impl SpillWriter {
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub fn write(&mut self, batch: &RecordBatch) -> Result<(), DataflowError> {
+    pub fn write(&mut self, batch: &RecordBatch) -> Result<(), BatchError> {
         let header = Header { seq: self.blocks, rows: batch.num_rows() as u64, ..Header::new(Kind::Batch, 0) };
         let frame = Frame::new(&header, &self.encoder.encode(batch)?).into_buffer();
         self.file.write_all(&frame).map_err(|error| spill_error(&self.governor, &error))?;
@@ -139,7 +139,7 @@ impl SpillWriter {
     ///
     /// # Errors
     /// As [`SpillWriter::write`].
-    pub fn finish(self) -> Result<SpillFile, DataflowError> {
+    pub fn finish(self) -> Result<SpillFile, BatchError> {
         let SpillWriter { governor, file, schema, blocks, rows, bytes, .. } = self;
         let file = file.into_inner().map_err(|error| spill_error(&governor, error.error()))?;
         // To look for what has been freed takes longer than to write a small file.
@@ -180,7 +180,7 @@ impl SpillFile {
     ///
     /// # Errors
     /// When a schema's batches cannot be read.
-    pub fn read(&self) -> Result<SpillReader, DataflowError> {
+    pub fn read(&self) -> Result<SpillReader, BatchError> {
         let file = BufReader::with_capacity(IO_BYTES, Place { file: Arc::clone(&self.file), at: 0 });
         let (governor, decoder) = (self.governor.clone(), Decoder::new(&self.schema)?);
         Ok(SpillReader { governor, file, decoder, next: 0, blocks: self.blocks, left_bytes: self.bytes })
@@ -216,7 +216,7 @@ impl SpillReader {
     ///
     /// # Errors
     /// When the disk fails, or returns something else than was written.
-    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         if self.next == self.blocks {
             return Ok(None);
         }
@@ -281,7 +281,7 @@ mod tests {
         let batches: Vec<_> = [(1, 5000), (2, 0), (3, 1), (4, 3000)].map(|(seed, rows)| batch(seed, rows)).into();
         let mut writer = SpillWriter::new(&governor(), &batches[0].schema()).unwrap();
         batches.iter().for_each(|batch| writer.write(batch).unwrap());
-        let raw: u64 = batches.iter().map(crate::flow::batch_bytes).sum();
+        let raw: u64 = batches.iter().map(crate::batch_bytes).sum();
         assert!(writer.bytes() < raw / 2, "{} of {raw} bytes", writer.bytes());
         let file = writer.finish().unwrap();
         let mut readers = [file.read().unwrap(), file.read().unwrap()];

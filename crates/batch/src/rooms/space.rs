@@ -13,7 +13,7 @@ use tidemill_net::Segment;
 const STEP_BYTES: usize = 4096;
 
 /// See the module.
-pub(crate) struct Space {
+pub struct Space {
     segment: Segment,
     /// Where free stretches begin, and how long they are; no two touch.
     free: Mutex<BTreeMap<usize, usize>>,
@@ -21,14 +21,14 @@ pub(crate) struct Space {
 
 impl Space {
     /// All of a segment, but for its first page.
-    pub(crate) fn new(segment: Segment) -> Arc<Self> {
+    pub fn new(segment: Segment) -> Arc<Self> {
         let len = segment.len().saturating_sub(STEP_BYTES) / STEP_BYTES * STEP_BYTES;
         let free = (len > 0).then_some((STEP_BYTES, len)).into_iter().collect();
         Arc::new(Space { segment, free: Mutex::new(free) })
     }
 
     /// A place for `len` bytes, at least one; `None` while there is none so long.
-    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, len: usize) -> Option<Place> {
         let len = len.next_multiple_of(STEP_BYTES);
         let mut free = self.free.lock();
         // The lowest, so that few pages are in use, which the caches know.
@@ -55,14 +55,14 @@ impl Space {
     }
 
     /// Where in the segment `bytes` begin, if that is where they lie.
-    pub(crate) fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
+    pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.segment.base().addr().get())?;
         (offset < self.segment.len()).then_some(offset)
     }
 }
 
 /// A stretch of a [`Space`] that is nobody else's.
-pub(crate) struct Place {
+pub struct Place {
     space: Arc<Space>,
     start: usize,
     len: usize,

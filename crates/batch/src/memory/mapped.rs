@@ -26,7 +26,7 @@ use twox_hash::XxHash3_64;
 
 use super::Governor;
 use super::spill::{IO_BYTES, damaged, spill_error};
-use crate::error::DataflowError;
+use crate::error::BatchError;
 use crate::wire::{Decoder, Encoder};
 
 /// A file's bytes. It has as many as are mapped as long as this is there: it has no name by which others could cut it.
@@ -149,7 +149,7 @@ impl Drop for Sealed {
 ///
 /// # Errors
 /// When the disk has returned something else than was written.
-pub fn verify(bytes: &[u8]) -> Result<(), DataflowError> {
+pub fn verify(bytes: &[u8]) -> Result<(), BatchError> {
     let address = bytes.as_ptr() as usize;
     let (start, seal) = match SEALS.read().range(..=address).next_back() {
         Some((&start, seal)) if address - start < seal.len => (start, Arc::clone(seal)),
@@ -175,7 +175,7 @@ pub fn verify(bytes: &[u8]) -> Result<(), DataflowError> {
 ///
 /// # Errors
 /// As there.
-pub fn verify_rows(rows: &RecordBatch) -> Result<(), DataflowError> {
+pub fn verify_rows(rows: &RecordBatch) -> Result<(), BatchError> {
     rows.columns().iter().try_for_each(|column| verify_column(column.as_ref()))
 }
 
@@ -183,11 +183,11 @@ pub fn verify_rows(rows: &RecordBatch) -> Result<(), DataflowError> {
 ///
 /// # Errors
 /// As there.
-pub fn verify_column(column: &dyn Array) -> Result<(), DataflowError> {
+pub fn verify_column(column: &dyn Array) -> Result<(), BatchError> {
     if SEALS.read().is_empty() { Ok(()) } else { verify_data(&column.to_data()) }
 }
 
-fn verify_data(data: &ArrayData) -> Result<(), DataflowError> {
+fn verify_data(data: &ArrayData) -> Result<(), BatchError> {
     if let Some(nulls) = data.nulls() {
         verify(&nulls.validity()[bits(nulls.offset(), nulls.len())])?;
     }
@@ -232,7 +232,7 @@ fn bits(offset: usize, len: usize) -> std::ops::Range<usize> {
 }
 
 /// Where the values of a column with offsets begin and end, when these are as they were written.
-fn ranged<T: ArrowNativeType>(data: &ArrayData) -> Result<(usize, usize), DataflowError> {
+fn ranged<T: ArrowNativeType>(data: &ArrayData) -> Result<(usize, usize), BatchError> {
     let Some(offsets) = (!data.is_empty()).then(|| &data.buffer::<T>(0)[..=data.len()]) else { return Ok((0, 0)) };
     // SAFETY: any bytes are bytes.
     verify(unsafe { std::slice::from_raw_parts(offsets.as_ptr().cast(), size_of_val(offsets)) })?;
@@ -240,7 +240,7 @@ fn ranged<T: ArrowNativeType>(data: &ArrayData) -> Result<(usize, usize), Datafl
 }
 
 /// Texts that are not in their views lie anywhere in their buffers.
-fn verify_views(data: &ArrayData) -> Result<(), DataflowError> {
+fn verify_views(data: &ArrayData) -> Result<(), BatchError> {
     const INLINE_BYTES_MAX: u32 = 12;
     let views = &data.buffer::<u128>(0)[..data.len()];
     // SAFETY: as above.
@@ -270,7 +270,7 @@ impl MapWriter {
     ///
     /// # Errors
     /// When it cannot be made there.
-    pub fn new(governor: &Governor) -> Result<Self, DataflowError> {
+    pub fn new(governor: &Governor) -> Result<Self, BatchError> {
         let file = tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|e| spill_error(governor, &e))?;
         let (file, sums) = (BufWriter::with_capacity(IO_BYTES, file), Sums { pages: Vec::new(), rest: Vec::new() });
         Ok(MapWriter { governor: governor.clone(), file, sums, len: 0 })
@@ -280,7 +280,7 @@ impl MapWriter {
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataflowError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), BatchError> {
         self.file.write_all(bytes).map_err(|error| spill_error(&self.governor, &error))?;
         self.len += bytes.len();
         self.sums.add(bytes);
@@ -302,7 +302,7 @@ impl MapWriter {
     ///
     /// # Errors
     /// As [`MapWriter::write`].
-    pub fn finish(self) -> Result<Bytes, DataflowError> {
+    pub fn finish(self) -> Result<Bytes, BatchError> {
         let MapWriter { governor, file, sums, len } = self;
         let failed = |error: &std::io::Error| spill_error(&governor, error);
         let file = file.into_inner().map_err(|error| failed(error.error()))?;
@@ -319,7 +319,7 @@ impl Governor {
     ///
     /// # Errors
     /// When the disk is full or fails; when a column cannot be encoded.
-    pub fn map(&self, rows: &RecordBatch) -> Result<RecordBatch, DataflowError> {
+    pub fn map(&self, rows: &RecordBatch) -> Result<RecordBatch, BatchError> {
         if rows.num_columns() == 0 || rows.num_rows() == 0 {
             return Ok(rows.clone());
         }
@@ -382,7 +382,7 @@ impl<T: Cell> Cells<T> {
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub fn spill(&mut self, governor: &Governor) -> Result<(), DataflowError> {
+    pub fn spill(&mut self, governor: &Governor) -> Result<(), BatchError> {
         if self.disk.is_some() {
             return Ok(());
         }
@@ -396,7 +396,7 @@ impl<T: Cell> Cells<T> {
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub fn extend_from_slice(&mut self, numbers: &[T]) -> Result<(), DataflowError> {
+    pub fn extend_from_slice(&mut self, numbers: &[T]) -> Result<(), BatchError> {
         let start = self.len();
         self.resize(start + numbers.len())?;
         self[start..].copy_from_slice(numbers);
@@ -407,7 +407,7 @@ impl<T: Cell> Cells<T> {
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub fn resize(&mut self, len: usize) -> Result<(), DataflowError> {
+    pub fn resize(&mut self, len: usize) -> Result<(), BatchError> {
         let Some(disk) = &mut self.disk else {
             self.memory.resize(len, T::default());
             return Ok(());
@@ -429,7 +429,7 @@ impl<T: Cell> Cells<T> {
 
 impl Disk {
     /// Room for so many bytes, and as many again.
-    fn map(governor: &Governor, file: File, bytes: usize) -> Result<Self, DataflowError> {
+    fn map(governor: &Governor, file: File, bytes: usize) -> Result<Self, BatchError> {
         let bytes = (2 * bytes).next_multiple_of(rustix::param::page_size()).max(rustix::param::page_size());
         let failed = |error: &std::io::Error| spill_error(governor, error);
         // SAFETY: the file is open. Benefit: a disk without room says so here; a write to a page of a file that has none is a signal.

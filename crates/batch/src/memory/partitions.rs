@@ -4,8 +4,9 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
 use super::{Governor, SpillFile, SpillWriter};
+use crate::batch_bytes;
 use crate::error::TaskError;
-use crate::flow::{Scatter, batch_bytes};
+use crate::gather::Scatter;
 
 /// Parts at once. Each level takes other bits of the hash, and not those that buckets are made of.
 const PARTS: u32 = 32;

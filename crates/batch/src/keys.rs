@@ -31,7 +31,10 @@ fn mix(hash: u64, value: u64) -> u64 {
 }
 
 /// Whether a column can be (part of) a key.
-pub(crate) fn check(field: &Field) -> Result<(), String> {
+///
+/// # Errors
+/// In words, when it cannot.
+pub fn check(field: &Field) -> Result<(), String> {
     fn hashable(data_type: &DataType) -> bool {
         match data_type {
             DataType::Union(..) | DataType::ListView(_) | DataType::LargeListView(_) => false,

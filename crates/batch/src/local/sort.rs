@@ -10,11 +10,11 @@ use arrow::datatypes::SchemaRef;
 use arrow::row::Rows;
 
 use super::compact::Compact;
-use super::gather::{Gather, Pick};
 use super::merge::{Merge, Step};
 use super::order::{Order, PREFIX_BYTES, prefix};
-use crate::error::DataflowError;
-use crate::flow::batch_bytes;
+use crate::batch_bytes;
+use crate::error::BatchError;
+use crate::gather::{Gather, Pick};
 use crate::memory::{Governor, Reservation, SpillFile, SpillReader, SpillWriter};
 
 /// Rows of a sorted batch, at most.
@@ -123,7 +123,7 @@ impl Sorter {
     ///
     /// # Errors
     /// `Memory` where there is no room for a single row, `Spill` where the disk is full or fails.
-    pub fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
+    pub fn push(&mut self, batch: RecordBatch) -> Result<(), BatchError> {
         if batch.num_rows() == 0 {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl Sorter {
         }
     }
 
-    fn take(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
+    fn take(&mut self, batch: RecordBatch) -> Result<(), BatchError> {
         let keys = if self.order.plain().is_some() { None } else { Some(self.order.rows(&batch)?) };
         let keys_bytes = keys.as_ref().filter(|keys| has_long(keys)).map_or(0, |keys| keys.size() as u64);
         let bytes = batch_bytes(&batch) + keys_bytes + PLACE_BYTES * batch.num_rows() as u64;
@@ -169,7 +169,7 @@ impl Sorter {
         self.keys.push(has_long(&keys).then_some(keys));
     }
 
-    fn spill(&mut self) -> Result<(), DataflowError> {
+    fn spill(&mut self) -> Result<(), BatchError> {
         if self.batches.is_empty() {
             return Ok(());
         }
@@ -225,13 +225,13 @@ impl Sorter {
     }
 
     /// A merge of runs, whose memory others must do without.
-    fn merging(&self, runs: Vec<SpillFile>) -> Result<Merging, DataflowError> {
+    fn merging(&self, runs: Vec<SpillFile>) -> Result<Merging, BatchError> {
         let bytes: u64 = runs.iter().map(|run| self.run_bytes().min(4 * run.bytes())).sum();
         self.reservation.grow_anyway(bytes.min(self.governor.settings().budget_bytes / MERGE_SHARE));
         Merging::new(self.order.clone(), runs)
     }
 
-    fn merged(&mut self, runs: Vec<SpillFile>) -> Result<SpillFile, DataflowError> {
+    fn merged(&mut self, runs: Vec<SpillFile>) -> Result<SpillFile, BatchError> {
         let mut merging = self.merging(runs)?;
         let mut writer = SpillWriter::new(&self.governor, &self.schema)?;
         while let Some(batch) = merging.next_batch()? {
@@ -245,7 +245,7 @@ impl Sorter {
     }
 
     /// The places of rows whose keys are plain numbers.
-    fn find_places(&mut self) -> Result<(), DataflowError> {
+    fn find_places(&mut self) -> Result<(), BatchError> {
         let Some(columns) = self.order.plain() else { return Ok(()) };
         let Some(mut compact) = Compact::of(&self.batches, columns) else {
             // Keys as long as this are rare: no room was kept for them.
@@ -265,7 +265,7 @@ impl Sorter {
         Ok(())
     }
 
-    fn sort_memory(&mut self) -> Result<InMemory, DataflowError> {
+    fn sort_memory(&mut self) -> Result<InMemory, BatchError> {
         self.find_places()?;
         let (batches, mut places) = (std::mem::take(&mut self.batches), std::mem::take(&mut self.places));
         let keys = std::mem::take(&mut self.keys);
@@ -292,7 +292,7 @@ impl Sorter {
     ///
     /// # Errors
     /// As [`Sorter::push`].
-    pub fn finish(mut self) -> Result<Sorted, DataflowError> {
+    pub fn finish(mut self) -> Result<Sorted, BatchError> {
         let limit = self.governor.limit_bytes();
         if self.runs.is_empty() && (limit == 0 || self.governor.reserved_bytes() <= limit / 2) {
             let in_memory = self.sort_memory()?;
@@ -375,7 +375,7 @@ struct InMemory {
 }
 
 impl InMemory {
-    fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+    fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         let end = self.places.len().min(self.next + self.rows_max);
         if self.next == end {
             return Ok(None);
@@ -393,12 +393,12 @@ struct Merging {
 }
 
 impl Merging {
-    fn new(order: Order, runs: Vec<SpillFile>) -> Result<Self, DataflowError> {
+    fn new(order: Order, runs: Vec<SpillFile>) -> Result<Self, BatchError> {
         let readers: Vec<SpillReader> = runs.iter().map(SpillFile::read).collect::<Result<_, _>>()?;
         Ok(Merging { merge: Merge::new(order, readers.len(), ROWS_MAX, MERGED_BYTES), readers })
     }
 
-    fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+    fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         loop {
             match self.merge.step()? {
                 Step::Need(stream) => {
@@ -434,7 +434,7 @@ impl Sorted {
     ///
     /// # Errors
     /// `Spill` where the disk fails, or returns something else than was written.
-    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         match &mut self.source {
             Source::Memory(in_memory) => in_memory.next_batch(),
             Source::Runs(merging) => merging.next_batch(),

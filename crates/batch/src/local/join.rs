@@ -11,8 +11,8 @@ use arrow::row::Rows;
 use hashbrown::HashTable;
 
 use super::groups::KeyRows;
-use crate::error::{DataflowError, TaskError};
-use crate::flow::batch_bytes;
+use crate::batch_bytes;
+use crate::error::{BatchError, TaskError};
 use crate::keys::KeyHasher;
 use crate::memory::{Governor, Partitions, Reservation, SpillFile, SpillReader};
 
@@ -52,7 +52,10 @@ impl JoinKind {
     }
 
     /// What comes out: the left columns, then the right ones. Who may be without partner may be null.
-    pub(crate) fn schema(self, left: &SchemaRef, right: &SchemaRef) -> Result<SchemaRef, String> {
+    ///
+    /// # Errors
+    /// In words, when both sides have a column of one name.
+    pub fn schema(self, left: &SchemaRef, right: &SchemaRef) -> Result<SchemaRef, String> {
         if !self.is_pairs() {
             return Ok(SchemaRef::clone(left));
         }
@@ -76,13 +79,15 @@ impl JoinKind {
 
 /// The columns of one side that make its key, and the side's schema.
 #[derive(Clone)]
-pub(crate) struct Side {
+pub struct Side {
+    /// The columns.
     pub schema: SchemaRef,
+    /// Which of them are the key.
     pub keys: Vec<usize>,
 }
 
 /// A join. The right side is given first, all of it; then the left, batch by batch.
-pub(crate) struct Joiner {
+pub struct Joiner {
     kind: JoinKind,
     left: Side,
     right: Side,
@@ -125,13 +130,11 @@ struct Probe {
 }
 
 impl Joiner {
-    pub(crate) fn new(
-        kind: JoinKind,
-        left: Side,
-        right: Side,
-        governor: &Governor,
-        name: &str,
-    ) -> Result<Self, TaskError> {
+    /// A join of nothing yet.
+    ///
+    /// # Errors
+    /// When both sides have a column of one name.
+    pub fn new(kind: JoinKind, left: Side, right: Side, governor: &Governor, name: &str) -> Result<Self, TaskError> {
         let schema = kind.schema(&left.schema, &right.schema)?;
         Ok(Self::at_level(kind, left, right, schema, governor, name, 0))
     }
@@ -166,7 +169,10 @@ impl Joiner {
     }
 
     /// Takes a batch of the right side.
-    pub(crate) fn push_right(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
+    ///
+    /// # Errors
+    /// When there is no room for it, or the disk fails.
+    pub fn push_right(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         if let Some((_, right)) = &mut self.spilled {
             return right.write(&batch);
         }
@@ -200,7 +206,10 @@ impl Joiner {
     }
 
     /// The right side is complete.
-    pub(crate) fn end_right(&mut self) -> Result<(), TaskError> {
+    ///
+    /// # Errors
+    /// When its keys cannot be hashed.
+    pub fn end_right(&mut self) -> Result<(), TaskError> {
         if self.spilled.is_some() {
             return Ok(());
         }
@@ -229,7 +238,13 @@ impl Joiner {
     }
 
     /// Takes a batch of the left side; its results come from [`Joiner::next_batch`].
-    pub(crate) fn push_left(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
+    ///
+    /// # Errors
+    /// As [`Joiner::push_right`].
+    ///
+    /// # Panics
+    /// When there are still results of the batch before.
+    pub fn push_left(&mut self, batch: RecordBatch) -> Result<(), TaskError> {
         if let Some((left, _)) = &mut self.spilled {
             return left.write(&batch);
         }
@@ -243,7 +258,10 @@ impl Joiner {
     }
 
     /// The left side is complete.
-    pub(crate) fn end_left(&mut self) -> Result<(), TaskError> {
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn end_left(&mut self) -> Result<(), TaskError> {
         self.ended = true;
         if let Some((left, right)) = self.spilled.take() {
             self.parts = left.finish()?.into_iter().zip(right.finish()?).collect();
@@ -252,7 +270,10 @@ impl Joiner {
     }
 
     /// The next results of what was given so far.
-    pub(crate) fn next_batch(&mut self) -> Result<Option<RecordBatch>, TaskError> {
+    ///
+    /// # Errors
+    /// When the disk fails, or there is no room.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         if self.probing.is_some() {
             if let Some(batch) = self.probe()? {
                 return Ok(Some(batch));
@@ -392,7 +413,7 @@ fn pairs(schema: &SchemaRef, left: Taken<'_>, right: Taken<'_>) -> Result<Record
         }
     }
     let options = RecordBatchOptions::new().with_row_count(Some(count));
-    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options).map_err(DataflowError::from)?)
+    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options).map_err(BatchError::from)?)
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
 use super::{Governor, Reservation, SpillReader, SpillWriter};
-use crate::error::DataflowError;
-use crate::flow::batch_bytes;
+use crate::batch_bytes;
+use crate::error::BatchError;
 
 /// See the module. First in, first out; once taking has begun nothing more is put in.
-pub(crate) struct Stash {
+pub struct Stash {
     schema: SchemaRef,
     governor: Governor,
     reservation: Reservation,
@@ -20,7 +20,8 @@ pub(crate) struct Stash {
 }
 
 impl Stash {
-    pub(crate) fn new(schema: &SchemaRef, governor: &Governor, name: &str) -> Self {
+    /// An empty queue of batches with this schema; `name` is who holds them.
+    pub fn new(schema: &SchemaRef, governor: &Governor, name: &str) -> Self {
         Stash {
             schema: SchemaRef::clone(schema),
             governor: governor.clone(),
@@ -31,7 +32,14 @@ impl Stash {
         }
     }
 
-    pub(crate) fn push(&mut self, batch: RecordBatch) -> Result<(), DataflowError> {
+    /// Puts a batch behind the others.
+    ///
+    /// # Errors
+    /// When the disk is full or fails.
+    ///
+    /// # Panics
+    /// When taking has begun.
+    pub fn push(&mut self, batch: RecordBatch) -> Result<(), BatchError> {
         assert!(self.reader.is_none(), "a stash is filled before it is emptied");
         if self.disk.is_none() && self.reservation.try_grow(batch_bytes(&batch)) {
             self.memory.push_back(batch);
@@ -44,7 +52,11 @@ impl Stash {
         disk.write(&batch)
     }
 
-    pub(crate) fn pop(&mut self) -> Result<Option<RecordBatch>, DataflowError> {
+    /// Takes the first batch.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn pop(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         if let Some(batch) = self.memory.pop_front() {
             self.reservation.shrink(batch_bytes(&batch));
             return Ok(Some(batch));

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use arrow::buffer::Buffer;
 
-use super::gather::Pick;
+use super::Pick;
 #[cfg(target_arch = "x86_64")]
 use super::marked::{Compress, Marks};
 
@@ -13,7 +13,7 @@ use super::marked::{Compress, Marks};
 const MARKED_TARGETS_MAX: u32 = 8;
 
 /// Some rows of each batch, in order.
-pub(crate) struct Part {
+pub struct Part {
     len: usize,
     rows: Rows,
 }
@@ -70,11 +70,14 @@ fn deal_marks(compress: Compress, targets: u32, mut assigned: &[u32], rows: &[us
 
 impl Part {
     /// How many rows there are.
-    pub(crate) fn len(&self) -> usize {
+    #[inline]
+    pub fn len(&self) -> usize {
         self.len
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 

@@ -20,7 +20,14 @@ use arrow::datatypes::{
 };
 use arrow::error::ArrowError;
 
-use super::part::Part;
+#[cfg(target_arch = "x86_64")]
+mod marked;
+pub(crate) mod part;
+mod scatter;
+
+pub use part::Part;
+pub use scatter::{Drained, Scatter};
+
 use crate::prefetch::prefetch;
 use crate::wire::tighten;
 
@@ -38,7 +45,7 @@ pub(crate) struct Pick {
 }
 
 /// Batches to pick rows from. Cheap to make: it refers to their buffers.
-pub(crate) struct Gather {
+pub struct Gather {
     schema: SchemaRef,
     columns: Vec<Column>,
 }
@@ -64,7 +71,7 @@ type Texts<O> = Vec<(ScalarBuffer<O>, Buffer)>;
 
 impl Gather {
     /// `batches` have this schema.
-    pub(crate) fn new(schema: &SchemaRef, batches: &[RecordBatch]) -> Self {
+    pub fn new(schema: &SchemaRef, batches: &[RecordBatch]) -> Self {
         let column =
             |at: usize| Column::new(schema.field(at).data_type(), batches.iter().map(|batch| batch.column(at)));
         Gather { schema: SchemaRef::clone(schema), columns: (0..schema.fields().len()).map(column).collect() }
@@ -88,7 +95,7 @@ impl Gather {
     ///
     /// # Panics
     /// As [`Gather::rows`].
-    pub(crate) fn part(&self, part: &Part) -> Result<RecordBatch, ArrowError> {
+    pub fn part(&self, part: &Part) -> Result<RecordBatch, ArrowError> {
         let picks = LazyCell::new(|| part.picks());
         self.batch(part.len(), |column| match &column.values {
             Values::Fixed(width, values) if column.nulls.is_none() => match fixed_part(*width, values, part) {
@@ -100,7 +107,7 @@ impl Gather {
     }
 
     /// How long the values of each column are, if all are plain numbers without nulls.
-    pub(crate) fn widths(&self) -> Option<Vec<usize>> {
+    pub fn widths(&self) -> Option<Vec<usize>> {
         let width = |column: &Column| match column.values {
             Values::Fixed(width @ (1 | 2 | 4 | 8 | 16), _) if column.nulls.is_none() => Some(width),
             _ => None,
@@ -112,7 +119,7 @@ impl Gather {
     ///
     /// # Panics
     /// As [`Gather::rows`]; when [`Gather::widths`] has none of that column, or another times the part's rows.
-    pub(crate) fn fill(&self, column: usize, part: &Part, out: &mut [MaybeUninit<u8>]) {
+    pub fn fill(&self, column: usize, part: &Part, out: &mut [MaybeUninit<u8>]) {
         let Values::Fixed(width, values) = &self.columns[column].values else { panic!("column {column} is no number") };
         assert!(part.fill(*width, values, out), "values of {width} bytes are no numbers");
     }
@@ -298,7 +305,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::local::part::{deal, deal_numbers};
+    use crate::gather::part::{deal, deal_numbers};
 
     /// A row of every kind of column, with nulls or without.
     fn batch(rows: &[u32], with_nulls: bool) -> RecordBatch {

@@ -1,6 +1,8 @@
 //! Memory that frames lie in, on their way out and where they have landed. Large rooms are used again: the kernel gives and takes memory
 //! of that size by page, and a fault for each page takes longer than to fill it.
 
+mod space;
+
 use std::mem::{MaybeUninit, take};
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
@@ -10,7 +12,7 @@ use std::sync::{Arc, Weak};
 use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::Mutex;
 
-use super::space::Place;
+pub use space::{Place, Space};
 
 /// Smaller ones come and go within memory that the allocator keeps.
 const KEPT_BYTES_MIN: usize = 64 << 10;
@@ -19,7 +21,7 @@ const IDLE_BYTES_MAX: usize = 8 << 20;
 
 /// The rooms of one run.
 #[derive(Default)]
-pub(crate) struct Rooms(Mutex<Idle>);
+pub struct Rooms(Mutex<Idle>);
 
 #[derive(Default)]
 struct Idle {
@@ -29,7 +31,7 @@ struct Idle {
 
 impl Rooms {
     /// An empty room for `len` bytes.
-    pub(crate) fn room(self: &Arc<Self>, len: usize) -> Room {
+    pub fn room(self: &Arc<Self>, len: usize) -> Room {
         if len < KEPT_BYTES_MIN {
             return Room::new(len);
         }
@@ -55,7 +57,7 @@ impl Rooms {
 }
 
 /// Room for one message, aligned for every type. It goes back when it, or what it became, is dropped.
-pub(crate) struct Room(Memory);
+pub struct Room(Memory);
 
 enum Memory {
     /// This worker's own.
@@ -66,22 +68,26 @@ enum Memory {
 
 impl Room {
     /// One that nobody uses again.
-    pub(crate) fn new(len: usize) -> Self {
+    #[inline]
+    pub fn new(len: usize) -> Self {
         Room(Memory::Own(MutableBuffer::with_capacity(len), Weak::new()))
     }
 
     /// One that others of the host can read; `by_all`: and all that it is for do, and nobody else.
-    pub(crate) fn shared(place: Place, by_all: bool) -> Self {
+    #[inline]
+    pub fn shared(place: Place, by_all: bool) -> Self {
         Room(Memory::Shared(place, by_all))
     }
 
     /// Whether it is read where it is by all that it is for.
+    #[inline]
     pub(crate) fn is_read_in_place(&self) -> bool {
         matches!(self.0, Memory::Shared(_, true))
     }
 
     /// All of it, to be filled.
-    pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
+    #[inline]
+    pub fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
         match &mut self.0 {
             // SAFETY: the buffer has so many bytes there.
             Memory::Own(memory, _) => unsafe { from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity()) },
@@ -89,9 +95,11 @@ impl Room {
         }
     }
 
+    /// Its first `len` bytes, as they have been filled; the room goes back when nothing refers to them.
+    ///
     /// # Safety
     /// The first `len` bytes of [`Room::spare`] have been filled.
-    pub(crate) unsafe fn into_buffer(mut self, len: usize) -> Buffer {
+    pub unsafe fn into_buffer(mut self, len: usize) -> Buffer {
         assert!(len <= self.spare().len(), "{len} bytes in a room for {}", self.spare().len());
         let ptr = match &mut self.0 {
             Memory::Own(memory, rooms) => {

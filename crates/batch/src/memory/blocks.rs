@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::Governor;
 use super::spill::{damaged, nameless_file, spill_error};
-use crate::error::DataflowError;
+use crate::error::BatchError;
 
 /// A file without a name in the governor's spill directory. One writes at a time; others may read what has been written.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl BlockFile {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn new(governor: &Governor, owner: impl Into<String>) -> Result<Self, DataflowError> {
+    pub fn new(governor: &Governor, owner: impl Into<String>) -> Result<Self, BatchError> {
         let file = nameless_file(governor)?;
         Ok(BlockFile { governor: governor.clone(), owner: owner.into(), file, blocks: Mutex::default() })
     }
@@ -48,7 +48,7 @@ impl BlockFile {
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub fn append(&self, block: &[u8]) -> Result<(), DataflowError> {
+    pub fn append(&self, block: &[u8]) -> Result<(), BatchError> {
         let (start, len) = (self.bytes(), block.len() as u64);
         self.file.write_all_at(block, start).map_err(|error| spill_error(&self.governor, &error))?;
         self.governor.0.spilled_bytes.fetch_add(len, Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl BlockFile {
     ///
     /// # Errors
     /// When the disk fails, or returns something else than was written.
-    pub fn read(&self, at: usize) -> Result<Option<Bytes>, DataflowError> {
+    pub fn read(&self, at: usize) -> Result<Option<Bytes>, BatchError> {
         let (start, Block { end, sum }) = {
             let blocks = self.blocks.lock();
             let Some(&block) = blocks.get(at) else { return Ok(None) };

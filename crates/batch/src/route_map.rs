@@ -56,11 +56,13 @@ impl RouteMap {
     }
 
     /// Grows with every change.
+    #[inline]
     pub fn version(&self) -> u64 {
         self.version
     }
 
     /// How many buckets there are.
+    #[inline]
     pub fn buckets(&self) -> u32 {
         self.owners.len() as u32
     }
@@ -86,7 +88,7 @@ impl RouteMap {
     ///
     /// # Errors
     /// In words.
-    pub(crate) fn fits(&self, buckets: u32, copies: u32) -> Result<(), String> {
+    pub fn fits(&self, buckets: u32, copies: u32) -> Result<(), String> {
         if self.buckets() != buckets {
             return Err(format!("the map has {} buckets, and the task's keys lie in {buckets}", self.buckets()));
         }
@@ -104,7 +106,8 @@ impl RouteMap {
         RouteMap { version: self.version + 1, owners }
     }
 
-    pub(crate) fn describe(&self) -> String {
+    /// In words, with a hash of all owners.
+    pub fn describe(&self) -> String {
         let mut bytes = Vec::with_capacity(self.owners.len() * 4);
         self.owners.iter().for_each(|owner| bytes.extend_from_slice(&owner.to_le_bytes()));
         let hash = twox_hash::XxHash3_64::oneshot(&bytes);

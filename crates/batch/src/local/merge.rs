@@ -9,9 +9,9 @@ use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use arrow::row::Rows;
 
-use super::gather::{Gather, Pick};
 use super::order::{Order, PREFIX_BYTES, prefix};
-use crate::flow::batch_bytes;
+use crate::batch_bytes;
+use crate::gather::{Gather, Pick};
 
 /// What a merge wants or gives.
 pub enum Step {

@@ -19,8 +19,6 @@ mod machine;
 mod mapped;
 mod pages;
 mod partitions;
-mod rooms;
-mod space;
 mod spill;
 mod stash;
 
@@ -37,12 +35,10 @@ pub use machine::{address_bytes_left, memory_bytes};
 pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
 pub use pages::HugePages;
 pub use partitions::{HashKeys, Partitions};
-pub(crate) use rooms::{Room, Rooms};
-pub(crate) use space::Space;
 pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};
-pub(crate) use stash::Stash;
+pub use stash::Stash;
 
-use crate::error::DataflowError;
+use crate::error::BatchError;
 
 /// Parts of the budget, in percent, at which the levels begin.
 const SLOW_PERCENT: u64 = 70;
@@ -328,6 +324,7 @@ pub struct Reservation {
 
 impl Reservation {
     /// Bytes held.
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.holder.bytes.load(Ordering::Relaxed)
     }
@@ -335,6 +332,7 @@ impl Reservation {
     /// Takes `bytes` more if there is room below the level at which operators spill; else the operator should spill. A little is
     /// there for each operator even where the process has grown beyond that by itself.
     #[must_use]
+    #[inline]
     pub fn try_grow(&self, bytes: u64) -> bool {
         let has_room = self.governor.has_room(self.bytes(), bytes);
         if has_room {
@@ -345,6 +343,7 @@ impl Reservation {
 
     /// Takes `bytes` more, whatever others hold, if all that is held is within the little that each operator has always.
     #[must_use]
+    #[inline]
     pub fn grow_to_floor(&self, bytes: u64) -> bool {
         let is_little = self.bytes() + bytes <= self.governor.floor_bytes();
         if is_little {
@@ -356,14 +355,14 @@ impl Reservation {
     /// Takes `bytes` more that the operator cannot do without.
     ///
     /// # Errors
-    /// [`DataflowError::Memory`] beyond the budget.
-    pub fn grow(&self, bytes: u64) -> Result<(), DataflowError> {
+    /// [`BatchError::Memory`] beyond the budget.
+    pub fn grow(&self, bytes: u64) -> Result<(), BatchError> {
         let (inner, budget_bytes) = (&self.governor.0, self.governor.0.settings.budget_bytes);
         if budget_bytes > 0 && inner.reserved.load(Ordering::Relaxed).saturating_add(bytes) > budget_bytes {
             let holders = inner.holders.lock();
             let most = holders.iter().max_by_key(|holder| holder.bytes.load(Ordering::Relaxed));
             let most = most.expect("this reservation is among them");
-            return Err(DataflowError::Memory {
+            return Err(BatchError::Memory {
                 wants: self.holder.name.clone(),
                 bytes,
                 budget_bytes,
@@ -376,11 +375,13 @@ impl Reservation {
     }
 
     /// Takes `bytes` more that are held already, whatever the budget says: others will slow down and spill for them.
+    #[inline]
     pub fn grow_anyway(&self, bytes: u64) {
         self.add(bytes);
     }
 
     /// Gives `bytes` back.
+    #[inline]
     pub fn shrink(&self, bytes: u64) {
         let bytes = bytes.min(self.bytes());
         self.holder.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -388,10 +389,12 @@ impl Reservation {
     }
 
     /// Gives everything back.
+    #[inline]
     pub fn free(&self) {
         self.shrink(self.bytes());
     }
 
+    #[inline]
     fn add(&self, bytes: u64) {
         let inner = &self.governor.0;
         self.holder.bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -1,0 +1,42 @@
+//! Columns by name, and whether batches of one schema may go where another is declared.
+
+use arrow::datatypes::{Schema, SchemaRef};
+
+/// The positions of named columns.
+///
+/// # Errors
+/// In words, when there is no column of a name.
+pub fn columns(schema: &SchemaRef, names: &[String]) -> Result<Vec<usize>, String> {
+    let position = |name: &String| {
+        schema.index_of(name).map_err(|_| {
+            let has: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+            format!("there is no column \"{name}\"; there are {}", has.join(", "))
+        })
+    };
+    names.iter().map(position).collect()
+}
+
+/// Whether batches of `found` may go where `wanted` is declared: same names and types; nulls only where allowed.
+///
+/// # Errors
+/// In words, when they do not fit.
+pub fn fits(found: &Schema, wanted: &Schema) -> Result<(), String> {
+    if found.fields().len() != wanted.fields().len() {
+        return Err(format!("{} columns arrive where {} are declared", found.fields().len(), wanted.fields().len()));
+    }
+    for (found, wanted) in found.fields().iter().zip(wanted.fields()) {
+        if found.name() != wanted.name() || found.data_type() != wanted.data_type() {
+            return Err(format!(
+                "column \"{}\" ({}) arrives where \"{}\" ({}) is declared",
+                found.name(),
+                found.data_type(),
+                wanted.name(),
+                wanted.data_type()
+            ));
+        }
+        if found.is_nullable() && !wanted.is_nullable() {
+            return Err(format!("column \"{}\" may be null but is declared not to be", found.name()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! Where rows go: what an exchange tells of each of them, or of a whole batch.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use tidemill_batch::route_map::RouteMap;
+
+use crate::error::TaskError;
+use crate::metrics::EdgeMetrics;
+
+/// Decides which copy gets a row. One per edge; its copies have an [`Assign`] each.
+pub trait Partitioner: Send + Sync {
+    /// The decision for one source copy.
+    fn start(&self, seat: &Seat) -> Box<dyn Assign>;
+
+    /// The map that rows go by, if they go by the buckets of keys.
+    fn route(&self) -> Option<&Arc<RouteMap>> {
+        None
+    }
+
+    /// How many buckets there are, and that of each row, if rows go by the buckets of keys.
+    fn buckets(&self, batch: &RecordBatch) -> Option<(u32, Vec<u32>)> {
+        let _ = batch;
+        None
+    }
+}
+
+/// Where a partitioner's part sits.
+#[derive(Clone)]
+pub struct Seat {
+    /// The source copy.
+    pub source: u32,
+    /// How many target copies there are.
+    pub targets: u32,
+    /// The edge's counters on this worker.
+    pub metrics: Arc<EdgeMetrics>,
+    /// The map to begin with, where it is another than the partitioner's own: buckets have moved.
+    pub route: Option<Arc<RouteMap>>,
+}
+
+/// One source copy's decision.
+pub trait Assign: Send {
+    /// Where the rows of `batch` go. For [`Assignment::ByRow`] appends one target for each row to `targets`, which is
+    /// empty.
+    ///
+    /// # Errors
+    /// When it cannot tell; fails the task.
+    fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError>;
+
+    /// Where the next batch goes as a whole, if that does not hang on what is in it: then [`Assign::assign`] is not asked.
+    fn assign_unseen(&mut self) -> Option<u32> {
+        None
+    }
+
+    /// What it has counted is to be known to others now.
+    fn tell(&mut self) {}
+
+    /// Buckets have moved: rows go by `route` from now on. Asked only where there was a [`Partitioner::route`].
+    fn reroute(&mut self, route: &Arc<RouteMap>) {
+        let _ = route;
+    }
+}
+
+/// An answer of [`Assign::assign`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assignment {
+    /// All rows to one copy.
+    Whole(u32),
+    /// As appended.
+    ByRow,
+}
