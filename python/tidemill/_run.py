@@ -138,8 +138,14 @@ class Workers:
     ----------
     size : int, default=4
         How many workers to start on this host.
-    threads, transport, memory, spill_dir
-        As of `tidemill.run`.
+    threads : int, optional
+        Threads of numerical libraries in each worker; default the worker's share of the cores.
+    transport : {"auto", "shm", "tcp"}, optional
+        How the workers reach each other.
+    memory : str or int, optional
+        Memory of each worker's queries and exchanges, as in `tidemill.run`.
+    spill_dir : path, optional
+        Where queries spill to beyond it, as in `tidemill.run`.
 
     Attributes
     ----------
