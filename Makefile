@@ -76,6 +76,11 @@ SECONDS ?= 60
 fuzz: ## Feed decoders with what no peer would send (needs nightly Rust and cargo-fuzz; TARGET=frames SECONDS=3600: one, for an hour)
 	for target in $(TARGET); do cargo +nightly fuzz run "$$target" -- -max_total_time=$(SECONDS) -rss_limit_mb=4096; done
 
+# Of the package's sources alone: it needs neither Rust nor .venv.
+.PHONY: docs
+docs: out/site-env/.installed ## Build the documentation site into out/site (needs only Python packages)
+	out/site-env/bin/python tools/site/build.py
+
 QUERIES ?= 1000000000
 
 .PHONY: fuzz-sql
@@ -113,6 +118,11 @@ clean: ## Remove what was built
 	@PYTHON=$(PYTHON) tools/check-tools
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+out/site-env/.installed: requirements-docs.txt
+	test -x out/site-env/bin/python || $(PYTHON) -m venv out/site-env
+	out/site-env/bin/python -m pip install --quiet -r requirements-docs.txt
 	@touch $@
 
 web/node_modules/.installed: web/package-lock.json web/package.json .venv/.requirements

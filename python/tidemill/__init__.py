@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from tidemill._job import Job, init
-    from tidemill._run import run
+    from tidemill._run import Workers, run
     from tidemill.dataset import (
         BadRowsWarning,
         DataSet,
@@ -105,6 +105,7 @@ __all__ = [
     "TruncationError",
     "UnsupportedError",
     "WorkerLost",
+    "Workers",
     "__version__",
     "aggregate_function",
     "coalesce",
@@ -178,6 +179,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
     "TruncationError": ("tidemill._errors", "TruncationError"),
     "UnsupportedError": ("tidemill._errors", "UnsupportedError"),
     "WorkerLost": ("tidemill._errors", "WorkerLost"),
+    "Workers": ("tidemill._run", "Workers"),
     "__version__": ("tidemill._tidemill", "__version__"),
     "dataset": ("tidemill.dataset", None),
     "exchange": ("tidemill.graph.exchange", None),

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tidemill._errors import CommError
 
@@ -170,6 +170,46 @@ def hosts() -> list[int]:
     workers = init().workers
     first: dict[Any, int] = {}
     return [first.setdefault(worker["host_id"], worker["rank"]) for worker in workers]
+
+
+class Share(NamedTuple):
+    """A worker's part of the CPUs of its host, on which other workers may run as well.
+
+    Attributes
+    ----------
+    cpus : int
+        How many its affinity allows.
+    workers : int
+        How many workers may use some of these, this one included.
+    place : int
+        Which of these workers it is, from 0.
+    room : int
+        How many threads each worker can have, so that every thread has a CPU and the quota of the container lasts. May be 0.
+    threads : int
+        How many threads it should have where the user does not say. At least 1.
+    """
+
+    cpus: int
+    workers: int
+    place: int
+    room: int
+    threads: int
+
+
+#: Set to 1 where a launcher has given each worker CPUs of its own: Tidemill's, Open MPI's.
+_BOUND = ("TIDEMILL_BOUND", "OMPI_MCA_orte_bound_at_launch")
+
+
+def share() -> Share:
+    """Return this worker's part of the CPUs of its host.
+
+    In a job, all workers have said where they may run. Before it is joined, the launcher's variables say who else is on this host.
+    """
+    from tidemill import _tidemill
+
+    if _job is not None:
+        return Share(*_job._worker.share())
+    return Share(*_tidemill.share_of_process(any(os.environ.get(name) == "1" for name in _BOUND)))
 
 
 def is_left() -> bool:

@@ -1,8 +1,11 @@
-"""`tidemill.run`: a function on new workers, from a script or a notebook.
+"""`tidemill.run` and `tidemill.Workers`: functions on workers of their own, from a script or a notebook.
 
 The workers are new processes (never forks of this one), joined to a job of their own. Each gets the function by
 cloudpickle through its standard input, which also is its lifeline: when it closes, because this process has ended in
 whatever way, the worker ends. Results come back through another pipe, and what workers print appears here, line by line.
+
+`run` starts workers for one call. `Workers` keeps them for the next one as long as every rank returns. An exception on one
+rank may leave the others in the middle of a collective, so it ends the processes, and the next call starts new ones.
 """
 
 from __future__ import annotations
@@ -17,14 +20,18 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from types import TracebackType
+from typing import IO, Any, NoReturn, TypeVar
 
-from tidemill._errors import PeerFailed, WorkerLost
+from tidemill._errors import CommError, PeerFailed, WorkerLost
 from tidemill._job import OF_A_WORKER
 from tidemill._needs import needed
+from tidemill._tidemill import kernel_cpus
 
 R = TypeVar("R")
 
@@ -92,8 +99,14 @@ def run(
         traceback in a `RemoteTraceback` as its cause. `DataSetError` if the function, its arguments or its result has a DataSet in it,
         which belongs to the process that made it. `PeerFailed` if it cannot be pickled or is no `Exception`
         (``sys.exit``).
+    TypeError
+        If the function or its arguments cannot be pickled.
     WorkerLost
         If a worker's process ended without a result. The others are stopped; nothing hangs.
+
+    See Also
+    --------
+    Workers : workers that stay for several calls.
 
     Examples
     --------
@@ -104,14 +117,221 @@ def run(
     >>> tm.run(ranks_before, 10, workers=3)
     [11, 12, 13]
     """
+    _check_count(workers)
+    settings = _settings(memory, spill_dir)
+    payload = _payload("tidemill.run", fn, args, kwargs)
+    with _Processes(workers, threads, transport, settings) as started:
+        started.give(payload, is_last=True)
+        results = started.results()
+        started.finish_output()
+        return results
+
+
+class Workers:
+    """Workers that stay, to run one function after another. Needs cloudpickle (``pip install "tidemill[run]"``).
+
+    Starting a job takes about a second, most of it imports. ``Workers`` pays for that once; use it as a context manager, or end the
+    processes with `close`. They also end when the object is garbage collected, and when this process ends. Waiting for the next
+    call takes no processor time.
+
+    Parameters
+    ----------
+    size : int, default=4
+        How many workers to start on this host.
+    threads, transport, memory, spill_dir
+        As of `tidemill.run`.
+
+    Attributes
+    ----------
+    size : int
+        How many workers there are.
+
+    Raises
+    ------
+    ValueError
+        If `size` is less than 1 or `memory` is not a size.
+
+    Notes
+    -----
+    All functions run in the same processes and the same job: modules, global variables, the environment and what they cache stay
+    from one call to the next. Workers start with this process's environment and current folder; they follow its
+    ``sys.path`` at each call. What workers print between two calls appears with the next one. A function must complete the requests
+    and receive the messages that it starts: the next one would find them.
+
+    See Also
+    --------
+    run : the same for one function.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> with tm.Workers(3) as workers:
+    ...     print(workers.run(lambda: tm.init().rank))
+    ...     print(workers.run(lambda n: tm.init().comm.allreduce(n), 5))
+    [0, 1, 2]
+    [15, 15, 15]
+    """
+
+    def __init__(
+        self,
+        size: int = 4,
+        *,
+        threads: int | None = None,
+        transport: str | None = None,
+        memory: str | int | None = None,
+        spill_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check_count(size)
+        needed("cloudpickle", "tidemill.Workers")
+        self.size = size
+        self._options = (threads, transport, _settings(memory, spill_dir))
+        # Reentrant, so that a signal handler may close the workers in the middle of a call.
+        self._lock = threading.RLock()
+        self._is_running = False
+        self._owner = os.getpid()
+        self._is_closed = False
+        #: Why no function can run here any more, and the rank of the worker that died.
+        self._lost: tuple[str, int] | None = None
+        self._processes: _Processes | None = None
+        #: Ends the processes when nobody refers to this object any more, and at the end of the program.
+        self._end: weakref.finalize[..., Any] | None = None
+        self._start()
+
+    def run(
+        self, fn: Callable[..., R], *args: Any, kwargs: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> list[R]:
+        """Runs a function on all workers and returns their results. Calls from several threads take turns.
+
+        After an exception, a timeout or Ctrl-C the processes are ended, since some may be waiting for others; the next call starts
+        new ones, which have nothing of what functions left in the old ones.
+
+        Parameters
+        ----------
+        fn : callable
+            What every worker runs, ``fn(*args, **kwargs)``, as in `tidemill.run`. Every rank must take part in the same
+            collectives.
+        *args
+            Positional arguments, the same for every worker.
+        kwargs : mapping, optional
+            Keyword arguments, the same for every worker.
+        timeout : float, optional
+            Seconds that the function may take; without limit by default.
+
+        Returns
+        -------
+        list
+            What each worker returned, by rank.
+
+        Raises
+        ------
+        Exception
+            What the function raised, as in `tidemill.run`.
+        TypeError
+            If the function or its arguments cannot be pickled.
+        TimeoutError
+            If the function took longer than `timeout`; the message names the ranks that have not returned.
+        WorkerLost
+            If a worker's process has ended, in this call or before. This object is of no more use then.
+        CommError
+            If the workers have been closed, or belong to another process: this one was forked from it.
+        """
+        payload = _payload("tidemill.Workers.run", fn, args, kwargs)
+        with self._lock:
+            self._check()
+            self._is_running = True
+            processes: _Processes | None = None
+            try:
+                processes = self._processes or self._start()
+                processes.check()
+                processes.give(payload, is_last=False)
+                results: list[R] = processes.results(timeout)
+                processes.show_output()
+                if not processes.can_go_on:
+                    self._stop()
+                return results
+            except BaseException:
+                self._stop()
+                if self._is_closed:
+                    raise CommError("these workers were closed while a function ran on them") from None
+                if processes is not None and processes.lost is not None:
+                    self._lost = processes.lost
+                    raise self._why_lost() from None
+                raise
+            finally:
+                self._is_running = False
+
+    def close(self) -> None:
+        """Ends the workers. A function that another thread runs on them is stopped; its call raises `CommError`."""
+        self._is_closed = True
+        if os.getpid() != self._owner:
+            return
+        processes = self._processes
+        if self._is_running and processes is not None:
+            processes.hang_up()
+        with self._lock:
+            self._stop()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ", lost" if self._lost else ""
+        return f"<tidemill.Workers: {self.size}{state}>"
+
+    def _check(self) -> None:
+        if os.getpid() != self._owner:
+            raise CommError(
+                f"these workers belong to process {self._owner}, which process {os.getpid()} was forked from: "
+                "make new tidemill.Workers here"
+            )
+        if self._is_closed:
+            raise CommError("these workers have been closed: make new tidemill.Workers")
+        if self._lost is not None:
+            raise self._why_lost()
+        if self._is_running:
+            raise CommError("a signal handler called Workers.run while a function ran on the same workers")
+
+    def _why_lost(self) -> WorkerLost:
+        assert self._lost is not None
+        why, rank = self._lost
+        return WorkerLost(f"{why}; the others were stopped: make new tidemill.Workers", rank)
+
+    def _start(self) -> _Processes:
+        threads, transport, settings = self._options
+        processes = _Processes(self.size, threads, transport, settings)
+        processes.start()
+        self._processes = processes
+        self._end = weakref.finalize(self, processes.stop)
+        processes.warm_up()
+        return processes
+
+    def _stop(self) -> None:
+        self._processes = None
+        if self._end is not None:
+            self._end()
+
+
+def _check_count(workers: int) -> None:
     if workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    settings = _settings(memory, spill_dir)
-    cloudpickle = needed("cloudpickle", "tidemill.run")
-    payload = cloudpickle.dumps((fn, args, dict(kwargs or {})), protocol=5)
-    with _Workers(workers, threads, transport, settings) as started:
-        started.give(payload)
-        return started.results()
+
+
+def _payload(call: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> bytes:
+    cloudpickle = needed("cloudpickle", call)
+    try:
+        payload: bytes = cloudpickle.dumps((fn, args, dict(kwargs or {})), protocol=5)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise TypeError(
+            f"{call} cannot send {name} and its arguments to the workers: {error}. Make such things inside the function, "
+            "on the worker"
+        ) from error
+    return payload
 
 
 def _settings(memory: str | int | None, spill_dir: str | os.PathLike[str] | None) -> dict[str, str]:
@@ -138,7 +358,10 @@ class _Worker:
     def __init__(self, rank: int, process: subprocess.Popen[bytes], results: IO[bytes]) -> None:
         self.rank, self.process, self.pipe = rank, process, results
         self.received = bytearray()
+        #: What came of the function: ``("result", pickled, whether the worker can run another)`` or ``("error", pickled, traceback)``.
         self.answer: tuple[Any, ...] | None = None
+        #: Whether the function has returned here, though it may run elsewhere.
+        self.has_returned = False
         self.lines = {1: b"", 2: b""}
 
     @property
@@ -148,39 +371,55 @@ class _Worker:
 
     def take_answer(self) -> None:
         """Looks whether the result is there whole."""
-        if self.answer is None and len(self.received) >= _LENGTH.size:
+        while self.answer is None and len(self.received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self.received)
-            if len(self.received) >= _LENGTH.size + length:
-                self.answer = pickle.loads(memoryview(self.received)[_LENGTH.size : _LENGTH.size + length])
+            end = _LENGTH.size + length
+            if len(self.received) < end:
+                break
+            answer = pickle.loads(memoryview(self.received)[_LENGTH.size : end])
+            del self.received[:end]
+            if answer[0] == "returned":
+                self.has_returned = True
+            else:
+                self.answer = answer
 
 
-class _Workers:
-    """The workers of one call: started on entry, gone on exit."""
+class _Processes:
+    """The processes of one job: started on entry, gone on exit."""
 
     def __init__(self, count: int, threads: int | None, transport: str | None, settings: Mapping[str, str]) -> None:
         self.count, self.threads, self.transport, self.settings = count, threads, transport, settings
         self.all: list[_Worker] = []
         self.selector = selectors.DefaultSelector()
+        self.owner = os.getpid()
+        self.is_stopped = False
+        #: Whether all workers can run another function: one may have left the job (``MPI.Finalize``).
+        self.can_go_on = True
+        #: How a process ended that gave no result, and its rank.
+        self.lost: tuple[str, int] | None = None
+        _open.add(self)
 
-    def __enter__(self) -> _Workers:
+    def __enter__(self) -> _Processes:
+        self.start()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, frames: Any) -> None:
+        self.stop()
+
+    def start(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         try:
             common = self._environment(listener)
             for rank in range(self.count):
                 self._start(rank, common, listener if rank == 0 else None)
         except BaseException:
-            self._stop()
+            self.stop()
             raise
         finally:
             listener.close()
-        return self
-
-    def __exit__(self, kind: Any, error: Any, frames: Any) -> None:
-        self._stop()
 
     def _environment(self, listener: socket.socket) -> dict[str, str]:
-        cores = len(os.sched_getaffinity(0))
-        threads = self.threads or max(cores // self.count, 1)
+        threads = self.threads or max(kernel_cpus() // self.count, 1)
         # What says who this process is in a job of its own is not for the new workers; settings are.
         environment = {key: value for key, value in os.environ.items() if key not in OF_A_WORKER}
         for name in _LIBRARY_THREADS:
@@ -229,9 +468,29 @@ class _Workers:
             assert pipe is not None
             self.selector.register(pipe, selectors.EVENT_READ, (worker, number))
 
-    def give(self, payload: bytes) -> None:
-        """Sends the function to every worker, whose standard input stays open afterwards."""
-        message = pickle.dumps((list(sys.path), payload), protocol=5)
+    def check(self) -> None:
+        """Raises if a process has ended since the last call. One that could not join the job says so itself, as its answer."""
+        self._take_all()
+        for worker in self.all:
+            if worker.answer is None and (worker.pipe.closed or worker.process.poll() is not None):
+                self._lose(worker)
+
+    def _lose(self, worker: _Worker) -> NoReturn:
+        how = _how_it_ended(worker)
+        if worker.process.poll() is not None:
+            self.lost = how, worker.rank
+        raise WorkerLost(how, worker.rank)
+
+    def warm_up(self) -> None:
+        """Makes the workers join their job while this process goes on."""
+        self._send(None, is_last=False)
+
+    def give(self, payload: bytes, *, is_last: bool) -> None:
+        """Sends the function to every worker, whose standard input stays open afterwards. Behind the last one the worker leaves the job."""
+        self._send(payload, is_last=is_last)
+
+    def _send(self, payload: bytes | None, *, is_last: bool) -> None:
+        message = pickle.dumps((list(sys.path), payload, is_last), protocol=5)
         for worker in self.all:
             assert worker.process.stdin is not None
             # A worker that is gone already is noticed when its result is missing.
@@ -239,17 +498,26 @@ class _Workers:
                 worker.process.stdin.write(_LENGTH.pack(len(message)) + message)
                 worker.process.stdin.flush()
 
-    def results(self) -> list[Any]:
+    def results(self, timeout: float | None = None) -> list[Any]:
         """Waits for all workers; their results, or the exception where trouble began."""
-        deadline: float | None = None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        has_failed = False
         while not all(worker.is_over for worker in self.all):
-            timeout = None if deadline is None else deadline - time.monotonic()
-            if timeout is not None and timeout <= 0:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
                 break
-            self._read(timeout)
-            if deadline is None and any(self._has_failed(worker) for worker in self.all):
-                deadline = time.monotonic() + _GRACE_S
-        self._finish_output()
+            self._read(left)
+            if not has_failed and any(self._has_failed(worker) for worker in self.all):
+                has_failed, deadline = True, time.monotonic() + _GRACE_S
+        waiting = [worker.rank for worker in self.all if not worker.is_over]
+        if has_failed or waiting:
+            # These processes are of no more use.
+            self.finish_output()
+        if waiting and not has_failed:
+            running = [rank for rank in waiting if not self.all[rank].has_returned] or waiting
+            raise TimeoutError(
+                f"the function did not return on {_ranks(running)} within {timeout} s; the workers were stopped"
+            )
         return self._judge()
 
     def _has_failed(self, worker: _Worker) -> bool:
@@ -257,8 +525,10 @@ class _Workers:
             return bool(worker.answer[0] != "result")
         return worker.pipe.closed
 
-    def _read(self, timeout: float | None) -> None:
-        for key, _ in self.selector.select(timeout):
+    def _read(self, timeout: float | None) -> bool:
+        """Takes what has come, waiting for something if there is nothing; whether there was anything."""
+        events = self.selector.select(timeout)
+        for key, _ in events:
             worker, number = key.data
             data = os.read(key.fd, 1 << 16)
             if number:
@@ -269,6 +539,7 @@ class _Workers:
             if not data:
                 self.selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
+        return bool(events)
 
     def _show(self, worker: _Worker, number: int, data: bytes) -> None:
         """Prints whole lines with the rank in front, where this process prints."""
@@ -282,12 +553,30 @@ class _Workers:
         if lines:
             target.flush()
 
-    def _finish_output(self) -> None:
-        """Reads what workers that are over have printed last."""
+    def show_output(self) -> None:
+        """Shows what workers that stay have printed up to now, with a last line that has no end."""
+        self._take_all()
+        for worker in self.all:
+            for number, rest in worker.lines.items():
+                if rest:
+                    self._show(worker, number, b"\n")
+
+    def _take_all(self) -> None:
+        """Takes all that has come, but not for ever from a worker that goes on printing."""
+        end = time.monotonic() + _DRAIN_S
+        while self.selector.get_map() and self._read(0) and time.monotonic() < end:
+            pass
+
+    def hang_up(self) -> None:
+        """Closes the lifelines."""
         for worker in self.all:
             if worker.process.stdin is not None:
                 with contextlib.suppress(OSError):
                     worker.process.stdin.close()
+
+    def finish_output(self) -> None:
+        """Reads what workers that are over have printed last."""
+        self.hang_up()
         end = time.monotonic() + _DRAIN_S
         while self.selector.get_map() and (left := end - time.monotonic()) > 0:
             self._read(left)
@@ -299,7 +588,7 @@ class _Workers:
         origins = [error for error in errors if not isinstance(_unpickled(error[1]), (PeerFailed, WorkerLost))]
         if not origins and silent:
             dead = [worker for worker in silent if worker.pipe.closed] or silent
-            raise WorkerLost(_how_it_ended(dead[0]), dead[0].rank)
+            self._lose(dead[0])
         if origins or errors:
             rank, pickled, text = (origins or errors)[0]
             error = _unpickled(pickled)
@@ -307,14 +596,20 @@ class _Workers:
             if not isinstance(error, Exception):
                 raise PeerFailed(f"worker {rank} failed:\n{text}", rank, text)
             raise error from RemoteTraceback(rank, text)
-        return [pickle.loads(worker.answer[1]) for worker in self.all if worker.answer is not None]
-
-    def _stop(self) -> None:
-        """Ends whoever is left: first by closing the lifeline, then by force."""
+        answers = [worker.answer for worker in self.all if worker.answer is not None]
         for worker in self.all:
-            if worker.process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    worker.process.stdin.close()
+            worker.answer, worker.has_returned = None, False
+        self.can_go_on = all(can_go_on for _, _, can_go_on in answers)
+        return [pickle.loads(pickled) for _, pickled, _ in answers]
+
+    def stop(self) -> None:
+        """Ends whoever is left: first by closing the lifeline, then by force."""
+        # A forked child has copies of all this, and the processes are not its own.
+        if self.is_stopped or os.getpid() != self.owner:
+            return
+        self.is_stopped = True
+        _open.discard(self)
+        self.hang_up()
         end = time.monotonic() + _GRACE_S
         for worker in self.all:
             try:
@@ -332,6 +627,32 @@ class _Workers:
                 if pipe is not None:
                     pipe.close()
         self.selector.close()
+
+    def let_go(self) -> None:
+        """Closes a forked child's copies of the pipes: with the lifelines open there, workers would outlive their parent."""
+        self.selector.close()
+        for worker in self.all:
+            for pipe in (worker.process.stdin, worker.pipe, worker.process.stdout, worker.process.stderr):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+
+#: All processes that run, for a child that this process forks.
+_open: weakref.WeakSet[_Processes] = weakref.WeakSet()
+
+
+def _let_go_of_all() -> None:
+    for processes in list(_open):
+        processes.let_go()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _with_path(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,64 +1,98 @@
-"""A worker of `tidemill.run`: gets a function on standard input, runs it, and sends what came of it down a pipe."""
+"""A worker of `tidemill.run` and `tidemill.Workers`: gets functions on standard input, and sends what came of each down a pipe."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import queue
 import struct
 import sys
 import threading
 import traceback
-from typing import Any
+from typing import IO, Any
 
 _LENGTH = struct.Struct("<Q")
 
 
 def main() -> int:
-    """Runs the function that `tidemill.run` gives this process."""
+    """Runs the functions that this process is given, until its standard input closes or one of them is the last."""
     results = int(sys.argv[1])
     os.set_inheritable(results, False)
     lifeline = os.dup(0)
-    with open(lifeline, "rb", closefd=False) as stream:
-        (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-        path, payload = pickle.loads(stream.read(length))
     # The function must not read what is not for it.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    threading.Thread(target=_end_with_parent, args=(lifeline,), name="tidemill-lifeline", daemon=True).start()
-    sys.path[:] = path
+    calls: queue.Queue[_Call | None] = queue.Queue()
+    threading.Thread(target=_listen, args=(lifeline, calls), name="tidemill-lifeline", daemon=True).start()
     sys.argv = [""]
-    code = 0
-    try:
-        from tidemill._job import init
+    with open(results, "wb") as pipe:
+        while (call := calls.get()) is not None:
+            path, payload, is_last = call
+            sys.path[:] = path
+            answer = _answer(payload, None if is_last else pipe)
+            calls.task_done()
+            if answer is not None:
+                _send(pipe, answer)
+                if answer[0] == "error":
+                    # The others hear of the failure; nobody waits for this worker's goodbye.
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(1)
+            if is_last:
+                break
+    return 0
 
-        job = init()
+
+_Call = tuple[list[str], bytes | None, bool]
+
+
+def _listen(lifeline: int, calls: queue.Queue[_Call | None]) -> None:
+    """Takes calls, and ends this process when the parent's end of the pipe closes and a function is still running."""
+    while (header := _read(lifeline, _LENGTH.size)) is not None:
+        message = _read(lifeline, *_LENGTH.unpack(header))
+        if message is None:
+            break
+        calls.put(pickle.loads(message))
+    with calls.all_tasks_done:
+        is_idle = calls.all_tasks_done.wait_for(lambda: calls.unfinished_tasks == 0, 2.0)
+    if not is_idle and threading.main_thread().is_alive():
+        os._exit(1)
+    calls.put(None)
+
+
+def _read(file: int, length: int) -> bytearray | None:
+    """So many bytes of a pipe, or nothing if it closes before that."""
+    found = bytearray(length)
+    view = memoryview(found)
+    while view:
+        count = os.readv(file, [view])
+        if count == 0:
+            return None
+        view = view[count:]
+    return found
+
+
+def _answer(payload: bytes | None, pipe: IO[bytes] | None) -> tuple[Any, ...] | None:
+    """Runs a function, or only joins the job; what to tell the parent. With `pipe`, other functions will follow."""
+    try:
+        from tidemill import _job
+
+        job = _job.init()
+        if payload is None:
+            return None
         function, args, kwargs = pickle.loads(payload)
-        answer: tuple[Any, ...] = ("result", _dumped(function(*args, **kwargs)))
+        result = _dumped(function(*args, **kwargs))
+        if pipe is not None and job.size > 1 and not _job.is_left():
+            _send(pipe, ("returned",))
+            # Nothing of a function may be under way when the next begins: ranks that are out of step hear of it here.
+            job.comm.Barrier()
+        return "result", result, not _job.is_left()
     except BaseException as error:
         text = traceback.format_exc()
         answer = "error", _pickled(error), text
-        code = 1
         _tell_others(text, error)
-    _send(results, pickle.dumps(answer, protocol=5))
-    if code:
-        # The others hear of the failure; nobody waits for this worker's goodbye.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    del job
-    return code
-
-
-def _end_with_parent(lifeline: int) -> None:
-    """Ends this process when the parent's end of the pipe closes and the function is still running."""
-    while os.read(lifeline, 4096):
-        pass
-    if threading.main_thread().is_alive() and not _done.wait(2.0):
-        os._exit(1)
-
-
-_done = threading.Event()
+        return answer
 
 
 def _tell_others(text: str, error: BaseException) -> None:
@@ -89,11 +123,11 @@ def _pickled(error: BaseException) -> bytes | None:
     return found
 
 
-def _send(results: int, answer: bytes) -> None:
-    _done.set()
-    with open(results, "wb") as pipe:
-        pipe.write(_LENGTH.pack(len(answer)))
-        pipe.write(answer)
+def _send(pipe: IO[bytes], answer: tuple[Any, ...]) -> None:
+    message = pickle.dumps(answer, protocol=5)
+    pipe.write(_LENGTH.pack(len(message)))
+    pipe.write(message)
+    pipe.flush()
 
 
 if __name__ == "__main__":

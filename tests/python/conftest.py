@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import signal
 from collections import Counter, defaultdict
@@ -11,11 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import seeds
 import servers
-
-#: Seeds everything that is drawn at random: which cases of a matrix run, whom a test kills and when. pytest prints it; set it to repeat
-#: a run. The processes of pytest-xdist, and the jobs that tests start, inherit it.
-SEED = int(os.environ.setdefault("TIDEMILL_TEST_SEED", str(random.SystemRandom().randrange(2**32))))
+import standing
 
 #: Servers that are worth sharing, slowest to start first.
 SERVERS = ("kafka", "rabbitmq", "redis_server")
@@ -45,6 +42,13 @@ def _runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _standing_workers() -> Iterator[None]:
+    """End the workers that tests have shared."""
+    yield
+    standing.close()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run slow tests too, and every case of matrices that are sampled"
@@ -61,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"TIDEMILL_TEST_SEED={SEED}"
+    return f"TIDEMILL_TEST_SEED={seeds.SEED}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -79,7 +83,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     failed = [report.nodeid for report in [*stats.get("failed", ()), *stats.get("error", ())]]
     failed = list(dict.fromkeys(re.sub(r"@[^@\]]+$", "", name) for name in failed))
     if failed:
-        terminalreporter.write_line(f"to repeat this run: TIDEMILL_TEST_SEED={SEED}")
+        terminalreporter.write_line(f"to repeat this run: TIDEMILL_TEST_SEED={seeds.SEED}")
     if record := os.environ.get("TIDEMILL_TEST_RECORD"):
         Path(record).write_text(json.dumps(failed))
 
@@ -113,7 +117,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
                 matrices[item.nodeid.partition("[")[0]].append(item)
     for name, cases in matrices.items():
         (count,) = next(cases[0].iter_markers("sampled")).args
-        drawn = random.Random(f"{SEED} {name}").sample(cases, min(count, len(cases)))
+        drawn = seeds.dice(name).sample(cases, min(count, len(cases)))
         left_out.update(case for case in cases if case not in drawn)
     return left_out
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import sys
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import seeds
 import tidemill as tm
 
 INT64 = pa.int64()
@@ -285,7 +285,7 @@ class Mover:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
+        self._dice = seeds.dice()
 
     def __call__(self, running: tm.stream.Running) -> None:
         if all(move.done for move in running.moves):

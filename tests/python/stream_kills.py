@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import launched
+import seeds
 
 
 def pids(folder: Path) -> list[int]:
@@ -35,7 +36,7 @@ def run_and_kill(folder: Path, most: int, pause: Callable[[random.Random, int], 
     The first dies as soon as there is a checkpoint, lest the job be over; `pause` gives the seconds until each further one, from the
     dice and the number of kills so far.
     """
-    dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
+    dice = seeds.dice()
     running = launched.start("run", "-n", "2", "--restarts", "30", *job)
     kills = 0
     while running.poll() is None and kills < most:

@@ -9,11 +9,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import launched
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+import standing
 import tidemill as tm
 from datasets import rows
 
@@ -199,12 +199,9 @@ def test_all_workers_see_one_schema(tmp_path: Path, form: str) -> None:
     ]
     write(good, form, *parts, table(n=([1], pa.int8()), s=(["a"], pa.string())))
     write(bad, form, table(n=([1], pa.int64())), table(n=(["a"], pa.string())))
-    (tmp_path / "p.py").write_text(WORKERS)
     told = []
     for size in (1, 2, 3):
-        job = launched.run("run", "-n", str(size), "--no-prefix", tmp_path / "p.py", good, READ[form].__name__, bad)
-        assert job.returncode == 0, job.stderr
-        lines = job.stdout.decode().splitlines()
+        lines = standing.run_program(WORKERS, good, READ[form].__name__, bad, workers=size)
         assert len(lines) == size and len(set(lines)) == 1
         told.append(json.loads(lines[0]))
     assert told[0] == told[1] == told[2]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+import standing
 import tidemill as tm
 from datasets import rows
 
@@ -383,12 +384,9 @@ def test_a_program_ends_well_while_functions_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_functions_on_several_workers(tmp_path: Path, workers: int) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(PROGRAM if workers > 1 else PROGRAM.replace(' and "on worker" in text', ""))
-    result = launched.run("run", "-n", str(workers), app)
-    assert result.returncode == 0, result.stderr.decode()
-    assert result.stdout.decode().split() == ["[0]", "done"]
+def test_functions_on_several_workers(workers: int) -> None:
+    program = PROGRAM if workers > 1 else PROGRAM.replace(' and "on worker" in text', "")
+    assert standing.run_program(program, workers=workers) == ["done\n"] + [""] * (workers - 1)
 
 
 WITHIN = """
@@ -426,10 +424,6 @@ print("done")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_function_cannot_run_what_all_workers_run_together(tmp_path: Path, workers: int) -> None:
+def test_a_function_cannot_run_what_all_workers_run_together(workers: int) -> None:
     """The worker waited for the others for ever, and they for what the function makes."""
-    app = tmp_path / "app.py"
-    app.write_text(WITHIN)
-    result = launched.run("run", "-n", str(workers), app)
-    assert result.returncode == 0, result.stderr.decode()
-    assert result.stdout.decode().split().count("done") == workers
+    assert standing.run_program(WITHIN, workers=workers) == ["done\n"] * workers

@@ -10,6 +10,7 @@ from typing import Any
 import launched
 import pyarrow as pa
 import pytest
+import standing
 import tidemill as tm
 
 POINT = pa.struct([("x", pa.int64()), ("name", pa.string())])
@@ -270,11 +271,6 @@ def test_types_are_found_out_from_the_first_rows_of_all(tmp_path: Path) -> None:
     for part in range(3):
         text = "\n".join(["i,x", *lines[part * 30_000 : (part + 1) * 30_000]])
         (tmp_path / f"{part}.csv").write_text(text + "\n")
-    (tmp_path / "app.py").write_text(FIRST)
-    told = set()
-    for size in (1, 2, 3):
-        result = launched.run("run", "-n", str(size), "--no-prefix", tmp_path / "app.py", tmp_path)
-        assert result.returncode == 0, result.stderr.decode()
-        told.add(result.stdout.decode())
+    told = {standing.run_program(FIRST, tmp_path, workers=size)[0] for size in (1, 2, 3)}
     assert len(told) == 1, told
     assert "made only None in y at first" in told.pop()

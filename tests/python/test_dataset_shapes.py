@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-import random
 import sys
 from collections import Counter
 from typing import Any
 
-import launched
 import pyarrow as pa
 import pytest
+import seeds
+import standing
 import tidemill as tm
 from datasets import rows
 
@@ -149,9 +149,7 @@ def test_counts_and_groups(sales: tm.DataSet) -> None:
 
 def test_row_numbers() -> None:
     """In the order of a sort, nulls and equals among its keys, however many partitions there are."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    choice = random.Random(seed)
+    choice = seeds.dice()
     values = [choice.choice([None, *range(5000)]) for _ in range(20_000)]
     data = tm.from_dict({"x": values, "i": list(range(20_000))})
     by = sorted(range(20_000), key=lambda i: (values[i] is None, -(values[i] or 0), i))
@@ -189,14 +187,8 @@ print(wide.group_by("k").mean().sort("k").to_dict()["x"], wide.select(tm.mean("x
 """
 
 
-def test_on_workers(tmp_path: Any) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(WORKERS.replace("SALES", repr(SALES)))
-    done = launched.run("run", "-n", "2", app)
-    assert done.returncode == 0, done.stderr.decode()
-    lines = [
-        [line[4:] for line in done.stdout.decode().splitlines() if line.startswith(f"[{rank}]")] for rank in (0, 1)
-    ]
+def test_on_workers() -> None:
+    lines = [said.splitlines() for said in standing.run_program(WORKERS.replace("SALES", repr(SALES)), workers=2)]
     shown, *mine = lines[0]
     assert shown.startswith(
         "<DataSet shop: Utf8, item: Utf8, sold: Int64; show() prints its first rows, on all workers"

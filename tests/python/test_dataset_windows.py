@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import launched
 import pyarrow as pa
 import pytest
+import seeds
+import standing
 import tidemill as tm
 
 Row = dict[str, Any]
@@ -213,9 +213,7 @@ def random_column(dice: random.Random, values: list[Any], count: int) -> list[An
 def test_random_windows_are_those_of_duckdb(round: int) -> None:
     """Ranks, values of other rows and running aggregates, over keys and orders of all types with ties, nulls, NaNs and both zeros."""
     duckdb = pytest.importorskip("duckdb", reason="the answers to compare with are DuckDB's")
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
+    dice = seeds.dice(round)
     count = dice.choice([1, 50, 3000, 20_000])
     floats = [-0.0, 0.0, 1.5, -2.0, 1e300, float("inf"), float("-inf"), float("nan")]
     columns = {
@@ -254,7 +252,9 @@ def test_random_windows_are_those_of_duckdb(round: int) -> None:
         for at, call in enumerate(calls):
             # Sums of DuckDB have more digits.
             mine, theirs = (side.column(f"c{at}").to_pylist() for side in (got, wanted))
-            assert [*map(repr_of, mine)] == [*map(repr_of, theirs)], f"seed {seed}, round {round}: {call} of {query}"
+            assert [*map(repr_of, mine)] == [*map(repr_of, theirs)], (
+                f"seed {seeds.SEED}, round {round}: {call} of {query}"
+            )
 
 
 def repr_of(value: Any) -> Any:
@@ -284,12 +284,6 @@ if job.rank == 0:
 """
 
 
-def test_several_workers(tmp_path: Path) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(SEVERAL)
-    said = []
-    for size in ["1", "3"]:
-        result = launched.run("run", "-n", size, "--no-prefix", app)
-        assert result.returncode == 0, result.stderr.decode()
-        said.append(result.stdout)
-    assert said[0] == said[1] != b""
+def test_several_workers() -> None:
+    said = [standing.run_program(SEVERAL, workers=size)[0] for size in (1, 3)]
+    assert said[0] == said[1] != ""

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import standing
 
 PROGRAM = """
 import sys
@@ -71,13 +72,10 @@ def test_same_rows_on_any_number_of_workers(workers: int, tmp_path: Path) -> Non
     for part in range(3):
         lines = [f"s{number % 3},{number}" for number in range(part * 1000, part * 1000 + 1000)]
         (data / f"{part}.csv").write_text("shop,amount\n" + "\n".join(lines) + "\n")
-    app = tmp_path / "app.py"
-    app.write_text(PROGRAM)
-    result = launched.run("run", "-n", str(workers), app, data)
-    assert result.returncode == 0, result.stderr.decode()
+    outputs = standing.run_program(PROGRAM, data, workers=workers)
     sums = [sum(n for n in range(3000) if n % 3 == shop) for shop in range(3)]
     expected = [{"shop": f"s{shop}", "amount": sums[shop], "n": 1000} for shop in range(3)]
-    assert f"{expected} 3000 3000" in result.stdout.decode()
+    assert outputs == [f"{expected} 3000 3000\n", *[""] * (workers - 1)]
 
 
 def test_interrupt_ends_a_long_query(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md"), *ROOT.glob("examples/*.md")])
 BLOCK = re.compile(r"<!-- (file|run)(?: (\d+))?: (.+?) -->\n+```[a-z]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
+IMAGE = re.compile(r'<img src="([^":]+)"')
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -80,6 +81,7 @@ def places(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in LINK.findall(CODE.sub("", page.read_text())) if not re.match(r"\w+:", link[0])]
+    links += [(image, "") for image in IMAGE.findall(page.read_text())]
     targets = [(page.parent / file if file else page, place) for file, place in links]
     assert [target for target, _ in targets if not target.exists()] == []
     assert [(target.name, place) for target, place in targets if place and place not in places(target)] == []

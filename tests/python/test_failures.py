@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from pathlib import Path
 
 import launched
 import pytest
+import seeds
 import workers
 
 TRANSPORTS = ["auto", "tcp"]
@@ -43,9 +43,7 @@ except tm.WorkerLost as error:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_kill_at_any_moment_reaches_everybody(tmp_path: Path, transport: str) -> None:
     """A blocked call that missed the news would hang; a next call that missed it would use a broken job."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = seeds.dice(transport)
     for round_ in range(4):
         folder = tmp_path / str(round_)
         folder.mkdir()
@@ -58,7 +56,7 @@ def test_a_kill_at_any_moment_reaches_everybody(tmp_path: Path, transport: str) 
             results = job.finish()
         for rank, (code, out, err) in enumerate(results):
             if rank != victim:
-                assert (code, out) == (0, f"lost {victim} {victim}\n"), f"rank {rank} of seed {seed}: {out}{err}"
+                assert (code, out) == (0, f"lost {victim} {victim}\n"), f"rank {rank} of seed {seeds.SEED}: {out}{err}"
 
 
 LARGE = """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import launched
 import pytest
+import standing
 import tidemill as tm
 import workers
 from graphs import program
@@ -458,12 +459,8 @@ print("done")
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("part", [EXCHANGES, MESSAGES, SHAPES, SMALL], ids=["exchanges", "messages", "shapes", "small"])
-def test_on_workers(size: int, part: str, tmp_path: Path) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(program(part))
-    result = launched.run("run", "-n", str(size), app)
-    assert result.returncode == 0, result.stderr.decode()
-    assert result.stdout.decode().count("done") == size
+def test_on_workers(size: int, part: str) -> None:
+    assert standing.run_program(program(part), workers=size) == ["done\n"] * size
 
 
 def test_copies_run_near_their_data(tmp_path: Path) -> None:

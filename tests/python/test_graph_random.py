@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import launched
 import pytest
+import standing
 from graphs import program
 
 RANDOM = """
@@ -146,12 +144,8 @@ print("done")
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(1, 60), (2, 40), (3, 30), (5, 15), (8, 10)])
-def test_graphs_made_by_chance(size: int, seeds: int, tmp_path: Path) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(program(RANDOM))
-    result = launched.run("run", "-n", str(size), app, str(seeds))
-    assert result.returncode == 0, result.stderr.decode()
-    assert result.stdout.decode().count("done") == size
+def test_graphs_made_by_chance(size: int, seeds: int) -> None:
+    assert standing.run_program(program(RANDOM), str(seeds), workers=size) == ["done\n"] * size
 
 
 SCHEMAS = """
@@ -354,11 +348,8 @@ print("done")
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-def test_schemas_made_by_chance(size: int, tmp_path: Path) -> None:
+def test_schemas_made_by_chance(size: int) -> None:
     """Every exchange over keys of every type, with what is rare: no rows, one key, a key for each row, nulls, NaN, empty batches."""
-    app = tmp_path / "app.py"
-    app.write_text(program(SCHEMAS))
     # More workers take longer to start and to meet than to run.
-    result = launched.run("run", "-n", str(size), app, str(1000 * size), str(240 // size))
-    assert result.returncode == 0, result.stderr.decode()
-    assert result.stdout.decode().count("done") == size
+    words = str(1000 * size), str(240 // size)
+    assert standing.run_program(program(SCHEMAS), *words, workers=size) == ["done\n"] * size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -322,6 +322,38 @@ def test_fork_join_and_affinity_settings(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TIDEMILL_AFFINITY", "moon")
     with pytest.raises(ValueError, match="affinity"):
         KMeans(4).fit(x)
+
+
+def test_how_many_threads_a_worker_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that spins without a CPU, or without time left of a quota, keeps the one it waits for from running."""
+    from tidemill._job import Share
+    from tidemill.ml import _threads
+
+    def made(share: Share, n_threads: int | None = None, told: str = "") -> tuple[object, ...]:
+        monkeypatch.setenv("TIDEMILL_THREADS", told)
+        monkeypatch.setattr(_threads, "_pools", {})
+        monkeypatch.setattr(_threads, "KernelPool", lambda *args: args)
+        monkeypatch.setattr(_threads, "share", lambda: share)
+        threads, _, affinity, place, workers, spins = cast(Any, _threads.pool(n_threads))
+        assert (place, workers) == (share.place, share.workers)
+        return threads, affinity, spins > 0
+
+    for name in ("TIDEMILL_THREAD_MODE", "TIDEMILL_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+    alone = Share(cpus=64, workers=1, place=0, room=64, threads=64)
+    assert made(alone) == (64, "auto", True)
+    assert made(alone, told="3") == (3, "none", True)
+    assert made(alone, 2, told="3") == (2, "none", True)
+    assert made(alone, 65) == (65, "none", False)
+    quota = Share(cpus=64, workers=1, place=0, room=2, threads=2)
+    assert made(quota) == (2, "none", True)
+    assert made(quota, 64) == (64, "none", False), "they would use up the quota by spinning"
+    srun = Share(cpus=64, workers=2, place=1, room=32, threads=32)
+    assert made(srun) == (32, "auto", True)
+    assert made(srun._replace(threads=4)) == (4, "none", True)
+    assert made(Share(cpus=1, workers=2, place=1, room=0, threads=1)) == (1, "none", False)
+    with pytest.raises(ValueError, match="TIDEMILL_THREADS must be a whole number of at least 1, not '0'"):
+        made(alone, told="0")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

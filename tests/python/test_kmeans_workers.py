@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import tidemill
 from numpy.typing import NDArray
-from standing import run, standing_workers
+from standing import run
 from tidemill.ml import KMeans
-
-__all__ = ["standing_workers"]
 
 Outcome = dict[str, Any]
 

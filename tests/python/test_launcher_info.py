@@ -89,6 +89,54 @@ sys.stdout.write(json.dumps([[w[key] for key in ("rank", "host", "host_id", "cor
         assert worker[4:] == place(pin)
 
 
+def test_workers_of_a_host_share_its_processors(tmp_path: Path) -> None:
+    """Where nothing binds them, as under srun without its plugin, each one used to start a thread for every processor."""
+    app = tmp_path / "app.py"
+    app.write_text(
+        """
+import json, os, sys
+import tidemill as tm
+from tidemill._job import share
+before = share()
+job = tm.init()
+joined = share()
+os.environ.pop("TIDEMILL_THREADS")
+from tidemill.dataset._engine import copies
+from tidemill.ml._threads import pool
+threads, per_query = pool().threads, copies() // job.size
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+sys.stdout.write(json.dumps([job.rank, before, joined, threads, per_query, share()]) + "\\n")
+"""
+    )
+    cpus = len(os.sched_getaffinity(0))
+    done = launched.run("run", "-n", "2", "--no-bind", "--no-prefix", app)
+    assert done.returncode == 0, done.stderr.decode()
+    for rank, before, joined, threads, per_query, pinned in map(json.loads, done.stdout.splitlines()):
+        assert before == joined, "the launcher and the workers agree"
+        assert joined[:3] == [cpus, 2, rank]
+        # A quota of the container may allow less.
+        assert 0 <= joined[3] <= cpus // 2 and joined[4] == max(1, joined[3])
+        assert threads == per_query == joined[4]
+        assert pinned[0] == 1
+
+
+def test_what_a_launcher_says_counts_before_a_job_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidemill._tidemill import share_of_process
+
+    for name in [name for name in os.environ if name.startswith(("TIDEMILL_", "SLURM_", "OMPI_", "PMI"))]:
+        monkeypatch.delenv(name)
+    cpus, workers, index, room, threads = share_of_process(False)
+    assert (cpus, workers, index, threads) == (len(os.sched_getaffinity(0)), 1, 0, max(1, room))
+    srun = {"PROCID": "3", "LOCALID": "1", "STEP_ID": "0", "STEP_NUM_TASKS": "4", "STEP_NUM_NODES": "2"}
+    srun |= {"STEP_TASKS_PER_NODE": "2(x2)", "NODEID": "1", "CPUS_PER_TASK": "1"}
+    for name, value in {**srun, "JOB_ID": "7"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("PMIX_NAMESPACE", "s")
+    assert share_of_process(False)[:3] == (cpus, 2, 1)
+    assert share_of_process(False)[4] == 1
+    assert share_of_process(True)[:3] == (cpus, 1, 0), "bound by the launcher"
+
+
 def test_info_of_a_job_says_where_its_workers_are() -> None:
     """People look at the table: each worker's host, and the core it has for itself."""
     heads, *rows = launched.run("info", "--job", "-n", "2").stdout.decode().splitlines()

@@ -13,11 +13,9 @@ import tidemill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from standing import run, standing_workers
+from standing import run
 from tidemill.ml import MDS
 from tidemill.ml._distances import _join
-
-__all__ = ["standing_workers"]
 
 Outcome = dict[str, Any]
 

@@ -7,45 +7,84 @@ files run under the real mpi4py, which checks the programs themselves (`test_the
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import launched
 import pytest
+import seeds
 from launched import run
 
 PROGRAMS = Path(__file__).parent / "mpi_programs"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py") if file.stem not in ("harness", "everything"))
+#: Workers and transport of the jobs that run all programs.
+JOBS = [(1, "auto"), (2, "auto"), (3, "auto"), (5, "auto"), (3, "tcp")]
 #: A real mpi4py to check the programs with: the interpreter of an environment that has it, over Open MPI.
 PEER = Path(os.environ.get("TIDEMILL_PEER_PYTHON", Path(__file__).parents[2] / "bench/.peers/openmpi/bin/python"))
 
 
 def check(workers: int, *options: str, names: list[str] = NAMES, **env: str) -> None:
     """Run the programs in one job; a failure names the program and its check."""
-    done = run("run", "-n", str(workers), *options, PROGRAMS / "everything.py", *names, env=env)
-    text = done.stdout.decode() + done.stderr.decode()
-    assert done.returncode == 0, text
+    code, text = report(workers, *options, names=names, **env)
+    assert code == 0, text
     for name in names:
-        assert re.search(rf"{name} ok: [1-9]\d* checks on {workers} ranks", text), text
+        assert has_passed(name, workers, text), text
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_on_one_host(workers: int) -> None:
-    check(workers)
+def report(workers: int, *options: str, names: list[str], **env: str) -> tuple[int, str]:
+    """The exit code of a job, and what it printed; one that hangs is ended, and has failed."""
+    try:
+        done = run("run", "-n", str(workers), *options, PROGRAMS / "everything.py", *names, env=env)
+    except subprocess.TimeoutExpired as error:
+        return 1, (error.stdout or b"").decode() + (error.stderr or b"").decode() + f"\n{error}"
+    return done.returncode, done.stdout.decode() + done.stderr.decode()
 
 
-def test_over_tcp() -> None:
-    check(3, "--transport", "tcp")
+def has_passed(name: str, workers: int, text: str) -> bool:
+    return re.search(rf"\b{name} ok: [1-9]\d* checks on {workers} ranks", text) is not None
+
+
+@cache
+def failures(workers: int, transport: str) -> dict[str, str]:
+    """What programs said that failed. One that fails ends its job; those behind it run in another."""
+    failed = {}
+    left = NAMES
+    while left:
+        code, text = report(workers, "--transport", transport, names=left)
+        begun = 0
+        while begun < len(left) and has_passed(left[begun], workers, text):
+            begun += 1
+        # A job that ends badly behind its last program is the fault of that one.
+        if code != 0 or begun < len(left):
+            failed[left[min(begun, len(left) - 1)]] = text
+        left = left[begun + 1 :]
+    return failed
+
+
+def jobs() -> list[Any]:
+    """Each job with all its programs in one process of pytest-xdist, which starts it once."""
+    return [
+        pytest.param(*job, id=f"{job[0]}-{job[1]}", marks=pytest.mark.xdist_group(f"MPI programs {job}"))
+        for job in JOBS
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("workers", "transport"), jobs())
+def test_program(workers: int, transport: str, name: str) -> None:
+    text = failures(workers, transport).get(name)
+    assert text is None, text
 
 
 def test_each_by_itself() -> None:
     """A program is a script that runs without the others."""
-    name = random.Random(os.environ.get("TIDEMILL_TEST_SEED")).choice(NAMES)
+    name = seeds.dice().choice(NAMES)
     done = run("run", "-n", "3", PROGRAMS / f"{name}.py")
     assert done.returncode == 0 and f"{name} ok: ".encode() in done.stdout, (name, done)
 

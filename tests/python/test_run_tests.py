@@ -67,8 +67,22 @@ def test_failures_of_cargo(run_tests: ModuleType) -> None:
     found = {name: command[len(run_tests.CARGO_TEST) :] for name, command in run_tests.rust_failures(CARGO)}
     doc = "crates/net/src/lib.rs - open (line 1)"
     assert found == {
-        "-p tidemill-net --lib frames::tests::split": ["-p", "tidemill-net", "--lib", "--", "--exact", "frames::tests::split"],
-        "-p tidemill-net --lib frames::tests::long": ["-p", "tidemill-net", "--lib", "--", "--exact", "frames::tests::long"],
+        "-p tidemill-net --lib frames::tests::split": [
+            "-p",
+            "tidemill-net",
+            "--lib",
+            "--",
+            "--exact",
+            "frames::tests::split",
+        ],
+        "-p tidemill-net --lib frames::tests::long": [
+            "-p",
+            "tidemill-net",
+            "--lib",
+            "--",
+            "--exact",
+            "frames::tests::long",
+        ],
         "-p tidemill-net --test landing": ["-p", "tidemill-net", "--test", "landing"],
         f"-p tidemill-net --doc {doc}": ["-p", "tidemill-net", "--doc", "--", doc],
     }

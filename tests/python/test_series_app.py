@@ -178,19 +178,21 @@ def test_options_reach_the_frames(prices: Path, tmp_path: Path) -> None:
 def test_options_of_files(tmp_path: Path) -> None:
     """Another delimiter, values that stand for none, and a table of groups whose column of ids cannot be told by its name."""
     lines = [
-        f"2024-01-{day:02};s{one};{'NA' if (day, one) == (5, 2) else day * one + 3}\n"
+        f"2024-01-{day:02};s{one};{'NA' if (day, one) == (5, 2) else day * one + 3};{1 + one}\n"
         for day in range(1, 11)
         for one in range(6)
     ]
-    (tmp_path / "prices.csv").write_text("date;ticker;price\n" + "".join(lines))
+    (tmp_path / "prices.csv").write_text("date;ticker;price;issued\n" + "".join(lines))
     (tmp_path / "groups.csv").write_text("ticker,sector\n" + "".join(f"{one % 2},s{one}\n" for one in range(6)))
     done = launched.run(
-        "series", "--no-prefix", tmp_path / "prices.csv", "--delimiter", ";", "--null", "NA", "--null", ".", "--missing", "0.2", "--window", "10d",
+        "series", "--no-prefix", tmp_path / "prices.csv", "--delimiter", ";", "--null", "NA", "--null", ".", "--shares", "issued", "--missing", "0.2", "--window", "10d",
         "--groups", tmp_path / "groups.csv", "--group-id", "sector", "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reader = FrameReader(tmp_path / "out")
     assert reader.categories["ticker"] == ["0", "1"] and reader.points == 6
+    # Prices of s1 are from 4 to 13, and it has 2 shares.
+    assert reader[0].values["capital"][reader.ids.index("s1")] == pytest.approx(17, rel=1e-3)
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["cleaning"]["counts"]["gaps"] == 1
 
 

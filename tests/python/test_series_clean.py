@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import standing
 import tidemill as tm
 from tidemill import series
 from tidemill.series._read import find_columns, steps_or_dates
@@ -44,6 +45,7 @@ VALUES = {
 COUNTS = {
     "unreadable": 0,
     "without_key": 1,
+    "factors_differ": 0,
     "negative": 1,
     "missing": 3,
     "duplicates": 2,
@@ -103,17 +105,15 @@ def test_rules_that_were_chosen(prices: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 7])
-def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path, tmp_path: Path) -> None:
+def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path) -> None:
     """More workers than ids too; each has all of it, and "earliest" is by place in the file, whoever read which row."""
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import json, sys\nimport numpy as np\nimport tidemill as tm\nfrom tidemill import series\n"
         "panel, report = series.clean(sys.argv[1])\n"
         "print(json.dumps([np.nan_to_num(panel.values, nan=-1).tolist(), np.nan_to_num(panel.caps, nan=-1).tolist(), "
         "panel.ids.tolist(), panel.times.astype(int).tolist(), report.to_dict()]))\n"
     )
-    run = launched.run("run", "-n", str(workers), "--no-prefix", program, prices)
-    assert run.returncode == 0, run.stderr
+    lines = standing.run_program(program, prices, workers=workers)
     panel, report = series.clean(prices)
     assert panel.caps is not None
     expected = [
@@ -123,7 +123,6 @@ def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path, 
         panel.times.astype(int).tolist(),
         report.to_dict(),
     ]
-    lines = run.stdout.decode().splitlines()
     assert len(lines) == workers
     assert all(json.loads(line) == expected for line in lines)
 
@@ -239,17 +238,15 @@ def test_dates_may_be_texts(workers: int, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(
         json.dumps(rows[0]) + "\n" + json.dumps({**rows[1], "date": "2024-01-99"}) + "\n"
     )
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import sys\nfrom tidemill import series\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n        panel, _ = series.clean(path)\n        print(panel, panel.values.sum())\n"
         "    except series.SeriesError as error:\n        print(error)\n"
     )
     names = ("rows.jsonl", "rows.parquet", "bad.jsonl")
-    run = launched.run("run", "-n", str(workers), "--no-prefix", program, *(tmp_path / name for name in names))
-    assert run.returncode == 0, run.stderr
-    lines = run.stdout.decode().splitlines()
+    outputs = standing.run_program(program, *(tmp_path / name for name in names), workers=workers)
+    lines = "".join(outputs).splitlines()
     good = "Panel of 2 series at 12 times, 2024-01-01 to 2024-01-12 168.0"
     assert lines.count(good) == 2 * workers, lines
     assert sum("times in column 'date' are text, and one is none: " in line for line in lines) == workers
@@ -308,6 +305,66 @@ def test_what_weights_come_from_is_called_so(tmp_path: Path) -> None:
     assert series.clean(path)[0].caps_name == "capital"
     path.write_text("date,id,price,volume\n2024-01-02,a,1,2\n")
     assert series.clean(path)[0].caps_name == "traded value"
+
+
+def test_capital_is_price_times_shares_outstanding(tmp_path: Path) -> None:
+    """By the price of the day, before it is adjusted for a split; where no shares are told it is not known, and so not 0."""
+    path = tmp_path / "crsp.csv"
+    path.write_text(
+        "permno,date,prc,vol,facpr,shrout\n"
+        "10001,20240102,-40,5,0,100\n10001,20240103,42,5,0,0\n10001,20240104,21,5,1,200\n"
+        "10002,20240102,3,5,0,\n10002,20240103,4,5,0,7\n10002,20240104,5,5,0,7\n"
+    )
+    rules = series.Rules(split_is="added")
+    panel, report = series.clean(path, rules, split="facpr")
+    assert (report.columns["shares"], panel.caps_name) == ("shrout", "capital")
+    assert panel.values[:, 0].tolist() == [20, 21, 21]
+    assert panel.caps is not None
+    np.testing.assert_array_equal(panel.caps.T, [[4000, np.nan, 4200], [np.nan, 28, 35]])
+    segment = panel.segment(series.windows(panel.times, "3d", 1)[0])
+    assert segment.caps is not None and segment.caps.tolist() == [4100, 31.5]
+    # What is named counts: what was traded, or shares where there is a column of capital too.
+    assert series.clean(path, rules, volume="vol")[0].caps_name == "traded value"
+    names = ["date", "id", "close", "adj close", "cap", "pieces"]
+    assert (find_columns(names, {"shares": "pieces"}).cap, find_columns(names, {}).cap) == (None, "cap")
+    # Beside an adjusted value, by what was paid.
+    assert find_columns(names, {"shares": "pieces"}).price == "close"
+    with pytest.raises(series.SeriesError, match="no column 'pcs' for the shares; there are"):
+        find_columns(names, {"shares": "pcs"})
+
+
+def factors(path: Path, other: str = "0.5") -> None:
+    """A's two factors of its 3-for-2 are alike, those of B's 2-for-1 are not, and what stands for no split is."""
+    rows = ["permno,date,prc,facpr,facshr\n"]
+    for day, (a, b) in enumerate([(30.0, 20.0), (33, 22), (22, 11), (20, 10)], 2):
+        rows.append(f"A,2024-01-0{day},{a},{'0.5,0.5' if day == 4 else '0,'}\n")
+        rows.append(f"B,2024-01-0{day},{b},{'1.0,' + other if day == 4 else ',-1'}\n")
+    path.write_text("".join(rows))
+
+
+def test_records_whose_two_factors_differ_are_left_out(tmp_path: Path) -> None:
+    """Also while they are followed; unless the columns are left alone."""
+    path = tmp_path / "crsp.csv"
+    factors(path)
+    rules, named = series.Rules(split_is="added"), {"split": "facpr", "split_shares": "facshr"}
+    panel, report = series.clean(path, rules, **named)
+    assert table(panel) == {"A": [20, 22, 22, 20], "B": [20, 22, None, 10]}
+    assert (report.counts["factors_differ"], report.counts["splits"], report.counts["missing"]) == (1, 1, 0)
+    assert "        1  rows whose two factors of a split differ: left out\n" in str(report)
+    with series.Follower(path, rules, columns=named, settle_s=0, every_s=0.001) as follower:
+        while not follower.poll():
+            pass
+        assert follower.panel is not None and follower.report is not None
+        np.testing.assert_array_equal(follower.panel.values, panel.values)
+        assert follower.report.counts["factors_differ"] == 1
+    kept, report = series.clean(path, series.Rules(splits="keep"), **named)
+    assert (table(kept)["B"], report.counts["factors_differ"]) == ([20, 22, 11, 10], 0)
+    # Alike but for rounding.
+    factors(path, "1.0000001")
+    panel, report = series.clean(path, rules, **named)
+    assert (table(panel)["B"], report.counts["factors_differ"]) == ([10, 11, 11, 10], 0)
+    with pytest.raises(series.SeriesError, match=r"'facshr' has a second factor .* name that one too, --split COLUMN"):
+        series.clean(path, split_shares="facshr")
 
 
 def test_ids_that_became_floats_are_whole_numbers(tmp_path: Path) -> None:
@@ -409,8 +466,7 @@ def quotes(path: Path, ratio: float = 2.0, told: float | None = None) -> list[st
 def test_what_is_adjusted_already_is_not_adjusted_again(workers: int, tmp_path: Path) -> None:
     """Twice adjusted, A would double on the day of its split. B's price does jump there."""
     days = quotes(tmp_path / "quotes.csv")
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import sys\nimport numpy as np\nfrom tidemill import series\n"
         "panel, report = series.clean(sys.argv[1], value=sys.argv[2] or None)\n"
         "change = np.abs(np.diff(np.log(panel.values), axis=0)).max(axis=0) > 0.1\n"
@@ -418,9 +474,8 @@ def test_what_is_adjusted_already_is_not_adjusted_again(workers: int, tmp_path: 
     )
 
     def said(value: str) -> str:
-        run = launched.run("run", "-n", str(workers), "--no-prefix", program, tmp_path / "quotes.csv", value)
-        assert run.returncode == 0, run.stderr
-        (line,) = set(run.stdout.decode().splitlines())
+        outputs = standing.run_program(program, tmp_path / "quotes.csv", value, workers=workers)
+        (line,) = set("".join(outputs).splitlines())
         return line
 
     close = said("Close")
@@ -559,15 +614,12 @@ def test_bad_input_is_an_error_on_every_worker(
 ) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    program = tmp_path / "app.py"
-    program.write_text(
+    program = (
         "import json, sys\nimport tidemill as tm\nfrom tidemill import series\n"
         "try:\n    series.clean(sys.argv[1], **json.loads(sys.argv[2]))\n"
         "except (series.SeriesError, tm.DataSetError) as error:\n    print(str(error).replace('\\n', ' '))\n"
     )
-    run = launched.run("run", "-n", str(workers), "--no-prefix", program, path, json.dumps(options))
-    assert run.returncode == 0, run.stderr
-    lines = run.stdout.decode().splitlines()
+    lines = standing.run_program(program, path, json.dumps(options), workers=workers)
     assert len(lines) == workers
     assert all(message in line for line in lines), lines
 

@@ -12,14 +12,11 @@ import pytest
 import standing
 import tidemill as tm
 from numpy.typing import NDArray
-from standing import standing_workers
 from tidemill import series
 from tidemill.ml import MDS
 from tidemill.series._embed import _placed
 from tidemill.series._relay import Base
 from tidemill.viz import FrameReader
-
-__all__ = ["standing_workers"]
 
 NAN = float("nan")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import signal
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import launched
 import numpy as np
 import pytest
+import seeds
 import workers
 from tidemill import series
 from tidemill.series._relay import Making, Past, Relay, owner
@@ -140,9 +140,7 @@ def shared_memory() -> set[str]:
 
 def killed_at_random(folder: Path, program: str, count: int, rounds: int) -> None:
     """Kill one of `count` workers, each in turn, and expect the others to hear of it."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = seeds.dice(program)
     before = shared_memory()
     for victim in range(rounds):
         inside = folder / str(victim)
@@ -154,7 +152,7 @@ def killed_at_random(folder: Path, program: str, count: int, rounds: int) -> Non
             results = job.finish()
         for rank, (code, out, err) in enumerate(results):
             if rank != victim:
-                assert (code, out) == (0, f"lost {victim}\n"), f"rank {rank} of seed {seed}: {out}{err}"
+                assert (code, out) == (0, f"lost {victim}\n"), f"rank {rank} of seed {seeds.SEED}: {out}{err}"
     assert shared_memory() <= before
 
 

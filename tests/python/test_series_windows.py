@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -270,15 +272,31 @@ def test_weights() -> None:
     assert series.weights(np.zeros(2), 2).tolist() == [1, 1]
 
 
-def test_references_grow_as_their_names_say() -> None:
-    times = np.array(["2023-01-02", "2023-07-03", "2024-01-02"], dtype="datetime64[us]")
+@pytest.mark.parametrize("times", [days("2023-01-02", 251), np.arange(251)], ids=["dates", "numbers"])
+def test_references_of_one_rate_mirror_each_other(times: NDArray[Any]) -> None:
+    """A fall by 0.1 a year had a longer L than the rise, and a year of the calendar counted where 250 days with data make one."""
     assert list(series.REFERENCES) == ["constant", "+0.1 a year", "-0.1 a year", "+0.2 a year", "-0.2 a year"]
-    grown = series.references(times)
-    assert grown[0].tolist() == [1] * 5
-    assert grown[-1] == pytest.approx([1, 1.1, 0.9, 1.2, 0.8], abs=1e-3)
-    assert series.references(np.arange(251))[-1] == pytest.approx([1, 1.1, 0.9, 1.2, 0.8])
+    made = series.references(times)
+    assert made[0].tolist() == [1] * 5
+    np.testing.assert_allclose(made[1], [1, 1 + 0.1 / 250, 1 / (1 + 0.1 / 250), 1 + 0.2 / 250, 1 / (1 + 0.2 / 250)])
+    np.testing.assert_allclose(made[:, [1, 3]] * made[:, [2, 4]], 1)
+    length = 2500 * np.log1p([0.1 / 250, 0.1 / 250, 0.2 / 250, 0.2 / 250])
+    np.testing.assert_allclose(series._distance.lengths(made, "log"), [0, *length], atol=1e-9)
+    assert length.round(3).tolist() == [1.0, 1.0, 1.999, 1.999]
     # Even steps, also over weekends: no series seems to move with a reference because it moves on Mondays.
-    assert series.distances(series.references(days("2024-01-01", 30)), of="changes") == pytest.approx(np.zeros((5, 5)))
+    assert series.distances(made[:30], of="changes") == pytest.approx(np.zeros((5, 5)))
+
+
+def test_references_take_a_step_for_each_day_that_has_data() -> None:
+    """However many days of the calendar, or times, lie in between."""
+    times = days("2024-01-01", 10)
+    hours = (times[:, None] + np.array([9, 12, 15, 16]) * np.timedelta64(1, "h")).ravel()
+    expected = series.references(times)
+    np.testing.assert_allclose(series.references(hours)[::4], expected)
+    np.testing.assert_allclose(np.diff(np.log(series.references(hours)[:, 1])), np.log1p(0.1 / 250) / 4)
+    np.testing.assert_array_equal(series.references(times + np.arange(10) * np.timedelta64(30, "D")), expected)
+    assert series.references(times[:1]).tolist() == [[1] * 5]
+    assert series.references(times[:0]).shape == (0, 5)
 
 
 def test_bins_of_change() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -588,6 +588,38 @@ def test_show_prints_the_first_rows_and_ends(capsys: pytest.CaptureFixture[str])
     assert "| 7 |" in capsys.readouterr().out
     with pytest.raises(tm.DataSetError, match="oh no"):
         tm.stream.rate(1000).map(_fails, {"x": "int64"}).show()
+
+
+def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Path) -> None:
+    """`repartition` was passed over without a word; completion offered `collect` on streams, and `write_stream` on tables."""
+    rows = tm.from_dict({"n": [1, 2, 3]})
+    stream = tm.stream.from_table(rows.collect())
+    for by in ((), ("n",)):
+        with pytest.raises(tm.DataSetError, match=r"repartition is not supported on a stream: leave it out; .* key_by"):
+            stream.repartition(4, *by)
+    every = set(dir(tm.DataSet))
+    assert every - set(dir(rows)) == {"named", "write_stream"} <= set(dir(stream)) <= every
+    place = tmp_path / "out"
+    calls: dict[str, Callable[[tm.DataSet], object]] = {
+        "bsp": lambda data: data.bsp(lambda comm, table: table),
+        "pivot": lambda data: data.pivot("n", index="n", values="n"),
+        "reduce": lambda data: data.reduce(lambda one, two: one),
+        "repartition": lambda data: data.repartition(2),
+        "sort": lambda data: data.sort("n").write_stream(print),
+        "limit": lambda data: data.limit(2).write_stream(print),
+        "head": lambda data: data.head().write_stream(print),
+        "value_counts": lambda data: data.value_counts().write_stream(print),
+        "write_database": lambda data: data.write_database("t", lambda: None),
+        "write_text": lambda data: data.select(t=tm.col("n").cast("str")).write_text(place),
+    }
+    # Records of a fixed number of bytes need a column that this stream does not have.
+    for name in every - set(dir(stream)) - {"write_records"}:
+        with pytest.raises(tm.DataSetError, match="stream"):
+            call = calls.get(name)
+            found = (
+                getattr(stream, name)(*[place][: name.startswith(("write", "check"))]) if call is None else call(stream)
+            )
+            pytest.fail(f"{name} gave {found}")
 
 
 def _fails(row: dict[str, Any]) -> dict[str, Any]:

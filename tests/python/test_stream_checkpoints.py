@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
 import re
 import shutil
 import subprocess
@@ -16,6 +14,7 @@ from typing import Any
 import launched
 import object_server
 import pytest
+import seeds
 import tidemill as tm
 from stream_kills import kill_one
 from test_stream_recovery import JOB, check, folder, live_and_die
@@ -68,7 +67,7 @@ def test_stores_that_only_the_program_knows(server: object_server.Server, monkey
 
 def test_checkpoints_in_an_object_store(folder: Path, server: object_server.Server) -> None:
     """Workers die, and the job goes on from what lies in the store; nobody needs a folder."""
-    dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
+    dice = seeds.dice()
     url, place = "s3://jobs/killed", server.root / "jobs" / "killed"
     job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "windows", url, env=server.env)
     before: set[Path] = set()
@@ -96,7 +95,7 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
     server.start()
     wait_for_epoch(job, place, before)
     if job.poll() is None:
-        kill_one(folder, random.Random(os.environ.get("TIDEMILL_TEST_SEED")))
+        kill_one(folder, seeds.dice())
     _, err = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.decode()
     check(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 import launched
 import pyarrow as pa
 import pytest
+import seeds
 import servers
 import stream_job
 import tidemill as tm
@@ -89,7 +89,7 @@ def test_keys_that_move(folder: Path, query: str) -> None:
 
 def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
     """Killed between a barrier with a map and the next checkpoint, or anywhere else: the job goes on from what is durable."""
-    dice = random.Random(os.environ.get("TIDEMILL_TEST_SEED"))
+    dice = seeds.dice()
     job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "pairs", "moving")
     for _ in range(5):
         launched.wait_until(lambda: job.poll() is not None or has_checkpoint(folder), "the first checkpoint")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
 import sqlite3
 import stat
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import seeds
 import tidemill as tm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -353,9 +353,7 @@ def test_archives_with_links_lies_and_passwords(library: Library, tmp_path: Path
 
 def test_damaged_uploads_are_plots_or_upload_errors(library: Library, tmp_path: Path) -> None:
     """An archive whose directory says that it begins before its first byte was an `OSError` without a name."""
-    seed = int(os.environ.get("TIDEMILL_TEST_SEED", random.randrange(2**32)))
-    print("seed", seed)
-    dice = random.Random(seed)
+    dice = seeds.dice()
     text = "".join(f"{n} {n / 7} {n / 3} 0.5 {n % 3} point {n}\n" for n in range(60))
     columns = {axis: np.arange(60) / 7 for axis in "xyz"} | {"kind": ["a", "b"] * 30}
     table = pa.table(columns)
@@ -374,9 +372,9 @@ def test_damaged_uploads_are_plots_or_upload_errors(library: Library, tmp_path: 
             library.add(write(tmp_path, name, mutated(dice, whole[name])))
         except UploadError as error:
             message = str(error)
-            assert str(tmp_path) not in message and "internal" not in message.lower(), (seed, number, message)
+            assert str(tmp_path) not in message and "internal" not in message.lower(), (seeds.SEED, number, message)
         except Exception as error:
-            raise AssertionError(f"{name}, number {number} of seed {seed}") from error
+            raise AssertionError(f"{name}, number {number} of seed {seeds.SEED}") from error
     # The archive that showed it: its directory is said to be longer than the file.
     lie = bytearray(whole["a.zip"])
     lie[-10:-6] = (len(lie) - 22).to_bytes(4, "little")

@@ -88,7 +88,7 @@ impl Call<'_> {
     }
 
     /// The blocks whose lengths every rank passes alike.
-    fn common_blocks(&self) -> Option<&[Block]> {
+    pub(crate) fn common_blocks(&self) -> Option<&[Block]> {
         match self.collective {
             Collective::Allgatherv => Some(self.recv_blocks),
             Collective::ReduceScatter => Some(self.send_blocks),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use tidemill_net::{Envelope, Region, Status};
 
-use crate::algorithms::{self, Params, Unsupported};
+use crate::algorithms::{self, Params, Unsupported, blocks_end};
 use crate::call::{self, Call};
 use crate::communicator::{CollectiveError, Communicator, ScheduleKey};
 use crate::direct::{Direct, Job, LargeProgress, Poll};
@@ -13,7 +13,7 @@ use crate::exec::{Execution, Telling};
 use crate::request::{Request, Started, State, What, spin_direct};
 use crate::schedule::Schedule;
 use crate::tuner::{Choice, Query};
-use crate::{Algorithm, Collective};
+use crate::{Algorithm, Block, Collective};
 
 /// Schedules remembered per communicator.
 const SCHEDULES_MAX: usize = 256;
@@ -175,6 +175,16 @@ impl Communicator {
             signature,
             send: cut(send, send_len),
             recv: cut(recv, recv_len),
+            blocks: call.common_blocks().map(|blocks| {
+                assert_eq!(blocks.len(), self.0.ranks.len(), "{} has one block a rank", call.collective);
+                let own = blocks[self.0.rank as usize].len;
+                assert!(
+                    call.collective != Collective::Allgatherv || own == call.count,
+                    "this rank sends {} elements where recv_blocks say {own}",
+                    call.count
+                );
+                blocks.iter().map(|block| Block { start: block.start * item, len: block.len * item }).collect()
+            }),
         }
     }
 
@@ -183,22 +193,23 @@ impl Communicator {
         use Collective::*;
         let (n, p) = (call.count, self.0.ranks.len());
         let at_root = self.0.rank == call.root;
-        let end = |blocks: &[algorithms::Block]| blocks.iter().map(|b| b.start + b.len).max().unwrap_or(0);
         match call.collective {
             Barrier => (0, 0),
             Bcast => (0, n),
             Reduce => (n, if at_root { n } else { 0 }),
             Allreduce | Scan | Exscan => (n, n),
             Gather => (n, if at_root { n * p } else { 0 }),
-            Gatherv => (n, if at_root { end(call.recv_blocks) } else { 0 }),
+            Gatherv => (n, if at_root { blocks_end(call.recv_blocks) } else { 0 }),
             Allgather => (n, n * p),
-            Allgatherv => (n, end(call.recv_blocks)),
+            Allgatherv => (n, blocks_end(call.recv_blocks)),
             Scatter => (if at_root { n * p } else { 0 }, n),
-            Scatterv => (if at_root { end(call.send_blocks) } else { 0 }, n),
+            Scatterv => (if at_root { blocks_end(call.send_blocks) } else { 0 }, n),
             Alltoall => (n * p, n * p),
-            Alltoallv => (end(call.send_blocks), end(call.recv_blocks)),
+            Alltoallv => (blocks_end(call.send_blocks), blocks_end(call.recv_blocks)),
             ReduceScatterBlock => (n * p, n),
-            ReduceScatter => (end(call.send_blocks), call.send_blocks.get(self.0.rank as usize).map_or(0, |b| b.len)),
+            ReduceScatter => {
+                (blocks_end(call.send_blocks), call.send_blocks.get(self.0.rank as usize).map_or(0, |b| b.len))
+            }
         }
     }
 

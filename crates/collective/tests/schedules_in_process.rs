@@ -97,7 +97,10 @@ fn is_able(collective: Collective, algorithm: Option<Algorithm>, size: usize, co
         Some(Algorithm::SharedMemory) => {
             let part = match collective {
                 Gather | Allgather | Scan | Exscan => count,
+                // Blocks of vector variants are shorter than three times the count.
+                Allgatherv => 3 * count,
                 Scatter | Alltoall | ReduceScatterBlock => count * size,
+                ReduceScatter => 3 * count * size,
                 _ => 0,
             };
             part <= SLOT

@@ -24,7 +24,7 @@ fn folders() -> Vec<PathBuf> {
 }
 
 /// The smallest value of a setting, from this process's group up to the root.
-pub fn smallest(file: &str, parse: impl Fn(&str) -> Option<f64>) -> Option<f64> {
+fn smallest(file: &str, parse: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     folders().into_iter().filter_map(|folder| parse(&read_to_string(folder.join(file)).ok()?)).reduce(f64::min)
 }
 

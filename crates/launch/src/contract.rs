@@ -6,8 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
+use tidemill_machine::{CpuSet, Machine};
 
 use crate::options::JobOptions;
 use crate::terminal;
@@ -24,7 +23,8 @@ pub struct Contract {
     pub size: usize,
     secret: String,
     threads: u32,
-    bind: bool,
+    /// What its workers share, if each shall have a part of its own.
+    machine: Option<Machine>,
     common: Vec<(&'static str, OsString)>,
 }
 
@@ -34,7 +34,8 @@ impl Contract {
     /// # Errors
     /// When the system has no random numbers.
     pub fn new(options: &JobOptions, restart: u32) -> io::Result<Self> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let machine = Machine::here();
+        let cores = machine.usable();
         let size = options.workers.unwrap_or(cores);
         let threads = options.threads.unwrap_or_else(|| u32::try_from(cores / size).unwrap_or(1).max(1));
         let mut common: Vec<(&'static str, OsString)> = vec![("TIDEMILL_RESTART", restart.to_string().into())];
@@ -60,23 +61,21 @@ impl Contract {
         let mut defaults: Vec<(&'static str, OsString)> = vec![("PYTHONUNBUFFERED", "1".into())];
         defaults.extend(LIBRARY_THREADS.map(|name| (name, threads.to_string().into())));
         common.extend(defaults.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
-        Ok(Self { job: random_hex::<8>()?, size, secret: random_hex::<32>()?, threads, bind: !options.no_bind, common })
+        Ok(Self {
+            job: random_hex::<8>()?,
+            size,
+            secret: random_hex::<32>()?,
+            threads,
+            machine: (!options.no_bind).then_some(machine),
+            common,
+        })
     }
 
-    /// The cores that worker `rank` gets for itself: an equal share of those this process may use, whole workers side by
-    /// side. `None` when there are fewer cores than workers, or none shall be bound. Two workers that wait for each other
-    /// on one core would take turns at the pace of the scheduler.
+    /// The cores that worker `rank` gets for itself: an equal share of those this process may use, on one socket where that can be.
+    /// `None` when there are fewer cores than workers, or none shall be bound. Two workers that wait for each other on one core would take
+    /// turns at the pace of the scheduler.
     pub fn cores(&self, rank: usize) -> Option<CpuSet> {
-        let allowed = sched_getaffinity(Pid::from_raw(0)).ok()?;
-        let all: Vec<usize> = (0..CpuSet::count()).filter(|&core| allowed.is_set(core) == Ok(true)).collect();
-        if !self.bind || all.len() < self.size {
-            return None;
-        }
-        let mut mine = CpuSet::new();
-        for &core in &all[rank * all.len() / self.size..(rank + 1) * all.len() / self.size] {
-            mine.set(core).ok()?;
-        }
-        Some(mine)
+        Some(self.machine.as_ref()?.share(rank, self.size)?.into_iter().collect())
     }
 
     /// The variables of one worker.
@@ -142,22 +141,16 @@ mod tests {
     /// A core given to two workers would halve the speed of both, and one given to nobody would be lost.
     #[test]
     fn every_core_goes_to_one_worker() {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        for size in 1..=cores {
+        let allowed = Machine::here().allowed();
+        for size in 1..=allowed.len() {
             let options = JobOptions { workers: Some(size), ..JobOptions::default() };
             let contract = Contract::new(&options, 0).expect("the system has random numbers");
-            let mut taken = vec![0; CpuSet::count()];
-            for rank in 0..size {
-                let mine = contract.cores(rank).expect("there are enough cores");
-                taken
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(core, times)| *times += usize::from(mine.is_set(core) == Ok(true)));
-            }
-            let allowed = sched_getaffinity(Pid::from_raw(0)).expect("Linux says");
-            assert!(
-                taken.iter().enumerate().all(|(core, &times)| times == usize::from(allowed.is_set(core) == Ok(true)))
-            );
+            let shares: Vec<CpuSet> =
+                (0..size).map(|rank| contract.cores(rank).expect("there are enough cores")).collect();
+            let all: CpuSet = shares.iter().flat_map(CpuSet::iter).collect();
+            assert_eq!(all.len(), shares.iter().map(CpuSet::len).sum::<usize>(), "{size} workers share no core");
+            assert!(shares.iter().all(|share| share.len() >= allowed.len() / size && all.len() > allowed.len() - size));
+            assert!(all.iter().all(|cpu| allowed.contains(cpu)));
         }
         let unbound = JobOptions { workers: Some(1), no_bind: true, ..JobOptions::default() };
         assert!(Contract::new(&unbound, 0).expect("the system has random numbers").cores(0).is_none());

@@ -9,9 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, setrlimit};
-use nix::unistd::{AccessFlags, Pid, access};
+use nix::unistd::{AccessFlags, access};
+use tidemill_machine::CpuSet;
 
 /// The program that every worker runs.
 #[derive(Debug, PartialEq, Eq)]
@@ -174,9 +174,9 @@ pub fn start(program: &Program, setting: &Setting<'_>) -> Result<Child, StartErr
         .stderr(Stdio::piped())
         .process_group(0);
     let listener = setting.listener.map(|fd| fd.as_raw_fd());
-    let (open_files, cores, launcher) = (setting.open_files, setting.cores, std::process::id());
+    let (open_files, cores, launcher) = (setting.open_files, setting.cores.clone(), std::process::id());
     // SAFETY: between fork and exec only system calls run: no allocation, no lock.
-    unsafe { command.pre_exec(move || prepare(launcher, listener, open_files, cores)) };
+    unsafe { command.pre_exec(move || prepare(launcher, listener, open_files, cores.as_ref())) };
     command.spawn().map_err(|source| match source.raw_os_error() {
         Some(libc::ENOEXEC | libc::EACCES) => StartError::NotExecutable(program.file.clone()),
         _ => StartError::System { what: "start a worker", source },
@@ -188,7 +188,7 @@ fn prepare(
     launcher: u32,
     listener: Option<RawFd>,
     open_files: Option<(u64, u64)>,
-    cores: Option<CpuSet>,
+    cores: Option<&CpuSet>,
 ) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
     // The launcher may have died before the line above: then no signal will ever come.
@@ -200,7 +200,7 @@ fn prepare(
     }
     if let Some(cores) = cores {
         // A system that refuses leaves the worker where it is, which is slower at worst.
-        let _ = sched_setaffinity(Pid::from_raw(0), &cores);
+        let _ = cores.bind_current_thread();
     }
     // Python ignores it, and ignoring is inherited.
     // SAFETY: SIG_DFL runs no code.

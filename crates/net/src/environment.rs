@@ -116,6 +116,8 @@ pub struct Launch {
     pub failure_timeout: Duration,
     /// Where this host is in the network: a path from the outside in, such as `zone-a/rack-3/host-7`, if anybody said so.
     pub location: Option<String>,
+    /// How many processors are meant for this worker: `srun --cpus-per-task`. Its affinity may allow more.
+    pub granted: Option<u32>,
 }
 
 /// Why the environment makes no sense.
@@ -305,6 +307,10 @@ impl Launch {
             join_timeout: env.seconds("TIDEMILL_JOIN_TIMEOUT", JOIN_TIMEOUT)?,
             failure_timeout: env.seconds("TIDEMILL_FAILURE_TIMEOUT", FAILURE_TIMEOUT)?,
             location: location(&env, launcher)?,
+            granted: match launcher {
+                Launcher::Slurm => env.number("SLURM_CPUS_PER_TASK")?.filter(|&cpus| cpus > 0),
+                _ => None,
+            },
         })
     }
 }
@@ -492,11 +498,31 @@ fn slurm(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
         rank,
         size,
         local_rank: env.number("SLURM_LOCALID")?,
-        // "2(x3),1": tasks on each host; only a single figure says how many are here.
-        local_size: if nodes == Some(1) { Some(size) } else { None },
+        local_size: if nodes == Some(1) { Some(size) } else { tasks_here(env)? },
         job: format!("slurm {job}.{step}"),
         meeting,
     }))
+}
+
+/// How many tasks of the step are on this host: `SLURM_STEP_TASKS_PER_NODE` is a list such as `2(x3),1`, for three hosts with two tasks
+/// each and one with one.
+fn tasks_here(env: &Reader<'_>) -> Result<Option<u32>, EnvironmentError> {
+    let (Some(list), Some(node)) = (env.text("SLURM_STEP_TASKS_PER_NODE"), env.number("SLURM_NODEID")?) else {
+        return Ok(None);
+    };
+    let run = |part: &str| {
+        let (tasks, hosts) = part.split_once("(x").unwrap_or((part, "1)"));
+        Some((tasks.parse::<u32>().ok()?, hosts.strip_suffix(')')?.parse::<u32>().ok()?))
+    };
+    let mut first = 0u64;
+    for part in list.split(',') {
+        let Some((tasks, hosts)) = run(part) else { return Ok(None) };
+        first += u64::from(hosts);
+        if u64::from(node) < first {
+            return Ok(Some(tasks));
+        }
+    }
+    Ok(None)
 }
 
 /// `MASTER_ADDR:MASTER_PORT`. Behind torchrun's own store, which listens on that very port, the next one is ours.
@@ -670,6 +696,16 @@ mod tests {
         let master = good(&format!("{many} MASTER_ADDR=n1 MASTER_PORT=5"));
         assert_eq!(master.meeting, Meeting::Unprotected { root: "n1:5".into() });
         assert!(bad(&many).contains("--mpi=pmix"));
+        // How many workers this host has decides how many threads each of them starts.
+        for (node, tasks) in [("0", Some(2)), ("2", Some(2)), ("3", Some(1)), ("4", None)] {
+            let text = format!("{many} PMIX_NAMESPACE=s SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_NODEID={node}");
+            assert_eq!(good(&text).local_size, tasks, "node {node}");
+        }
+        let odd = good(&format!("{many} PMIX_NAMESPACE=s SLURM_STEP_TASKS_PER_NODE=2(x SLURM_NODEID=0"));
+        assert_eq!((odd.local_size, odd.granted), (None, None));
+        assert_eq!(good(&format!("{SRUN} SLURM_STEP_NUM_NODES=1 SLURM_CPUS_PER_TASK=6")).granted, Some(6));
+        // That of an allocation is not for the workers of another launcher.
+        assert_eq!(good(&format!("{OPEN_MPI} SLURM_CPUS_PER_TASK=6")).granted, None);
         // A step of one task within a larger job is what it looks like.
         let single = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4";
         assert_eq!(good(single).meeting, Meeting::Alone);

@@ -24,9 +24,9 @@
 //! | `control`     | The control plane: who is in the job, and who has left       |
 //! | `rendezvous`  | How workers join a job                                       |
 //! | `tcp`         | The transport between hosts                                  |
-//! | `topology`    | Where workers run: hosts, sockets, cores                     |
 //! | `endpoint`    | A worker's handle on its peers                               |
 //! | `environment` | What launchers leave in the environment                      |
+//! | `topology`    | Where workers run: hosts, sockets, cores                     |
 
 #[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("tidemill-net runs on 64-bit little-endian Linux");

@@ -1,9 +1,13 @@
 //! Where a worker runs: which host, and which sockets and cores of it. Exchanged when a job starts, to choose transports
 //! and, later, to build trees that cross each network link once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+
+use tidemill_machine::{Cpu, Machine};
+
+use crate::environment::Launch;
 
 /// Tells whether two workers share a kernel and see each other's processes, which is what shared memory by way of
 /// `/proc/<pid>/fd` needs.
@@ -74,6 +78,10 @@ pub struct Placement {
     pub cores_allowed: usize,
     /// Processors its affinity allows, as Linux numbers them.
     pub processors: Vec<u32>,
+    /// How many threads the CPU quota of its container can keep busy, at least 1; all workers of the host share it.
+    pub quota: Option<u32>,
+    /// How many processors its launcher says are meant for it, whatever its affinity allows.
+    pub granted: Option<u32>,
     /// The socket (physical package) of these processors, if it is one.
     pub socket: Option<u32>,
     /// The core (within the socket) of these processors, if it is one: the worker is pinned.
@@ -81,24 +89,25 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open, and so is the location, which only
-    /// the launcher knows.
+    /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open, and so is what only the launcher knows.
     pub fn here() -> Self {
-        let processors = allowed_processors();
-        let only = |what: &str| {
-            let all: BTreeSet<Option<u32>> = processors.iter().map(|&cpu| topology_number(cpu, what)).collect();
-            if all.len() == 1 { all.into_iter().next().flatten() } else { None }
+        let machine = Machine::here();
+        let only = |what: fn(&Cpu) -> Option<u32>| {
+            let (first, others) = machine.cpus().split_first()?;
+            what(first).filter(|_| others.iter().all(|other| what(other) == what(first)))
         };
-        let socket = only("physical_package_id");
+        let socket = only(|cpu| cpu.socket);
         // Core numbers are the socket's: without one socket, equal numbers mean nothing.
-        let core = socket.and(only("core_id"));
+        let core = socket.and(only(|cpu| cpu.core));
         Placement {
             host: HostIdentity::here(),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             location: None,
             pid: std::process::id(),
-            cores_allowed: std::thread::available_parallelism().map_or(1, usize::from),
-            processors,
+            cores_allowed: machine.usable(),
+            processors: machine.allowed().iter().map(|cpu| cpu as u32).collect(),
+            quota: machine.quota_threads().map(|threads| u32::try_from(threads).unwrap_or(u32::MAX - 1)),
+            granted: None,
             socket,
             core,
         }
@@ -111,7 +120,8 @@ impl Placement {
         bytes.extend_from_slice(&self.host.pid_namespace.to_le_bytes());
         bytes.extend_from_slice(&self.host.user_namespace.to_le_bytes());
         let number = |n: Option<u32>| n.unwrap_or(u32::MAX);
-        for n in [self.pid, self.cores_allowed as u32, number(self.socket), number(self.core)] {
+        let known = [self.socket, self.core, self.quota, self.granted].map(number);
+        for n in [self.pid, self.cores_allowed as u32].into_iter().chain(known) {
             bytes.extend_from_slice(&n.to_le_bytes());
         }
         let location = self.location.as_deref().unwrap_or_default();
@@ -127,7 +137,8 @@ impl Placement {
             user_namespace: u64::from_le_bytes(take(&mut bytes)?),
         };
         let mut number = || take(&mut bytes).map(u32::from_le_bytes);
-        let (pid, cores_allowed, socket, core) = (number()?, number()?, number()?, number()?);
+        let (pid, cores_allowed) = (number()?, number()?);
+        let (socket, core, quota, granted) = (number()?, number()?, number()?, number()?);
         let (processors, rest) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
         let (location, hostname) = rest.split_once('\n')?;
         let known = |n: u32| (n != u32::MAX).then_some(n);
@@ -138,6 +149,8 @@ impl Placement {
             pid,
             cores_allowed: cores_allowed.max(1) as usize,
             processors: parse_ranges(processors)?,
+            quota: known(quota),
+            granted: known(granted),
             socket: known(socket),
             core: known(core),
         })
@@ -150,19 +163,49 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-fn allowed_processors() -> Vec<u32> {
-    let set = rustix::thread::sched_getaffinity(None);
-    let allowed = |set: rustix::thread::CpuSet| {
-        let all = 0..rustix::thread::CpuSet::MAX_CPU;
-        all.filter(|&cpu| set.is_set(cpu)).map(|cpu| cpu as u32).collect()
-    };
-    set.map(allowed).unwrap_or_default()
+/// A worker's part of the processors of its host, on which other workers may run as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// How many processors its affinity allows.
+    pub processors: usize,
+    /// How many workers may use some of them, this one included.
+    pub workers: usize,
+    /// Which of these workers it is, from 0.
+    pub index: usize,
+    /// How many threads each worker can have, so that every thread has a processor and the quota of the container lasts. May be 0.
+    pub room: usize,
+    /// How many threads it should have where the user does not say. At least 1.
+    pub threads: usize,
 }
 
-fn topology_number(cpu: u32, what: &str) -> Option<u32> {
-    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{what}");
-    // Virtual machines say -1 where they do not know.
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+impl Share {
+    /// That of worker `rank` of a job. Workers that a launcher has bound to processors of their own share them with nobody, but all workers
+    /// of a host share its quota.
+    pub fn of(placements: &[Placement], rank: usize) -> Share {
+        let mine = &placements[rank];
+        let here = || placements.iter().enumerate().filter(|(_, other)| other.host == mine.host);
+        let meets = |other: &Placement| other.processors.iter().any(|cpu| mine.processors.contains(cpu));
+        let beside = || here().filter(|&(other, placement)| other == rank || meets(placement));
+        let quota = here().filter_map(|(_, other)| other.quota).min();
+        Share::new(mine, beside().count(), beside().filter(|&(other, _)| other < rank).count(), here().count(), quota)
+    }
+
+    /// That of this process, which has joined no job, as far as the launcher says who else is on the host. `bound`: the launcher has bound
+    /// each worker to processors of its own.
+    pub fn of_process(here: &Placement, launch: Option<&Launch>, bound: bool) -> Share {
+        let said = launch.and_then(|launch| Some((launch.local_rank?, launch.local_size?)));
+        let (index, workers) = said.filter(|(index, workers)| index < workers).unwrap_or((0, 1));
+        let here = Placement { granted: launch.and_then(|launch| launch.granted), ..here.clone() };
+        let beside = if bound { (1, 0) } else { (workers as usize, index as usize) };
+        Share::new(&here, beside.0, beside.1, workers as usize, here.quota)
+    }
+
+    fn new(mine: &Placement, workers: usize, index: usize, on_host: usize, quota: Option<u32>) -> Share {
+        let processors = mine.processors.len();
+        let room = quota.map_or(usize::MAX, |quota| quota as usize / on_host).min(processors / workers);
+        let threads = room.min(mine.granted.map_or(usize::MAX, |granted| granted as usize)).max(1);
+        Share { processors, workers, index, room, threads }
+    }
 }
 
 /// Of each worker in words its host and who runs there; nothing where all share one.
@@ -220,10 +263,66 @@ mod tests {
         let here = Placement::here();
         assert!(here.host.shares_memory_with(&HostIdentity::here()));
         assert!(here.cores_allowed >= 1 && !here.hostname.is_empty());
-        let located = Placement { location: Some("zone-a/rack-3/host-7".into()), ..here.clone() };
+        let located = Placement {
+            location: Some("zone-a/rack-3/host-7".into()),
+            quota: Some(2),
+            granted: Some(3),
+            ..here.clone()
+        };
         for placement in [here, located] {
             assert_eq!(Placement::decode(&placement.encode()), Some(placement));
         }
+    }
+
+    /// Threads that spin without a processor of their own keep the one they wait for from running.
+    #[test]
+    fn workers_of_a_host_share_its_processors_and_its_quota() {
+        let here = Placement { quota: None, granted: None, ..Placement::here() };
+        let on = |cpus: std::ops::Range<u32>| Placement { processors: cpus.collect(), ..here.clone() };
+        let share = |all: &[Placement], rank: usize| {
+            let Share { processors, workers, index, room, threads } = Share::of(all, rank);
+            (processors, workers, index, room, threads)
+        };
+        // srun without a plugin that binds: every worker may use the whole host.
+        let unbound = [on(0..64), on(0..64), on(0..64)];
+        assert_eq!(share(&unbound, 2), (64, 3, 2, 21, 21));
+        // The same with --cpus-per-task=4.
+        assert_eq!(share(&unbound.map(|one| Placement { granted: Some(4), ..one }), 1), (64, 3, 1, 21, 4));
+        // Bound by the launcher: nobody else is there.
+        assert_eq!(share(&[on(0..32), on(32..64)], 1), (32, 1, 0, 32, 32));
+        assert_eq!(share(&[on(0..8), on(8..64), on(8..64)], 2), (56, 2, 1, 28, 28));
+        // More workers than processors.
+        assert_eq!(share(&[on(0..1), on(0..1)], 1), (1, 2, 1, 0, 1));
+        // A container's quota is one for all its workers, bound or not.
+        let limited = |cpus| Placement { quota: Some(2), ..on(cpus) };
+        assert_eq!(share(&[limited(0..64)], 0), (64, 1, 0, 2, 2));
+        assert_eq!(share(&[limited(0..32), limited(32..64)], 0), (32, 1, 0, 1, 1));
+        assert_eq!(share(&[limited(0..16), limited(16..32), limited(32..64)], 2), (32, 1, 0, 0, 1));
+        // Workers elsewhere do not count.
+        let host = HostIdentity { pid_namespace: here.host.pid_namespace + 1, ..here.host };
+        assert_eq!(share(&[on(0..4), Placement { host, ..on(0..4) }], 1), (4, 1, 0, 4, 4));
+    }
+
+    /// A program may compute before it joins its job.
+    #[test]
+    fn a_launcher_says_who_else_is_on_the_host() {
+        let here = Placement { processors: (0..64).collect(), quota: Some(8), granted: None, ..Placement::here() };
+        let share = |text: &str, bound: bool| {
+            let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
+            let variables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+            let launch = Launch::from_environment(&variables).unwrap();
+            let share = Share::of_process(&here, Some(&launch), bound);
+            (share.workers, share.index, share.room, share.threads)
+        };
+        assert_eq!(share("", false), (1, 0, 8, 8));
+        let open_mpi =
+            "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4";
+        assert_eq!(share(open_mpi, false), (4, 1, 2, 2));
+        assert_eq!(share(open_mpi, true), (1, 0, 2, 2));
+        let srun = "SLURM_JOB_ID=7 SLURM_STEP_ID=2 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1";
+        assert_eq!(share(srun, false), (2, 1, 4, 4));
+        assert_eq!(share(&format!("{srun} SLURM_CPUS_PER_TASK=3"), false), (2, 1, 4, 3));
+        assert_eq!(Share::of_process(&here, None, false).workers, 1);
     }
 
     /// Who reads that a worker is lost looks for its host, and for the others that are lost with it.

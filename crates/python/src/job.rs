@@ -1,5 +1,6 @@
 //! Joining a job and leaving it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,8 +9,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tidemill_collective::{Communicator, Table};
+use tidemill_machine::Machine;
 use tidemill_net::control::Control;
+use tidemill_net::environment::Launch;
 use tidemill_net::rendezvous::join_from_environment;
+use tidemill_net::topology::{Placement, Share};
 use tidemill_net::{Endpoint, Rank, Settings};
 
 use crate::comm::Comm;
@@ -58,6 +62,22 @@ impl Worker {
             joined.map_err(|text: String| fail(py, class::OTHER, format!("joining the job: {text}")))?;
         Ok(Worker { world, solo, locator: Arc::default() })
     }
+}
+
+/// `(processors, workers, index, room, threads)`.
+type ShareParts = (usize, usize, usize, usize, usize);
+
+fn parts(share: Share) -> ShareParts {
+    let Share { processors, workers, index, room, threads } = share;
+    (processors, workers, index, room, threads)
+}
+
+/// What this process has of its host, which has joined no job; see [`Worker::share`]. `bound`: its launcher gave it processors of its own.
+#[pyfunction]
+pub(crate) fn share_of_process(bound: bool) -> ShareParts {
+    // An environment that makes no sense is an error of joining a job, which this is not.
+    let launch = Launch::from_process().ok();
+    parts(Share::of_process(&Placement::here(), launch.as_ref(), bound))
 }
 
 #[pymethods]
@@ -119,11 +139,28 @@ impl Worker {
         }));
     }
 
+    /// What this worker has of its host, as its affinity is now: the program may have bound itself since it joined.
+    fn share(&self) -> ShareParts {
+        let endpoint = self.world.endpoint();
+        let (mut placements, rank) = (Cow::Borrowed(endpoint.placements()), endpoint.rank().index());
+        let now: Vec<u32> = Machine::here().allowed().iter().map(|cpu| cpu as u32).collect();
+        if placements[rank].processors != now {
+            placements.to_mut()[rank].processors = now;
+        }
+        parts(Share::of(&placements, rank))
+    }
+
+    /// How many threads each worker should have where the user does not say, as things were when they joined: alike on all workers.
+    fn threads(&self) -> Vec<usize> {
+        let placements = self.world.endpoint().placements();
+        (0..placements.len()).map(|rank| Share::of(placements, rank).threads).collect()
+    }
+
     /// Where each worker runs and what reaches it from here.
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let endpoint = self.world.endpoint();
         let placements = endpoint.placements().iter().enumerate();
-        let describe = |(rank, placement): (usize, &tidemill_net::topology::Placement)| {
+        let describe = |(rank, placement): (usize, &Placement)| {
             let route = endpoint.lock().route(Rank(rank as u32)).map(|(name, _)| name);
             let entry = PyDict::new(py);
             entry.set_item("rank", rank)?;

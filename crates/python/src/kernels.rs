@@ -20,8 +20,8 @@ pub(crate) struct KernelPool(pub(crate) Pool);
 #[pymethods]
 impl KernelPool {
     #[new]
-    #[pyo3(signature = (threads, mode = "bsp", affinity = "none", first = 0, spins = 2000))]
-    fn new(threads: usize, mode: &str, affinity: &str, first: usize, spins: u32) -> PyResult<Self> {
+    #[pyo3(signature = (threads, mode = "bsp", affinity = "none", index = 0, workers = 1, spins = 2000))]
+    fn new(threads: usize, mode: &str, affinity: &str, index: usize, workers: usize, spins: u32) -> PyResult<Self> {
         let mode = match mode {
             "bsp" => Mode::Bsp,
             "fork-join" => Mode::ForkJoin,
@@ -31,7 +31,7 @@ impl KernelPool {
         if threads == 0 {
             return Err(PyValueError::new_err("a pool needs at least one thread"));
         }
-        Ok(KernelPool(Pool::new(PoolConfig { threads, mode, affinity, first, spins })))
+        Ok(KernelPool(Pool::new(PoolConfig { threads, mode, affinity, workers, index, spins })))
     }
 
     #[getter]
@@ -46,7 +46,7 @@ impl KernelPool {
     }
 }
 
-/// How many processors this process may use.
+/// How many threads this process can keep busy: its affinity and the CPU quota of its container allow as many.
 #[pyfunction]
 fn kernel_cpus() -> usize {
     usable_cpus()

@@ -57,6 +57,7 @@ fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<comm::MatchedMessage>()?;
     m.add_class::<comm::Comm>()?;
     m.add_class::<job::Worker>()?;
+    m.add_function(wrap_pyfunction!(job::share_of_process, m)?)?;
     m.add_function(wrap_pyfunction!(collectives::reduce_local, m)?)?;
     m.add_function(wrap_pyfunction!(tune::tune, m)?)?;
     dataset::register(m)?;

@@ -22,16 +22,14 @@ from numpy.typing import NDArray
 import tidemill
 from tidemill import series
 from tidemill._progress import Bar, Phases
-from tidemill.apps._arguments import Parser
-from tidemill.apps._arriving import SHAPES, from_url, is_stream, named, why_not_followed
+from tidemill.apps._arriving import from_url, is_stream, named
+from tidemill.apps._series_arguments import ROLES, arguments
 from tidemill.dataset import DataSetError
 from tidemill.series._distance import why_no_references
-from tidemill.series._embed import KEY_EVERY
-from tidemill.series._frames import CHANGE_BINS, ChangeBins
 from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import FORMATS, PACKED, together
 from tidemill.series._windows import label
-from tidemill.viz import GLYPHS, Server
+from tidemill.viz import Server
 from tidemill.viz._format import INDEX
 
 __all__ = ["main"]
@@ -52,192 +50,13 @@ _NOT_OF_FRAMES = (
     "glyphs",
     "title",
 )
-_SETTLE_S = 2.0
 #: Times of JSON that are as far from 1970 as seconds and milliseconds, or nanoseconds, of our days are microseconds.
 _EPOCH, _EPOCH_MS_MAX, _EPOCH_US_MAX = (np.datetime64(day, "us") for day in ("1970-01-01", "1970-05-01", "2262-01-01"))
-_ROLES = ("id", "time", "value", "cap", "volume", "split", "price")
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="tidemill series",
-        description="Show time series, such as a stock market, as points in space that move: near each other is what moves alike.",
-        epilog="LENGTH: 250d (days that have data: trading days), 500r (rows: times of the data), 4w, 6mo, 1y (by the calendar)",
-    )
-    add = parser.add_argument
-    add("file", nargs="*", help="CSV (.gz, .zst, ... too), Parquet, Arrow or JSON lines, a folder or a glob; a row for each id and time. "
-        "Left out: a generated market")  # fmt: skip
-    add("--window", default="250d", metavar="LENGTH", help="how much time a frame sees (default %(default)s)")
-    add("--shift", default="5d", metavar="LENGTH", help="from one frame to the next (default %(default)s)")
-    add("--accumulate", action="store_true", help="all windows begin at the first time")
-    add(
-        "--out",
-        type=Path,
-        default=Path("series-out"),
-        metavar="DIR",
-        help="where frames and summary.json go (default %(default)s)",
-    )
-    add("--overwrite", action="store_true", help="replace frames that are there")
-    add("--title", help="what the page is called (default: the file)")
-
-    columns = parser.add_argument_group("columns", "found by their usual names, or:")
-    for role, what in zip(
-        _ROLES,
-        ("which series", "when", "its value", "what it is worth, for weights (else price x volume)", "traded pieces",
-         "new shares for an old one, in the row of the first day at the new price",
-         "what was paid for a piece (the value, or beside an adjusted one 'close')"),
-        strict=True,
-    ):  # fmt: skip
-        columns.add_argument(f"--{role}", metavar="COLUMN", help=what)
-    columns.add_argument("--delimiter", metavar="C", help="what separates fields of CSV (default: comma, of .tsv tab)")
-    columns.add_argument(
-        "--null",
-        metavar="TEXT",
-        action="append",
-        help="a value of CSV that stands for null, such as NA; may be given several times",
-    )
-
-    cleaning = parser.add_argument_group("cleaning")
-    add = cleaning.add_argument
-    add("--negative", choices=("absolute", "missing", "keep"), default="absolute", help="values below 0 (default %(default)s: "
-        "they stand for the mean of bid and ask)")  # fmt: skip
-    add(
-        "--splits",
-        choices=("column", "detect", "keep"),
-        default="column",
-        help="where splits are told (default %(default)s, if there is one)",
-    )
-    add("--split-is", choices=("ratio", "added"), default="ratio", help="what the column says: 2 where one share became two, or 1, "
-        "as FACPR of CRSP (default %(default)s)")  # fmt: skip
-    add(
-        "--missing",
-        type=float,
-        default=0.05,
-        metavar="PART",
-        help="most of a window that may be filled in (default %(default)s)",
-    )
-    add("--bad-rows", choices=("raise", "skip"), default="raise", help="rows that cannot be read (default %(default)s)")
-
-    shape = parser.add_argument_group("distances and embedding")
-    add = shape.add_argument
-    add("--distance", choices=("correlation", "euclidean"), default="correlation", help="(default %(default)s)")
-    add("--of", choices=("changes", "differences", "values"), default="changes", help="what is compared: changes of the logarithm "
-        "from time to time, differences, or the values (default %(default)s)")  # fmt: skip
-    add(
-        "--length",
-        choices=("one", "log"),
-        default="one",
-        help="L of the distance: 1, or 10 |log(last / first)| (default %(default)s)",
-    )
-    add("--references", choices=("auto", "yes", "no"), default="auto", help="five series that grow evenly, to compare with "
-        "(default: where they have a meaning, with --of values or --length log)")  # fmt: skip
-    add("--no-weights", action="store_true", help="all pairs weigh the same")
-    add("--start", choices=("previous", "independent"), default="previous", help="each window from the solution of one before, "
-        "or each for itself (default %(default)s)")  # fmt: skip
-    add("--key-every", type=int, default=KEY_EVERY, metavar="N", help="with --start previous: one in N windows starts from the Nth before, "
-        "so that workers need not wait for each other; 1: none does, points move most smoothly (default %(default)s)")  # fmt: skip
-    add(
-        "--align",
-        choices=("previous", "first"),
-        default="previous",
-        help="to which frame frames are turned (default %(default)s)",
-    )
-    add("--annealing", action="store_true", help="deterministic annealing where no solution is started from")
-    add("--max-iter", type=int, default=300, metavar="N", help="most iterations of a window (default %(default)s)")
-    add(
-        "--tol",
-        type=float,
-        default=2e-5,
-        metavar="X",
-        help="stop when the stress falls by less than this part (default %(default)s)",
-    )
-
-    shown = parser.add_argument_group("what is shown")
-    add = shown.add_argument
-    add("--groups", metavar="FILE", help="a table with a row for each id: its sector, ..., and a column 'name'")
-    add("--group-id", metavar="COLUMN", help="its column of ids")
-    add(
-        "--glyph",
-        action="append",
-        default=[],
-        metavar="ID[=SHAPE]",
-        help=f"draw an id large, with its name; {', '.join(GLYPHS)}",
-    )
-    add(
-        "--change-bins",
-        type=_percents,
-        default=CHANGE_BINS,
-        metavar="P,P,...",
-        help="edges of the bins of relative change, in percent, up and down alike (default 10,20,50)",
-    )
-    add("--view", action="store_true", help="serve the frames on loopback until Ctrl-C, from the first one on")
-    add("--open", action="store_true", help="--view, and open a tab of the browser")
-    add("--port", type=int, default=0, help="of --view (default: one that is free)")
-
-    follow = parser.add_argument_group("following")
-    add = follow.add_argument
-    add(
-        "--follow",
-        action="store_true",
-        help="wait for more rows, until Ctrl-C: a CSV file that grows, a folder that CSV or Parquet files come into, or a stream: "
-        + ", ".join(shape for scheme, shape in SHAPES.items() if scheme not in ("rediss", "wss")),
-    )
-    add(
-        "--settle",
-        type=float,
-        metavar="S",
-        help=f"seconds without a row after which the last time is over (default {_SETTLE_S})",
-    )
-
-    made = parser.add_argument_group("the generated market")
-    made.add_argument("--sample-ids", type=int, default=240, metavar="N", help="(default %(default)s)")
-    made.add_argument("--sample-days", type=int, default=1000, metavar="N", help="(default %(default)s)")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="(default %(default)s)")
-
-    options = parser.parse_args(argv)
-    options.glyphs = {}
-    for text in options.glyph:
-        name, _, glyph = text.partition("=")
-        if (glyph or "star") not in GLYPHS:
-            parser.error(f"--glyph {text}: a shape is one of {', '.join(GLYPHS)}")
-        options.glyphs[name] = glyph or "star"
-    if options.settle is not None and not options.follow:
-        parser.error("--settle is for --follow")
-    options.settle = _SETTLE_S if options.settle is None else options.settle
-    if options.follow and len(options.file) != 1:
-        parser.error("--follow wants one file, folder, glob or stream")
-    for file in options.file:
-        # Without --follow a URL of HTTP is that of a file.
-        why = why_not_followed(file) if options.follow or file.startswith("amqp") else None
-        if why is not None:
-            parser.error(f"{named(file)}: {why}")
-    if any(map(is_stream, options.file)):
-        if not options.follow:
-            parser.error(f"{named(options.file[0])} is a stream: --follow it")
-        if options.delimiter or options.null:
-            parser.error("--delimiter and --null are of files, not of streams")
-    if options.max_iter < 1 or not options.tol >= 0:
-        parser.error("--max-iter is at least 1, --tol at least 0")
-    if options.key_every < 1:
-        parser.error("--key-every is at least 1")
-    if not 0 <= options.port < 65536:
-        parser.error("--port is from 0 to 65535")
-    options.view = options.view or options.open
-    return options
-
-
-def _percents(text: str) -> tuple[float, ...]:
-    try:
-        edges = tuple(float(word) for word in text.split(","))
-        ChangeBins(edges)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return edges
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 1 if the input cannot be used, which rank 0 explains."""
-    options = _arguments(argv)
+    options = arguments(argv)
     rank = tidemill.init().rank
     try:
         _Command(options).run()
@@ -337,7 +156,7 @@ class _Command:
             panel, report = series.clean(
                 files,
                 self._rules(),
-                **{role: getattr(options, role) for role in _ROLES},
+                **{role: getattr(options, role) for role in ROLES},
                 delimiter=options.delimiter,
                 null=options.null,
                 on_error=options.bad_rows,
@@ -361,7 +180,7 @@ class _Command:
         follower = series.Follower(
             self._stream(path) if is_stream(path) else path,
             self._rules(),
-            columns={role: getattr(options, role) for role in _ROLES},
+            columns={role: getattr(options, role) for role in ROLES},
             settle_s=options.settle,
             delimiter=options.delimiter,
             null=options.null,
@@ -373,7 +192,7 @@ class _Command:
 
     def _stream(self, url: str) -> tidemill.DataSet:
         """The stream of a URL, with those columns that were named, and id, time and value."""
-        names = {role: getattr(self.options, role) for role in _ROLES}
+        names = {role: getattr(self.options, role) for role in ROLES}
         names |= {role: names[role] or role for role in ("id", "time", "value")}
         types = {"id": "str", "time": "timestamp[us]"}
         schema = {name: types.get(role, "float64") for role, name in names.items() if name is not None}

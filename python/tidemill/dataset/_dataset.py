@@ -31,6 +31,16 @@ __all__ = ["DataSet"]
 
 How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"]
 
+#: Methods that need all rows, which a stream never has.
+_OF_TABLES = frozenset((
+    "bsp", "cache", "checkpoint", "collect", "collect_local", "count", "describe", "head", "limit", "persist_local",
+    "pivot", "reduce", "repartition", "sort", "to_arrow", "to_dict", "to_pandas", "to_polars", "to_pylist",
+    "value_counts", "write_csv", "write_database", "write_ipc", "write_json", "write_npy", "write_parquet",
+    "write_records", "write_text",
+))  # fmt: skip
+#: Methods for a query that runs on and on.
+_OF_STREAMS = frozenset(("named", "write_stream"))
+
 
 class DataSet(DataSetWriters):
     """A lazy table; made by `read_csv` and its like, `from_arrow`, `sql`, and by the methods of another.
@@ -68,6 +78,11 @@ class DataSet(DataSetWriters):
         """The same for notebooks."""
         return _shown.dataset_html(self._native)
 
+    def __dir__(self) -> list[str]:
+        """Attributes for completion: a stream does not offer what only tables can do, and a table not what streams are for."""
+        hidden = _OF_TABLES if self._native.is_stream() else _OF_STREAMS
+        return [name for name in super().__dir__() if name not in hidden]
+
     def __reduce__(self) -> NoReturn:
         raise DataSetError(
             "a DataSet is a query of the process that made it, and cannot be sent to another: make it inside the function that runs there, "
@@ -96,6 +111,8 @@ class DataSet(DataSetWriters):
         **named
             Expressions by the names that they get.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> tm.from_dict({"a": [1, 2]}).select("a", b=tm.col("a") * 10).to_pylist()
         [{'a': 1, 'b': 10}, {'a': 2, 'b': 20}]
@@ -240,6 +257,8 @@ class DataSet(DataSetWriters):
             The columns that it is for. By default those whose type it fits: a number is for columns of numbers, a text for those of
             texts, and so on. Whole numbers keep the column's type.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> data = tm.from_dict({"n": [1, None], "s": [None, "b"]})
         >>> data.fill_null(0).to_dict()
@@ -473,6 +492,8 @@ class DataSet(DataSetWriters):
         on_values : iterable, optional
             The values of `on` that become columns, in this order. By default all of them, sorted; to find them out is an action.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> sales = tm.from_dict({"shop": ["n", "n", "s"], "item": ["tea", "salt", "tea"], "sold": [3, 1, 5]})
         >>> sales.pivot("item", index="shop", values="sold").sort("shop").to_pylist()
@@ -499,6 +520,8 @@ class DataSet(DataSetWriters):
         variable_name, value_name : str
             What the two new columns are called.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> wide = tm.from_dict({"shop": ["n", "s"], "tea": [3, 5], "salt": [1, None]})
         >>> wide.unpivot(index="shop").sort("shop", "variable").to_dict()["value"]
@@ -526,10 +549,16 @@ class DataSet(DataSetWriters):
         Raises
         ------
         DataSetError
-            If `partitions` is less than 1, or there is no such column.
+            If `partitions` is less than 1, there is no such column, or the rows are those of a stream.
         """
         if partitions < 1:
             raise DataSetError(f"repartition({partitions}): rows are in one partition at least")
+        if self._native.is_stream():
+            # Lowering a stream drops partitionings, as those of the planner mean nothing there.
+            raise DataSetError(
+                "repartition is not supported on a stream: leave it out; to bring rows with equal keys to one worker, "
+                "use a step with keys, such as group_by(...) or key_by(...).process(...)"
+            )
         return self._step(self._native.repartition(partitions, columns(by, {})))
 
     def cache(self) -> DataSet:
@@ -636,6 +665,8 @@ class DataSet(DataSetWriters):
             `tidemill.Cancelled`. Also if it returns on one while others still wait for it in ``comm``, or if what it
             returns differs in its columns.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> def centred(comm, table):
         ...     x = table.to_numpy()["x"]
@@ -807,6 +838,8 @@ class DataSet(DataSetWriters):
             If this is no stream. When it is written: if the name is another step's, or rows come from several steps or from one that several
             queries have in common.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> numbers = tm.stream.from_table(tm.from_dict({"n": [1, 2, 1]}).collect())
         >>> kinds = numbers.distinct().named("kinds")

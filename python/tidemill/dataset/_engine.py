@@ -1,6 +1,6 @@
 """The engine of this process: made when it is first needed, kept until the process ends.
 
-How many threads: ``TIDEMILL_THREADS``, else the processors of a host shared among its workers. How much memory
+How many threads: ``TIDEMILL_THREADS``, else the CPUs of a host, within the quota of its container, shared among its workers. How much memory
 queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``, or ``none`` for no limit), else four fifths of what the
 machine or container has, shared among its workers, less 48 MiB for each worker's interpreter, and half of what ``ulimit -v`` leaves. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections import Counter
 
 from tidemill._job import Job, init
 from tidemill._tidemill import QueryEngine, address_bytes_left, memory_bytes
@@ -62,8 +61,7 @@ def _threads(job: Job) -> int:
         if not (text.isascii() and text.isdigit() and int(text)):
             raise DataSetError(f"TIDEMILL_THREADS must be a whole number of at least 1, not {text!r}")
         return int(text)
-    sharing = Counter(worker["host_id"] for worker in job.workers)
-    return max(1, *(int(worker["cores"]) // sharing[worker["host_id"]] for worker in job.workers))
+    return max(job._worker.threads())
 
 
 def memory_budget(job: Job) -> int | None:

@@ -177,6 +177,8 @@ class KeyedRows:
         DataSet
             The same columns.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
         >>> longest = data.key_by("k").reduce(lambda one, two: max(one, two, key=lambda row: row["x"]))
@@ -220,6 +222,8 @@ class KeyedRows:
         retries : int
             As for `DataSet.map_batches`.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> data = tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]})
         >>> data.key_by("k").apply(lambda key, table: {**key, "rows": len(table)}).sort("k").to_pylist()

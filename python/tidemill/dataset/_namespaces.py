@@ -140,6 +140,8 @@ class Strings:
         strict : bool, default=True
             Whether a text that is no time is an error; else it becomes null.
 
+        Examples
+        --------
         >>> import tidemill as tm
         >>> dates = tm.from_dict({"d": ["31.12.2024", "12/31/24", "soon"]})
         >>> found = dates.select(tm.col("d").str.to_datetime("%d.%m.%Y", "%m/%d/%y", strict=False)).to_dict()["d"]

@@ -592,6 +592,8 @@ def from_pylist(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, str] | N
     schema : mapping of str to str, optional
         Types of some or all columns; by default that of the first value that is not None. Columns that no row has are made, too.
 
+    Examples
+    --------
     >>> import tidemill as tm
     >>> tm.from_pylist([{"a": 1}, {"a": 2, "b": "x"}]).to_dict()
     {'a': [1, 2], 'b': [None, 'x']}

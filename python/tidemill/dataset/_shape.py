@@ -39,6 +39,8 @@ def concat(tables: Iterable[DataSet | ArrowStream], *, how: Literal["vertical", 
     DataSetError
         If the columns differ, or have types that do not go together.
 
+    Examples
+    --------
     >>> import tidemill as tm
     >>> a, b = tm.from_dict({"x": [1]}), tm.from_dict({"x": [2], "y": ["b"]})
     >>> tm.concat([a, b], how="diagonal").sort("x").to_dict()

@@ -111,6 +111,8 @@ class Table:
         DataSetError
             If lengths differ, or an array is of what tables have not, such as complex numbers.
 
+        Examples
+        --------
         >>> import numpy as np, tidemill as tm
         >>> tm.Table.from_numpy({"day": np.array(["2024-02-29"], "M8[D]"), "who": np.array(["ada"])}).to_pylist()
         [{'day': datetime.date(2024, 2, 29), 'who': 'ada'}]

@@ -18,12 +18,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of memory, shared and not copied: ``MPI.buffer``, also ``MPI.memory``.
 
     It has the interface of mpi4py's, and is a `numpy.ndarray` underneath, so that everything which takes a buffer takes it,
-    also on Pythons that cannot define buffers in Python.
-
-    Parameters
-    ----------
-    buf : buffer, optional
-        The object whose memory it is; without one, no memory.
+    also on Pythons that cannot define buffers in Python. ``buffer(obj)`` shares the memory of an object; ``buffer()`` has no bytes.
     """
 
     def __new__(cls, buf: Any = None, /) -> buffer:

@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from tidemill.series._clean import Report, Rules, clean
+from tidemill.series._clean import clean
 from tidemill.series._distance import REFERENCES, distances, references, weights
 from tidemill.series._embed import Embedder, Frame, embed
 from tidemill.series._follow import Follower
@@ -24,6 +24,7 @@ from tidemill.series._frames import FrameFolder, Groups, read_groups
 from tidemill.series._market import write_market
 from tidemill.series._panel import Panel, Segment
 from tidemill.series._read import SeriesError
+from tidemill.series._rules import Report, Rules
 from tidemill.series._windows import Window, windows
 
 __all__ = [

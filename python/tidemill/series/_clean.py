@@ -11,7 +11,7 @@ cleans the ids that it has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tidemill
-from tidemill.dataset import skipped_rows
+from tidemill.dataset import DataSet, skipped_rows
 from tidemill.series._panel import Array, Panel
 from tidemill.series._read import (
     Columns,
+    Rows,
     SeriesError,
     Source,
     open_source,
@@ -30,122 +31,11 @@ from tidemill.series._read import (
     steps_or_dates,
     together,
 )
-from tidemill.series._splits import Evidence, Split, adjust, detect, given, weigh
+from tidemill.series._rules import Report, Rules
+from tidemill.series._splits import Evidence, Split, adjust, detect, given, same_factors, weigh
 from tidemill.series._windows import label
 
-__all__ = ["Report", "Rules", "caps_name", "clean", "pivot"]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How rows are cleaned.
-
-    Parameters
-    ----------
-    negative : {"absolute", "missing", "keep"}, default="absolute"
-        What a value below 0 is: a price that stands for the mean of bid and ask, as in the prices of CRSP, so that its
-        absolute value counts; no value; or a value like others. Unless they are kept, a value of 0 is no value either.
-    splits : {"column", "detect", "keep"}, default="column"
-        Values before a split are divided by its ratio, new shares for an old one: 2 where one share became two. ``"column"``: the
-        ratio is in the column ``split`` in the row of the first day at the new price, if there is such a column; 0, 1 or nothing mean
-        that there is none. Where the value does not jump by about the ratio, it is adjusted already, and is left alone. ``"detect"``: it is found where a value jumps by a usual ratio, far beyond what the
-        series does on other days; the report lists what was found. ``"keep"``: values stay as they are.
-    split_is : {"ratio", "added"}, default="ratio"
-        What the column ``split`` says: new shares for an old one, or how many were added to each, as FACPR of CRSP does: 1 where one
-        share became two, 0.5 where two became three, -0.9 where ten became one; 0, -1 or nothing mean that there is none.
-    """
-
-    negative: Literal["absolute", "missing", "keep"] = "absolute"
-    splits: Literal["column", "detect", "keep"] = "column"
-    split_is: Literal["ratio", "added"] = "ratio"
-
-    def __post_init__(self) -> None:
-        if self.negative not in ("absolute", "missing", "keep"):
-            raise SeriesError(f"negative is 'absolute', 'missing' or 'keep', not {self.negative!r}")
-        if self.splits not in ("column", "detect", "keep"):
-            raise SeriesError(f"splits is 'column', 'detect' or 'keep', not {self.splits!r}")
-        if self.split_is not in ("ratio", "added"):
-            raise SeriesError(f"split_is is 'ratio' or 'added', not {self.split_is!r}")
-
-
-#: Each rule, and what it did, in the order in which they are applied.
-RULES = {
-    "unreadable": "rows that cannot be read: left out",
-    "without_key": "rows without id or time: left out",
-    "negative": "negative values: their absolute value, or missing",
-    "missing": "rows without a value: left out",
-    "duplicates": "more rows of an id and a time: the earliest counts",
-    "duplicates_that_differ": "of these, with another value than the earliest",
-    "splits": "splits: values before them divided by the ratio",
-    "flat_splits": "splits that were told, but where the value does not jump: left alone",
-    "gaps": "times without a value between first and last of an id: filled in windows",
-    "late": "rows of times that were over: left out",
-}
-
-
-@dataclass
-class Report:
-    """What cleaning did; the same on every worker.
-
-    Attributes
-    ----------
-    columns : dict of str to str
-        Which column was what.
-    rows, ids, times : int
-    first, last : str
-        Times.
-    counts : dict of str to int
-        For each rule how often it did something.
-    found : list of (id, time, ratio)
-        Splits that were detected.
-    flat : list of (id, time, ratio)
-        Splits that were told, at which the value does not jump.
-    notes : list of str
-    """
-
-    columns: dict[str, str]
-    rows: int = 0
-    ids: int = 0
-    times: int = 0
-    first: str = ""
-    last: str = ""
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
-    found: list[tuple[str, str, float]] = field(default_factory=list)
-    flat: list[tuple[str, str, float]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        columns = ", ".join(f"{role} {name!r}" for role, name in self.columns.items())
-        lines = [
-            f"{self.rows:,} rows of {self.ids:,} ids at {self.times:,} times, {self.first} to {self.last} ({columns})"
-        ]
-        lines += [f"  {count:>9,}  {RULES[rule]}" for rule, count in self.counts.items() if count]
-        for splits, what in ((self.found, ""), (self.flat, ", but no jump")):
-            lines += [f"             {name} {time}: {ratio:g} for 1{what}" for name, time, ratio in splits[:5]]
-            if len(splits) > 5:
-                lines.append(f"             and {len(splits) - 5:,} more, in the report")
-        lines += [f"  {note}" for note in self.notes]
-        return "\n".join(lines)
-
-    def check_splits(self, column: str | None) -> None:
-        """Refuse a column of splits that was named, if values do not jump at most of what it tells.
-
-        Raises
-        ------
-        SeriesError
-        """
-        if column is None or self.counts["flat_splits"] <= self.counts["splits"]:
-            return
-        name, time, ratio = self.flat[0]
-        raise SeriesError(
-            f"values do not jump at {self.counts['flat_splits']:,} of the splits that column {column!r} tells, such as {name} at {time} "
-            f"({ratio:g} for 1): the values are adjusted for them already, or the column says something else (--split-is); "
-            '--splits keep (splits="keep") leaves the column alone'
-        )
+__all__ = ["caps_name", "clean", "pivot"]
 
 
 def clean(
@@ -156,8 +46,10 @@ def clean(
     time: str | None = None,
     value: str | None = None,
     cap: str | None = None,
+    shares: str | None = None,
     volume: str | None = None,
     split: str | None = None,
+    split_shares: str | None = None,
     price: str | None = None,
     delimiter: str | None = None,
     null: str | Sequence[str] | None = None,
@@ -173,10 +65,12 @@ def clean(
         of a DataSet have the order of its source or of its last `sort`; with other steps than `filter`, `select` and new columns behind that
         they have none, and of different values the least counts.
     rules : Rules, optional
-    id, time, value, cap, volume, split, price : str, optional
-        Columns; by default found by their usual names. `cap`: what the series is worth, else price x volume, for
-        weights; `price`: what was paid for a piece, which is the value, but beside one that is adjusted (such as ``adj_close``) the
-        column ``close``. With an adjusted value, a column of splits counts only if it is named here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such; or texts of these.
+    id, time, value, cap, shares, volume, split, split_shares, price : str, optional
+        Columns; by default found by their usual names. For weights `cap` is what the series is worth; without it, it is price x `shares`
+        outstanding, else price x `volume`, as traded. `price`: what was paid for a piece, which is the value, but beside one that is
+        adjusted (such as ``adj_close``) the column ``close``. With an adjusted value, a column of splits counts only if it is named here.
+        `split_shares`: the factor of shares beside the one of prices in `split`, as FACSHR beside FACPR of CRSP; rows in which the two
+        differ are left out. It is only found by its name given here. Times are dates, with or without a time of day, or whole numbers, of which 20161230 is a date if all are such; or texts of these.
     delimiter, null, on_error : optional
         Of CSV, as for `tidemill.read_csv`.
 
@@ -190,101 +84,122 @@ def clean(
     SeriesError, tidemill.DataSetError
         On every worker: what is wrong with the source, and how to name what was not found.
     """
-    rules = rules or Rules()
-    comm = tidemill.init().comm
-    chosen = {"id": id, "time": time, "value": value, "cap": cap, "volume": volume, "split": split, "price": price}
+    chosen = {
+        "id": id,
+        "time": time,
+        "value": value,
+        "cap": cap,
+        "shares": shares,
+        "volume": volume,
+        "split": split,
+        "split_shares": split_shares,
+        "price": price,
+    }
     data, columns = open_source(source, chosen, delimiter=delimiter, null=null, on_error=on_error)
-    rows = read_rows(data, columns)
-    report = Report(columns.named(), notes=list(columns.notes))
-    report.counts["unreadable"] = skipped_rows() if on_error == "skip" else 0
-    total = int(comm.allreduce(len(rows.codes)))
-
-    keyed = (rows.codes >= 0) & (rows.places >= 0)
-    coded, placed, numbers = rows.codes, rows.places, rows.numbers
-    if not keyed.all():
-        coded, placed = coded[keyed], placed[keyed]
-        numbers = {role: column[keyed] for role, column in numbers.items()}
-    order = None if rows.order is None else rows.order[keyed]
-    # Ids and times of all workers that have a row, numbered alike everywhere.
-    own_ids = [rows.ids[code] for code in np.flatnonzero(np.bincount(coded, minlength=len(rows.ids)))]
-    own_times = rows.times[np.flatnonzero(np.bincount(placed, minlength=len(rows.times)))]
-    everyone = comm.allgather((own_ids, own_times))
-    ids = sorted({name for names, _ in everyone for name in names})
-    times = np.unique(np.concatenate([stamps for _, stamps in everyone]))
-    if not ids or not len(times):
-        raise SeriesError(f"there is no row with id and time among the {total:,} of the source")
-    dated = rows.dated
-    if not dated:
-        dates = steps_or_dates(times)
-        if dates is not None:
-            # Their order is that of the numbers.
-            report.notes.append("times such as 20161230 were taken as dates")
-            dated = True
-    numbering = {name: number for number, name in enumerate(ids)}
-    codes = np.array([numbering.get(name, -1) for name in rows.ids], dtype=np.int64)[coded]
-    places = np.searchsorted(times, rows.times)[placed]
-    stamps: NDArray[Any] = times
-    if dated:
-        stamps = (dates if not rows.dated else times).astype("datetime64[us]")  # type: ignore[union-attr]
-
-    owned = np.searchsorted(np.arange(comm.size), np.arange(len(ids)) * comm.size // len(ids))
-    begin, end = np.searchsorted(owned, [comm.rank, comm.rank + 1]).tolist()
-    codes, places, numbers = _exchange(comm, owned, codes, places, order, numbers)
-
-    def shaped() -> tuple[Array, Array | None, list[Split], dict[str, int]]:
-        return pivot(codes - begin, places, numbers, end - begin, len(stamps), rules, ids[begin:end], stamps)
-
-    values, caps, splits, counts = together(comm, shaped)
-    if rules.splits == "detect":
-        splits = detect(values)
-    flat: list[Split] = []
-    if rules.splits == "column":
-        each = weigh(values, splits)
-        parts = comm.allgather([(split.place, part) for split, part in zip(splits, each, strict=True)])
-        flat = Evidence(chain.from_iterable(parts)).flat(splits, each)
-    adjust(values, splits, flat)
-    counts["splits"], counts["flat_splits"] = len(splits) - len(flat), len(flat)
-    filled = ~np.isnan(values)
-    lives = filled.any(axis=1)
-    width = filled.shape[1]
-    first, last = filled.argmax(axis=1), width - 1 - filled[:, ::-1].argmax(axis=1)
-    counts["gaps"] = int((last - first + 1 - filled.sum(axis=1))[lives].sum())
-
-    for rule, count in zip(counts, comm.allreduce(np.array(list(counts.values()))).tolist(), strict=True):
-        report.counts[rule] += count
-    report.counts["without_key"] = total - int(comm.allreduce(int(keyed.sum())))
-
-    def listed(own: list[Split]) -> list[tuple[str, str, float]]:
-        named = [(ids[begin + one.series], label(stamps[one.place]), one.ratio) for one in own]
-        return [split for part in comm.allgather(named) for split in part]
-
-    report.found = listed(splits if rules.splits == "detect" else [])
-    report.flat = listed(flat)
-    report.check_splits(split)
-    if order is None and report.counts["duplicates_that_differ"]:
-        report.notes.append(
-            "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
-        )
-    panel = _gathered(comm, stamps, ids, values, caps)
+    cleaning = _Cleaning(tidemill.init().comm, rules or Rules(), Report(columns.named(), notes=list(columns.notes)))
+    rows = _read(cleaning, data, columns, counts_unreadable=on_error == "skip")
+    numbered = _numbered(cleaning, rows)
+    own = _pivoted(cleaning, numbered, _exchanged(cleaning, numbered))
+    _adjusted(cleaning, numbered, own)
+    _counted(cleaning, own, is_in_order=rows.order is not None)
+    cleaning.report.check_splits(split)
+    panel = _gathered(cleaning.comm, numbered.times, numbered.ids, own.values, own.caps)
     panel.caps_name = caps_name(columns)
-    report.rows, report.ids, report.times = total, len(panel.ids), len(panel.times)
+    report = cleaning.report
+    report.ids, report.times = len(panel.ids), len(panel.times)
     report.first, report.last = label(panel.times[0]), label(panel.times[-1])
     return panel, report
 
 
-def _exchange(
-    comm: Any,
-    owned: NDArray[np.intp],
-    codes: NDArray[np.int64],
-    places: NDArray[np.intp],
-    order: NDArray[np.int64] | None,
-    numbers: dict[str, Array],
-) -> tuple[NDArray[np.int64], NDArray[np.intp], dict[str, Array]]:
+@dataclass(frozen=True)
+class _Cleaning:
+    """What every step of `clean` needs: who works, by which rules, and where it says what it did."""
+
+    comm: Any
+    rules: Rules
+    report: Report
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows by series and time, both numbered from 0."""
+
+    #: (n,)
+    codes: NDArray[np.int64]
+    places: NDArray[np.intp]
+    #: (n,), where each row stands in the source; None: nowhere.
+    order: NDArray[np.int64] | None
+    #: (n,) by role.
+    numbers: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """The rows that this worker has read, and the ids and times of all workers, by which rows are numbered alike everywhere."""
+
+    rows: _Rows
+    ids: list[str]
+    times: NDArray[Any]
+    #: (ids,), the worker that cleans each id.
+    owners: NDArray[np.intp]
+    #: This worker's ids.
+    own: slice
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The part of the panel that this worker cleans: values and caps (ids, times), and the splits of its ids."""
+
+    values: Array
+    caps: Array | None
+    splits: list[Split]
+    counts: dict[str, int]
+
+
+def _read(cleaning: _Cleaning, data: DataSet, columns: Columns, *, counts_unreadable: bool) -> Rows:
+    """Read this worker's share of the rows, without those that lack an id or a time."""
+    comm, report = cleaning.comm, cleaning.report
+    rows = read_rows(data, columns)
+    report.counts["unreadable"] = skipped_rows() if counts_unreadable else 0
+    keyed = (rows.codes >= 0) & (rows.places >= 0)
+    report.rows, with_key = comm.allreduce(np.array([len(keyed), keyed.sum()])).tolist()
+    report.counts["without_key"] = report.rows - with_key
+    return rows if keyed.all() else rows.where(keyed)
+
+
+def _numbered(cleaning: _Cleaning, rows: Rows) -> _Numbered:
+    """Number the ids and times that have a row on any worker."""
+    comm, report = cleaning.comm, cleaning.report
+    own_ids = [rows.ids[code] for code in np.flatnonzero(np.bincount(rows.codes, minlength=len(rows.ids)))]
+    own_times = rows.times[np.flatnonzero(np.bincount(rows.places, minlength=len(rows.times)))]
+    everyone = comm.allgather((own_ids, own_times))
+    ids = sorted({name for names, _ in everyone for name in names})
+    numbers = np.unique(np.concatenate([stamps for _, stamps in everyone]))
+    if not ids or not len(numbers):
+        raise SeriesError(f"there is no row with id and time among the {report.rows:,} of the source")
+    times: NDArray[Any] = numbers
+    if rows.dated:
+        times = numbers.astype("datetime64[us]")
+    elif (dates := steps_or_dates(numbers)) is not None:
+        # Their order is that of the numbers.
+        report.notes.append("times such as 20161230 were taken as dates")
+        times = dates.astype("datetime64[us]")
+    numbering = {name: number for number, name in enumerate(ids)}
+    codes = np.array([numbering.get(name, -1) for name in rows.ids], dtype=np.int64)[rows.codes]
+    places = np.searchsorted(numbers, rows.times)[rows.places]
+    owners = np.searchsorted(np.arange(comm.size), np.arange(len(ids)) * comm.size // len(ids))
+    own = slice(*np.searchsorted(owners, [comm.rank, comm.rank + 1]).tolist())
+    return _Numbered(_Rows(codes, places, rows.order, rows.numbers), ids, times, owners, own)
+
+
+def _exchanged(cleaning: _Cleaning, numbered: _Numbered) -> _Rows:
     """Send each row to the worker that has its id; rows come in their order, or if they have none, in that of their values."""
+    comm, rows = cleaning.comm, numbered.rows
+    codes, places, order, numbers = rows.codes, rows.places, rows.order, rows.numbers
     columns: list[NDArray[Any]] = [codes, places, *([] if order is None else [order]), *numbers.values()]
     if comm.size > 1:
         # Few and small numbers, which are sorted in one pass.
-        to = owned.astype(np.uint16)[codes]
+        to = numbered.owners.astype(np.uint16)[codes]
         by_owner = np.argsort(to, kind="stable")
         cuts = np.searchsorted(to[by_owner], np.arange(1, comm.size))
         parts = [np.split(column[by_owner], cuts) for column in columns]
@@ -298,7 +213,58 @@ def _exchange(
         sort = np.lexsort(rest[::-1])
     if sort is not None:
         codes, places, rest = codes[sort], places[sort], [column[sort] for column in rest]
-    return codes, places, dict(zip(numbers, rest, strict=True))
+        order = None if order is None else order[sort]
+    return _Rows(codes, places, order, dict(zip(numbers, rest, strict=True)))
+
+
+def _pivoted(cleaning: _Cleaning, numbered: _Numbered, rows: _Rows) -> _Own:
+    """Clean the rows of this worker's ids, and put them where they belong."""
+    ids, times, own = numbered.ids[numbered.own], numbered.times, numbered.own
+
+    def shaped() -> tuple[Array, Array | None, list[Split], dict[str, int]]:
+        return pivot(
+            rows.codes - own.start, rows.places, rows.numbers, len(ids), len(times), cleaning.rules, ids, times
+        )
+
+    made = _Own(*together(cleaning.comm, shaped))
+    return made if cleaning.rules.splits != "detect" else replace(made, splits=detect(made.values))
+
+
+def _adjusted(cleaning: _Cleaning, numbered: _Numbered, own: _Own) -> None:
+    """Divide values before splits by their ratios, in place, and say which splits were found and which are flat."""
+    comm, rules, report = cleaning.comm, cleaning.rules, cleaning.report
+    flat: list[Split] = []
+    if rules.splits == "column":
+        each = weigh(own.values, own.splits)
+        parts = comm.allgather([(split.place, part) for split, part in zip(own.splits, each, strict=True)])
+        flat = Evidence(chain.from_iterable(parts)).flat(own.splits, each)
+    adjust(own.values, own.splits, flat)
+    own.counts["splits"], own.counts["flat_splits"] = len(own.splits) - len(flat), len(flat)
+
+    def listed(some: list[Split]) -> list[tuple[str, str, float]]:
+        first = numbered.own.start
+        named = [(numbered.ids[first + one.series], label(numbered.times[one.place]), one.ratio) for one in some]
+        return [split for part in comm.allgather(named) for split in part]
+
+    report.found = listed(own.splits if rules.splits == "detect" else [])
+    report.flat = listed(flat)
+
+
+def _counted(cleaning: _Cleaning, own: _Own, *, is_in_order: bool) -> None:
+    """Count gaps, and add up what all workers have counted."""
+    report = cleaning.report
+    filled = ~np.isnan(own.values)
+    lives = filled.any(axis=1)
+    width = filled.shape[1]
+    first, last = filled.argmax(axis=1), width - 1 - filled[:, ::-1].argmax(axis=1)
+    own.counts["gaps"] = int((last - first + 1 - filled.sum(axis=1))[lives].sum())
+    total = cleaning.comm.allreduce(np.array(list(own.counts.values()))).tolist()
+    for rule, count in zip(own.counts, total, strict=True):
+        report.counts[rule] += count
+    if not is_in_order and report.counts["duplicates_that_differ"]:
+        report.notes.append(
+            "rows of this source have no order: of different values the least counts; .sort(...) gives an order"
+        )
 
 
 def pivot(
@@ -331,8 +297,24 @@ def pivot(
     counts : dict of str to int
     """
     counts = dict.fromkeys(
-        ("negative", "missing", "duplicates", "duplicates_that_differ", "splits", "flat_splits", "gaps"), 0
+        (
+            "factors_differ",
+            "negative",
+            "missing",
+            "duplicates",
+            "duplicates_that_differ",
+            "splits",
+            "flat_splits",
+            "gaps",
+        ),
+        0,
     )
+    if "split_shares" in numbers and rules.splits == "column":
+        alike = same_factors(numbers["split"], numbers["split_shares"], rules.split_is)
+        if not alike.all():
+            counts["factors_differ"] = int(len(alike) - alike.sum())
+            codes, places = codes[alike], places[alike]
+            numbers = {role: column[alike] for role, column in numbers.items()}
     value = np.where(np.isfinite(numbers["value"]), numbers["value"], np.nan)
     if rules.negative != "keep":
         below = value < 0
@@ -344,9 +326,7 @@ def pivot(
         splits = given(codes, places, numbers["split"], ids, times, rules.split_is)
     there = ~np.isnan(value)
     counts["missing"] = int(len(value) - there.sum())
-    cap = numbers.get("cap")
-    if cap is None and "volume" in numbers:
-        cap = np.abs(numbers.get("price", value)) * np.abs(numbers["volume"])
+    cap = _worth(numbers, value)
     cells = codes[there] * width + places[there]
     value = value[there]
     # Where a cell comes first: of numbers that are put in one place the last one stays, so the last rows go first.
@@ -366,6 +346,18 @@ def pivot(
         flat[filled] = cap[there][first]
         caps = flat.reshape(series, width)
     return values.reshape(series, width), caps, splits, counts
+
+
+def _worth(numbers: dict[str, Array], value: Array) -> Array | None:
+    """What each row says that its series is worth; NaN where it does not, None where no row can."""
+    if "cap" in numbers:
+        return numbers["cap"]
+    price = np.abs(numbers.get("price", value))
+    if "shares" in numbers:
+        shares = numbers["shares"]
+        # 0 stands for a number that is not known, and would lower the mean of the others.
+        return price * np.where(shares > 0, shares, np.nan)
+    return price * np.abs(numbers["volume"]) if "volume" in numbers else None
 
 
 def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, caps: Array | None) -> Panel:
@@ -393,4 +385,4 @@ def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, ca
 
 def caps_name(columns: Columns) -> str:
     """What the `caps` of a panel of these columns are."""
-    return "traded value" if columns.cap is None else "capital"
+    return "traded value" if columns.cap is None and columns.shares is None else "capital"

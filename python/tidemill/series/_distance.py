@@ -33,7 +33,7 @@ Length = Literal["one", "log"]
 Function = Callable[[Array, slice], Array]
 Kind = Literal["correlation", "euclidean"] | Function
 
-#: Series to compare with, by name: by how much of its value each grows in a year.
+#: Series to compare with, by name, and the rate a of each: one that rises grows by the factor 1 + a/250 a day, one that falls shrinks by it.
 REFERENCES: dict[str, float] = {
     "constant": 0.0,
     "+0.1 a year": 0.1,
@@ -42,7 +42,7 @@ REFERENCES: dict[str, float] = {
     "-0.2 a year": -0.2,
 }
 
-#: Trading days of a year, for references along days of which only the order is known.
+#: Trading days of a year.
 _DAYS_A_YEAR = 250
 #: A spread of so many units in the last place of what was compared is rounding: the series is constant.
 _CONSTANT = 8 * np.finfo(np.float64).eps
@@ -242,15 +242,14 @@ def why_no_references(kind: Kind, of: Of, length: Length) -> str | None:
 def references(times: NDArray[Any]) -> Array:
     """Make the series of `REFERENCES` along the times of a window: (w, 5), each beginning at 1.
 
-    One that grows by 0.1 a year is multiplied by 1.1 in a year of the calendar, in even steps from time to time; where times are
-    numbers, 250 of them are a year.
+    Each day that has data is one step, and a year has 250: a rise at rate a multiplies by 1 + a/250, and the fall at that rate divides by the
+    same, so the two mirror each other in logarithms. Weekends and holidays are no steps. The times of days that have several share the
+    steps evenly; where times are numbers, each is a step.
     """
-    steps = max(1, len(times) - 1)
-    if times.dtype.kind == "M" and len(times) > 1:
-        years = float((times[-1] - times[0]) / np.timedelta64(1, "D")) / 365.25
-    else:
-        years = steps / _DAYS_A_YEAR
+    days = len(np.unique(times.astype("datetime64[D]"))) if times.dtype.kind == "M" else len(times)
+    # Even steps: a series that moved only at the first time of a day would correlate with whatever else does.
+    steps = np.arange(len(times)) * (days / max(1, len(times)))
     rates = np.array(list(REFERENCES.values()))
-    # Even steps: a series that waits over weekends would move with whatever else moves on Mondays.
-    grown: Array = (1.0 + rates) ** (years * np.arange(len(times)) / steps)[:, None]
+    factors = (1.0 + np.abs(rates) / _DAYS_A_YEAR) ** np.sign(rates)
+    grown: Array = factors ** steps[:, None]
     return grown

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 import tidemill
 from tidemill.dataset import DataSet, DataSetError
 from tidemill.series._arriving import StreamTail
-from tidemill.series._clean import Report, Rules, caps_name, pivot
+from tidemill.series._clean import caps_name, pivot
 from tidemill.series._panel import Panel
 from tidemill.series._read import Columns, SeriesError, together
+from tidemill.series._rules import Report, Rules
 from tidemill.series._splits import Evidence, Split, adjust, detect, weigh
 from tidemill.series._tail import FileTail, NewRows, Tail
 from tidemill.series._windows import label

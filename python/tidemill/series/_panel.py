@@ -33,9 +33,10 @@ class Panel:
     values : ndarray of shape (T, n)
         NaN where a series has no value.
     caps : ndarray of shape (T, n) or None
-        What weights come from: the column of capital, else value x volume; NaN where it is not known. None: there is neither.
+        What weights come from: the column of capital, else price x shares outstanding, else price x volume; NaN where it is not known.
+        None: there is none of these.
     caps_name : str, default="capital"
-        What `caps` are called where they are shown; of a panel that was cleaned ``"traded value"`` where they are value x volume.
+        What `caps` are called where they are shown; of a panel that was cleaned ``"traded value"`` where they are price x volume.
     """
 
     times: NDArray[Any]

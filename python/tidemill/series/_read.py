@@ -67,8 +67,11 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "time": ("time", "date", "datetime", "timestamp", "day"),
     "value": ("value", "adjclose", "adjustedclose", "close", "price", "prc"),
     "cap": ("cap", "marketcap", "mktcap", "capitalization", "weight"),
+    "shares": ("sharesoutstanding", "outstandingshares", "shrout"),
     "volume": ("volume", "vol"),
     "split": ("split", "splitratio", "splitfactor", "stocksplits", "splits"),
+    # A second factor is only one that is named: no usual name tells it from the first.
+    "split_shares": (),
     # Looked for only beside values that are adjusted: others are themselves what was paid.
     "price": ("close", "price", "prc"),
 }
@@ -97,8 +100,10 @@ class Columns:
     time: str
     value: str
     cap: str | None = None
+    shares: str | None = None
     volume: str | None = None
     split: str | None = None
+    split_shares: str | None = None
     price: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -125,9 +130,24 @@ class Rows:
     #: (n,) float64 by role, without id and time; NaN where there is none.
     numbers: dict[str, NDArray[np.float64]]
 
+    def where(self, kept: NDArray[np.bool_]) -> Rows:
+        """The rows for which `kept` (n,) is true."""
+        return replace(
+            self,
+            codes=self.codes[kept],
+            places=self.places[kept],
+            order=None if self.order is None else self.order[kept],
+            numbers={role: column[kept] for role, column in self.numbers.items()},
+        )
+
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace(" ", "").replace("-", "")
+
+
+def _plural(role: str) -> str:
+    """What a message calls the numbers of a role."""
+    return {"shares": "shares", "split_shares": "second factors of splits"}.get(role, f"{role}s")
 
 
 def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Columns:
@@ -148,11 +168,16 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Colu
         name = chosen.get(role)
         if name is not None:
             if name not in names:
-                raise SeriesError(f"no column {name!r} for the {role}s; there are: {there}")
+                raise SeriesError(f"no column {name!r} for the {_plural(role)}; there are: {there}")
             found[role] = name
             adjusted |= role == "value" and "adj" in _plain(name)
             continue
-        if role == "price" and not (adjusted and "volume" in found and "cap" not in found):
+        if role == "price" and not (
+            adjusted and "cap" not in found and not found.keys().isdisjoint(("shares", "volume"))
+        ):
+            continue
+        if (role == "cap" and chosen.get("shares")) or (role == "shares" and chosen.get("volume")):
+            # What a series is worth comes from the column that was named.
             continue
         by_plain = {_plain(other): other for other in reversed(names)}
         hit = next((by_plain[word] for word in usual if word in by_plain), None)
@@ -168,6 +193,11 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Colu
             notes.append(f"splits in {hit!r} were left alone: {found['value']!r} is adjusted for them, by its name")
             continue
         found[role] = hit
+    if "split_shares" in found and "split" not in found:
+        raise SeriesError(
+            f"column {found['split_shares']!r} has a second factor of splits, to compare with the first: name that one too, "
+            "--split COLUMN (split=...)"
+        )
     if len(set(found.values())) < len(found):
         raise SeriesError(f"a column can be only one thing, not: {found}")
     return Columns(**found, notes=tuple(notes))

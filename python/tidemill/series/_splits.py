@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tidemill.series._read import SeriesError
 from tidemill.series._windows import label
 
-__all__ = ["Evidence", "Split", "adjust", "detect", "given", "weigh"]
+__all__ = ["Evidence", "Split", "adjust", "detect", "given", "same_factors", "weigh"]
 
 Array = NDArray[np.float64]
 
@@ -32,6 +32,8 @@ _WITHIN = 2.0
 _WITHIN_MAX = 0.06
 #: Changes around a jump that tell what is usual.
 _AROUND = 20
+#: Two factors of a split are one, but for rounding, within this part of them.
+_SAME_FACTOR = 1e-5
 #: A split by less than this ratio, up or down, may not be told from what a value does on any day.
 _SEEN = np.log(1.25)
 
@@ -72,6 +74,18 @@ def given(
             )
         found.setdefault(where, float(ratios[row]))
     return [Split(series, place, ratio) for (series, place), ratio in found.items()]
+
+
+def same_factors(one: Array, other: Array, split_is: Literal["ratio", "added"] = "ratio") -> NDArray[np.bool_]:
+    """Say of each row (n,) whether two columns of splits tell the same. Whatever tells of no split is alike."""
+
+    def ratios(told: Array) -> Array:
+        found = told + 1 if split_is == "added" else told
+        plain: Array = np.where(np.isfinite(found) & (found != 0), found, 1.0)
+        return plain
+
+    alike: NDArray[np.bool_] = np.isclose(ratios(one), ratios(other), rtol=_SAME_FACTOR, atol=0)
+    return alike
 
 
 def weigh(values: Array, splits: Sequence[Split]) -> list[float]:

@@ -109,6 +109,8 @@ def windows(
     SeriesError
         A length that is none, or no window is full.
 
+    Examples
+    --------
     >>> days = np.arange("2024-01-01", "2024-01-11", dtype="datetime64[D]")
     >>> [(window.begin, window.end, window.label) for window in windows(days, "4d", "3d")]
     [(0, 4, '2024-01-04'), (3, 7, '2024-01-07'), (6, 10, '2024-01-10')]

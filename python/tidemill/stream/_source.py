@@ -74,6 +74,8 @@ def from_function(
     DataSetError
         If an option makes no sense. What `read` fails with, and rows that are none of `schema`, are errors of the job, which name the split.
 
+    Examples
+    --------
     >>> import tidemill as tm
     >>> def read(split, position):
     ...     for number in range(position or 0, 3):

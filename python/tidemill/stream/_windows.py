@@ -112,9 +112,10 @@ def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
     columns : str or iterable of str, optional
         What else it is given.
 
-    Each window gives its result when time has passed its end, with `late=`, `early=` and `early_rows=` as those of one length do, but
-    not `early_time=`. What is kept for
-    windows is by key and start, so two windows of a key may be kept by two workers.
+    Notes
+    -----
+    A window gives its result when time has passed its end. `late=`, `early=` and `early_rows=` work as they do for windows of one length;
+    `early_time=` is not supported. State is kept by key and window start, so different workers may keep two windows of one key.
     """
     if not callable(assign):
         raise TypeError(f"custom takes a function, not {assign!r}")
@@ -156,6 +157,8 @@ def window(
         its end as ever. Such results are as sure as others: a failure changes nothing. Of sessions: when it has so many rows that no
         result has had; of others not with `late`.
 
+    Examples
+    --------
     >>> import tidemill as tm
     >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})
     >>> rows = rows.select("user", ts=tm.col("s").cast("timestamp[s]")).collect()
@@ -210,6 +213,8 @@ def behind(time: IntoExpr, by: Duration) -> Expr:
     by : str, number of seconds or timedelta
         As long do windows wait for their rows.
 
+    Examples
+    --------
     >>> import tidemill as tm
     >>> ordered = tm.stream.behind("ordered_at", "1h")
     >>> hours = tm.window(tm.tumbling("1h"), on=ordered)

@@ -74,6 +74,8 @@ def write(
     DataSetError
         On every worker, as for `DataSet.write_stream`; what is wrong with a query names its sink.
 
+    Examples
+    --------
     >>> import tidemill as tm
     >>> numbers = tm.stream.from_table(tm.from_dict({"n": list(range(10))}).collect())
     >>> small, large = [], []

@@ -70,14 +70,14 @@ def raises(
     raise AssertionError(f"{call} did not raise {kind}")
 
 
-def main(names: dict[str, Any], wanted: list[str] | None = None) -> None:
+def main(names: dict[str, Any], wanted: list[str] | None = None, comm: Any = MPI.COMM_WORLD) -> None:
     """Runs the checks of a program on this rank; the first failure ends the whole job."""
     wanted = sys.argv[1:] if wanted is None else wanted
     checks = [(n, f) for n, f in names.items() if n.startswith("check_") and (not wanted or n in wanted)]
     for name, check in checks:
         try:
-            check(MPI.COMM_WORLD)
-            MPI.COMM_WORLD.Barrier()
+            check(comm)
+            comm.Barrier()
         except BaseException:
             program = Path(names["__file__"]).stem
             sys.stderr.write(f"rank {MPI.COMM_WORLD.Get_rank()} failed in {program}: {name}\n{traceback.format_exc()}")

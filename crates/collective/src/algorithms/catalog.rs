@@ -77,10 +77,9 @@ pub fn supported(collective: Collective) -> &'static [Entry] {
         }
         Collective::Gather | Collective::Scatter => const { &[moves(Flat), moves(Binomial)] },
         Collective::Gatherv | Collective::Scatterv => const { &[moves(Flat)] },
-        Collective::Allgather => {
+        Collective::Allgather | Collective::Allgatherv => {
             const { &[moves(Linear), moves(RecursiveDoubling), moves(Bruck), moves(Ring), entry(TwoLevel, true, true, true)] }
         }
-        Collective::Allgatherv => const { &[moves(Linear), moves(RecursiveDoubling), moves(Bruck), moves(Ring)] },
         Collective::Alltoall => const { &[moves(Linear), moves(Pairwise), moves(Bruck)] },
         Collective::Alltoallv => const { &[moves(Linear), moves(Pairwise)] },
         Collective::ReduceScatterBlock | Collective::ReduceScatter => {
@@ -158,7 +157,7 @@ pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &Params) ->
         (C::Allgather | C::Allgatherv, A::RecursiveDoubling) => recursive_doubling::allgather(b, p),
         (C::Allgather | C::Allgatherv, A::Bruck) => bruck::allgather(b, p),
         (C::Allgather | C::Allgatherv, A::Ring) => ring::allgather(b, p),
-        (C::Allgather, A::TwoLevel) => two_level::allgather(b, p),
+        (C::Allgather | C::Allgatherv, A::TwoLevel) => two_level::allgather(b, p),
         (C::Alltoall | C::Alltoallv, A::Linear) => linear::alltoall(b, p),
         (C::Alltoall | C::Alltoallv, A::Pairwise) => pairwise::alltoall(b, p),
         (C::Alltoall, A::Bruck) => bruck::alltoall(b, p),

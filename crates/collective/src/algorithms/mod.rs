@@ -47,6 +47,7 @@ mod two_level;
 
 pub(crate) use catalog::alternatives;
 pub use catalog::{Entry, supported};
+pub(crate) use params::blocks_end;
 pub use params::{Algorithm, Block, Collective, Params, UnknownName};
 
 use crate::schedule::{Buffer, Range, Schedule};

@@ -159,6 +159,11 @@ pub struct Block {
     pub len: usize,
 }
 
+/// The first element behind all blocks.
+pub(crate) fn blocks_end(blocks: &[Block]) -> usize {
+    blocks.iter().map(|block| block.start + block.len).max().unwrap_or(0)
+}
+
 /// What a schedule depends on. Local to a rank: `rank`, `in_place`, and of the vector variants what MPI makes local
 /// (gatherv: `recv_blocks`, at the root only; scatterv: `send_blocks`, at the root only; alltoallv: both;
 /// all: `start` of `recv_blocks`). The rest is the same on every rank.

@@ -3,14 +3,16 @@
 //!
 //! Allreduce: binomial reduce to the leader, recursive doubling (or, for long vectors, halving and doubling) among leaders,
 //! binomial bcast: 2 lg L + lg H steps (2 lg H for long vectors). Scratch 2n. Keeps rank order where each host's ranks
-//! are consecutive. Allgather: blocks to the leader, ring of hosts, bcast of everything: 1 + H - 1 + lg L steps, no scratch.
+//! are consecutive. Allgather: blocks to the leader, ring of hosts, bcast of everything: 1 + H - 1 + lg L steps, no scratch;
+//! allgatherv works in n scratch, packed, as the places of blocks may differ from rank to rank.
 //!
 //! Source: Karonis et al., "Exploiting hierarchy in parallel computer networks" (2000).
 
 use super::builder::Builder;
+use super::packed::Packed;
 use super::tree::{self, Hosts};
 use super::{Algorithm, Params, halving_doubling, recursive_doubling};
-use crate::schedule::{Buffer, Range};
+use crate::schedule::Range;
 
 /// Elements per leader from which the leaders split the vector instead of exchanging all of it.
 const SPLIT_MIN_LEN: usize = 2048;
@@ -43,8 +45,9 @@ fn spread(b: &mut Builder, members: &[u32], local: &Params, data: Range) {
     }
 }
 
-/// Allgather.
+/// Allgather and allgatherv.
 pub(crate) fn allgather(b: &mut Builder, p: &Params) {
+    let packed = Packed::new(b, p);
     let hosts = Hosts::new(p, 0);
     let (host, member) = hosts.find(p.rank);
     let members = &hosts.members[host];
@@ -52,28 +55,25 @@ pub(crate) fn allgather(b: &mut Builder, p: &Params) {
         b.send(members[0], p.own());
         b.next_round();
     } else {
-        members[1..].iter().for_each(|&from| b.recv(from, p.recv_block(from)));
-        b.copy_own(p, p.recv_block(p.rank));
+        members[1..].iter().for_each(|&from| b.recv(from, packed.block(from)));
+        b.copy_own(p, packed.block(p.rank));
         b.next_round();
         let count = hosts.members.len();
         let leader = |host: usize| hosts.members[host % count][0];
         for step in 0..count - 1 {
             let out = &hosts.members[(host + count - step) % count];
             let into = &hosts.members[(host + 2 * count - step - 1) % count];
-            runs(p, out).for_each(|run| b.send(leader(host + 1), run));
-            runs(p, into).for_each(|run| b.recv(leader(host + count - 1), run));
+            runs(&packed, out).for_each(|run| b.send(leader(host + 1), run));
+            runs(&packed, into).for_each(|run| b.recv(leader(host + count - 1), run));
             b.next_round();
         }
     }
-    let everything = Range { buffer: Buffer::Recv, start: 0, len: p.size as usize * p.count };
     let local = Params { rank: member as u32, size: members.len() as u32, root: 0, hosts: &[], ..*p };
-    spread(b, members, &local, everything);
+    spread(b, members, &local, packed.blocks(0, p.size));
+    packed.unpack(b, p);
 }
 
 /// The blocks of ascending ranks as ranges, neighbours joined: the same on every rank.
-fn runs(p: &Params, ranks: &[u32]) -> impl Iterator<Item = Range> {
-    ranks.chunk_by(|low, high| low + 1 == *high).map(|run| {
-        let first = p.recv_block(run[0]);
-        Range { len: run.len() * p.count, ..first }
-    })
+fn runs(packed: &Packed, ranks: &[u32]) -> impl Iterator<Item = Range> {
+    ranks.chunk_by(|low, high| low + 1 == *high).map(|run| packed.blocks(run[0], run[run.len() - 1] + 1))
 }

@@ -3,6 +3,7 @@
 //! Every rank must come to the same answer, so it depends only on what all of them pass alike.
 
 use super::DATA_BYTES;
+use crate::algorithms::blocks_end;
 use crate::call::Call;
 use crate::tuner::Blocking;
 use crate::{Algorithm, Collective};
@@ -54,7 +55,7 @@ impl Chooser {
         }
         let takes_turns = call.collective == Collective::Bcast && self.takes_turns();
         let bytes_max = if takes_turns { BCAST_TURNS_BYTES_MAX } else { CHUNKED_BYTES_MAX };
-        let short = call.count * call.dtype.size_bytes() <= bytes_max;
+        let short = block_bytes_max(call) <= bytes_max;
         (short && self.obstacle(Algorithm::SharedMemory, call).is_none()).then_some(Algorithm::SharedMemory)
     }
 
@@ -72,6 +73,11 @@ impl Chooser {
             // Two ranks have one message, which the transport copies as well.
             Bcast => self.ranks > 2 && bytes >= SINGLE_COPY_BYTES_MIN,
             Gather | Allgather | Scatter => bytes >= SINGLE_COPY_BYTES_MIN / 2,
+            // Blocks as long as these on the average.
+            Allgatherv => {
+                let elements: usize = call.recv_blocks.iter().map(|block| block.len).sum();
+                elements * call.dtype.size_bytes() >= SINGLE_COPY_BYTES_MIN / 2 * self.ranks
+            }
             Alltoall => bytes * self.ranks >= SINGLE_COPY_BYTES_MIN,
             _ => false,
         }
@@ -90,7 +96,9 @@ impl Chooser {
             Algorithm::SharedMemory => {
                 let part = match call.collective {
                     Gather | Allgather | Scan | Exscan => bytes,
+                    Allgatherv => block_bytes_max(call),
                     Scatter | Alltoall | ReduceScatterBlock => bytes * self.ranks,
+                    ReduceScatter => blocks_end(call.send_blocks) * call.dtype.size_bytes(),
                     // In chunks.
                     _ => 0,
                 };
@@ -105,16 +113,28 @@ impl Chooser {
     }
 }
 
+/// The longest block of a vector variant, which every rank knows; else what every rank contributes.
+#[inline]
+fn block_bytes_max(call: &Call) -> usize {
+    let elements = match call.collective {
+        Collective::Allgatherv => call.recv_blocks.iter().map(|block| block.len).max().unwrap_or(0),
+        Collective::ReduceScatter => call.send_blocks.iter().map(|block| block.len).max().unwrap_or(0),
+        _ => call.count,
+    };
+    elements * call.dtype.size_bytes()
+}
+
 const _: () = assert!(DATA_BYTES == 32 << 10, "the message above says so");
 
 /// The algorithms without messages that can run `collective` at some size.
 pub fn direct_algorithms(collective: Collective) -> &'static [Algorithm] {
     use Collective::*;
     match collective {
-        Barrier | Reduce | Scan | Exscan | ReduceScatterBlock => &[Algorithm::SharedMemory],
-        Bcast | Allreduce | Gather | Allgather | Scatter | Alltoall => {
+        Barrier | Reduce | Scan | Exscan | ReduceScatterBlock | ReduceScatter => &[Algorithm::SharedMemory],
+        Bcast | Allreduce | Gather | Allgather | Allgatherv | Scatter | Alltoall => {
             &[Algorithm::SharedMemory, Algorithm::SingleCopy]
         }
-        Gatherv | Allgatherv | Scatterv | Alltoallv | ReduceScatter => &[],
+        // Not every rank knows how long the others' blocks are, so they could not choose alike.
+        Gatherv | Scatterv | Alltoallv => &[],
     }
 }

@@ -15,7 +15,7 @@ use tidemill_net::{Engine, NetError, Rank, copy_or_move};
 
 use super::{Direct, Job, Poll};
 use crate::stream::{self, STREAM_BYTES_MIN};
-use crate::{Collective, Op, OpError, reduce};
+use crate::{Block, Collective, Op, OpError, reduce};
 
 /// Bytes combined at a time: small enough to stay in a core's cache with its operands.
 const CHUNK_BYTES: usize = 128 << 10;
@@ -231,8 +231,11 @@ impl Direct {
                 let len = job.send.len / self.size;
                 Part { from: send + (self.rank * len) as u64, into: owner * len, len }
             }
-            Collective::Allgather => Part { from: send, into: owner * job.send.len, len: job.send.len },
-            Collective::Gather if at_root => Part { from: send, into: owner * job.send.len, len: job.send.len },
+            Collective::Gather if !at_root => nothing,
+            Collective::Gather | Collective::Allgather | Collective::Allgatherv => {
+                let Block { start, len } = job.block(owner, job.send.len);
+                Part { from: send, into: start, len }
+            }
             Collective::Bcast if owner == job.root && !at_root => Part { from: recv, into: 0, len: job.recv.len },
             Collective::Scatter if owner == job.root => {
                 let len = job.recv.len;

@@ -5,8 +5,8 @@
 //! | barrier | all, nothing | all | P lines |
 //! | bcast, scatter | root | all | n, or n / P |
 //! | reduce, gather | all | root | root: nP |
-//! | allreduce, scan, exscan, reduce_scatter_block | all | all | nP, combined in rank order |
-//! | allgather, alltoall | all | all | nP |
+//! | allreduce, scan, exscan, reduce_scatter(_block) | all | all | nP, combined in rank order |
+//! | allgather(v), alltoall | all | all | nP |
 //!
 //! Large allreduces read the peers' memory instead, see [`large`]. bcast, reduce and allreduce of more than a slot go in chunks, one turn
 //! each, and a rank may be at the next chunk while others are at this one. Operands are combined in rank order, so any operation will do,
@@ -21,6 +21,7 @@ mod choose;
 pub(crate) mod drive;
 mod large;
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use tidemill_net::{NetError, Region, copy_slice};
@@ -30,7 +31,7 @@ pub(crate) use choose::Chooser;
 pub use choose::direct_algorithms;
 pub(crate) use large::LargeProgress;
 
-use crate::{Collective, DType, Op, reduce};
+use crate::{Block, Collective, DType, Op, reduce};
 use area::SLOTS;
 
 /// One rank's side of an area, over the life of a communicator.
@@ -46,7 +47,6 @@ pub(crate) struct Direct {
 }
 
 /// What a call does, as the direct collectives need it.
-#[derive(Clone, Copy)]
 pub(crate) struct Job {
     pub collective: Collective,
     pub root: usize,
@@ -55,6 +55,19 @@ pub(crate) struct Job {
     /// The caller's contribution; for in-place calls it may be part of `recv`.
     pub send: Region,
     pub recv: Region,
+    /// Of a vector variant: the block of each rank, in bytes. Their lengths are alike on every rank.
+    pub blocks: Option<Arc<[Block]>>,
+}
+
+impl Job {
+    /// The block of a rank, in bytes; `len` bytes for each where all are equal.
+    #[inline]
+    fn block(&self, rank: usize, len: usize) -> Block {
+        match &self.blocks {
+            Some(blocks) => blocks[rank],
+            None => Block { start: rank * len, len },
+        }
+    }
 }
 
 /// Where a call has got to. Advanced between polls until it is over.
@@ -298,7 +311,10 @@ impl Direct {
                 let len = job.recv.len;
                 copy_slice(recv(0, len), &theirs(len * self.size)[self.rank * len..][..len]);
             }
-            Collective::Gather | Collective::Allgather => copy_slice(recv(rank * n, n), theirs(n)),
+            Collective::Gather | Collective::Allgather | Collective::Allgatherv => {
+                let Block { start, len } = job.block(rank, n);
+                copy_slice(recv(start, len), theirs(len));
+            }
             Collective::Alltoall => {
                 let len = n / self.size;
                 copy_slice(recv(rank * len, len), &theirs(n)[self.rank * len..][..len]);
@@ -308,9 +324,9 @@ impl Direct {
                 return self.fold(job, op, rank, theirs(len), recv(progress.offset, len));
             }
             Collective::Scan | Collective::Exscan => return self.fold(job, op, rank, theirs(n), recv(0, n)),
-            Collective::ReduceScatterBlock => {
-                let len = n / self.size;
-                return self.fold(job, op, rank, &theirs(n)[self.rank * len..][..len], recv(0, len));
+            Collective::ReduceScatterBlock | Collective::ReduceScatter => {
+                let Block { start, len } = job.block(self.rank, n / self.size);
+                return self.fold(job, op, rank, &theirs(n)[start..][..len], recv(0, len));
             }
             _ => unreachable!("the communicator sends no other collective here"),
         }

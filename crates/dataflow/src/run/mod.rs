@@ -18,6 +18,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidemill_collective::{Communicator, Op};
+use tidemill_net::topology::Share;
 use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait, notice};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
@@ -157,7 +158,7 @@ impl Runner {
         };
         let workers = places.iter().zip(memory).map(info).collect();
         let threads = match settings.threads {
-            0 => places[comm.rank() as usize].cores_allowed,
+            0 => Share::of(placements, comm.world_ranks()[comm.rank() as usize].index()).threads,
             threads => threads,
         };
         let pool = tokio::runtime::Builder::new_multi_thread()

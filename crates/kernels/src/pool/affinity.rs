@@ -1,7 +1,9 @@
-//! Which processors a thread may run on. Linux only; elsewhere nothing is bound and one processor is reported per core.
+//! Which processors a thread may run on. Linux only; elsewhere nothing is bound.
 
 use std::fmt;
 use std::str::FromStr;
+
+use tidemill_machine::{CpuSet, Machine};
 
 /// How threads are bound to processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,97 +45,40 @@ impl fmt::Display for Affinity {
     }
 }
 
-/// A set of processors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CpuSet(Vec<usize>);
+/// The processors this thread may use now; none where the system does not say.
+pub(crate) fn current() -> CpuSet {
+    CpuSet::of_current_thread().unwrap_or_default()
+}
 
-impl CpuSet {
-    /// The processors this thread may use now.
-    pub(crate) fn current() -> CpuSet {
-        imp::current()
-    }
-
-    /// Binds the calling thread. A refusal (a container may forbid it) only costs speed, so it is not an error.
-    pub(crate) fn bind_current_thread(&self) {
-        if !self.0.is_empty() {
-            imp::bind(&self.0);
-        }
+/// Binds the calling thread. A refusal (a container may forbid it) only costs speed, so it is not an error.
+pub(crate) fn bind(set: &CpuSet) {
+    if !set.is_empty() {
+        let _ = set.bind_current_thread();
     }
 }
 
-/// How many processors this process may use.
+/// How many threads this process can keep busy: its affinity and the CPU quota of its container allow as many.
 #[must_use]
 pub fn usable_cpus() -> usize {
-    CpuSet::current().0.len().max(1)
+    Machine::here().usable()
 }
 
-/// Where each of `threads` threads of a worker goes, given the workers before it on this host own `first` threads.
+/// Where each of `threads` threads of worker `index` goes, of `workers` that share the processors of `machine`.
 /// `None` leaves them unbound: asked for, or because threads would share a processor while others idle.
-pub(crate) fn place(affinity: Affinity, threads: usize, first: usize, usable: &CpuSet) -> Option<Vec<CpuSet>> {
-    let cpus = &usable.0;
-    if affinity == Affinity::None || first + threads > cpus.len() {
+pub(crate) fn place(
+    affinity: Affinity,
+    threads: usize,
+    (index, workers): (usize, usize),
+    machine: &Machine,
+) -> Option<Vec<CpuSet>> {
+    if affinity == Affinity::None {
         return None;
     }
-    let own = &cpus[first..first + threads];
+    let places = machine.places(index, workers, threads)?.into_iter();
     Some(match affinity {
-        Affinity::Core | Affinity::Auto => own.iter().map(|&cpu| CpuSet(vec![cpu])).collect(),
-        _ => own
-            .iter()
-            .map(|&cpu| {
-                let socket = imp::socket(cpu);
-                CpuSet(cpus.iter().copied().filter(|&other| imp::socket(other) == socket).collect())
-            })
-            .collect(),
+        Affinity::Socket => places.map(|cpu| machine.socket_of(cpu)).collect(),
+        _ => places.map(|cpu| [cpu].into_iter().collect()).collect(),
     })
-}
-
-#[cfg(target_os = "linux")]
-mod imp {
-    use super::CpuSet;
-
-    const CPUS_MAX: usize = 8 * size_of::<libc::cpu_set_t>();
-
-    pub(super) fn current() -> CpuSet {
-        // SAFETY: all-zero is a valid (empty) `cpu_set_t`; the call writes at most its size; the macro only reads bits.
-        unsafe {
-            let mut set: libc::cpu_set_t = std::mem::zeroed();
-            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
-                return CpuSet((0..std::thread::available_parallelism().map_or(1, usize::from)).collect());
-            }
-            CpuSet((0..CPUS_MAX).filter(|&cpu| libc::CPU_ISSET(cpu, &set)).collect())
-        }
-    }
-
-    pub(super) fn bind(cpus: &[usize]) {
-        // SAFETY: as above; every number is below `CPUS_MAX`, because `current` made it.
-        unsafe {
-            let mut set: libc::cpu_set_t = std::mem::zeroed();
-            for &cpu in cpus {
-                libc::CPU_SET(cpu, &mut set);
-            }
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-        }
-    }
-
-    pub(super) fn socket(cpu: usize) -> usize {
-        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id");
-        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod imp {
-    use super::CpuSet;
-
-    pub(super) fn current() -> CpuSet {
-        CpuSet((0..std::thread::available_parallelism().map_or(1, usize::from)).collect())
-    }
-
-    pub(super) fn bind(_cpus: &[usize]) {}
-
-    pub(super) fn socket(_cpu: usize) -> usize {
-        0
-    }
 }
 
 #[cfg(test)]
@@ -141,25 +86,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_neighbouring_workers_get_different_cores() {
-        let usable = CpuSet(vec![2, 3, 6, 7]);
-        let first = place(Affinity::Core, 2, 0, &usable).unwrap();
-        let second = place(Affinity::Core, 2, 2, &usable).unwrap();
-        assert_eq!(first, [CpuSet(vec![2]), CpuSet(vec![3])]);
-        assert_eq!(second, [CpuSet(vec![6]), CpuSet(vec![7])]);
+    fn threads_of_neighboring_workers_get_processors_of_their_own() {
+        let machine = Machine::here();
+        let cpus = machine.cpus().len();
+        for affinity in [Affinity::Core, Affinity::Auto] {
+            let all = (0..cpus).flat_map(|index| place(affinity, 1, (index, cpus), &machine).unwrap());
+            let mut all: Vec<String> = all.map(|set| set.to_string()).collect();
+            all.sort();
+            all.dedup();
+            assert_eq!(all.len(), cpus);
+        }
+        let sockets = place(Affinity::Socket, cpus, (0, 1), &machine).unwrap();
+        assert!(sockets.iter().all(|set| set.iter().all(|cpu| machine.allowed().contains(cpu))));
     }
 
     #[test]
     fn nobody_is_bound_when_threads_outnumber_processors() {
-        let usable = CpuSet(vec![0, 1]);
-        assert_eq!(place(Affinity::Core, 2, 1, &usable), None);
-        assert_eq!(place(Affinity::None, 1, 0, &usable), None);
+        let machine = Machine::here();
+        let cpus = machine.cpus().len();
+        assert_eq!(place(Affinity::Core, cpus + 1, (0, 1), &machine), None);
+        assert_eq!(place(Affinity::Core, cpus, (1, 2), &machine), None);
+        assert_eq!(place(Affinity::None, 1, (0, 1), &machine), None);
     }
 
     #[test]
     fn binding_to_the_present_set_changes_nothing() {
-        let before = CpuSet::current();
-        before.bind_current_thread();
-        assert_eq!(CpuSet::current(), before);
+        let before = current();
+        bind(&before);
+        assert_eq!(current(), before);
     }
 }

@@ -12,13 +12,14 @@ mod gate;
 
 pub use affinity::{Affinity, usable_cpus};
 
-use affinity::{CpuSet, place};
+use affinity::{bind, current, place};
 use gate::Gate;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use tidemill_machine::{CpuSet, Machine};
 
 /// Whether threads stay between runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,15 +40,17 @@ pub struct PoolConfig {
     pub mode: Mode,
     /// How they are bound.
     pub affinity: Affinity,
-    /// Threads of workers before this one on the same host: theirs are the first processors.
-    pub first: usize,
+    /// How many workers share the processors that this one may use, itself included; at least 1.
+    pub workers: usize,
+    /// Which of them this one is, from 0: each has its own part of the processors.
+    pub index: usize,
     /// Looks at a gate before going to sleep; about 50 ns each. Use 0 where threads outnumber processors.
     pub spins: u32,
 }
 
 impl Default for PoolConfig {
     fn default() -> Self {
-        PoolConfig { threads: 1, mode: Mode::Bsp, affinity: Affinity::None, first: 0, spins: 2000 }
+        PoolConfig { threads: 1, mode: Mode::Bsp, affinity: Affinity::None, workers: 1, index: 0, spins: 2000 }
     }
 }
 
@@ -194,8 +197,8 @@ impl Pool {
     #[must_use]
     pub fn new(config: PoolConfig) -> Pool {
         assert!(config.threads > 0, "a pool needs at least one thread");
-        let usable = CpuSet::current();
-        let places = place(config.affinity, config.threads, config.first, &usable);
+        let usable = current();
+        let places = place(config.affinity, config.threads, (config.index, config.workers), &Machine::here());
         let shared = Arc::new(Shared {
             start: Gate::new(),
             done: Gate::new(),
@@ -214,7 +217,7 @@ impl Pool {
                 let builder = thread::Builder::new().name(format!("tidemill-{thread}"));
                 let body = move || {
                     if let Some(place) = &place {
-                        place.bind_current_thread();
+                        bind(place);
                     }
                     serve(&shared, thread, spins, &usable);
                 };
@@ -260,7 +263,7 @@ impl Pool {
                     let function = &function;
                     scope.spawn(move || {
                         if let Some(places) = places {
-                            places[thread].bind_current_thread();
+                            bind(&places[thread]);
                         }
                         shared.work(function, thread);
                     });
@@ -316,7 +319,7 @@ fn serve(shared: &Shared, thread: usize, spins: u32, usable: &CpuSet) {
     for run in 1.. {
         shared.start.wait_for(run, spins);
         if bound && !shared.is_bound() {
-            usable.bind_current_thread();
+            bind(usable);
             bound = false;
         }
         let job = shared.job.load(Ordering::Acquire);
@@ -336,15 +339,15 @@ struct Bound(CpuSet);
 
 impl Bound {
     fn to(place: &CpuSet) -> Bound {
-        let before = CpuSet::current();
-        place.bind_current_thread();
+        let before = current();
+        bind(place);
         Bound(before)
     }
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        self.0.bind_current_thread();
+        bind(&self.0);
     }
 }
 

@@ -105,12 +105,12 @@ fn shares_cover_everything_once() {
 
 #[test]
 fn the_caller_is_free_again_after_a_run() {
-    let before = CpuSet::current();
+    let before = current();
     let pool =
-        Pool::new(PoolConfig { threads: 2.min(usable_cpus()), affinity: Affinity::Core, ..PoolConfig::default() });
+        Pool::new(PoolConfig { threads: 2.min(current().len()), affinity: Affinity::Core, ..PoolConfig::default() });
     assert!(pool.is_bound());
     pool.run(|_| {});
-    assert_eq!(CpuSet::current(), before);
+    assert_eq!(current(), before);
 }
 
 /// Bound threads beside another program took several times as long as one thread alone.
@@ -118,13 +118,13 @@ fn the_caller_is_free_again_after_a_run() {
 fn threads_are_let_go_when_others_take_their_processor() {
     use std::time::{Duration, Instant};
 
-    let own = CpuSet::current();
+    let own = current();
     for affinity in [Affinity::Auto, Affinity::Core] {
         let pool = Pool::new(PoolConfig { threads: 1, affinity, ..PoolConfig::default() });
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
-                place(Affinity::Core, 1, 0, &own).expect("there is a processor")[0].bind_current_thread();
+                bind(&place(Affinity::Core, 1, (0, 1), &Machine::here()).expect("there is a processor")[0]);
                 while !over.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
@@ -142,7 +142,7 @@ fn threads_are_let_go_when_others_take_their_processor() {
             assert!(ran > 0);
         });
         assert_eq!(pool.is_bound(), affinity == Affinity::Core);
-        assert_eq!(CpuSet::current(), own);
+        assert_eq!(current(), own);
     }
 }
 

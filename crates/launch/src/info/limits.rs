@@ -10,6 +10,7 @@ use nix::sys::statvfs::statvfs;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork, getppid};
 use serde_json::{Value, json};
+use tidemill_machine::Machine;
 
 use super::Item;
 use super::machine::bytes;
@@ -196,12 +197,8 @@ fn processes() -> Item {
 
 /// The cores' worth of time that a container's quota allows.
 fn cgroup_cpu() -> Option<Item> {
-    let quota = cgroup::smallest("cpu.max", |text| {
-        let mut words = text.split_whitespace();
-        let quota: f64 = words.next()?.parse().ok()?;
-        Some(quota / words.next()?.parse::<f64>().ok()?)
-    })?;
-    let text = format!("{quota:.2} cores' worth of time (cgroup cpu.max)");
+    let quota = Machine::here().quota()?;
+    let text = format!("{quota:.2} cores' worth of time (of a cgroup)");
     Some(Item::new(LIMITS, "CPU quota", quota, text).problem_if(
         quota < 1.0,
         "workers are stopped again and again when the quota is used up",

@@ -1,12 +1,10 @@
 //! Processors, memory and system.
 
-use std::collections::BTreeSet;
 use std::fs;
 
-use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::utsname::uname;
-use nix::unistd::Pid;
 use serde_json::json;
+use tidemill_machine::Machine;
 
 use super::Item;
 
@@ -24,17 +22,15 @@ pub fn items() -> Vec<Item> {
     if let Some(model) = cpu_model() {
         items.push(Item::new(SECTION, "processor", model.clone(), model));
     }
-    let allowed = allowed_cores();
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").map_or(allowed.len(), |list| count(list.trim()));
-    let sockets = sockets(&allowed);
-    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    let machine = Machine::here();
+    let (usable, online, allowed, sockets) =
+        (machine.usable(), machine.online(), machine.allowed().to_string(), machine.sockets());
     items.push(Item::new(
         SECTION,
         "cores",
-        json!({ "online": online, "allowed": ranges(&allowed), "usable": usable, "sockets": sockets }),
+        json!({ "online": online, "allowed": allowed, "usable": usable, "sockets": sockets }),
         format!(
-            "{usable} usable of {online} online (affinity {}), {sockets} socket{}",
-            ranges(&allowed),
+            "{usable} usable of {online} online (affinity {allowed}), {sockets} socket{}",
             if sockets == 1 { "" } else { "s" }
         ),
     ));
@@ -90,18 +86,6 @@ fn cpu_model() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-fn allowed_cores() -> Vec<usize> {
-    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
-    (0..CpuSet::count()).filter(|&core| set.is_set(core) == Ok(true)).collect()
-}
-
-fn sockets(cores: &[usize]) -> usize {
-    let package = |core: &usize| {
-        fs::read_to_string(format!("/sys/devices/system/cpu/cpu{core}/topology/physical_package_id")).ok()
-    };
-    cores.iter().filter_map(package).collect::<BTreeSet<_>>().len().max(1)
-}
-
 fn memory_kib() -> Option<(u64, u64)> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let field = |name: &str| {
@@ -111,35 +95,9 @@ fn memory_kib() -> Option<(u64, u64)> {
     Some((field("MemTotal:")?, field("MemAvailable:")?))
 }
 
-/// `[0, 1, 2, 5]` as `0-2,5`.
-fn ranges(cores: &[usize]) -> String {
-    let parts = cores.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-        [one] => one.to_string(),
-        [first, .., last] => format!("{first}-{last}"),
-        [] => unreachable!("chunks are not empty"),
-    });
-    parts.collect::<Vec<_>>().join(",")
-}
-
-/// How many cores a list such as `0-2,5` names.
-fn count(list: &str) -> usize {
-    let part = |part: &str| match part.split_once('-') {
-        Some((first, last)) => Some(last.parse::<usize>().ok()? + 1 - first.parse::<usize>().ok()?),
-        None => part.parse::<usize>().ok().map(|_| 1),
-    };
-    list.split(',').filter_map(part).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_cores() {
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
-        assert_eq!(count("0-2,5,7-8"), 6);
-        assert_eq!((ranges(&[]), count("")), (String::new(), 0));
-    }
 
     #[test]
     fn sizes_for_people() {

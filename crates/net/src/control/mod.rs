@@ -143,6 +143,7 @@ pub struct Control {
     failure_timeout: Duration,
     key: JobKey,
     location: Option<String>,
+    granted: Option<u32>,
     origin: Origin,
     inner: Inner,
 }
@@ -158,11 +159,11 @@ pub(crate) enum Inner {
 
 impl Control {
     pub(crate) fn new(rank: Rank, size: u32, failure_timeout: Duration, key: JobKey, inner: Inner) -> Self {
-        Control { rank, size, failure_timeout, key, location: None, origin: Origin::here(), inner }
+        Control { rank, size, failure_timeout, key, location: None, granted: None, origin: Origin::here(), inner }
     }
 
-    pub(crate) fn located(self, location: Option<String>) -> Self {
-        Control { location, ..self }
+    pub(crate) fn placed(self, location: Option<String>, granted: Option<u32>) -> Self {
+        Control { location, granted, ..self }
     }
 
     /// A job of one worker.
@@ -195,6 +196,11 @@ impl Control {
     /// Where this worker's host is in the network, if its environment said so.
     pub fn location(&self) -> Option<&str> {
         self.location.as_deref()
+    }
+
+    /// How many processors are meant for this worker, if its launcher said so.
+    pub fn granted(&self) -> Option<u32> {
+        self.granted
     }
 
     /// With what connections between the job's workers prove themselves.

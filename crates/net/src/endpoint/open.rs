@@ -131,10 +131,9 @@ fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     let mut processors: Vec<u32> = here().flat_map(|p| p.processors.iter().copied()).collect();
     processors.sort_unstable();
     processors.dedup();
-    // A quota may allow less than the processors; it counts for workers that share them, not for bound ones.
-    let bound = here().all(|p| p.processors.len() < processors.len());
-    let allowed = here().map(|p| p.cores_allowed).min().unwrap_or(1);
-    let cores = if bound { processors.len() } else { processors.len().min(allowed) };
+    // A quota may allow less than the processors, and is one for all workers of the host.
+    let quota = here().filter_map(|p| p.quota).min().map_or(usize::MAX, |quota| quota as usize);
+    let cores = processors.len().min(quota);
     // No set of cores may hold more workers than it has cores (Hall's condition, for the sets that workers are bound to).
     let within = |set: &[u32]| here().filter(|p| p.processors.iter().all(|core| set.contains(core))).count();
     here().count() <= cores && here().all(|p| within(&p.processors) <= p.processors.len())
@@ -170,7 +169,11 @@ impl Endpoint {
     pub fn open(mut control: Control, settings: Settings) -> Result<Endpoint, OpenError> {
         let (rank, size) = (control.rank(), control.size());
         let in_process = control.is_in_process();
-        let mine = Placement { location: control.location().map(str::to_owned), ..Placement::here() };
+        let mine = Placement {
+            location: control.location().map(str::to_owned),
+            granted: control.granted(),
+            ..Placement::here()
+        };
         let placements: Vec<Placement> = control
             .allgather(&mine.encode())?
             .iter()
@@ -380,32 +383,30 @@ mod tests {
     /// Workers that poll on a core another one needs take it from who could end their wait, and all must judge alike.
     #[test]
     fn a_core_of_its_own_is_one_that_no_other_worker_has_to_use() {
-        let judged = |sets: &[&[u32]], allowed: &[usize]| {
-            let one = |(set, &cores_allowed): (&&[u32], &usize)| Placement {
-                processors: set.to_vec(),
-                cores_allowed,
-                ..Placement::here()
-            };
-            let placements: Vec<Placement> = sets.iter().zip(allowed).map(one).collect();
+        let judged = |sets: &[&[u32]], quota: Option<u32>| {
+            let one = |set: &&[u32]| Placement { processors: set.to_vec(), quota, ..Placement::here() };
+            let placements: Vec<Placement> = sets.iter().map(one).collect();
             let all: Vec<bool> = placements.iter().map(|mine| has_own_core(&placements, mine)).collect();
             assert!(all.iter().all(|own| *own == all[0]), "{sets:?}: {all:?}");
             all[0]
         };
         let four: &[u32] = &[0, 1, 2, 3];
-        assert!(judged(&[four; 4], &[4; 4]));
-        assert!(!judged(&[four; 5], &[4; 5]));
-        assert!(!judged(&[four; 2], &[4, 1]), "a quota of one counts for all");
-        assert!(judged(&[&[0], &[1]], &[1, 1]));
-        assert!(!judged(&[&[0], &[0], &[1, 2, 3]], &[1, 1, 3]), "two share core 0");
-        assert!(judged(&[&[0, 1], &[0, 1], &[2, 3]], &[2; 3]));
-        assert!(!judged(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3]], &[2; 4]));
+        assert!(judged(&[four; 4], None));
+        assert!(!judged(&[four; 5], None));
+        assert!(judged(&[four; 2], Some(2)));
+        assert!(!judged(&[four; 2], Some(1)), "both share the quota");
+        assert!(judged(&[&[0], &[1]], None));
+        assert!(!judged(&[&[0], &[1]], Some(1)), "a quota limits bound workers too");
+        assert!(!judged(&[&[0], &[0], &[1, 2, 3]], None), "two share core 0");
+        assert!(judged(&[&[0, 1], &[0, 1], &[2, 3]], None));
+        assert!(!judged(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3]], None));
     }
 
     /// Ranks that judged a host otherwise than its other ranks would choose other schedules, which do not fit together; a
     /// pair without shared memory would be taken for a hundred times as fast as it is.
     #[test]
     fn a_host_shares_memory_if_every_pair_on_it_does() {
-        let here = || Placement { processors: vec![0, 1], cores_allowed: 2, ..Placement::here() };
+        let here = || Placement { processors: vec![0, 1], quota: None, ..Placement::here() };
         let links = |could: [[u8; 3]; 3]| host_links(&[here(), here(), here()], &could.map(Vec::from));
         let shared = HostLinks { shared_memory: true, own_cores: false };
         assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 3, 0]]), [shared; 3]);

@@ -28,6 +28,7 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
     config.timeout = launch.join_timeout;
     config.failure_timeout = launch.failure_timeout;
     config.location = launch.location.clone();
+    config.granted = launch.granted;
     let is_root = launch.rank == Rank(0);
     let bootstrap = |reason: String| JoinError::Bootstrap { launcher: launch.launcher.to_string(), reason };
     // Lives until rank 0 has everybody.

@@ -79,6 +79,8 @@ pub struct JoinConfig {
     pub failure_timeout: Duration,
     /// Where this worker's host is in the network; see [`Launch::location`](crate::environment::Launch::location).
     pub location: Option<String>,
+    /// How many processors are meant for this worker; see [`Launch::granted`](crate::environment::Launch::granted).
+    pub granted: Option<u32>,
 }
 
 impl JoinConfig {
@@ -94,6 +96,7 @@ impl JoinConfig {
             timeout: JOIN_TIMEOUT,
             failure_timeout: FAILURE_TIMEOUT,
             location: None,
+            granted: None,
         }
     }
 }
@@ -182,7 +185,8 @@ pub fn join(config: JoinConfig) -> Result<Control, JoinError> {
         (_, 0) => Inner::Hub(host(&config, &key)?),
         _ => Inner::Leaf(knock(&config, &key)?),
     };
-    Ok(Control::new(config.rank, config.size, config.failure_timeout, key, inner).located(config.location))
+    Ok(Control::new(config.rank, config.size, config.failure_timeout, key, inner)
+        .placed(config.location, config.granted))
 }
 
 /// Rank 0: lets the others in. Returns their links by rank, from 1.

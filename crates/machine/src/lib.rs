@@ -1,0 +1,26 @@
+//! What this process may use of its machine: CPUs and where they are, the CPU quota of its container, and its affinity mask.
+//!
+//! This crate is the only reader of `/sys/devices/system/{cpu,node}`, of the CPU quotas of cgroups, and of the affinity mask of a
+//! process. Everything below a root folder is a parameter ([`Machine::read`]), so that tests run on recorded trees.
+//!
+//! A *CPU* is what Linux numbers: a hardware thread. A *core* has one or more of them. The affinity mask is the universe: nothing here
+//! ever names a CPU outside of it. A cgroup's cpuset needs no reading of its own, because the kernel takes it into account in the mask.
+//!
+//! Modules, lowest first; each uses only those above it:
+//!
+//! | module     | what                                                                      |
+//! |------------|---------------------------------------------------------------------------|
+//! | `cpus`     | Sets of CPUs, and the affinity mask of a thread                           |
+//! | `quota`    | How much CPU time the cgroups of this process allow                       |
+//! | `topology` | The CPUs that this process may use, and where they are                    |
+//! | `share`    | Divides the CPUs of a host among workers, and a worker's among its threads |
+
+mod cpus;
+mod quota;
+mod share;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+pub use cpus::CpuSet;
+pub use topology::{Cpu, Machine};

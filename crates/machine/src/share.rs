@@ -1,0 +1,93 @@
+//! Cutting the CPUs of a host among its workers, and a worker's CPUs among its threads.
+
+use crate::{Cpu, Machine};
+
+/// What a worker's share must lie within.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Within {
+    Node,
+    Socket,
+    Machine,
+}
+
+/// What is not cut in two.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whole {
+    Core,
+    Cpu,
+}
+
+/// What is given up first comes last: two hardware threads of one core in two workers cost less than a worker on two sockets.
+const WAYS: [(Within, Whole); 5] = [
+    (Within::Node, Whole::Core),
+    (Within::Socket, Whole::Core),
+    (Within::Node, Whole::Cpu),
+    (Within::Socket, Whole::Cpu),
+    (Within::Machine, Whole::Core),
+];
+
+impl Machine {
+    /// The CPUs of worker `index` of `workers` that share the allowed ones, in the order in which its threads should take them: the first
+    /// hardware threads of all its cores come before any second one. `None` if there are fewer CPUs than workers.
+    ///
+    /// Each worker gets at least the number of CPUs divided by the number of workers, rounded down. Where that can be had without it, no
+    /// share crosses NUMA nodes, or at least not sockets, and no two workers share a core. Fewer CPUs than there are workers may be left
+    /// to nobody, which no worker has a thread for.
+    #[must_use]
+    pub fn share(&self, index: usize, workers: usize) -> Option<Vec<usize>> {
+        if index >= workers || self.cpus.len() < workers {
+            return None;
+        }
+        let least = self.cpus.len() / workers;
+        let fits = |shares: &Vec<Vec<Cpu>>| shares.iter().all(|share| share.len() >= least);
+        let shares = WAYS.iter().find_map(|&(within, whole)| self.cut(workers, within, whole).filter(fits));
+        let shares = shares.or_else(|| self.cut(workers, Within::Machine, Whole::Cpu))?;
+        let mut mine = shares.into_iter().nth(index)?;
+        mine.sort_by_key(|cpu| cpu.thread);
+        Some(mine.into_iter().map(|cpu| cpu.number).collect())
+    }
+
+    /// A CPU for each of `threads` threads of worker `index` of `workers`; `None` if its share has fewer.
+    #[must_use]
+    pub fn places(&self, index: usize, workers: usize, threads: usize) -> Option<Vec<usize>> {
+        let mut share = self.share(index, workers).filter(|share| share.len() >= threads)?;
+        share.truncate(threads);
+        Some(share)
+    }
+
+    fn cut(&self, workers: usize, within: Within, whole: Whole) -> Option<Vec<Vec<Cpu>>> {
+        let groups: Vec<&[Cpu]> = self
+            .cpus
+            .chunk_by(|a, b| match within {
+                Within::Node => (a.socket, a.node) == (b.socket, b.node),
+                Within::Socket => a.socket == b.socket,
+                Within::Machine => true,
+            })
+            .collect();
+        let counts = apportion(&groups.iter().map(|group| group.len()).collect::<Vec<_>>(), workers)?;
+        let mut shares = Vec::with_capacity(workers);
+        for (group, workers) in groups.into_iter().zip(counts) {
+            let units: Vec<&[Cpu]> =
+                group.chunk_by(|a, b| whole == Whole::Core && a.first_sibling == b.first_sibling).collect();
+            for index in 0..workers {
+                let mine = &units[index * units.len() / workers..(index + 1) * units.len() / workers];
+                shares.push(mine.concat());
+            }
+        }
+        Some(shares)
+    }
+}
+
+/// How many workers each group of CPUs gets, so that each worker can have its part of all CPUs within one group; `None` if that cannot be.
+fn apportion(sizes: &[usize], workers: usize) -> Option<Vec<usize>> {
+    let least = sizes.iter().sum::<usize>() / workers;
+    let mut counts = vec![0; sizes.len()];
+    for _ in 0..workers {
+        // Where a worker more has the most for each; the first of equals.
+        let each = |group: usize| sizes[group] as f64 / (counts[group] + 1) as f64;
+        let free = (0..sizes.len()).filter(|&group| sizes[group] / (counts[group] + 1) >= least);
+        let best = free.reduce(|best, group| if each(group) > each(best) { group } else { best })?;
+        counts[best] += 1;
+    }
+    Some(counts)
+}
