@@ -1,5 +1,5 @@
-//! Text files as one column `line`. Lines are views into the blocks that they were read in, so that their bytes are copied
-//! once, from the file.
+//! Text files as one column `line`. Lines are views into the blocks that they were read in, so their bytes are
+//! copied once, from the file.
 
 use std::sync::Arc;
 
