@@ -175,6 +175,22 @@ def test_options_reach_the_frames(prices: Path, tmp_path: Path) -> None:
     assert not np.allclose(made["no_weights"][0], made["plain"][0], atol=0.01)
 
 
+def test_frames_are_aligned_to_common_points_or_to_a_table_of_points(prices: Path, tmp_path: Path) -> None:
+    """What `--align common` leaves makes the same frames once more, and would do so of later days."""
+    command = ("series", "-n", "2", "--no-prefix", prices, "--window", "20d", "--shift", "10d")
+    common, table = tmp_path / "common", tmp_path / "table"
+    for out, align in ((common, "common"), (table, common / "common.csv")):
+        done = launched.run(*command, "--align", align, "--out", out)
+        assert done.returncode == 0, done.stderr
+    one, other = (json.loads((out / "summary.json").read_text())["per_frame"] for out in (common, table))
+    assert one == other and one[0]["alignment_fit"] is not None
+    assert [frame.positions.tolist() for frame in FrameReader(common)] == [
+        frame.positions.tolist() for frame in FrameReader(table)
+    ]
+    message = refused(prices, "--align", "frist", "--out", tmp_path / "none", workers=1)
+    assert "--align frist is none of previous, first, common, and as a file: " in message and "frist" in message
+
+
 def test_options_of_files(tmp_path: Path) -> None:
     """Another delimiter, values that stand for none, and a table of groups whose column of ids cannot be told by its name."""
     lines = [
@@ -203,6 +219,7 @@ def test_options_of_files(tmp_path: Path) -> None:
         (("--follow",), "--follow wants one file"),
         (("--settle", "1"), "--settle is for --follow"),
         (("--max-iter", "0"), "--max-iter is at least 1"),
+        (("prices.csv", "--follow", "--align", "common"), "--follow does not have them: align to a FILE"),
         (("--port", "70000"), "--port is from 0 to 65535"),
     ],
 )

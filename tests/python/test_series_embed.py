@@ -175,7 +175,14 @@ def run(workers: int, shape: tuple[int, ...], **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"alone_ids_max": 0}, {"start": "independent"}, {"of": "values", "length": "log", "align": "first"}],
+    [
+        {},
+        {"alone_ids_max": 0},
+        {"start": "independent"},
+        {"of": "values", "length": "log", "align": "first"},
+        {"start": "independent", "align": "common"},
+        {"alone_ids_max": 0, "align": "common"},
+    ],
     ids=str,
 )
 def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any]) -> None:
@@ -292,6 +299,76 @@ def test_frames_are_aligned() -> None:
     np.testing.assert_allclose(first[0].positions, previous[0].positions)
     np.testing.assert_allclose(first[1].positions, previous[1].positions)
     assert not np.allclose(first[2].positions, previous[2].positions)
+
+
+def test_frames_are_aligned_to_what_all_windows_have_in_common() -> None:
+    """The ids of all windows, embedded over all times; each frame depends on that alone, and on no frame before."""
+    panel = market()
+    windows = series.windows(panel.times, "20d", "10d")
+    embedder = series.Embedder(start="independent", align="common")
+    frames = list(embedder.frames(panel, windows))
+    common = embedder.fixed
+    assert common is not None and common.ids.tolist() == panel.ids[3:].tolist()
+    # Of those ids alone that is an ordinary frame, of one long window.
+    alone = series.Panel(panel.times, panel.ids[3:], panel.values[:, 3:], panel.caps[:, 3:])  # type: ignore[index]
+    (whole,) = series.embed(alone, series.windows(panel.times, "80d", 1))
+    np.testing.assert_allclose(common.positions, whole.positions, atol=1e-9)
+    places = dict(zip(common.ids.tolist(), common.positions, strict=True))
+    again = list(series.embed(panel, windows[::-1], start="independent", align=places))[::-1]
+    for frame, one in zip(frames, again, strict=True):
+        np.testing.assert_array_equal(frame.positions, one.positions)
+        # The first one too lies on something.
+        assert 0.3 < frame.fit == one.fit
+    for one, other in pairwise(frames):
+        _, here, there = np.intersect1d(one.ids, other.ids, return_indices=True)
+        moved = np.sqrt(((one.positions[here] - other.positions[there]) ** 2).sum(axis=1))
+        assert np.median(moved) < 0.5 * np.median(spread(one.positions))
+
+
+def test_frames_lie_on_points_that_were_given_but_are_not_stretched() -> None:
+    panel = market()
+    windows = series.windows(panel.times, "40d", "40d")[:1]
+    (frame,) = series.embed(panel, windows)
+    rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
+    given = 3 * frame.positions @ rotation + [5, 6, 7]
+    places = dict(zip(frame.ids.tolist(), given, strict=True)) | {"nobody": [0, 0, 0]}
+    del places["s05"]
+    (turned,) = series.embed(panel, windows, align=places)
+    assert turned.fit == pytest.approx(1)
+    np.testing.assert_allclose(spread(turned.positions), spread(frame.positions), atol=1e-9)
+    np.testing.assert_allclose(np.corrcoef(turned.positions.ravel(), given.ravel())[0, 1], 1, atol=0.2)
+    (on,) = series.embed(panel, windows, align={name: np.array(place) / 3 for name, place in places.items()})
+    np.testing.assert_allclose(on.positions, given / 3, atol=1e-6)
+    # Nobody in common: it is about its middle, as a first frame is.
+    (alone,) = series.embed(panel, windows, align={name: [0.0, 0, 1] for name in "abcd"})
+    assert np.isnan(alone.fit)
+
+
+def test_what_cannot_be_aligned_to_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(series.SeriesError, match="positions of 3 ids to align to; it takes 4 at least"):
+        series.Embedder(align={name: [0, 0, 1] for name in "abc"})
+    for wrong in ([1, 2], [1, 2, NAN]):
+        with pytest.raises(series.SeriesError, match="three numbers for each id, and 'd' has"):
+            series.Embedder(align={"a": [0, 0, 1], "d": wrong})
+    panel = market(ids=8)
+    panel.values[40:, 3:5] = NAN
+    with pytest.raises(
+        series.SeriesError, match=r"--align common .* needs 4 ids that all windows have, and there are 3;"
+    ):
+        list(series.embed(panel, series.windows(panel.times, "20d", "20d"), align="common"))
+    path = tmp_path / "points.csv"
+    path.write_text("Ticker,X,y,z,note\nA,1,2,3,x\n10.0,4,5,,x\n,1,1,1,x\n")
+    found = series.read_positions(path)
+    assert found.pop("A") == [1, 2, 3] and list(found) == ["10"] and np.isnan(found["10"][2])
+    for text, message in (
+        ("id,x,y\nA,1,2\n", "columns of ids, x, y and z, and there is none for z; there are: id, x, y"),
+        ("what,x,y,z\nA,1,2,3\n", "there is none for an id"),
+        ("id,x,y,z\nA,1,2,3\nA,1,2,3\n", "have 'A' twice"),
+        ("id,x,y,z\nA,1,2,far\n", "the positions to align to cannot be read: .*far"),
+    ):
+        path.write_text(text)
+        with pytest.raises(series.SeriesError, match=message):
+            series.read_positions(path)
 
 
 def test_weights_are_those_of_mds() -> None:

@@ -78,6 +78,11 @@ def test_the_heat_map_has_numbers_and_a_line_where_both_are_the_same(
         assert picture is not None and line is not None
         assert abs(line["width"] - picture["width"] / 2) < 2 and abs(line["height"] - picture["height"]) < 2
         assert abs(line["x"] - picture["x"]) < 2
+        # The histogram stands over the map, and its bars over the columns that they count.
+        strip = page.tab.locator("#heat-bars").bounding_box()
+        assert strip is not None
+        assert abs(strip["x"] - picture["x"]) < 2 and abs(strip["width"] - picture["width"]) < 3
+        assert strip["y"] + strip["height"] <= picture["y"] + 1
         page.tab.keyboard.press("End")
         page.until("() => document.querySelector('#heat-right-high').textContent === ''")
         assert page.get("document.querySelector('#heat-equal').getAttribute('d')") == ""

@@ -1,7 +1,7 @@
 // What is beside the points, as numbers: which way up a heat map is, where its line goes, and lines of figures.
 
 import { describe, expect, it } from 'vitest';
-import { diagonal, heatPixels } from './heat';
+import { diagonal, heatPixels, histogram } from './heat';
 import { figureText, metricPath } from './metrics';
 import { type FrameLine, parseLine } from './wire';
 
@@ -21,6 +21,12 @@ describe('the heat map', () => {
     const [few, many] = [3, 2].map((i) => pixels[i * 4] + pixels[i * 4 + 1]);
     expect(many).toBeGreaterThan(2 * few);
     expect([...heatPixels({ shape: [1, 1], data: new Uint32Array(1) })]).toEqual([0, 0, 0, 0]);
+  });
+
+  it('has bars above it: what was counted in each column, of all rows', () => {
+    const counts = new Uint32Array([1, 0, 0, 3, 1, 0]);
+    expect(histogram({ shape: [2, 3], data: counts })).toBe('M0 1V0H0.3333V0.75H0.6667V1H1V1Z');
+    expect(histogram({ shape: [1, 2], data: new Uint32Array(2) })).toBe('');
   });
 
   it('has a line where both axes say the same', () => {

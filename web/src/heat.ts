@@ -8,6 +8,7 @@ import type { Ends, FrameLine, Tensor } from './wire';
 /** Shows the map of a frame. */
 export function showHeatMap(map: Tensor, line: FrameLine | undefined): void {
   drawHeatMap(byId<HTMLCanvasElement>('heat-picture'), map);
+  byId('heat-bars').setAttribute('d', histogram(map));
   const range = line?.heatMapRange;
   const ends = [...(range?.up ?? []), ...(range?.right ?? [])];
   ['up-low', 'up-high', 'right-low', 'right-high'].forEach((name, i) => {
@@ -15,6 +16,17 @@ export function showHeatMap(map: Tensor, line: FrameLine | undefined): void {
   });
   const equal = range === undefined ? undefined : diagonal(range.right, range.up);
   byId('heat-equal').setAttribute('d', equal === undefined ? '' : `M${equal[0]} ${equal[1]}L${equal[2]} ${equal[3]}`);
+}
+
+/** The counts of each column, of all rows together, as bars in a square of side 1 whose origin is at the upper left; the highest bar fills it. */
+export function histogram({ shape: [height, width], data }: Tensor): string {
+  const sums = new Float64Array(width);
+  for (let i = 0; i < height * width; i++) sums[i % width] = (sums[i % width] ?? 0) + (data[i] ?? 0);
+  const most = Math.max(...sums);
+  if (!(most > 0)) return '';
+  const top = (sum: number) => Number((1 - sum / most).toFixed(4));
+  const right = (column: number) => Number(((column + 1) / width).toFixed(4));
+  return `M0 1${Array.from(sums, (sum, column) => `V${top(sum)}H${right(column)}`).join('')}V1Z`;
 }
 
 /**

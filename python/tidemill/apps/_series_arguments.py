@@ -127,12 +127,8 @@ def _add_embedding(parser: Parser) -> None:
         "or each for itself (default %(default)s)")  # fmt: skip
     add("--key-every", type=int, default=KEY_EVERY, metavar="N", help="with --start previous: one in N windows starts from the Nth before, "
         "so that workers need not wait for each other; 1: none does, points move most smoothly (default %(default)s)")  # fmt: skip
-    add(
-        "--align",
-        choices=("previous", "first"),
-        default="previous",
-        help="to which frame frames are turned (default %(default)s)",
-    )
+    add("--align", default="previous", metavar="{previous,first,common,FILE}", help="what frames are turned to: the frame before, the "
+        "first one, the ids that all windows have, embedded over all times, or a table of ids and their x, y, z (default %(default)s)")  # fmt: skip
     add("--annealing", action="store_true", help="deterministic annealing where no solution is started from")
     add("--max-iter", type=int, default=300, metavar="N", help="most iterations of a window (default %(default)s)")
     add(
@@ -211,6 +207,11 @@ def _check_options(parser: Parser, options: argparse.Namespace) -> None:
             parser.error("--delimiter and --null are of files, not of streams")
     if options.max_iter < 1 or not options.tol >= 0:
         parser.error("--max-iter is at least 1, --tol at least 0")
+    if options.align == "common" and options.follow:
+        parser.error(
+            "--align common wants all windows at once, and --follow does not have them: align to a FILE, such as the common.csv that a "
+            "run with --align common leaves"
+        )
     if options.key_every < 1:
         parser.error("--key-every is at least 1")
     if not 0 <= options.port < 65536:

@@ -13,6 +13,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tidemill._progress import Bar, Phases
 from tidemill.apps._arriving import from_url, is_stream, named
 from tidemill.apps._series_arguments import ROLES, arguments
 from tidemill.dataset import DataSetError
+from tidemill.series._align import write_positions
 from tidemill.series._distance import why_no_references
 from tidemill.series._journal import Journal, Standing
 from tidemill.series._read import FORMATS, PACKED, together
@@ -34,6 +36,8 @@ from tidemill.viz._format import INDEX
 
 __all__ = ["main"]
 
+#: What `--align` names that is no file.
+_ALIGN = ("previous", "first", "common")
 _PHASES = ("generate", "clean", "distances", "embed", "compare", "align", "write", "all")
 #: Options that no frame depends on.
 _NOT_OF_FRAMES = (
@@ -79,6 +83,8 @@ class _Command:
         self.comm = tidemill.init().comm
         self.phases = Phases()
         self.bar = Bar(shown=self.comm.rank == 0)
+        #: The table of points that frames are turned to.
+        self.aligned_to = None if options.align in _ALIGN else options.align
         self.embedder = series.Embedder(
             kind=options.distance,
             of=options.of,
@@ -88,7 +94,8 @@ class _Command:
             weighted=not options.no_weights,
             start=options.start,
             key_every=options.key_every,
-            align=options.align,
+            # A table is read when the command runs, where what is wrong with it is told.
+            align="previous" if self.aligned_to else options.align,
             annealing=options.annealing,
             max_iter=options.max_iter,
             tol=options.tol,
@@ -115,6 +122,8 @@ class _Command:
         # What cannot be done shall be known before years of prices are read.
         together(self.comm, self._check)
         files, self.groups = self._sources()
+        if self.aligned_to is not None:
+            self.embedder = replace(self.embedder, align=self._positions(self.aligned_to))
         try:
             if options.follow:
                 self._follow(files[0])
@@ -173,7 +182,22 @@ class _Command:
             fit = _told(figures["alignment_fit"])
             self.bar.update(number / len(windows), f"{figures['time']}: stress {figures['stress']:.3g}, fit {fit}")
         self.bar.clear()
+        self._write_common()
         self._summary(report, time.perf_counter() - begin)
+
+    def _positions(self, path: str) -> dict[str, list[float]]:
+        try:
+            return series.read_positions(path)
+        except DataSetError as error:
+            raise series.SeriesError(
+                f"--align {path} is none of {', '.join(_ALIGN)}, and as a file: {error}"
+            ) from error
+
+    def _write_common(self) -> None:
+        """Leave the common points beside the frames, for another run to align to."""
+        common = self.embedder.fixed
+        if self.options.align == "common" and common is not None and self.comm.rank == 0:
+            write_positions(self.options.out / "common.csv", common)
 
     def _follow(self, path: str) -> None:
         options = self.options

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from tidemill.series._align import read_positions
 from tidemill.series._clean import clean
 from tidemill.series._distance import REFERENCES, distances, references, weights
 from tidemill.series._embed import Embedder, Frame, embed
@@ -44,6 +45,7 @@ __all__ = [
     "distances",
     "embed",
     "read_groups",
+    "read_positions",
     "references",
     "weights",
     "windows",

@@ -1,4 +1,4 @@
-"""Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before.
+"""Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before, or to another.
 
 With ``start="previous"`` every `key_every`-th window, a key, starts from the key before it, and each other window from the window before it. Workers
 make the chains from key to key at the same time (`_relay`), and then turn each to lie on the one before. Which windows are keys depends on their places
@@ -11,20 +11,21 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 import tidemill
 from tidemill._progress import Phases
-from tidemill.ml import MDS, procrustes, using
+from tidemill.ml import MDS, using
 from tidemill.ml._distances import ROUNDING
 from tidemill.ml._job import active
+from tidemill.series._align import IDS_MIN, base_of, turned
 from tidemill.series._distance import (
     REFERENCES,
     Kind,
@@ -39,14 +40,12 @@ from tidemill.series._distance import (
 from tidemill.series._panel import Array, Panel, Segment, check_missing
 from tidemill.series._read import SeriesError, together
 from tidemill.series._relay import Base, Making, Past, Relay, make
-from tidemill.series._windows import Window
+from tidemill.series._windows import Window, label
 
 __all__ = ["KEY_EVERY", "Embedder", "Frame", "embed"]
 
 N = TypeVar("N")
 
-#: With fewer points three dimensions say nothing.
-IDS_MIN = 4
 #: Cells along a side of a heat map, at least and at most.
 HEAT_SIDE_MIN, HEAT_SIDE_MAX = 8, 40
 #: Rows of distances between points that are counted at a time.
@@ -81,7 +80,7 @@ class Frame:
         The root of the sum of w (d - delta)^2 over that of w d^2, of all pairs: 0 is perfect.
     fit : float
         How well the frame lies on the one it is aligned to: 1 - sum w |x - y|^2 / sum w |y - mean y|^2 over the ids in both; NaN if there
-        is none.
+        is none. On common points, or given ones, it is how well it would lie if it were stretched as well.
     mean_distance : float
         Mean of the original distances.
     iterations : int
@@ -162,8 +161,10 @@ class Embedder:
         With ``start="previous"``: every so many windows one is a key, which starts from the key before it; each other window starts from the
         window before it. Workers make the windows from one key to the next at the same time. With 1 every window starts from the one before:
         points move most smoothly, but more than three or four workers wait for each other. The number of workers does not change frames.
-    align : {"previous", "first"}, default="previous"
-        To which frame a frame is turned, by rotation, reflection and shift: the one before, or the first one.
+    align : {"previous", "first", "common"} or mapping of str to array-like of shape (3,), default="previous"
+        What a frame is turned to, by rotation, reflection and shift: the frame before, the first one, or ``"common"`` points: the ids that all
+        windows have, embedded once over all times of these windows, the first time that frames are made. Or positions by id, as `Frame` has
+        them. Frames aligned to points that do not change depend on no frame before.
     annealing : bool, default=False
         Deterministic annealing in windows that are not started from one before.
     max_iter, tol : optional
@@ -179,7 +180,7 @@ class Embedder:
     weighted: bool = True
     start: Literal["previous", "independent"] = "previous"
     key_every: int = KEY_EVERY
-    align: Literal["previous", "first"] = "previous"
+    align: Literal["previous", "first", "common"] | Mapping[str, ArrayLike] = "previous"
     annealing: bool = False
     max_iter: int = 300
     tol: float = 1e-6
@@ -191,12 +192,16 @@ class Embedder:
     left_out: list[Window] = field(default_factory=list, repr=False)
     #: What the next window starts from and is aligned to.
     past: Past = field(default_factory=Past, init=False, repr=False)
+    #: The points that do not change, which frames are aligned to; None where there are none, or not yet.
+    fixed: Base | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.start not in ("previous", "independent"):
             raise SeriesError(f"start is 'previous' or 'independent', not {self.start!r}")
-        if self.align not in ("previous", "first"):
-            raise SeriesError(f"align is 'previous' or 'first', not {self.align!r}")
+        if not isinstance(self.align, str):
+            self.fixed = base_of(self.align)
+        elif self.align not in ("previous", "first", "common"):
+            raise SeriesError(f"align is 'previous', 'first', 'common' or positions by id, not {self.align!r}")
         if self.key_every < 1:
             raise SeriesError(f"key_every is at least 1, not {self.key_every}")
         check_missing(self.missing_max)
@@ -210,7 +215,8 @@ class Embedder:
         Raises
         ------
         SeriesError
-            On every worker: distances that cannot be computed, no window has four ids, or one of `REFERENCES` is called like an id.
+            On every worker: distances that cannot be computed, no window has four ids, one of `REFERENCES` is called like an id, or
+        fewer than four ids are common to all windows.
         """
         known = self.past.last is not None
         wanted = self._wanted(panel, windows)
@@ -268,7 +274,7 @@ class Embedder:
         return found
 
     def _wanted(self, panel: Panel, windows: Iterable[Window]) -> list[Window]:
-        """The windows that are long enough; the others are left out."""
+        """The windows that are long enough; the others are left out. Finds what their frames are aligned to. Collective."""
         taken = [name for name in REFERENCES if self.with_references and name in panel.ids]
         if taken:
             raise SeriesError(
@@ -284,7 +290,40 @@ class Embedder:
                 f"no window has {times_min} times, which {self.kind} of {self.of} needs, {self.left_out[-1].label} has "
                 f"{self.left_out[-1].end - self.left_out[-1].begin}; choose a longer window"
             )
+        if self.align == "common" and self.fixed is None and wanted:
+            self.fixed = self._common(panel, wanted)
         return wanted
+
+    def _common(self, panel: Panel, wanted: list[Window]) -> Base | None:
+        """The ids that all windows with a frame have, embedded over all of their times; None if no window has one. Collective."""
+        comm = tidemill.init().comm
+        seen = panel.seen(wanted, self.missing_max)
+        framed = seen.sum(axis=1) >= IDS_MIN
+        if not framed.any():
+            return None
+        ids = np.flatnonzero(seen[framed].all(axis=0))
+        ends = [(window.begin, window.end) for window, has in zip(wanted, framed.tolist(), strict=True) if has]
+        begin, end = min(ends)[0], max(end for _, end in ends)
+        caps = None if panel.caps is None else panel.caps[begin:end, ids]
+        whole = Panel(panel.times[begin:end], panel.ids[ids], panel.values[begin:end, ids], caps)
+        window = Window(0, 0, end - begin, f"{label(whole.times[0])} to {label(whole.times[-1])}, in common")
+        count = int(whole.seen([window], self.missing_max).sum())
+        if count < IDS_MIN:
+            raise SeriesError(
+                f'--align common (align="common") needs {IDS_MIN} ids that all windows have, and there are {count}; choose fewer windows, '
+                "allow more missing values (--missing), or align to the frame before: --align previous"
+            )
+        making = self._frame(self._sharing(panel), whole, window)
+        shared = self._is_shared(panel)
+
+        def embedded() -> _Raw | None:
+            return make(making, None) if shared or comm.rank == 0 else None
+
+        # Worker 0 embeds what one worker embeds: others could round otherwise.
+        raw = embedded() if shared else together(comm, embedded)
+        base = None if raw is None else Base(raw.frame.ids, raw.frame.positions - raw.frame.positions.mean(axis=0))
+        found: Base | None = base if shared or comm.size == 1 else comm.bcast(base)
+        return found
 
     def _check_made(self, fine: bool) -> None:
         """Raise where there is no frame at all."""
@@ -297,6 +336,13 @@ class Embedder:
     def _is_shared(self, panel: Panel) -> bool:
         """Whether all workers share each window."""
         return self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX
+
+    def _sharing(self, panel: Panel) -> Any:
+        """The communicator of those who make a window together, with a clock; None where each window has one worker."""
+        if not self._is_shared(panel):
+            return None
+        comm = tidemill.init().comm
+        return comm if comm.size == 1 else _Timed(comm, self)
 
     def _keys(self, panel: Panel) -> int:
         """Every how many windows one is a key: where all share each window, nobody waits for one."""
@@ -333,7 +379,7 @@ class Embedder:
                 assert relay.past is not None, "the relay ran to its end"
                 self.past = relay.past
             return
-        timed = (comm if comm.size == 1 else _Timed(comm, self)) if shared else None
+        timed = self._sharing(panel)
         takes, past = everywhere or comm.rank == 0, self.past
         for window in wanted:
             making = self._frame(timed, panel, window)
@@ -357,8 +403,9 @@ class Embedder:
         frame = raw.frame
         ended = Base(frame.ids, frame.positions)
         with self.phases.timed("align"):
-            base = past.first if self.align == "first" else past.last
-            positions, fit = _turned(frame.ids, frame.positions, base, raw.weight)
+            fixed = self.fixed
+            base = fixed if fixed is not None else past.first if self.align == "first" else past.last
+            positions, fit = turned(frame.ids, frame.positions, base, raw.weight, fit_scaled=fixed is not None)
         frame = replace(frame, positions=positions, fit=fit)
         return past.behind(ended, Base(frame.ids, positions), key_every), _Placed(frame, ended)
 
@@ -509,26 +556,6 @@ def _cells(apart: Array, top: float, side: int) -> NDArray[np.intp]:
     """The place of each distance along a side of a heat map that ends at `top`."""
     places = apart * (side / top)
     return np.minimum(places, side - 1, out=places).astype(np.intp)
-
-
-def _turned(ids: NDArray[np.str_], positions: Array, base: Base | None, weight: Array) -> tuple[Array, float]:
-    """Positions turned to lie on what they are aligned to, and how well they do; NaN if there is nothing."""
-    if base is not None:
-        moving, fixed = _common(ids, base.ids)
-        if len(moving) >= IDS_MIN:
-            found = procrustes(positions[moving], base.positions[fixed], weights=weight[moving])
-            return found.apply(positions), float(found.fit)
-    return positions - positions.mean(axis=0), float("nan")
-
-
-def _common(ids: NDArray[np.str_], others: NDArray[np.str_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where those are that are in both, in each."""
-    if np.array_equal(ids, others):
-        return np.arange(len(ids)), np.arange(len(ids))
-    known = {name: place for place, name in enumerate(others.tolist())}
-    both = [(place, known[name]) for place, name in enumerate(ids.tolist()) if name in known]
-    places = np.array(both, dtype=np.int64).reshape(-1, 2)
-    return places[:, 0], places[:, 1]
 
 
 def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: Base | None) -> Array | None:
