@@ -48,7 +48,8 @@ const _: () = assert!(Collective::ALL.len() < 128);
 const NO_OP_CODE: u64 = 0xff;
 const USER_OP_CODE: u64 = 0xfe;
 
-/// Six bits say which algorithm was asked for: schedules of different ones do not fit together. 0: none, the tuner chose.
+/// Six bits say which algorithm was asked for: schedules of different ones do not fit together. 0: none, the tuner
+/// chose.
 const ALGORITHM_SHIFT: u32 = 26;
 const _: () = assert!(Algorithm::ALL.len() < 64);
 

@@ -265,7 +265,8 @@ impl Communicator {
     }
 
     /// This rank makes no more calls here, and none is under way: whoever waits for one, or comes to, gets
-    /// [`NetError::PeerEnded`]. What it has sent is still received; large messages to it are dropped, as small ones are.
+    /// [`NetError::PeerEnded`]. What it has sent is still received; large messages to it are dropped, as small ones
+    /// are.
     pub fn end(&self) {
         if self.0.endpoint.check_process().is_err() {
             return;
@@ -284,8 +285,8 @@ impl Communicator {
         self.0.id * 2
     }
 
-    /// The context of its messages, for who drives the engine by hand and uses the communicator for nothing else. It ends
-    /// with the communicator's last clone.
+    /// The context of its messages, for who drives the engine by hand and uses the communicator for nothing else. It
+    /// ends with the communicator's last clone.
     pub fn message_context(&self) -> u32 {
         self.p2p_context()
     }

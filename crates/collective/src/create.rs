@@ -1,4 +1,5 @@
-//! New communicators out of old ones. The first rank gives them a number that nobody else gives; contexts follow from it.
+//! New communicators out of old ones. The first rank gives them a number that nobody else gives; contexts follow from
+//! it.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
-//! Element types: every fixed-size NumPy numeric dtype, the value-and-index pairs of minloc and maxloc, and opaque items.
+//! Element types: every fixed-size NumPy numeric dtype, the value-and-index pairs of minloc and maxloc, and opaque
+//! items.
 //!
-//! Names are NumPy's (`int32`, `float64`, `V12`); pairs carry MPI's names in lower case (`double_int`) and the layout of
-//! the C struct `{ value; int index; }`, padding included.
+//! Names are NumPy's (`int32`, `float64`, `V12`); pairs carry MPI's names in lower case (`double_int`) and the layout
+//! of the C struct `{ value; int index; }`, padding included.
 
 use std::fmt;
 use std::str::FromStr;

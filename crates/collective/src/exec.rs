@@ -67,7 +67,8 @@ impl Execution {
         over
     }
 
-    /// After its end: keeps nothing of its caller's, to be of use to [`Execution::instead_of`]. `false`: it had better go.
+    /// After its end: keeps nothing of its caller's, to be of use to [`Execution::instead_of`]. `false`: it had better
+    /// go.
     pub(crate) fn become_spare(&mut self) -> bool {
         self.op = Op::NoOp;
         self.buffers.scratch.capacity() <= SPARE_BYTES_MAX
@@ -195,8 +196,8 @@ impl Task for Execution {
     }
 }
 
-/// A non-blocking collective. That it failed here the others must hear at once: when this rank looks at its request, if ever,
-/// may depend on them.
+/// A non-blocking collective. That it failed here the others must hear at once: when this rank looks at its request, if
+/// ever, may depend on them.
 pub(crate) struct Telling {
     execution: Execution,
     comm: Weak<Inner>,

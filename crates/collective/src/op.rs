@@ -9,10 +9,10 @@
 //! | minloc, maxloc | | | | | yes, NaN wins, ties to the lower index |
 //! | replace, no_op | yes | yes | yes | yes | yes |
 //!
-//! `replace` keeps the right operand (the highest rank's value), `no_op` the left one. Where MPI leaves the result open,
-//! NumPy decides: a NaN on either side of min or max is the result, integers wrap, bool adds as "or" (Open MPI refuses
-//! arithmetic on bool, so no program that ran there sees a difference).
-//! `Bytes(n)` items can only be reduced by user functions, `replace` and `no_op`.
+//! `replace` keeps the right operand (the highest rank's value), `no_op` the left one. Where MPI leaves the result
+//! open, NumPy decides: a NaN on either side of min or max is the result, integers wrap, bool adds as "or" (Open MPI
+//! refuses arithmetic on bool, so no program that ran there sees a difference). `Bytes(n)` items can only be reduced by
+//! user functions, `replace` and `no_op`.
 
 use std::error::Error;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Point to point: messages between two ranks of a communicator, probes, and messages of arrays apart from their object.
+//! Point to point: messages between two ranks of a communicator, probes, and messages of arrays apart from their
+//! object.
 
 use tidemill_net::{Engine, Envelope, Matched, Region, Status, Wait};
 

@@ -1,8 +1,9 @@
 //! Elementwise kernels: `into = left op right` for every defined pair of operation and dtype, at memory speed.
 //!
-//! Three forms, so that no schedule needs a copy pass: the result replaces the right operand ([`reduce_left`]), the left
-//! one ([`reduce_right`]), or neither ([`combine`]). Operands are never exchanged, not even for commutative operations:
-//! two ranks that compute the same `a op b` in different forms must agree to the last bit (signed zeros, NaN payloads).
+//! Three forms, so that no schedule needs a copy pass: the result replaces the right operand ([`reduce_left`]), the
+//! left one ([`reduce_right`]), or neither ([`combine`]). Operands are never exchanged, not even for commutative
+//! operations: two ranks that compute the same `a op b` in different forms must agree to the last bit (signed zeros,
+//! NaN payloads).
 //!
 //! Buffers may have any alignment: elements are loaded from and stored to byte arrays, which compiles to the unaligned
 //! vector moves that cost nothing extra on aligned data. Loops are compiled for the base instruction set and for AVX2

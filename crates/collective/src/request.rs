@@ -72,7 +72,8 @@ pub(crate) struct DirectCall<P> {
     pub progress: P,
 }
 
-/// What blocking collectives of a communicator that are over have left for its next one, so that small ones allocate nothing.
+/// What blocking collectives of a communicator that are over have left for its next one, so that small ones allocate
+/// nothing.
 #[derive(Default)]
 pub(crate) struct Spares {
     direct: Option<Box<DirectCall<Progress>>>,

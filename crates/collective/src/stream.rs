@@ -1,7 +1,7 @@
 //! Copies that leave the caches alone: for blocks so long that nobody would find them there anyway.
 //!
-//! An ordinary store first reads the line that it overwrites, or pushes out another; a streaming store does neither, which
-//! saves a third of the memory's bandwidth. Source: Intel 64 Optimization Reference Manual, section 9.4.1.
+//! An ordinary store first reads the line that it overwrites, or pushes out another; a streaming store does neither,
+//! which saves a third of the memory's bandwidth. Source: Intel 64 Optimization Reference Manual, section 9.4.1.
 
 /// Blocks from this size on no longer fit a core's own cache beside their source.
 pub(crate) const STREAM_BYTES_MIN: usize = 4 << 20;
@@ -17,9 +17,9 @@ pub(crate) unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
     let head = into.align_offset(LINE_BYTES).min(len);
     let lines = (len - head) / LINE_BYTES;
     let tail = head + lines * LINE_BYTES;
-    // SAFETY: `head`, `lines` and the rest make up exactly `len` bytes of both; streaming stores need 16-byte alignment,
-    // which every part of an aligned line has. SSE2 is part of x86-64. The fence orders the stores before whatever
-    // tells others that the block is there.
+    // SAFETY: `head`, `lines` and the rest make up exactly `len` bytes of both; streaming stores need 16-byte
+    // alignment, which every part of an aligned line has. SSE2 is part of x86-64. The fence orders the stores before
+    // whatever tells others that the block is there.
     unsafe {
         std::ptr::copy_nonoverlapping(from, into, head);
         for line in 0..lines {

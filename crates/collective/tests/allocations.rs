@@ -1,9 +1,9 @@
 //! No allocation per message: once pools and slabs have grown to what a program needs, neither small messages nor small
 //! collectives call the allocator, over any transport.
 //!
-//! One test in a process of its own, whose allocator counts what the worker's thread asks for while it is told to. A busy
-//! machine makes messages come in other numbers than usual, for which queues grow once more: so calls are counted in
-//! batches, and there must be a batch without a single allocation on any rank.
+//! One test in a process of its own, whose allocator counts what the worker's thread asks for while it is told to. A
+//! busy machine makes messages come in other numbers than usual, for which queues grow once more: so calls are counted
+//! in batches, and there must be a batch without a single allocation on any rank.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
@@ -16,7 +16,8 @@ use tidemill_collective::{Call, Collective, Communicator, DType, Op, Request, St
 use tidemill_net::rendezvous::{JoinConfig, Secret, join};
 use tidemill_net::{Control, Endpoint, Rank, Region, Settings, TransportChoice};
 
-/// Calls of a batch: with [`WINDOW`] messages of 4 KiB each more than pass before credit goes back, so that this is counted, too.
+/// Calls of a batch: with [`WINDOW`] messages of 4 KiB each more than pass before credit goes back, so that this is
+/// counted, too.
 const CALLS: usize = 100;
 /// Batches before one without allocations must have come. On an idle machine it is one of the first.
 const BATCHES_MAX: usize = 200;
@@ -165,7 +166,8 @@ fn use_it(name: &str, comm: &Communicator) {
     for count in [1usize, 500] {
         let (send, mut recv, mut all) = (vec![1i64; count], vec![0i64; count], vec![0i64; count * size as usize]);
         let what = |what| format!("{name}, {size} workers, {what} of {count} int64");
-        // In turn, or a root that only sends would be far ahead, with more messages at the others than their pools keep room for.
+        // In turn, or a root that only sends would be far ahead, with more messages at the others than their pools keep
+        // room for.
         let mut root = 0..;
         let mut root = || root.next().expect("few calls") % size;
         expect_none(comm, &what("barrier"), || comm.barrier().unwrap());

@@ -5,8 +5,8 @@ use std::thread;
 
 use tidemill_collective::{Op, run_ranks};
 
-/// Two communicators with one number would get each other's messages. Their numbers were agreed on by looking at what is
-/// unused, which two threads did at the same time.
+/// Two communicators with one number would get each other's messages. Their numbers were agreed on by looking at what
+/// is unused, which two threads did at the same time.
 #[test]
 fn threads_may_make_communicators_at_the_same_time() {
     const ROUNDS: usize = 200;

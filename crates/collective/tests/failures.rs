@@ -66,8 +66,8 @@ fn vector(comm: &Communicator, collective: Collective, lens: [usize; 3], count: 
     unsafe { comm.run(&call) }
 }
 
-/// Counts that only the two ends of a message know are in no fingerprint: a message that was too long was an error on one
-/// rank alone, and one that was too short on none.
+/// Counts that only the two ends of a message know are in no fingerprint: a message that was too long was an error on
+/// one rank alone, and one that was too short on none.
 #[test]
 fn different_counts_of_vector_collectives_are_named_on_every_rank() {
     use Collective::*;

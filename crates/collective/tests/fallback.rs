@@ -103,8 +103,8 @@ fn shared_memory_that_is_asked_for_is_not_replaced() {
     assert!(errors.iter().all(|error| error.contains("TIDEMILL_TRANSPORT=shm")), "{errors:?}");
 }
 
-/// Two copies of every large message are a loss that nobody saw; and where one of two workers could copy and the other not,
-/// the job failed.
+/// Two copies of every large message are a loss that nobody saw; and where one of two workers could copy and the other
+/// not, the job failed.
 #[test]
 fn without_single_copies_there_are_two_and_a_reason() {
     let lacks = with_refused(libc::SYS_process_vm_readv, TransportChoice::Auto, |endpoint| {

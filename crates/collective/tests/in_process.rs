@@ -70,9 +70,9 @@ fn split_communicators_are_apart() {
     .unwrap();
 }
 
-/// Many large messages of one pair under way at once, in both directions and to oneself: both sides copy them, one after the other,
-/// the rest of one that was begun alone too, and a long one gives others their turn. A part copied to the wrong place or
-/// twice, or a chunk left out, shows in the numbers.
+/// Many large messages of one pair under way at once, in both directions and to oneself: both sides copy them, one
+/// after the other, the rest of one that was begun alone too, and a long one gives others their turn. A part copied to
+/// the wrong place or twice, or a chunk left out, shows in the numbers.
 #[test]
 fn many_large_messages_under_way_arrive_whole() {
     let number = |from: u32, message: usize, i: usize| ((i * 31) ^ (message << 20) ^ ((from as usize) << 28)) as u32;

@@ -143,8 +143,8 @@ fn possessions() -> (BTreeMap<&'static str, usize>, isize) {
     (things, LIVE_BYTES.load(Ordering::Relaxed))
 }
 
-/// Waits until there is no more than `before`, since threads end a moment after they are told to and other processes come
-/// and go; the bytes that live then.
+/// Waits until there is no more than `before`, since threads end a moment after they are told to and other processes
+/// come and go; the bytes that live then.
 fn assert_nothing_more_than(before: &BTreeMap<&'static str, usize>) -> isize {
     let deadline = Instant::now() + PATIENCE;
     loop {

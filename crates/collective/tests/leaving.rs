@@ -202,8 +202,8 @@ impl Task for Last {
     }
 }
 
-/// A task may outlive all that the program had of the job. Whoever drives the engine then drops it, with the engine locked, and must neither
-/// lock it again nor wait for itself.
+/// A task may outlive all that the program had of the job. Whoever drives the engine then drops it, with the engine
+/// locked, and must neither lock it again nor wait for itself.
 #[test]
 fn the_last_endpoint_may_be_a_tasks() {
     for controls in [Control::in_process(2), joined()] {

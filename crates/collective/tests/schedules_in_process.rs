@@ -1,6 +1,6 @@
-//! Every collective x algorithm x 1 to 17 ranks x root x length through real communicators over the in-process transport,
-//! against the same oracle as the schedules alone: what could still be wrong is the executor, the matching of messages, large
-//! messages, and the collectives that bypass schedules.
+//! Every collective x algorithm x 1 to 17 ranks x root x length through real communicators over the in-process
+//! transport, against the same oracle as the schedules alone: what could still be wrong is the executor, the matching
+//! of messages, large messages, and the collectives that bypass schedules.
 
 #[path = "schedules/oracle.rs"]
 mod oracle;
@@ -53,15 +53,17 @@ fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &
 }
 
 const RANKS_MAX: u32 = 17;
-/// Up to here every combination of short calls runs; beyond, in-place calls and operations that do not commute take turns.
+/// Up to here every combination of short calls runs; beyond, in-place calls and operations that do not commute take
+/// turns.
 const RANKS_FEW: u32 = 5;
 /// Elements of a pipelined chunk.
 const CHUNK: usize = 3;
-/// Elements of 32 KiB: a slot of shared memory, and a piece of a message; half of it is the longest that is sent unasked.
+/// Elements of 32 KiB: a slot of shared memory, and a piece of a message; half of it is the longest that is sent
+/// unasked.
 const SLOT: usize = 4096;
 
-/// Counts at and around every edge that `size` ranks have, each with its chunk: none, one, the ends of chunks and several of
-/// these; or, for algorithms without chunks, fewer elements than ranks, and shares that are even and not.
+/// Counts at and around every edge that `size` ranks have, each with its chunk: none, one, the ends of chunks and
+/// several of these; or, for algorithms without chunks, fewer elements than ranks, and shares that are even and not.
 fn small_counts(size: usize, chunked: bool) -> Vec<(usize, usize)> {
     let mut counts = match chunked {
         true => vec![0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 1],
@@ -72,8 +74,8 @@ fn small_counts(size: usize, chunked: bool) -> Vec<(usize, usize)> {
     counts.into_iter().map(|count| (count, CHUNK)).collect()
 }
 
-/// Counts at the edges of the transport and of the slots, with the chunk that cuts them into some. Each rank works out what all
-/// others have, so few ranks have them all.
+/// Counts at the edges of the transport and of the slots, with the chunk that cuts them into some. Each rank works out
+/// what all others have, so few ranks have them all.
 fn large_counts(size: u32) -> &'static [(usize, usize)] {
     match size {
         ..=RANKS_FEW => &[

@@ -1,4 +1,5 @@
-//! Avro records: as they are, or in Confluent's wire format, with a zero and the number of the writer's schema before each.
+//! Avro records: as they are, or in Confluent's wire format, with a zero and the number of the writer's schema before
+//! each.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,8 +28,8 @@ pub(crate) struct Avro {
 }
 
 impl Avro {
-    /// Records are read as `schema`; `writers` has the schemas that they were written with, by their numbers. Without any, it is
-    /// the same, and records have no header.
+    /// Records are read as `schema`; `writers` has the schemas that they were written with, by their numbers. Without
+    /// any, it is the same, and records have no header.
     ///
     /// # Errors
     /// In words.
@@ -195,8 +196,8 @@ mod tests {
         }
     }
 
-    /// Whatever bytes come, the good records are rows and the others are told: a length that one tells must neither end the process nor
-    /// become an allocation.
+    /// Whatever bytes come, the good records are rows and the others are told: a length that one tells must neither end
+    /// the process nor become an allocation.
     #[test]
     fn damaged_records() {
         let field = |name: &str, kind: Value| json!({"name": name, "type": kind});

@@ -14,8 +14,8 @@
 //! | `headers`   | of Kafka and RabbitMQ, if it has any: names and values   |
 //! | `reason`    | what is wrong with it                                    |
 //!
-//! A source gives them together with the rows that they lay between, so that each of its snapshots is behind both, and the sink has them as
-//! often as the job's sinks have rows.
+//! A source gives them together with the rows that they lay between, so that each of its snapshots is behind both, and
+//! the sink has them as often as the job's sinks have rows.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -43,8 +43,8 @@ pub(crate) enum OnError {
     Raise,
     /// It is left out, and counted.
     Skip,
-    /// It is left out, counted, and written into a local folder. A job that goes on after a failure may write it again; where
-    /// it came from is written with it.
+    /// It is left out, counted, and written into a local folder. A job that goes on after a failure may write it again;
+    /// where it came from is written with it.
     Quarantine(#[serde(deserialize_with = "local")] PathBuf),
     /// It is left out, counted, and given on beside the rows, for a sink of the job.
     Sink(BytesAs),
@@ -186,7 +186,8 @@ impl Handler {
         self.bad_with(place, reason, Some(bytes), Besides::default)
     }
 
-    /// The same of one that may have no bytes, and more than these; `besides` goes along, so that it can be sent again as it was.
+    /// The same of one that may have no bytes, and more than these; `besides` goes along, so that it can be sent again
+    /// as it was.
     ///
     /// # Errors
     /// As `bad`.
@@ -211,8 +212,9 @@ impl Handler {
         Ok(())
     }
 
-    /// Returns what was met so far and goes to a sink, to be given together with the rows that it was met with; or writes it down, on disk:
-    /// before anything behind it is given away, so that no checkpoint has passed a record that a loss of power takes.
+    /// Returns what was met so far and goes to a sink, to be given together with the rows that it was met with; or
+    /// writes it down, on disk: before anything behind it is given away, so that no checkpoint has passed a record that
+    /// a loss of power takes.
     ///
     /// # Errors
     /// The file's.
@@ -338,7 +340,8 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Bytes as they are written down where others than `text` and `hex` are needed: a text or, of what is no UTF-8, an object with `hex`.
+/// Bytes as they are written down where others than `text` and `hex` are needed: a text or, of what is no UTF-8, an
+/// object with `hex`.
 pub(crate) fn told(bytes: &[u8]) -> Value {
     std::str::from_utf8(bytes).map_or_else(|_| json!({"hex": hex(bytes)}), Value::from)
 }
@@ -374,7 +377,8 @@ mod tests {
 
     use super::*;
 
-    /// What a sink is given: all that is known, and null for what is not; in texts the same bytes. It is given once, and counted.
+    /// What a sink is given: all that is known, and null for what is not; in texts the same bytes. It is given once,
+    /// and counted.
     #[test]
     fn bad_records_are_rows_of_a_sink() {
         let counted = Arc::default();

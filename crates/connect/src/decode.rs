@@ -1,7 +1,7 @@
 //! Bytes to rows: JSON, CSV, text, Avro and bytes as they are, where some records may not be what they should.
 //!
-//! Records are decoded many at a time. Where that fails, the bad record is found by its number, or by halving; the others cost
-//! what they always do. One record makes one row, always: what is two objects, or half of one, is bad.
+//! Records are decoded many at a time. Where that fails, the bad record is found by its number, or by halving; the
+//! others cost what they always do. One record makes one row, always: what is two objects, or half of one, is bad.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -239,7 +239,8 @@ pub(crate) fn compressed(bytes: &[u8]) -> Option<&'static str> {
 }
 
 fn json(schema: &SchemaRef, rows: usize) -> Result<arrow::json::reader::Decoder, ArrowError> {
-    // A number is a text where texts are expected, as ids are by some programs and not by others; others' records say no more.
+    // A number is a text where texts are expected, as ids are by some programs and not by others; others' records say
+    // no more.
     let builder = arrow::json::ReaderBuilder::new(SchemaRef::clone(schema)).with_coerce_primitive(true);
     builder.with_batch_size(rows).build_decoder()
 }

@@ -1,7 +1,8 @@
 //! Rows to bytes: JSON lines, CSV and Parquet.
 //!
-//! JSON has no numbers that are NaN or infinite, and Arrow's own encoder makes nulls of them. Here they are the texts "NaN", "Infinity" and
-//! "-Infinity", as Jackson writes them (and so Spark and Kafka's tools), which are read into floats again.
+//! JSON has no numbers that are NaN or infinite, and Arrow's own encoder makes nulls of them. Here they are the texts
+//! "NaN", "Infinity" and "-Infinity", as Jackson writes them (and so Spark and Kafka's tools), which are read into
+//! floats again.
 
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -150,7 +151,8 @@ pub(crate) enum NotFinite {
     Refused,
 }
 
-/// Appends rows to `out`, an object a line; nulls are left out, but for those in maps, whose keys would be lost with them.
+/// Appends rows to `out`, an object a line; nulls are left out, but for those in maps, whose keys would be lost with
+/// them.
 ///
 /// # Errors
 /// For types that it has no way to write, and values that are refused.

@@ -1,5 +1,5 @@
-//! A thread that reads ahead, for what cannot be read without blocking: it gives into a bounded queue, and ends when nobody
-//! takes from it any more. What it asks of others meanwhile is given up then, too.
+//! A thread that reads ahead, for what cannot be read without blocking: it gives into a bounded queue, and ends when
+//! nobody takes from it any more. What it asks of others meanwhile is given up then, too.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// What comes of `work`, as long as somebody takes from the feed. Then nothing of the pool is used any more, which may end before
-    /// what a store or server that does not answer is asked would.
+    /// What comes of `work`, as long as somebody takes from the feed. Then nothing of the pool is used any more, which
+    /// may end before what a store or server that does not answer is asked would.
     ///
     /// # Errors
     /// When nobody does any more, which nobody need be told.
@@ -132,7 +132,8 @@ impl<T> Feeder<T> {
 mod tests {
     use super::*;
 
-    /// What a store that does not answer is asked outlived the run; when the pool ended, the thread panicked in the middle of it.
+    /// What a store that does not answer is asked outlived the run; when the pool ended, the thread panicked in the
+    /// middle of it.
     #[test]
     fn waiting_ends_with_the_feed() {
         let pool = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();

@@ -57,8 +57,8 @@ impl LineFormat {
     }
 }
 
-/// What rows of a layout are: of text, and of bytes as they are, one column, which is called `column` unless a schema says otherwise;
-/// of others what a schema says.
+/// What rows of a layout are: of text, and of bytes as they are, one column, which is called `column` unless a schema
+/// says otherwise; of others what a schema says.
 ///
 /// # Errors
 /// When there is none, or one with other columns.

@@ -218,7 +218,8 @@ mod tests {
         (Some(name.into()), column.into())
     }
 
-    /// What a source reads must be what a sink writes, in slices of batches, too, whose lists do not begin at the first entry.
+    /// What a source reads must be what a sink writes, in slices of batches, too, whose lists do not begin at the first
+    /// entry.
     #[test]
     fn headers_are_written_as_they_were_read() {
         let of = |name: &str, value: Option<&[u8]>| (name.to_owned(), value.map(<[u8]>::to_vec));

@@ -35,7 +35,8 @@
 //! | `kafka`    | Kafka                                         |
 //! | `rabbitmq` | RabbitMQ                                      |
 //!
-//! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a task:
+//! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a
+//! task:
 //!
 //! ```
 //! use serde_json::json;
@@ -47,8 +48,8 @@
 //! # Ok::<(), tidemill_connect::ConnectError>(())
 //! ```
 //!
-//! No connector blocks a thread of the pool: what blocks has a thread of its own, with a bounded queue between. Passwords
-//! come from the options or the environment and appear in no message.
+//! No connector blocks a thread of the pool: what blocks has a thread of its own, with a bounded queue between.
+//! Passwords come from the options or the environment and appear in no message.
 
 mod avro;
 mod bad;
@@ -95,14 +96,16 @@ pub struct SourceSpec {
     pub schema: SchemaRef,
     /// More copies than this would have nothing to read; 0 is no limit.
     pub copies_max: u32,
-    /// What becomes of a row when a job with checkpoints fails and goes on: exactly once from a source that goes on where the
-    /// checkpoint says, at least once where who sends does not know what has arrived, at most once where what came since is lost.
+    /// What becomes of a row when a job with checkpoints fails and goes on: exactly once from a source that goes on
+    /// where the checkpoint says, at least once where who sends does not know what has arrived, at most once where what
+    /// came since is lost.
     pub guarantee: Guarantee,
     /// The records that were left out in this process.
     pub bad: Arc<BadRecords>,
     /// What they are to a sink, if `on_error` says that they go to one: its source gives them beside the rows.
     pub bad_schema: Option<SchemaRef>,
-    /// The folder that they are written into, if it says so: at once, so a job that goes on after a failure may write one again.
+    /// The folder that they are written into, if it says so: at once, so a job that goes on after a failure may write
+    /// one again.
     pub bad_folder: Option<PathBuf>,
     /// The local files that it would read now: all hosts have to see the same.
     pub files: Option<ListFiles>,
@@ -135,11 +138,11 @@ impl fmt::Debug for SinkSpec {
     }
 }
 
-/// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows are,
-/// where they do not say it themselves; `open` opens object stores.
+/// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows
+/// are, where they do not say it themselves; `open` opens object stores.
 ///
-/// Nothing outside is asked, besides files of certificates, and a registry for the schema of Avro values that nobody gave; all else
-/// is asked when one is made.
+/// Nothing outside is asked, besides files of certificates, and a registry for the schema of Avro values that nobody
+/// gave; all else is asked when one is made.
 ///
 /// # Errors
 /// `Kind` and `Option` name what is wrong and what would be right.

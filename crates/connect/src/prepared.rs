@@ -1,8 +1,8 @@
 //! What a checkpoint keeps of a sink: records, to be written when it is durable.
 //!
-//! It is a header (its length in four bytes, then JSON), and the records behind one another: of key, value and, if they have some, headers each
-//! the length and one more in four bytes, or zero for none, then the bytes. Headers are names and values behind one another, written likewise.
-//! Numbers are little-endian.
+//! It is a header (its length in four bytes, then JSON), and the records behind one another: of key, value and, if they
+//! have some, headers each the length and one more in four bytes, or zero for none, then the bytes. Headers are names
+//! and values behind one another, written likewise. Numbers are little-endian.
 
 use std::fmt;
 
@@ -31,8 +31,9 @@ pub(crate) struct Header {
 /// In a marker.
 const RUNS_MAX: usize = 16;
 
-/// What is kept where records go, with the last of them: the runs that have committed, the newest first, each with its last
-/// epoch. A run that was cut off and comes back late finds itself there, also when the next one has gone on already.
+/// What is kept where records go, with the last of them: the runs that have committed, the newest first, each with its
+/// last epoch. A run that was cut off and comes back late finds itself there, also when the next one has gone on
+/// already.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marker(Vec<(String, u64)>);
 

@@ -1,5 +1,5 @@
-//! When to say once more that a split has nothing: whoever counts how long has to know that it was looked at, and hears so
-//! whenever it has been for twice as long.
+//! When to say once more that a split has nothing: whoever counts how long has to know that it was looked at, and hears
+//! so whenever it has been for twice as long.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! A generator: rows by number, at a given rate or as fast as they are taken.
 //!
-//! Row i of split s has the number n = i * splits + s; its key is a hash of the seed and n, its event time `start_us` and as
-//! much as n rows take. So whatever is made again after a failure is the same.
+//! Row i of split s has the number n = i * splits + s; its key is a hash of the seed and n, its event time `start_us`
+//! and as much as n rows take. So whatever is made again after a failure is the same.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -200,7 +200,8 @@ impl Rate {
     }
 }
 
-/// A split, and its next row. How many splits there are is saved beside it: with another number of them a split would have other rows.
+/// A split, and its next row. How many splits there are is saved beside it: with another number of them a split would
+/// have other rows.
 fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), TaskError> {
     let parts = bytes.split_first_chunk().and_then(|(next, of)| Some((u64::from_le_bytes(*next), of.try_into().ok()?)));
     match (name.parse(), parts.map(|(next, of)| (next, u32::from_le_bytes(of)))) {

@@ -6,8 +6,8 @@
 //! | `certificate` | our own, and those between it and its authority | `TIDEMILL_TLS_CERTIFICATE` | we do not say who we are |
 //! | `key`         | of `certificate`    | `TIDEMILL_TLS_KEY`         |                            |
 //!
-//! A server is always asked for a certificate, which has to be for its name: there is no way to go without. Clients are rustls with
-//! ring; only librdkafka brings a TLS of its own, and is told the same.
+//! A server is always asked for a certificate, which has to be for its name: there is no way to go without. Clients are
+//! rustls with ring; only librdkafka brings a TLS of its own, and is told the same.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -106,7 +106,8 @@ impl Tls {
         }))
     }
 
-    /// For a server that has to say who it is, and, if `ca` was given, asks clients for a certificate of that authority.
+    /// For a server that has to say who it is, and, if `ca` was given, asks clients for a certificate of that
+    /// authority.
     ///
     /// # Errors
     /// In words, naming the file, or that there is no certificate.

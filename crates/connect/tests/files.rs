@@ -103,8 +103,8 @@ fn every_line_counts_once_across_failures() {
     }
 }
 
-/// Logs that are renamed, or removed, and made anew under the same name, while a job reads them and while it is away: the new file was
-/// never read, or from its middle.
+/// Logs that are renamed, or removed, and made anew under the same name, while a job reads them and while it is away:
+/// the new file was never read, or from its middle.
 #[test]
 fn rotated_files_are_read_from_their_beginning() {
     let folder = tempfile::tempdir().unwrap();
@@ -171,7 +171,8 @@ fn every_number_counts_once_across_failures() {
     }
 }
 
-/// CSV whose files have other columns in another order, with bad rows put aside; then the same as an error that says where.
+/// CSV whose files have other columns in another order, with bad rows put aside; then the same as an error that says
+/// where.
 #[test]
 fn bad_rows_are_put_aside_with_their_place() {
     let folder = tempfile::tempdir().unwrap();

@@ -35,8 +35,8 @@ fn numbers(kafka: &Kafka, topic: &str) -> Vec<i64> {
     numbers
 }
 
-/// Jobs of any size that fail at any moment, with new partitions in between and a broker that is killed under one of them:
-/// readers of committed records see each once.
+/// Jobs of any size that fail at any moment, with new partitions in between and a broker that is killed under one of
+/// them: readers of committed records see each once.
 #[test]
 fn every_record_counts_once_across_failures() {
     let Some(kafka) = Kafka::start() else { return };
@@ -116,8 +116,8 @@ fn rows(numbers: std::ops::Range<i64>) -> RecordBatch {
     RecordBatch::try_new(events(), columns.to_vec()).unwrap()
 }
 
-/// A commit that is done again: by the same sink, by another one after a restart, and by one that does not know yet that
-/// another has taken its place.
+/// A commit that is done again: by the same sink, by another one after a restart, and by one that does not know yet
+/// that another has taken its place.
 #[test]
 fn commits_may_be_repeated() {
     let Some(kafka) = Kafka::start() else { return };

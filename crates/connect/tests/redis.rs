@@ -87,7 +87,8 @@ fn hashes_are_written_once() {
     assert!(error.contains("`url` has to be") && !error.contains("sharkfish"), "{error}");
 }
 
-/// A stream that is named later is read from its beginning, by one copy, and those that were read before are not read again.
+/// A stream that is named later is read from its beginning, by one copy, and those that were read before are not read
+/// again.
 #[test]
 fn streams_that_are_named_later() {
     let Some(redis) = Redis::start() else { return };

@@ -15,8 +15,8 @@ impl DataSet {
         Sources::of(self.frame()).is_lenient
     }
 
-    /// Runs the query; its batches come in order of the partitions, empty ones are left out. `reading` tells meanwhile how far
-    /// it is.
+    /// Runs the query; its batches come in order of the partitions, empty ones are left out. `reading` tells meanwhile
+    /// how far it is.
     ///
     /// # Errors
     /// `Data`, `Io`, `Memory`: what went wrong on the way.
@@ -32,8 +32,8 @@ impl DataSet {
         Ok(partitions.into_iter().flatten().filter(|batch| batch.num_rows() > 0).collect())
     }
 
-    /// Runs the query for its first rows: at least `rows`, if there are so many. Of a source, with rows left out and columns made anew, they
-    /// are always the same.
+    /// Runs the query for its first rows: at least `rows`, if there are so many. Of a source, with rows left out and
+    /// columns made anew, they are always the same.
     ///
     /// # Errors
     /// As for [`DataSet::collect`].

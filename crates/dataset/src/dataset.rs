@@ -1,7 +1,7 @@
 //! `DataSet`: a lazy table. Each method adds a step to a DataFusion plan; nothing is read before an action runs it.
 //!
-//! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames what would
-//! clash. A wrong column or type is an error of the step that uses it, not of the action.
+//! Column names are unqualified and unique at every step, so that a name always means one thing; `join` renames what
+//! would clash. A wrong column or type is an error of the step that uses it, not of the action.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -102,8 +102,8 @@ impl DataSet {
         DataSet::new(engine.context().read_table(Arc::new(table))?)
     }
 
-    /// Whether its rows have an order that does not depend on who makes them: that of a source, with rows left out and columns
-    /// made anew, or that of a sort.
+    /// Whether its rows have an order that does not depend on who makes them: that of a source, with rows left out and
+    /// columns made anew, or that of a sort.
     pub fn is_in_order(&self) -> bool {
         matches!(self.origin(), LogicalPlan::TableScan(_) | LogicalPlan::Sort(_) | LogicalPlan::Values(_))
     }
@@ -122,8 +122,9 @@ impl DataSet {
         }
     }
 
-    /// The frame in which partitions follow each other in the order of the source, if [`DataSet::is_in_order`]. Dealt out for the sake of
-    /// threads, or read by whichever has nothing else to do, the rows of files would be in no order.
+    /// The frame in which partitions follow each other in the order of the source, if [`DataSet::is_in_order`]. Dealt
+    /// out for the sake of threads, or read by whichever has nothing else to do, the rows of files would be in no
+    /// order.
     pub(crate) fn undealt(&self) -> Result<Self> {
         let (mut state, plan) = self.frame.clone().into_parts();
         let options = state.config_mut().options_mut();
@@ -132,7 +133,8 @@ impl DataSet {
         DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// The rows to begin with, `rows` of each partition at most: of a source those that come first, however many partitions there are.
+    /// The rows to begin with, `rows` of each partition at most: of a source those that come first, however many
+    /// partitions there are.
     pub(crate) fn heads(&self, rows: usize) -> Result<(Self, Option<usize>)> {
         match self.origin() {
             LogicalPlan::TableScan(_) => Ok((self.undealt()?, Some(rows))),
@@ -154,7 +156,8 @@ impl DataSet {
         if let Some(schema) = self.schema.get() {
             return Ok(Arc::clone(schema));
         }
-        // The plan itself has the type of the first branch where several meet; the analyzer finds one that is fit for all.
+        // The plan itself has the type of the first branch where several meet; the analyzer finds one that is fit for
+        // all.
         let (state, plan) = self.frame.clone().into_parts();
         let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})?;
         Ok(Arc::clone(self.schema.get_or_init(|| Arc::clone(plan.schema().inner()))))
@@ -317,15 +320,16 @@ impl DataSet {
         for key in &mut by {
             key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
         }
-        // Not by `DataFrame::sort`, which takes a column of a select for the one that it was made of if that had the key's name.
+        // Not by `DataFrame::sort`, which takes a column of a select for the one that it was made of if that had the
+        // key's name.
         let (state, plan) = self.frame.clone().into_parts();
         let expr = normalize_sorts(by, &plan)?;
         let sorted = LogicalPlan::Sort(SortStep { expr, input: Arc::new(plan), fetch: None });
         DataSet::new(DataFrame::new(state, sorted))
     }
 
-    /// The rows with a number of their own in front, from `first` on: in the order of `by`, else in that of a sort that was the last step
-    /// but for a limit, else in any.
+    /// The rows with a number of their own in front, from `first` on: in the order of `by`, else in that of a sort that
+    /// was the last step but for a limit, else in any.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` if there is a column of this name.
@@ -381,7 +385,8 @@ impl DataSet {
         DataSet::new(self.frame.clone().distinct_on(subset.iter().map(|name| column(name)).collect(), all, None)?)
     }
 
-    /// Of a stream: as [`DataSet::distinct`], but a row goes on, too, that is by `ttl` microseconds later than the last of its kind that did.
+    /// Of a stream: as [`DataSet::distinct`], but a row goes on, too, that is by `ttl` microseconds later than the last
+    /// of its kind that did.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` for types without equality, or if it is no stream.
@@ -447,7 +452,8 @@ impl DataSet {
         DataSet::new(self.frame.clone().repartition(how)?)
     }
 
-    /// One row for each element of the lists in `names`, so none for an empty list or null; the other columns are repeated.
+    /// One row for each element of the lists in `names`, so none for an empty list or null; the other columns are
+    /// repeated.
     ///
     /// # Errors
     /// `UnknownColumn`; `Query` if a column holds no lists.
@@ -461,8 +467,8 @@ impl DataSet {
         DataSet::new(DataFrame::new(state, plan))
     }
 
-    /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans and
-    /// errors.
+    /// What `function` makes of each batch of rows: any number of batches with `schema`. `name` stands for it in plans
+    /// and errors.
     ///
     /// # Errors
     /// None known; what the function fails with is an error of the action.

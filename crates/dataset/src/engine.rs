@@ -48,9 +48,11 @@ use crate::stores::{Location, StorageOptions, Stores};
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Of the budget, what an operator that can spill may hold whatever others do.
 const FLOOR_SHARE: u64 = 8;
-/// A row group of Parquet is written when it has so many rows as usual, or sooner where a fourth of a thread's memory is less than this.
+/// A row group of Parquet is written when it has so many rows as usual, or sooner where a fourth of a thread's memory
+/// is less than this.
 const ROW_GROUP_BYTES: usize = 128 << 20;
-/// Of a thread's memory, what a merge of spilled runs may take. It takes for as many runs as it can get, and leaves nothing to others.
+/// Of a thread's memory, what a merge of spilled runs may take. It takes for as many runs as it can get, and leaves
+/// nothing to others.
 const MERGE_SHARE: usize = 2;
 /// What a merge takes for one run, about: two batches of 8192 rows of a hundred bytes, and as much again to sort them.
 const RUN_BYTES: usize = 3 << 20;
@@ -99,16 +101,17 @@ pub struct Engine {
     partitions: usize,
 }
 
-/// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared fairly, they
-/// spill for what exchanges and the rest of the process hold, and exchanges slow down and spill for what they do.
+/// DataFusion's memory, as a part of what the worker's governor knows of: what operators share among them is shared
+/// fairly, they spill for what exchanges and the rest of the process hold, and exchanges slow down and spill for what
+/// they do.
 #[derive(Debug)]
 struct GovernedPool {
     fair: FairSpillPool,
     governor: Governor,
     /// What each kind of operator holds, by its name.
     kinds: Mutex<HashMap<String, Arc<Reservation>>>,
-    /// The same by the number of each operator's copy that is there: a copy changes what it holds with every batch, and names are
-    /// looked up only when it begins.
+    /// The same by the number of each operator's copy that is there: a copy changes what it holds with every batch, and
+    /// names are looked up only when it begins.
     held: RwLock<HashMap<usize, Arc<Reservation>>>,
 }
 
@@ -159,9 +162,9 @@ impl GovernedPool {
         ))
     }
 
-    /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or cannot, is refused
-    /// only what is not there at all: it would fail. The process counts, too: operators know nothing of what they hold beside their
-    /// rows, such as copies of them while they spill.
+    /// Whether the worker as a whole has room for so much more of an operator's. One that has little to spill, or
+    /// cannot, is refused only what is not there at all: it would fail. The process counts, too: operators know nothing
+    /// of what they hold beside their rows, such as copies of them while they spill.
     fn has_room(&self, reservation: &MemoryReservation, additional: usize) -> bool {
         let (held, wanted) = (reservation.size() as u64, additional as u64);
         let (all, budget) = (self.governor.reserved_bytes() + wanted, self.governor.settings().budget_bytes);
@@ -260,7 +263,8 @@ impl Engine {
             .enable_all()
             .build()
             .map_err(|error| DataSetError::Io(format!("cannot start query threads: {error}")))?;
-        // A folder may have been written again since it was last listed; what a file holds is told from its time and size.
+        // A folder may have been written again since it was last listed; what a file holds is told from its time and
+        // size.
         let mut environment = RuntimeEnvBuilder::new().with_object_list_cache_limit(0);
         let governor = Governor::new(MemorySettings {
             budget_bytes: config.memory_bytes.unwrap_or(0) as u64,
@@ -283,10 +287,11 @@ impl Engine {
             .with_spill_compression(SpillCompression::Lz4Frame)
             // Names mean what they say: `Price` in SQL is the column `Price`, as it is in Python.
             .set_bool("datafusion.sql_parser.enable_ident_normalization", false)
-            // It mixes up columns with and without a table's name where a struct's field is read (apache/datafusion#25446).
+            // It mixes up columns with and without a table's name where a struct's field is read
+            // (apache/datafusion#25446).
             .set_bool("datafusion.optimizer.enable_leaf_expression_pushdown", false)
-            // It takes a column for one that may be null, which the plan knows is not: `CASE WHEN x IS NOT NULL THEN x ELSE 0 END`,
-            // `x IS NOT FALSE`. No rows depend on that.
+            // It takes a column for one that may be null, which the plan knows is not:
+            // `CASE WHEN x IS NOT NULL THEN x ELSE 0 END`, `x IS NOT FALSE`. No rows depend on that.
             .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true);
         let context = session_of(session, environment.build_arc()?, &governor, &functions);
         Ok(Engine {
@@ -401,7 +406,8 @@ impl PhysicalOptimizerRule for Replace {
     }
 }
 
-/// What a step keeps in reserve, or gathers before it writes, must leave room for those beside it where memory is small.
+/// What a step keeps in reserve, or gathers before it writes, must leave room for those beside it where memory is
+/// small.
 fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
     let Some(share) = config.thread_bytes() else { return session };
     let reserve = session.options().execution.sort_spill_reservation_bytes;
@@ -415,8 +421,8 @@ fn sparing(session: SessionConfig, config: &EngineConfig) -> SessionConfig {
         .set_str("datafusion.execution.parquet.max_row_group_bytes", &(share / 4).max(1).to_string())
 }
 
-/// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of groups and
-/// of what is to spill come last, when both are known.
+/// A session with our own steps. That of texts comes first: those that follow see to partitions and orders; those of
+/// groups and of what is to spill come last, when both are known.
 fn session_of(
     config: SessionConfig,
     runtime: Arc<RuntimeEnv>,
@@ -453,7 +459,8 @@ fn session_of(
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Not waiting for threads: one may be deep in a join that nobody wants any more, and the process is to end now.
+            // Not waiting for threads: one may be deep in a join that nobody wants any more, and the process is to end
+            // now.
             runtime.shutdown_background();
         }
     }
@@ -553,7 +560,8 @@ mod tests {
         drop(release);
     }
 
-    /// What exchanges hold is not there for queries: operators are told to spill for it, and who cannot hears who holds memory.
+    /// What exchanges hold is not there for queries: operators are told to spill for it, and who cannot hears who holds
+    /// memory.
     #[test]
     fn queries_make_room_for_exchanges() {
         let engine = Engine::new(&EngineConfig { memory_bytes: Some(64 << 20), ..config() }).unwrap();
@@ -574,7 +582,8 @@ mod tests {
         );
     }
 
-    /// What copies of an operator hold is their kind's, and given back: else refusals would name nobody, or who has long ended.
+    /// What copies of an operator hold is their kind's, and given back: else refusals would name nobody, or who has
+    /// long ended.
     #[test]
     fn copies_count_for_their_kind() {
         let engine = Engine::new(&EngineConfig { memory_bytes: Some(64 << 20), ..config() }).unwrap();

@@ -185,7 +185,8 @@ fn schema_text(error: &SchemaError) -> String {
     }
 }
 
-/// What is wrong with a function's argument, of DataFusion's list of all signatures that it does not fit, or its call for a bug report.
+/// What is wrong with a function's argument, of DataFusion's list of all signatures that it does not fit, or its call
+/// for a bug report.
 fn wrong_type(text: &str) -> Option<String> {
     if let Some(told) = refused(text) {
         return Some(told);

@@ -1,7 +1,8 @@
 //! Casts that lose nothing, and the types that columns come in with.
 //!
-//! Arrow's casts refuse what is out of range, but cut what is behind the point of a float and round what a type cannot tell apart.
-//! Where nobody has asked for a cast, because files or a schema have other types, such a value is an error instead.
+//! Arrow's casts refuse what is out of range, but cut what is behind the point of a float and round what a type cannot
+//! tell apart. Where nobody has asked for a cast, because files or a schema have other types, such a value is an error
+//! instead.
 
 use std::sync::Arc;
 
@@ -20,8 +21,9 @@ use datafusion::logical_expr::{
 };
 pub(crate) use tidemill_json::{schema_with, type_with};
 
-/// The type that a column of such a type has here: run-end encoded values and views of lists are written out, because joins and groups
-/// would compare runs and views instead of values, and keys of dictionaries are wide enough for the values of all batches together.
+/// The type that a column of such a type has here: run-end encoded values and views of lists are written out, because
+/// joins and groups would compare runs and views instead of values, and keys of dictionaries are wide enough for the
+/// values of all batches together.
 pub fn plain_type(kind: &DataType) -> DataType {
     type_with(kind, &|kind| match kind {
         DataType::RunEndEncoded(_, values) => plain_type(values.data_type()),

@@ -71,14 +71,15 @@ impl How {
 impl DataSet {
     /// Joins on equal keys, given as pairs (left, right). A null equals nothing.
     ///
-    /// The result has the left's columns, then the right's without its keys; a right column whose name the left has too gets
-    /// `suffix`. Where a row has no left partner its keys are the right's. `Semi` and `Anti` have the left's columns only.
-    /// Rows are partners only where `condition` holds too, in which columns have the names that they have in the result.
-    /// Rows of two streams are remembered for `ttl` microseconds of their time, so partners are less than that apart; without, for ever.
+    /// The result has the left's columns, then the right's without its keys; a right column whose name the left has too
+    /// gets `suffix`. Where a row has no left partner its keys are the right's. `Semi` and `Anti` have the left's
+    /// columns only. Rows are partners only where `condition` holds too, in which columns have the names that they have
+    /// in the result. Rows of two streams are remembered for `ttl` microseconds of their time, so partners are less
+    /// than that apart; without, for ever.
     ///
     /// # Errors
-    /// `UnknownColumn`; `Query` for keys of different kinds, a name that is there twice even with `suffix`, or a `ttl` that is not more than
-    /// zero, or of what are no streams.
+    /// `UnknownColumn`; `Query` for keys of different kinds, a name that is there twice even with `suffix`, or a `ttl`
+    /// that is not more than zero, or of what are no streams.
     pub fn join(
         &self,
         right: &DataSet,

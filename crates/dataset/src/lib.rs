@@ -1,5 +1,5 @@
-//! What people write: lazy tables, expressions and SQL. The work is DataFusion's; this crate gives it names, checks and errors
-//! that people can use.
+//! What people write: lazy tables, expressions and SQL. The work is DataFusion's; this crate gives it names, checks and
+//! errors that people can use.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

@@ -1,8 +1,8 @@
 //! Object stores by URL: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure, HTTP, and memory.
 //!
 //! What a store has to be told comes from the environment, as its own tools read it (`AWS_ENDPOINT_URL`, `GOOGLE_...`,
-//! `AZURE_...`), and from options, which go first. A key in a URL is meant as it stands, also with spaces and `%`, as other
-//! tools do; only URLs of HTTP are encoded.
+//! `AZURE_...`), and from options, which go first. A key in a URL is meant as it stands, also with spaces and `%`, as
+//! other tools do; only URLs of HTTP are encoded.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -228,8 +228,8 @@ pub(crate) fn parse(text: &str) -> Result<Parsed> {
     Ok(Parsed { scheme: known, base, path, is_folder })
 }
 
-/// What DataFusion's session calls a store: its own name where that says all, and one of name and options otherwise. All
-/// workers agree on it, if they were given the same.
+/// What DataFusion's session calls a store: its own name where that says all, and one of name and options otherwise.
+/// All workers agree on it, if they were given the same.
 fn session_url(base: &str, scheme: &ObjectStoreScheme, options: &StorageOptions) -> Result<Url> {
     let plain = Url::parse(base).ok().filter(|url| {
         // Errors of its own would show a password.

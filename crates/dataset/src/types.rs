@@ -7,8 +7,9 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
 use crate::error::{DataSetError, Result};
 
-/// The type of a name: `int64`, `float32`, `str`, `bool`, `date`, `datetime`, `datetime[ns]`, `datetime[us, Europe/Paris]`, `decimal(12, 2)`, `binary`, ...
-/// or whatever Arrow itself writes, such as `Timestamp(Millisecond, Some("UTC"))`.
+/// The type of a name: `int64`, `float32`, `str`, `bool`, `date`, `datetime`, `datetime[ns]`,
+/// `datetime[us, Europe/Paris]`, `decimal(12, 2)`, `binary`, ... or whatever Arrow itself writes, such as
+/// `Timestamp(Millisecond, Some("UTC"))`.
 ///
 /// # Errors
 /// `Query`, naming some that there are.

@@ -27,7 +27,8 @@ pub(crate) trait Column {
     fn finish(&mut self) -> ArrayRef;
 }
 
-/// One of a type, for so many rows; `None`: it is not read here. With `texts_of_all`, numbers and the like are texts where texts are wanted.
+/// One of a type, for so many rows; `None`: it is not read here. With `texts_of_all`, numbers and the like are texts
+/// where texts are wanted.
 pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> Option<Box<dyn Column>> {
     let column: Box<dyn Column> = match data_type {
         DataType::Utf8 => Box::new(Texts { values: StringBuilder::with_capacity(rows, rows * 16), texts_of_all }),

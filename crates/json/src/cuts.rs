@@ -1,6 +1,6 @@
-//! Values of JSON that a column has no room for. Arrow's decoder cuts them: a number behind its point where whole ones are wanted, times
-//! among them, so that 2.5 becomes 2; a text with a time of day where dates are wanted, or with a fraction of a second where whole ones
-//! are. Here such a record is found, at little cost for all others.
+//! Values of JSON that a column has no room for. Arrow's decoder cuts them: a number behind its point where whole ones
+//! are wanted, times among them, so that 2.5 becomes 2; a text with a time of day where dates are wanted, or with a
+//! fraction of a second where whole ones are. Here such a record is found, at little cost for all others.
 
 use arrow::datatypes::{DataType, Field, Fields};
 use memchr::{memchr_iter, memchr3_iter, memmem};
@@ -57,7 +57,8 @@ impl Cuts {
         }
     }
 
-    /// Whether there may be such a value in a record, or in many, one after the other: that is quicker than to ask for each.
+    /// Whether there may be such a value in a record, or in many, one after the other: that is quicker than to ask for
+    /// each.
     pub fn may_cut(&self, records: &[u8]) -> bool {
         if self.may_cut_text(records) {
             return true;
@@ -69,7 +70,8 @@ impl Cuts {
         memchr_iter(b'.', records).chain(small).any(|at| self.may_cut_at(records, at))
     }
 
-    /// What is wrong with a record: a number that is not whole, where one has to be, or a time that is finer than its type.
+    /// What is wrong with a record: a number that is not whole, where one has to be, or a time that is finer than its
+    /// type.
     pub fn cut(&self, record: &[u8]) -> Option<String> {
         if !self.may_cut(record) {
             return None;
@@ -78,8 +80,8 @@ impl Cuts {
         self.fields.iter().find_map(|field| cut_in(object.get(field.name())?, field, field.name()))
     }
 
-    /// Whether a text that stands for a time may have more than its type has room for: too many digits behind the point of a second, a
-    /// second that is one too many, or a time of day of a date.
+    /// Whether a text that stands for a time may have more than its type has room for: too many digits behind the point
+    /// of a second, a second that is one too many, or a time of day of a date.
     fn may_cut_text(&self, records: &[u8]) -> bool {
         if self.second_digits.is_none() && !self.dates {
             return false;
@@ -106,7 +108,8 @@ impl Cuts {
         memchr_iter(b'.', records).any(is_fine) || memmem::find_iter(records, b"60").any(is_leap)
     }
 
-    /// Whether the point or exponent there may be of such a number, as far as can be seen without reading all of the record.
+    /// Whether the point or exponent there may be of such a number, as far as can be seen without reading all of the
+    /// record.
     fn may_cut_at(&self, record: &[u8], at: usize) -> bool {
         if !at.checked_sub(1).is_some_and(|before| record[before].is_ascii_digit()) {
             return false;

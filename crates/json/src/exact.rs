@@ -1,5 +1,6 @@
-//! Values of text files in types that may have too little room for them. Arrow's readers cut digits, fractions and times of day without
-//! a word; what they read here has room for all, and becomes what is wanted by a step that rounds decimals, as casts do, and refuses the rest.
+//! Values of text files in types that may have too little room for them. Arrow's readers cut digits, fractions and
+//! times of day without a word; what they read here has room for all, and becomes what is wanted by a step that rounds
+//! decimals, as casts do, and refuses the rest.
 
 use std::sync::Arc;
 
@@ -36,7 +37,8 @@ impl Exact {
         Exact { schema: SchemaRef::clone(schema), read, floats, canonical }
     }
 
-    /// The same, where a number has to stand there as it would be printed: `007` is no value of a column of whole numbers.
+    /// The same, where a number has to stand there as it would be printed: `007` is no value of a column of whole
+    /// numbers.
     pub fn strict(schema: &SchemaRef) -> Self {
         let exact = Exact::new(schema);
         let is_number = |kind: &DataType| kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean;
@@ -47,7 +49,8 @@ impl Exact {
         Exact { read: text(&exact.read), floats: text(&exact.floats), canonical, ..exact }
     }
 
-    /// The rows that `read` makes of a schema's types, as rows of the wanted schema, or of the columns of it that `projection` names.
+    /// The rows that `read` makes of a schema's types, as rows of the wanted schema, or of the columns of it that
+    /// `projection` names.
     ///
     /// # Errors
     /// Those of `read`; a value that the wanted type has no room for.
@@ -152,7 +155,8 @@ pub fn is_canonical(text: &str, kind: &DataType) -> bool {
     }
 }
 
-/// Whether a text is a number that would lose something as one: zeros before it, or the plus sign of a whole one. It is a code.
+/// Whether a text is a number that would lose something as one: zeros before it, or the plus sign of a whole one. It is
+/// a code.
 pub fn is_code(text: &str) -> bool {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text).as_bytes();
     let has_zeros = matches!(digits, [b'0', b'0'..=b'9', ..]);
@@ -195,8 +199,8 @@ pub fn has_overflown(batch: &RecordBatch, record: &[u8]) -> bool {
         && !record.windows(3).any(|word| word.eq_ignore_ascii_case(b"inf"))
 }
 
-/// The same columns, decimals with one digit more behind the point. Arrow's readers cut digits that a type has no room for; with this
-/// one a cast rounds as every cast does.
+/// The same columns, decimals with one digit more behind the point. Arrow's readers cut digits that a type has no room
+/// for; with this one a cast rounds as every cast does.
 pub fn with_guard_digits(schema: &SchemaRef) -> SchemaRef {
     let guarded = |kind: &DataType| match kind {
         DataType::Decimal32(digits, scale)

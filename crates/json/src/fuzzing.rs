@@ -1,4 +1,5 @@
-//! What a fuzz target and property tests feed with bytes from nowhere: records that are read here are what Arrow's decoder reads.
+//! What a fuzz target and property tests feed with bytes from nowhere: records that are read here are what Arrow's
+//! decoder reads.
 
 use std::sync::Arc;
 
@@ -7,8 +8,8 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
 use crate::Rows;
 
-/// Reads lines as records, with nulls and without, texts of texts alone and of all values. Panics when it gives other rows than Arrow's
-/// decoder, or any where that gives none. Returns how often it gave rows.
+/// Reads lines as records, with nulls and without, texts of texts alone and of all values. Panics when it gives other
+/// rows than Arrow's decoder, or any where that gives none. Returns how often it gave rows.
 pub fn plain_records(bytes: &[u8]) -> usize {
     let records: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
     let mut found = 0;

@@ -1,8 +1,9 @@
 //! Records of JSON to rows of Arrow.
 //!
-//! Arrow's decoder reads all JSON into columns of all types; it keeps every value of a record, wanted or not, and reads the
-//! columns from that. Here is what reads most records in one pass, several times as fast ([`Rows`]), and leaves the others to Arrow's;
-//! and what finds values that Arrow's would cut ([`Cuts`]). Texts of CSV become values by [`Exact`], which cuts nothing either.
+//! Arrow's decoder reads all JSON into columns of all types; it keeps every value of a record, wanted or not, and reads
+//! the columns from that. Here is what reads most records in one pass, several times as fast ([`Rows`]), and leaves the
+//! others to Arrow's; and what finds values that Arrow's would cut ([`Cuts`]). Texts of CSV become values by [`Exact`],
+//! which cuts nothing either.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

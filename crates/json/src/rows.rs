@@ -13,8 +13,9 @@ const NAMES_MAX: usize = 256;
 
 /// Reads objects whose wanted values are texts, numbers, times, and true and false.
 ///
-/// It says what Arrow's decoder would say, or nothing: of records of which one is not such an object, of values that would have to be converted or
-/// cut, of names that come twice. Values that nobody wants are looked at for whether they are JSON, and passed over.
+/// It says what Arrow's decoder would say, or nothing: of records of which one is not such an object, of values that
+/// would have to be converted or cut, of names that come twice. Values that nobody wants are looked at for whether they
+/// are JSON, and passed over.
 #[derive(Clone, Debug)]
 pub struct Rows {
     schema: SchemaRef,
@@ -44,8 +45,8 @@ struct Reading<'r> {
 }
 
 impl Rows {
-    /// For rows of `schema`; `None` where it has types that are not read here, or a name twice. With `texts_of_all`, numbers, and true and
-    /// false, are taken for texts where texts are wanted.
+    /// For rows of `schema`; `None` where it has types that are not read here, or a name twice. With `texts_of_all`,
+    /// numbers, and true and false, are taken for texts where texts are wanted.
     pub fn new(schema: &SchemaRef, texts_of_all: bool) -> Option<Self> {
         let fields = schema.fields();
         let columns: HashMap<_, _> =

@@ -1,5 +1,5 @@
-//! A walk over one record, as strict as the standard of JSON (RFC 8259), but for what lies in texts. `None`, wherever it is returned,
-//! says that something is not as expected; what it is, is for Arrow's decoder to say.
+//! A walk over one record, as strict as the standard of JSON (RFC 8259), but for what lies in texts. `None`, wherever
+//! it is returned, says that something is not as expected; what it is, is for Arrow's decoder to say.
 
 use memchr::memchr;
 
@@ -230,7 +230,8 @@ fn hexadecimal(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |value, &digit| Some(value << 4 | char::from(digit).to_digit(16)?))
 }
 
-/// Where the next quote or backslash is, eight bytes at a time: texts are short, and a call of a vectorized search is not.
+/// Where the next quote or backslash is, eight bytes at a time: texts are short, and a call of a vectorized search is
+/// not.
 #[inline]
 fn quote_or_backslash(bytes: &[u8], from: usize) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);

@@ -1,5 +1,5 @@
-//! Texts as dates and times. Arrow's parsers cut what a type has no room for: the time of day of a date, the fraction of a second, the
-//! second that is one too many in a minute. Here such a text is an error that says what would be lost.
+//! Texts as dates and times. Arrow's parsers cut what a type has no room for: the time of day of a date, the fraction
+//! of a second, the second that is one too many in a minute. Here such a text is an error that says what would be lost.
 
 use arrow::array::timezone::Tz;
 use arrow::array::types::{
@@ -58,8 +58,8 @@ pub(crate) fn parsed(texts: &StringArray, kind: &DataType) -> Option<Result<Arra
     })
 }
 
-/// What would be lost of a text as a value of a type of dates or times; nothing of other types, and of texts that are no times, which
-/// Arrow's decoder refuses.
+/// What would be lost of a text as a value of a type of dates or times; nothing of other types, and of texts that are
+/// no times, which Arrow's decoder refuses.
 pub(crate) fn lost(text: &str, kind: &DataType) -> Option<Why> {
     let texts = StringArray::from(vec![text]);
     let why = parsed(&texts, kind)?.err()?.why;

@@ -1,5 +1,6 @@
-//! Memory for large buffers, aligned. Where the program's allocator uses huge pages, as Python's module does, they begin on one: a fit
-//! touches all of its memory for the first time in its first step, and that takes longer than the step where pages are small.
+//! Memory for large buffers, aligned. Where the program's allocator uses huge pages, as Python's module does, they
+//! begin on one: a fit touches all of its memory for the first time in its first step, and that takes longer than the
+//! step where pages are small.
 
 const CACHE_LINE: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;

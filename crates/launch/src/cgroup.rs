@@ -1,4 +1,5 @@
-//! The control groups (cgroups) that this process and its workers are in: what they limit, and whether the kernel has killed for memory.
+//! The control groups (cgroups) that this process and its workers are in: what they limit, and whether the kernel has
+//! killed for memory.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,8 @@ use std::path::{Path, PathBuf};
 /// Version 1 writes the largest number of pages where there is no limit.
 const LEAST_OF_NONE: u64 = 1 << 62;
 
-/// The folders of this process's groups, from its own up to the root: of version 2, then of version 1's memory controller.
+/// The folders of this process's groups, from its own up to the root: of version 2, then of version 1's memory
+/// controller.
 fn folders() -> Vec<PathBuf> {
     let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounted = groups.lines().filter_map(|line| {

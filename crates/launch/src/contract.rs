@@ -71,9 +71,9 @@ impl Contract {
         })
     }
 
-    /// The cores that worker `rank` gets for itself: an equal share of those this process may use, on one socket where that can be.
-    /// `None` when there are fewer cores than workers, or none shall be bound. Two workers that wait for each other on one core would take
-    /// turns at the pace of the scheduler.
+    /// The cores that worker `rank` gets for itself: an equal share of those this process may use, on one socket where
+    /// that can be. `None` when there are fewer cores than workers, or none shall be bound. Two workers that wait for
+    /// each other on one core would take turns at the pace of the scheduler.
     pub fn cores(&self, rank: usize) -> Option<CpuSet> {
         Some(self.machine.as_ref()?.share(rank, self.size)?.into_iter().collect())
     }

@@ -1,7 +1,8 @@
 //! The reports that failing workers leave in the job's crash folder (`TIDEMILL_CRASH_DIR`).
 //!
 //! A worker writes `rank-<r>.json` just before it ends: `{"rank": 2, "kind": "error" | "peer_failed" | "interrupt",
-//! "summary": "ValueError: x", "traceback": "..."}`. The launcher shows one of them instead of N interleaved tracebacks.
+//! "summary": "ValueError: x", "traceback": "..."}`. The launcher shows one of them instead of N interleaved
+//! tracebacks.
 
 use std::fs;
 use std::io::{self, Read};

@@ -1,9 +1,9 @@
 //! The guard: a small process that outlives a killed launcher long enough to clean up after it.
 //!
 //! The kernel kills each worker when the launcher dies, but not what the workers have started, and nobody removes the
-//! job's files. The guard waits on a pipe whose other end only the launcher holds: when it closes without a farewell, the
-//! launcher was killed, and the guard kills the process groups and removes the files. It holds nothing else open and has a
-//! session of its own, so neither Ctrl-C nor a closing terminal reaches it.
+//! job's files. The guard waits on a pipe whose other end only the launcher holds: when it closes without a farewell,
+//! the launcher was killed, and the guard kills the process groups and removes the files. It holds nothing else open
+//! and has a session of its own, so neither Ctrl-C nor a closing terminal reaches it.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -32,8 +32,8 @@ impl Guard {
     /// When the process cannot fork or is out of descriptors.
     pub fn start(crash_dir: &Path) -> nix::Result<Self> {
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        // SAFETY: the child runs only `watch`, which never returns. It allocates, which the C library allows after a fork
-        // even when the parent has more threads, and takes no other lock.
+        // SAFETY: the child runs only `watch`, which never returns. It allocates, which the C library allows after a
+        // fork even when the parent has more threads, and takes no other lock.
         match unsafe { fork()? } {
             ForkResult::Parent { child } => Ok(Self { pipe: File::from(write), process: child }),
             ForkResult::Child => {

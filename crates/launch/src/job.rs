@@ -182,7 +182,8 @@ impl<'a> Job<'a> {
             }
             job.add(rank, child, sink_of);
         }
-        // `listener` closes here: should rank 0 die before it listens, the others are refused at once and not left waiting.
+        // `listener` closes here: should rank 0 die before it listens, the others are refused at once and not left
+        // waiting.
         Ok(job)
     }
 
@@ -365,8 +366,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Collects whatever has ended: workers, and what they had started and left to us as the subreaper. Without that such
-    /// orphans would stay zombies, in a container perhaps forever, and their group would never become empty.
+    /// Collects whatever has ended: workers, and what they had started and left to us as the subreaper. Without that
+    /// such orphans would stay zombies, in a container perhaps forever, and their group would never become empty.
     fn reap(&mut self, now: Instant) {
         loop {
             let mut status = 0;
@@ -398,7 +399,8 @@ impl<'a> Job<'a> {
         self.happens(now, Event::Exited { rank, exit, report });
     }
 
-    /// Finds the groups that have become empty. Right after its worker was reaped, so that the number is not reused yet.
+    /// Finds the groups that have become empty. Right after its worker was reaped, so that the number is not reused
+    /// yet.
     fn look_at_groups(&mut self, now: Instant) {
         // What does not even die of SIGKILL (a broken disk, a zombie of a stranger) is not waited for.
         let hopeless = self.killed_at.is_some_and(|killed_at| now >= killed_at + DRAIN);

@@ -1,8 +1,8 @@
 //! The `tidemill` command.
 //!
-//! `tidemill run` starts the workers of a job on this host and stays with them until the last has ended; `tidemill info`
-//! says what the machine offers. The Python console script hands its arguments to [`main`] and exits with what it
-//! returns, so everything here runs inside a Python process that is otherwise idle.
+//! `tidemill run` starts the workers of a job on this host and stays with them until the last has ended;
+//! `tidemill info` says what the machine offers. The Python console script hands its arguments to [`main`] and exits
+//! with what it returns, so everything here runs inside a Python process that is otherwise idle.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
@@ -56,12 +56,12 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs the `tidemill` command and returns its exit code.
 ///
-/// `args` begins with the name of the command, as `sys.argv` does. `python` is the interpreter that runs `.py` files and
-/// modules. Signal handlers are replaced while a job runs and put back before this returns; call it from the main thread,
-/// because Linux ends the workers when the *thread* that started them ends.
+/// `args` begins with the name of the command, as `sys.argv` does. `python` is the interpreter that runs `.py` files
+/// and modules. Signal handlers are replaced while a job runs and put back before this returns; call it from the main
+/// thread, because Linux ends the workers when the *thread* that started them ends.
 ///
-/// Exit codes: 0; what the first failing worker returned (128 + its signal if one killed it); 126 or 127 when the program
-/// cannot be started; 2 for a wrong command line.
+/// Exit codes: 0; what the first failing worker returned (128 + its signal if one killed it); 126 or 127 when the
+/// program cannot be started; 2 for a wrong command line.
 pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
     occupy_standard_descriptors();
     let request = match options::parse(args) {

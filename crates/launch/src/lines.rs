@@ -1,9 +1,9 @@
 //! Whole lines of many workers on one output, each with its rank in front.
 //!
 //! A `Stream` is one worker's stdout or stderr; it hands its bytes to a `Lines`, which appends what may be shown to the
-//! bytes waiting for one output. Files and pipes only ever get whole lines, however late their ends come. A terminal also
-//! gets the beginning of a line once it is a little old (a question, say), and a progress bar that redraws itself with `\r`
-//! keeps redrawing in one row while lines of others pass above it.
+//! bytes waiting for one output. Files and pipes only ever get whole lines, however late their ends come. A terminal
+//! also gets the beginning of a line once it is a little old (a question, say), and a progress bar that redraws itself
+//! with `\r` keeps redrawing in one row while lines of others pass above it.
 
 use std::time::{Duration, Instant};
 

@@ -29,8 +29,8 @@ pub fn killed(ranks: &[usize], ended: bool) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// The lines about how a job ended: nothing when it ended well, else the origin's traceback, once, and what happened. `killed`
-/// says where the kernel has killed processes for memory meanwhile.
+/// The lines about how a job ended: nothing when it ended well, else the origin's traceback, once, and what happened.
+/// `killed` says where the kernel has killed processes for memory meanwhile.
 pub fn farewell(
     policy: &Policy,
     workers_: &[(Option<Exit>, Option<&Crash>)],

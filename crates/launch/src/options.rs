@@ -42,8 +42,8 @@ pub struct JobOptions {
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
 
-    /// Leave workers to the system's scheduler; by default each gets an equal share of the cores for itself, if there are
-    /// enough
+    /// Leave workers to the system's scheduler; by default each gets an equal share of the cores for itself, if there
+    /// are enough
     #[arg(long, action = ArgAction::SetTrue)]
     pub no_bind: bool,
 
@@ -55,7 +55,8 @@ pub struct JobOptions {
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub stall_warning: Option<Duration>,
 
-    /// Time workers have to end after being told to, before they are killed [default: 2 after a failure, 10 after a signal]
+    /// Time workers have to end after being told to, before they are killed
+    /// [default: 2 after a failure, 10 after a signal]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub grace: Option<Duration>,
 
@@ -204,7 +205,8 @@ fn command() -> Command {
 
 const WORDS: &str = "words";
 
-/// Splits the words after an application's name into our options (with their values) and the rest. After `--` all is rest.
+/// Splits the words after an application's name into our options (with their values) and the rest. After `--` all is
+/// rest.
 fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
     let known = JobOptions::augment_args(Command::new("known"));
     // For each of our options, whether a value follows in a word of its own.

@@ -1,7 +1,7 @@
 //! Signals as bytes in a pipe, so that one `poll` waits for them together with everything else.
 //!
-//! A handler can interrupt any instruction, so it does nothing but write its signal's number to a pipe. The handlers and
-//! the pipe live as long as a `Signals`; then the earlier handlers (Python's) are back.
+//! A handler can interrupt any instruction, so it does nothing but write its signal's number to a pipe. The handlers
+//! and the pipe live as long as a `Signals`; then the earlier handlers (Python's) are back.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};

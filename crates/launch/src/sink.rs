@@ -1,8 +1,8 @@
 //! Bytes to one output of the launcher, without ever blocking the event loop.
 //!
-//! A reader that stops reading (a pager, a slow disk behind a pipe) must not keep the launcher from hearing Ctrl-C, so bytes
-//! wait here until the output can take them. The file description belongs to others too (the shell, say), so it must not
-//! be made non-blocking; instead each write is small enough for what `poll` has promised.
+//! A reader that stops reading (a pager, a slow disk behind a pipe) must not keep the launcher from hearing Ctrl-C, so
+//! bytes wait here until the output can take them. The file description belongs to others too (the shell, say), so it
+//! must not be made non-blocking; instead each write is small enough for what `poll` has promised.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::BorrowedFd;
@@ -33,8 +33,8 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Standard output and error: two sinks, or one for both where they are the same terminal, pipe or file, because only
-    /// one writer can keep lines whole. The second value says which sink serves stdout and which stderr.
+    /// Standard output and error: two sinks, or one for both where they are the same terminal, pipe or file, because
+    /// only one writer can keep lines whole. The second value says which sink serves stdout and which stderr.
     pub fn standard() -> (Vec<Self>, [usize; 2]) {
         // SAFETY: both descriptors belong to the process as a whole and stay open until it ends.
         let fds = unsafe { [BorrowedFd::borrow_raw(1), BorrowedFd::borrow_raw(2)] };

@@ -1,5 +1,5 @@
-//! The terminal at which a job was started: what is typed goes to rank 0, which runs in the background and may not read the
-//! terminal itself.
+//! The terminal at which a job was started: what is typed goes to rank 0, which runs in the background and may not read
+//! the terminal itself.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -71,7 +71,8 @@ impl fmt::Display for StartError {
 }
 
 impl Program {
-    /// Finds the program of a command line: `app.py args`, `-m module args` or `program args`. `python` runs the first two.
+    /// Finds the program of a command line: `app.py args`, `-m module args` or `program args`. `python` runs the first
+    /// two.
     ///
     /// # Errors
     /// When there is no such program, or it is not executable.

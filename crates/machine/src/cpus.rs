@@ -124,7 +124,8 @@ mod imp {
         let mut words = vec![0usize; 1024 / BITS];
         loop {
             let bytes = size_of_val(words.as_slice());
-            // SAFETY: the call writes at most `bytes` bytes into the vector; the kernel's mask is an array of words like it.
+            // SAFETY: the call writes at most `bytes` bytes into the vector; the kernel's mask is an array of words
+            // like it.
             if unsafe { libc::sched_getaffinity(0, bytes, words.as_mut_ptr().cast()) } == 0 {
                 return Some(words);
             }

@@ -1,7 +1,7 @@
 //! How much CPU time the cgroups of this process allow, in CPUs: 1.5 is one and a half CPUs' worth of time.
 //!
-//! Groups are nested, and each may have a quota: the smallest on the path from the process's own group up to the root counts. Both
-//! versions of cgroups are read, because a machine may use the two side by side.
+//! Groups are nested, and each may have a quota: the smallest on the path from the process's own group up to the root
+//! counts. Both versions of cgroups are read, because a machine may use the two side by side.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,8 @@ struct Mount {
     folder: PathBuf,
 }
 
-/// The smallest quota of the groups of this process, with `/proc` and `/sys` below `root`; `None` if none of them has one.
+/// The smallest quota of the groups of this process, with `/proc` and `/sys` below `root`; `None` if none of them has
+/// one.
 pub(crate) fn read(root: &Path) -> Option<f64> {
     let groups = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = mounts(root);
@@ -55,7 +56,8 @@ fn of_group(is_second: bool, folder: &Path) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-/// The hierarchies that can limit CPU time: those that are mounted, or where there is no list of mounts, the usual places.
+/// The hierarchies that can limit CPU time: those that are mounted, or where there is no list of mounts, the usual
+/// places.
 fn mounts(root: &Path) -> Vec<Mount> {
     let of = |is_second: bool, group: &str, folder: &str| Mount {
         is_second,

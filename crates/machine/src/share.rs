@@ -17,7 +17,8 @@ enum Whole {
     Cpu,
 }
 
-/// What is given up first comes last: two hardware threads of one core in two workers cost less than a worker on two sockets.
+/// What is given up first comes last: two hardware threads of one core in two workers cost less than a worker on two
+/// sockets.
 const WAYS: [(Within, Whole); 5] = [
     (Within::Node, Whole::Core),
     (Within::Socket, Whole::Core),
@@ -27,12 +28,13 @@ const WAYS: [(Within, Whole); 5] = [
 ];
 
 impl Machine {
-    /// The CPUs of worker `index` of `workers` that share the allowed ones, in the order in which its threads should take them: the first
-    /// hardware threads of all its cores come before any second one. `None` if there are fewer CPUs than workers.
+    /// The CPUs of worker `index` of `workers` that share the allowed ones, in the order in which its threads should
+    /// take them: the first hardware threads of all its cores come before any second one. `None` if there are fewer
+    /// CPUs than workers.
     ///
-    /// Each worker gets at least the number of CPUs divided by the number of workers, rounded down. Where that can be had without it, no
-    /// share crosses NUMA nodes, or at least not sockets, and no two workers share a core. Fewer CPUs than there are workers may be left
-    /// to nobody, which no worker has a thread for.
+    /// Each worker gets at least the number of CPUs divided by the number of workers, rounded down. Where that can be
+    /// had without it, no share crosses NUMA nodes, or at least not sockets, and no two workers share a core. Fewer
+    /// CPUs than there are workers may be left to nobody, which no worker has a thread for.
     #[must_use]
     pub fn share(&self, index: usize, workers: usize) -> Option<Vec<usize>> {
         if index >= workers || self.cpus.len() < workers {
@@ -78,7 +80,8 @@ impl Machine {
     }
 }
 
-/// How many workers each group of CPUs gets, so that each worker can have its part of all CPUs within one group; `None` if that cannot be.
+/// How many workers each group of CPUs gets, so that each worker can have its part of all CPUs within one group; `None`
+/// if that cannot be.
 fn apportion(sizes: &[usize], workers: usize) -> Option<Vec<usize>> {
     let least = sizes.iter().sum::<usize>() / workers;
     let mut counts = vec![0; sizes.len()];

@@ -57,7 +57,8 @@ impl Drop for Tree {
     }
 }
 
-/// Two sockets with `cores` cores each of two hardware threads: even CPUs on socket 0, odd ones on socket 1, second threads behind all first.
+/// Two sockets with `cores` cores each of two hardware threads: even CPUs on socket 0, odd ones on socket 1, second
+/// threads behind all first.
 fn interleaved(cores: usize) -> Tree {
     Tree::new().cpus(|cpu| (cpu % 2, cpu % 2, cpu % (2 * cores) / 2), 4 * cores)
 }
@@ -177,7 +178,8 @@ fn a_quota_limits_the_threads() {
     assert_eq!(limited(&[("/pod/app", "two"), ("/pod", "100 0"), ("", "")]), (None, 64));
 }
 
-/// In a container the paths of `/proc/self/cgroup` may be the machine's: then what is mounted is the container's own group.
+/// In a container the paths of `/proc/self/cgroup` may be the machine's: then what is mounted is the container's own
+/// group.
 #[test]
 fn a_container_may_see_paths_that_are_not_there() {
     for group in ["0::/../..", "0::/docker/17", "0::/"] {
@@ -236,7 +238,8 @@ fn lists_of_cpus() {
 }
 
 proptest! {
-    /// On any machine no CPU goes to two workers, nobody gets less than its part, and nobody crosses a socket where all could stay on one.
+    /// On any machine no CPU goes to two workers, nobody gets less than its part, and nobody crosses a socket where all
+    /// could stay on one.
     #[test]
     fn shares_are_fair_on_every_machine(
         sockets in 1usize..4, cores in 1usize..7, threads in 1usize..3, style in 0usize..3, mask in any::<u64>(), workers in 1usize..20,

@@ -36,7 +36,8 @@ impl Machine {
     /// This machine, as the calling thread may use it now.
     #[must_use]
     pub fn here() -> Machine {
-        /// The newest answer: reading hundreds of small files takes milliseconds, and only the mask changes while a process runs.
+        /// The newest answer: reading hundreds of small files takes milliseconds, and only the mask changes while a
+        /// process runs.
         static NEWEST: Mutex<Option<(CpuSet, Machine)>> = Mutex::new(None);
         let root = Path::new("/");
         let Some(mask) = CpuSet::of_current_thread() else { return Machine::read(root, None) };
@@ -48,10 +49,11 @@ impl Machine {
         }
     }
 
-    /// The machine whose `/proc` and `/sys` are below `root`, as a process with this affinity mask may use it. Without a mask, all CPUs
-    /// that are online.
+    /// The machine whose `/proc` and `/sys` are below `root`, as a process with this affinity mask may use it. Without
+    /// a mask, all CPUs that are online.
     ///
-    /// What is missing there is made up for: without topology, each CPU is a core, and all are on one socket and one node.
+    /// What is missing there is made up for: without topology, each CPU is a core, and all are on one socket and one
+    /// node.
     #[must_use]
     pub fn read(root: &Path, mask: Option<&CpuSet>) -> Machine {
         let folder = root.join("sys/devices/system");
@@ -92,7 +94,8 @@ impl Machine {
         Machine { online: online.map_or(cpus.len(), |online| online.len()), quota: quota::read(root), cpus }
     }
 
-    /// The CPUs that the affinity mask allows, by socket, NUMA node, core and number: hardware threads of a core are neighbors.
+    /// The CPUs that the affinity mask allows, by socket, NUMA node, core and number: hardware threads of a core are
+    /// neighbors.
     #[must_use]
     pub fn cpus(&self) -> &[Cpu] {
         &self.cpus
@@ -116,14 +119,15 @@ impl Machine {
         self.quota
     }
 
-    /// How many threads the quota can keep busy: rounded down, because threads that spin while they wait would use up the time of those
-    /// they wait for, but at least 1.
+    /// How many threads the quota can keep busy: rounded down, because threads that spin while they wait would use up
+    /// the time of those they wait for, but at least 1.
     #[must_use]
     pub fn quota_threads(&self) -> Option<usize> {
         self.quota.map(|quota| (quota as usize).max(1))
     }
 
-    /// How many threads this process can keep busy: one for each allowed CPU, or fewer if the quota says so. At least 1.
+    /// How many threads this process can keep busy: one for each allowed CPU, or fewer if the quota says so. At least
+    /// 1.
     #[must_use]
     pub fn usable(&self) -> usize {
         self.cpus.len().min(self.quota_threads().unwrap_or(usize::MAX)).max(1)

@@ -1,8 +1,8 @@
 //! The parts of the local transport, between two processes pinned to two cores.
 //!
 //! Latency: half a round trip of one frame, median over short runs. Frames: one worker streams frames of a size to the
-//! other, which touches the payload by copying it out. Copy: the receiver reads messages from the sender's memory, alone
-//! or both copying their chunks of it. `cargo bench -p tidemill-net --bench local`; `-- --quick` is a smoke run.
+//! other, which touches the payload by copying it out. Copy: the receiver reads messages from the sender's memory,
+//! alone or both copying their chunks of it. `cargo bench -p tidemill-net --bench local`; `-- --quick` is a smoke run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

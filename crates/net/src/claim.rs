@@ -8,8 +8,9 @@
 //!  finished: | generation 24 | count 40           |
 //! ```
 //!
-//! The generation makes a late helper of an earlier transfer fail to take anything from the next one. A chunk once taken
-//! must be finished before the transfer can complete, so nothing is ever copied late. Model-checked in `tests/loom.rs`.
+//! The generation makes a late helper of an earlier transfer fail to take anything from the next one. A chunk once
+//! taken must be finished before the transfer can complete, so nothing is ever copied late. Model-checked in
+//! `tests/loom.rs`.
 
 use crate::sync::{AtomicU64, Ordering};
 

@@ -1,10 +1,10 @@
 //! Copies that do not stumble over an accident of addresses.
 //!
-//! `rep movsb`, by which kernel and C library copy blocks of some KiB, is some fifteen times slower on several processors where
-//! the target lies 1 to 31 bytes behind the source within a page, however far apart the pages are: each load then looks as if it
-//! depended on the store before it. Two arrays whose lengths are whole pages, allocated one after the other, lie just so, 16 bytes
-//! apart, and so do the same two arrays of two workers that run the same program. Seen on AMD EPYC; glibc's `memmove` avoids the
-//! same "4K aliasing" in its longest copies only.
+//! `rep movsb`, by which kernel and C library copy blocks of some KiB, is some fifteen times slower on several
+//! processors where the target lies 1 to 31 bytes behind the source within a page, however far apart the pages are:
+//! each load then looks as if it depended on the store before it. Two arrays whose lengths are whole pages, allocated
+//! one after the other, lie just so, 16 bytes apart, and so do the same two arrays of two workers that run the same
+//! program. Seen on AMD EPYC; glibc's `memmove` avoids the same "4K aliasing" in its longest copies only.
 
 use std::cell::RefCell;
 use std::io;
@@ -122,7 +122,8 @@ pub(crate) fn write_around(
     })
 }
 
-/// Lends memory that lies half a page away from `place` within its page, where neither a copy from there nor one to there stumbles.
+/// Lends memory that lies half a page away from `place` within its page, where neither a copy from there nor one to
+/// there stumbles.
 fn detour<R>(place: usize, with: impl FnOnce(&mut [u8]) -> R) -> R {
     thread_local! {
         static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

@@ -114,7 +114,8 @@ pub struct Launch {
     pub join_timeout: Duration,
     /// Silence after which a worker counts as lost.
     pub failure_timeout: Duration,
-    /// Where this host is in the network: a path from the outside in, such as `zone-a/rack-3/host-7`, if anybody said so.
+    /// Where this host is in the network: a path from the outside in, such as `zone-a/rack-3/host-7`, if anybody said
+    /// so.
     pub location: Option<String>,
     /// How many processors are meant for this worker: `srun --cpus-per-task`. Its affinity may allow more.
     pub granted: Option<u32>,
@@ -330,8 +331,8 @@ fn location(env: &Reader<'_>, launcher: Launcher) -> Result<Option<String>, Envi
     // mpiexec hands the variables of its own host to the workers of all.
     let is_this_host = !matches!(launcher, Launcher::OpenMpi | Launcher::Hydra);
     let Some(address) = env.text("SLURM_TOPOLOGY_ADDR").filter(|_| is_this_host) else { return Ok(None) };
-    // `spine.rack3.node7` for `switch.switch.node`: the last, a host's name, may have dots of its own, and a level without a switch is
-    // an empty part.
+    // `spine.rack3.node7` for `switch.switch.node`: the last, a host's name, may have dots of its own, and a level
+    // without a switch is an empty part.
     let pattern = env.text("SLURM_TOPOLOGY_ADDR_PATTERN");
     let count = pattern.map_or(usize::MAX, |pattern| pattern.split('.').count());
     let parts: Vec<&str> = address.splitn(count, '.').filter(|part| !part.is_empty()).collect();
@@ -504,8 +505,8 @@ fn slurm(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     }))
 }
 
-/// How many tasks of the step are on this host: `SLURM_STEP_TASKS_PER_NODE` is a list such as `2(x3),1`, for three hosts with two tasks
-/// each and one with one.
+/// How many tasks of the step are on this host: `SLURM_STEP_TASKS_PER_NODE` is a list such as `2(x3),1`, for three
+/// hosts with two tasks each and one with one.
 fn tasks_here(env: &Reader<'_>) -> Result<Option<u32>, EnvironmentError> {
     let (Some(list), Some(node)) = (env.text("SLURM_STEP_TASKS_PER_NODE"), env.number("SLURM_NODEID")?) else {
         return Ok(None);

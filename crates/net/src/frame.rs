@@ -30,7 +30,8 @@ pub enum Kind {
     Credit = 6,
     /// The sender's program has ended: it posts no sends or receives any more. What it sent before can still be taken.
     Left = 7,
-    /// The sender is done with the communicator of `context`, which has `token` ranks: it posts no sends or receives there any more.
+    /// The sender is done with the communicator of `context`, which has `token` ranks: it posts no sends or receives
+    /// there any more.
     Ended = 8,
 }
 

@@ -152,8 +152,8 @@ fn drive(stream: &[u8], mut step: Step, mut receive: impl FnMut(&[u8]) -> Result
     panic!("somebody without the key got through");
 }
 
-/// What authenticated workers tell each other when a job starts and while it runs: where they are, how they are reached, what
-/// they lack, what they do.
+/// What authenticated workers tell each other when a job starts and while it runs: where they are, how they are
+/// reached, what they lack, what they do.
 pub fn told(bytes: &[u8]) {
     if let Some(placement) = Placement::decode(bytes) {
         let again = Placement::decode(&placement.encode());
@@ -203,8 +203,9 @@ unsafe impl RingMemory for Rc<Plain> {
     }
 }
 
-/// Both sides of a ring in turn, as the script says; beside them somebody who writes over its words, as a peer that is broken or
-/// hostile could. Until then frames come out as they went in; after that there are frames or refusals, never more than fits.
+/// Both sides of a ring in turn, as the script says; beside them somebody who writes over its words, as a peer that is
+/// broken or hostile could. Until then frames come out as they went in; after that there are frames or refusals, never
+/// more than fits.
 pub fn ring(script: &[u8]) {
     let shape = Shape { slots: 4, bulk_bytes: 1024 };
     let memory = Rc::new(Plain {

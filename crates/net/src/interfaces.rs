@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Addresses of the interfaces that are up, best first: physical interfaces before the bridges of containers and virtual
-/// machines, IPv4 before IPv6, loopback last. Without link-local addresses, which mean nothing to another host.
+/// Addresses of the interfaces that are up, best first: physical interfaces before the bridges of containers and
+/// virtual machines, IPv4 before IPv6, loopback last. Without link-local addresses, which mean nothing to another host.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     let mut found: Vec<(u8, IpAddr)> = Vec::new();
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();

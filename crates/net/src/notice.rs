@@ -37,8 +37,8 @@ pub fn write(rank: Option<Rank>, text: fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_all(format!("tidemill: {who}{text}\n").as_bytes());
 }
 
-/// Tells the user what has happened on this worker: `notice!(rank, "...", ...)`, or `notice!("...", ...)` where no rank is
-/// known. For what a user can act on; nothing is said of what is in order.
+/// Tells the user what has happened on this worker: `notice!(rank, "...", ...)`, or `notice!("...", ...)` where no rank
+/// is known. For what a user can act on; nothing is said of what is in order.
 #[macro_export]
 macro_rules! notice {
     ($text:literal $($arguments:tt)*) => { $crate::notice::write(None, format_args!($text $($arguments)*)) };

@@ -7,7 +7,8 @@
 //!
 //! A frame takes one slot; a payload over [`INLINE_BYTES`] lies in the bulk part, contiguous, so that it is handed out
 //! as one slice. The stamp is written last (release) and is what the consumer polls: a message of up to 32 bytes
-//! costs one cache line and neither side ever reads the other's index on the way. The header's `len` is not stored; the stamp has it.
+//! costs one cache line and neither side ever reads the other's index on the way. The header's `len` is not stored; the
+//! stamp has it.
 //!
 //! Invariants:
 //! - a slot's first eight bytes only ever hold stamps, so nothing stale can look like a new frame: slot `i` is full
@@ -277,8 +278,8 @@ impl<M: RingMemory> Consumer<M> {
             Header::from_bytes(&bytes)
         };
         if len <= INLINE_BYTES {
-            // SAFETY: `self` is the only consumer, it has just seen the slot's stamp with acquire, and it gives the slot
-            // back only after the slices are gone.
+            // SAFETY: `self` is the only consumer, it has just seen the slot's stamp with acquire, and it gives the
+            // slot back only after the slices are gone.
             unsafe { self.memory.with_slot(slot, len, |rest, inline| take(&header(rest), inline)) };
         } else {
             // SAFETY: as above.

@@ -1,8 +1,8 @@
 //! Memory that several workers map: a sealed memfd, or anonymous memory for workers that are threads of one process.
 //!
 //! A memfd has no name, so nothing is left behind however the job ends, and it does not count against /dev/shm. A peer
-//! opens it through `/proc/<pid>/fd/<fd>`, which needs the same user and PID namespace but no right to trace. Size seals
-//! make sure that no worker can shrink it under another's feet. Pages nobody touched cost nothing.
+//! opens it through `/proc/<pid>/fd/<fd>`, which needs the same user and PID namespace but no right to trace. Size
+//! seals make sure that no worker can shrink it under another's feet. Pages nobody touched cost nothing.
 
 use std::ffi::c_void;
 use std::io;
@@ -64,7 +64,8 @@ fn hint(error: &io::Error) -> &'static str {
 pub struct Segment {
     base: NonNull<u8>,
     len: usize,
-    /// The memfd, kept open by its creator so that peers can find it under /proc; `None` for private memory and openers.
+    /// The memfd, kept open by its creator so that peers can find it under /proc; `None` for private memory and
+    /// openers.
     fd: Option<OwnedFd>,
     /// The mapping is not inherited by forked children, so a child must not unmap whatever lies there in its own space.
     mapped_by_pid: u32,
@@ -168,8 +169,8 @@ impl Segment {
         self.len == 0
     }
 
-    /// The first byte. What lies there may be changed by other processes at any time: access it through atomics, or by a
-    /// protocol that orders plain accesses.
+    /// The first byte. What lies there may be changed by other processes at any time: access it through atomics, or by
+    /// a protocol that orders plain accesses.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }

@@ -1,4 +1,5 @@
-//! Native threads that belong to nobody else: they take no signals, and a wait at start-up can be given up by the caller.
+//! Native threads that belong to nobody else: they take no signals, and a wait at start-up can be given up by the
+//! caller.
 
 use std::cell::RefCell;
 use std::io;
@@ -34,8 +35,9 @@ thread_local! {
     static CHECK: RefCell<Option<Check>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, in which joining a job, opening transports and waits of the endpoint can be given up: while they wait on this thread, `check` is
-/// asked several times a second, and when it says `true` they end with an error. For Ctrl-C in a host language.
+/// Runs `work`, in which joining a job, opening transports and waits of the endpoint can be given up: while they wait
+/// on this thread, `check` is asked several times a second, and when it says `true` they end with an error. For Ctrl-C
+/// in a host language.
 pub fn interruptible<R>(check: Rc<dyn Fn() -> bool>, work: impl FnOnce() -> R) -> R {
     struct Restore(Option<Check>);
     impl Drop for Restore {

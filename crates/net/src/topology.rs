@@ -1,5 +1,5 @@
-//! Where a worker runs: which host, and which sockets and cores of it. Exchanged when a job starts, to choose transports
-//! and, later, to build trees that cross each network link once.
+//! Where a worker runs: which host, and which sockets and cores of it. Exchanged when a job starts, to choose
+//! transports and, later, to build trees that cross each network link once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,7 +70,8 @@ pub struct Placement {
     pub host: HostIdentity,
     /// Its host, for people.
     pub hostname: String,
-    /// Where its host is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has said it.
+    /// Where its host is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has
+    /// said it.
     pub location: Option<String>,
     /// Its process.
     pub pid: u32,
@@ -89,7 +90,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open, and so is what only the launcher knows.
+    /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open, and so is what only the
+    /// launcher knows.
     pub fn here() -> Self {
         let machine = Machine::here();
         let only = |what: fn(&Cpu) -> Option<u32>| {
@@ -172,15 +174,16 @@ pub struct HostShare {
     pub workers: usize,
     /// Which of these workers it is, from 0.
     pub index: usize,
-    /// How many threads each worker can have, so that every thread has a processor and the quota of the container lasts. May be 0.
+    /// How many threads each worker can have, so that every thread has a processor and the quota of the container
+    /// lasts. May be 0.
     pub room: usize,
     /// How many threads it should have where the user does not say. At least 1.
     pub threads: usize,
 }
 
 impl HostShare {
-    /// That of worker `rank` of a job. Workers that a launcher has bound to processors of their own share them with nobody, but all workers
-    /// of a host share its quota.
+    /// That of worker `rank` of a job. Workers that a launcher has bound to processors of their own share them with
+    /// nobody, but all workers of a host share its quota.
     pub fn of(placements: &[Placement], rank: usize) -> HostShare {
         let mine = &placements[rank];
         let here = || placements.iter().enumerate().filter(|(_, other)| other.host == mine.host);
@@ -196,8 +199,8 @@ impl HostShare {
         )
     }
 
-    /// That of this process, which has joined no job, as far as the launcher says who else is on the host. `bound`: the launcher has bound
-    /// each worker to processors of its own.
+    /// That of this process, which has joined no job, as far as the launcher says who else is on the host. `bound`: the
+    /// launcher has bound each worker to processors of its own.
     pub fn of_process(here: &Placement, launch: Option<&Launch>, bound: bool) -> HostShare {
         let said = launch.and_then(|launch| Some((launch.local_rank?, launch.local_size?)));
         let (index, workers) = said.filter(|(index, workers)| index < workers).unwrap_or((0, 1));

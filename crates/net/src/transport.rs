@@ -103,14 +103,16 @@ pub trait Transport: Send {
         let _ = peer;
     }
 
-    /// Tells the transport that `peer` is gone, noticed elsewhere: pushes to it fail from now on, and once the frames it
-    /// left behind are delivered, `poll` reports it to [`Sink::lost`]. For transports that cannot notice by themselves.
+    /// Tells the transport that `peer` is gone, noticed elsewhere: pushes to it fail from now on, and once the frames
+    /// it left behind are delivered, `poll` reports it to [`Sink::lost`]. For transports that cannot notice by
+    /// themselves.
     fn mark_lost(&mut self, peer: Rank, reason: &str) {
         let _ = (peer, reason);
     }
 
-    /// Nothing more will be pushed to `peer`, and every frame pushed to it was whole: whether all of them will reach it now,
-    /// even if this process ends. Goes on polling meanwhile. For transports whose frames are on their way for a while.
+    /// Nothing more will be pushed to `peer`, and every frame pushed to it was whole: whether all of them will reach it
+    /// now, even if this process ends. Goes on polling meanwhile. For transports whose frames are on their way for a
+    /// while.
     fn finish(&mut self, peer: Rank) -> bool {
         let _ = peer;
         true
@@ -126,8 +128,8 @@ pub trait Transport: Send {
         Err(TransportError::PeerLost { peer, reason: "this transport cannot read a peer's memory".into() })
     }
 
-    /// As [`Transport::read_peer`] for each of up to [`PARTS_MAX`] parts, an address and where it goes; faster where they are
-    /// short. When it fails, any of them may have been copied.
+    /// As [`Transport::read_peer`] for each of up to [`PARTS_MAX`] parts, an address and where it goes; faster where
+    /// they are short. When it fails, any of them may have been copied.
     ///
     /// # Errors
     /// [`TransportError::PeerLost`] when the peer is gone.

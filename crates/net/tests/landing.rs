@@ -119,7 +119,8 @@ fn another_tag_leaves_it_alone() {
     engine.take(waiting).unwrap();
 }
 
-/// A communicator that ended with messages that nobody had received kept their credit: after some of them nothing came from their sender any more.
+/// A communicator that ended with messages that nobody had received kept their credit: after some of them nothing came
+/// from their sender any more.
 #[test]
 fn a_communicator_that_ends_gives_credit_back() {
     let (mut engine, steps, sent) = engine_that_tells();

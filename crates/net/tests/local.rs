@@ -135,8 +135,9 @@ fn claim_is_shared_by_both_sides() {
     assert!(front.is_complete(transfer) && back.is_complete(transfer));
 }
 
-/// The receiver's own chunks are done, and it goes to sleep while the sender copies the last one, behind which no message comes: unless the
-/// sender rings, the receiver sleeps until its patience is over, which is a tenth of a second.
+/// The receiver's own chunks are done, and it goes to sleep while the sender copies the last one, behind which no
+/// message comes: unless the sender rings, the receiver sleeps until its patience is over, which is a tenth of a
+/// second.
 #[test]
 #[cfg_attr(miri, ignore = "futexes")]
 fn the_last_chunk_wakes_who_waits_for_it() {

@@ -1,5 +1,6 @@
-//! The local transport between real processes: conformance, sleep and wake-up, a peer killed at any moment, and one that
-//! scribbles over shared memory. Each test starts this test binary again as workers, which meet through their parent.
+//! The local transport between real processes: conformance, sleep and wake-up, a peer killed at any moment, and one
+//! that scribbles over shared memory. Each test starts this test binary again as workers, which meet through their
+//! parent.
 
 mod local_common;
 

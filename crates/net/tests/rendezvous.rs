@@ -409,7 +409,8 @@ fn what_is_queued_is_bounded() {
     drop(b);
 }
 
-/// Hundreds of jobs in one process, as a notebook might run: no descriptor, no thread and no socket's name stays behind.
+/// Hundreds of jobs in one process, as a notebook might run: no descriptor, no thread and no socket's name stays
+/// behind.
 #[test]
 fn nothing_is_left_behind() {
     // In a process of its own, so that other tests' descriptors do not count.

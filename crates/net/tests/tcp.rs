@@ -349,7 +349,8 @@ fn sixty_four_workers_connect_all_to_all() {
     });
 }
 
-/// Strangers that knock while a job opens: garbage, silence, another job's worker, and one of our own at the wrong door.
+/// Strangers that knock while a job opens: garbage, silence, another job's worker, and one of our own at the wrong
+/// door.
 #[test]
 fn strangers_do_not_keep_workers_from_connecting() {
     let secret = Secret::random();

@@ -1,5 +1,5 @@
-//! The small handles that calls take: datatypes, operations, statuses. Their Python subclasses in `tidemill.mpi` add what
-//! is not needed to move bytes.
+//! The small handles that calls take: datatypes, operations, statuses. Their Python subclasses in `tidemill.mpi` add
+//! what is not needed to move bytes.
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
 

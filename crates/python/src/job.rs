@@ -72,7 +72,8 @@ fn parts(share: HostShare) -> ShareParts {
     (processors, workers, index, room, threads)
 }
 
-/// What this process has of its host, which has joined no job; see [`Worker::share`]. `bound`: its launcher gave it processors of its own.
+/// What this process has of its host, which has joined no job; see [`Worker::share`]. `bound`: its launcher gave it
+/// processors of its own.
 #[pyfunction]
 pub(crate) fn share_of_process(bound: bool) -> ShareParts {
     // An environment that makes no sense is an error of joining a job, which this is not.
@@ -114,7 +115,8 @@ impl Worker {
 
     /// Leaves the job: queued messages are sent, then the others are told. Idempotent.
     fn leave(&self, py: Python<'_>) {
-        // The interpreter may end next, and would end a thread that is within it: whoever is there has to come out first.
+        // The interpreter may end next, and would end a thread that is within it: whoever is there has to come out
+        // first.
         let locate = detach(py, || self.locator.lock().take());
         drop(locate);
         detach(py, || self.world.endpoint().leave());
@@ -150,7 +152,8 @@ impl Worker {
         parts(HostShare::of(&placements, rank))
     }
 
-    /// How many threads each worker should have where the user does not say, as things were when they joined: alike on all workers.
+    /// How many threads each worker should have where the user does not say, as things were when they joined: alike on
+    /// all workers.
     fn threads(&self) -> Vec<usize> {
         let placements = self.world.endpoint().placements();
         (0..placements.len()).map(|rank| HostShare::of(placements, rank).threads).collect()

@@ -181,8 +181,8 @@ impl KMeansFit {
         self.algorithm.name()
     }
 
-    /// Gives every row its nearest centre; writes the clusters' sums (`k * d`) and then weights (`k`) to `out`. Returns how
-    /// many rows changed their label and how many were searched.
+    /// Gives every row its nearest centre; writes the clusters' sums (`k * d`) and then weights (`k`) to `out`. Returns
+    /// how many rows changed their label and how many were searched.
     #[allow(clippy::too_many_arguments)]
     fn step(
         &mut self,
@@ -232,8 +232,8 @@ impl KMeansFit {
 /// What `kmeans_statistics` returns.
 type Statistics<'py> = (Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>, f64, bool);
 
-/// Of the shifted rows: sums and sums of squares of the features, (2, d), the same with weights, the sum of weights, and
-/// whether all is finite.
+/// Of the shifted rows: sums and sums of squares of the features, (2, d), the same with weights, the sum of weights,
+/// and whether all is finite.
 #[pyfunction]
 fn kmeans_statistics<'py>(
     py: Python<'py>,
@@ -398,7 +398,8 @@ fn kmeans_potentials(
     })
 }
 
-/// The rows drawn with probability `scale * weight * closest`; `offset` is the number of the first row over all workers.
+/// The rows drawn with probability `scale * weight * closest`; `offset` is the number of the first row over all
+/// workers.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 fn kmeans_draw(

@@ -1,7 +1,7 @@
 //! Kernels of multidimensional scaling. Private to `tidemill.ml`, which checks what users give.
 //!
-//! Arrays are C-contiguous; every call that passes over distances releases the GIL. Positions, weights of columns and results are
-//! float64, blocks of distances or weights float32 or float64.
+//! Arrays are C-contiguous; every call that passes over distances releases the GIL. Positions, weights of columns and
+//! results are float64, blocks of distances or weights float32 or float64.
 
 use crate::kernels::{KernelPool, Matrix, isa, slice};
 use numpy::{Element as NumpyElement, IntoPyArray, PyArray1, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
@@ -170,7 +170,8 @@ impl MdsDistances {
         cells.into_pyarray(py).reshape([rows.1 - rows.0, columns.1 - columns.0])
     }
 
-    /// The first cell of `columns` that differs from its counterpart in `others`, (columns, rows): row, column and both values.
+    /// The first cell of `columns` that differs from its counterpart in `others`, (columns, rows): row, column and both
+    /// values.
     fn first_difference(
         &self,
         py: Python<'_>,
@@ -199,8 +200,9 @@ impl MdsDistances {
 /// What `mds_inspect` returns.
 type Found = (f64, Option<(usize, usize, &'static str)>, Option<(f64, usize)>);
 
-/// Looks at rows of distances or weights: the largest, the first cell that is refused (row, column, why), and the largest value of a point
-/// and itself with its row. NaN is accepted where a weight is 0; `weights` are those of the cells or of the columns.
+/// Looks at rows of distances or weights: the largest, the first cell that is refused (row, column, why), and the
+/// largest value of a point and itself with its row. NaN is accepted where a weight is 0; `weights` are those of the
+/// cells or of the columns.
 #[pyfunction]
 fn mds_inspect(
     py: Python<'_>,

@@ -1,5 +1,5 @@
-//! What a caller passes as a message, made into memory: an array or bytes, `[array, MPI.DOUBLE]`, `[array, count, MPI.DOUBLE]` at
-//! once, everything else by way of `tidemill.mpi._buffers`.
+//! What a caller passes as a message, made into memory: an array or bytes, `[array, MPI.DOUBLE]`,
+//! `[array, count, MPI.DOUBLE]` at once, everything else by way of `tidemill.mpi._buffers`.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;

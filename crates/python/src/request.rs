@@ -106,9 +106,9 @@ fn request_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 pub fn make(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyAny>> {
     let class = request_class(py)?.as_type_ptr();
     let request = PyClassInitializer::from(Request { state: Mutex::new(state), persistent: false, original: None });
-    // What a call of the class does in the end. The way there, with its arguments, took 30 ns of a short message's 390, and PyO3
-    // has no shorter one in what it documents.
-    // SAFETY: `tidemill.mpi.Request` is a subclass, and adds nothing that has to be initialized.
+    // What a call of the class does in the end. The way there, with its arguments, took 30 ns of a short message's 390,
+    // and PyO3 has no shorter one in what it documents. SAFETY: `tidemill.mpi.Request` is a subclass, and adds nothing
+    // that has to be initialized.
     unsafe {
         let made = pyo3::impl_::pymethods::tp_new_impl::<PyClassInitializer<Request>, Request>(py, request, class)?;
         Ok(Bound::from_owned_ptr(py, made))

@@ -14,9 +14,9 @@ use crate::wait::detach;
 /// Measures every algorithm on the ranks of `comm` and adds the best to the table in `path` (default: this user's).
 ///
 /// Collective. `budget_s` is the time spent on each way of running a collective at one size. `report` is called with
-/// (collective, order, bytes, algorithm, chunk_bytes, blocking, seconds, seconds_untuned) after each size; `blocking` is the
-/// algorithm without messages that is better for blocking calls, or None. Rank 0 writes the file; returns its path. Raises
-/// `OSError` when it cannot be read or written.
+/// (collective, order, bytes, algorithm, chunk_bytes, blocking, seconds, seconds_untuned) after each size; `blocking`
+/// is the algorithm without messages that is better for blocking calls, or None. Rank 0 writes the file; returns its
+/// path. Raises `OSError` when it cannot be read or written.
 #[pyfunction]
 #[pyo3(signature = (comm, path, budget_s, largest_bytes, report))]
 pub fn tune(

@@ -1,4 +1,5 @@
-//! Waiting for native requests: a microsecond with the GIL, then without it, in slices between which signals are looked at.
+//! Waiting for native requests: a microsecond with the GIL, then without it, in slices between which signals are looked
+//! at.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,8 +24,8 @@ pub fn explain(py: Python<'_>, error: &NetError, raised: Option<&Raised>) -> PyE
     raised.and_then(|slot| slot.lock().take()).unwrap_or_else(|| from_net(py, error))
 }
 
-/// Waits for what a blocking call has started. `owners` is asked for what keeps the memory alive should a signal handler
-/// raise before the operation is over.
+/// Waits for what a blocking call has started. `owners` is asked for what keeps the memory alive should a signal
+/// handler raise before the operation is over.
 #[inline]
 pub fn blocking(
     py: Python<'_>,
@@ -106,7 +107,8 @@ pub fn give_up(py: Python<'_>, mut request: Request, owners: Owners) {
     }
 }
 
-/// Runs native code that waits for other workers, without the GIL; a signal handler that raises ends it with its exception.
+/// Runs native code that waits for other workers, without the GIL; a signal handler that raises ends it with its
+/// exception.
 pub fn detached<R: Send>(py: Python<'_>, run: impl FnOnce() -> Result<R, CollectiveError> + Send) -> PyResult<R> {
     interruptibly(py, run)?.map_err(|error| from_collective(py, &error))
 }
@@ -154,7 +156,8 @@ pub fn detach<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Runs `wait` without the GIL if this thread holds it: whom it waits for may need the GIL, for a function of the user's.
+/// Runs `wait` without the GIL if this thread holds it: whom it waits for may need the GIL, for a function of the
+/// user's.
 pub fn wait_unlocked(wait: &mut (dyn FnMut() + Send)) -> bool {
     // SAFETY: asks for this thread's own state, which a thread that is none of Python's does not have.
     if DETACHED.get() || unsafe { pyo3::ffi::PyGILState_GetThisThreadState() }.is_null() {

@@ -1,10 +1,10 @@
 //! What a collective costs: the schedules of all ranks in virtual time.
 //!
-//! A rank spends `overhead_s` on each message it sends or receives, one after the other. Messages within a host occupy the
-//! sending rank's own link, messages between hosts first the sending, then the receiving host's link, which its ranks
-//! share; a byte occupies a link for `per_byte_s`, and a message arrives `latency_s` after its last byte was sent. Sends
-//! are eager: a round ends when its sends have left and its receives have arrived, and then does its local work.
-//! After Alexandrov et al., "LogGP" (1995).
+//! A rank spends `overhead_s` on each message it sends or receives, one after the other. Messages within a host occupy
+//! the sending rank's own link, messages between hosts first the sending, then the receiving host's link, which its
+//! ranks share; a byte occupies a link for `per_byte_s`, and a message arrives `latency_s` after its last byte was
+//! sent. Sends are eager: a round ends when its sends have left and its receives have arrived, and then does its local
+//! work. After Alexandrov et al., "LogGP" (1995).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -25,7 +25,8 @@ pub struct Cost {
     pub bytes_between_hosts: u64,
 }
 
-/// Runs `schedules` (of ranks 0, 1, ...) on elements of `item_bytes`. `hosts` names each rank's host; empty: all on one.
+/// Runs `schedules` (of ranks 0, 1, ...) on elements of `item_bytes`. `hosts` names each rank's host; empty: all on
+/// one.
 ///
 /// # Panics
 /// When the schedules do not fit together and never end: a bug of the algorithm.
@@ -215,7 +216,8 @@ impl Run<'_> {
         }
     }
 
-    /// All messages of the rank's round are accounted for: takes them in the order of arrival, then does the local work.
+    /// All messages of the rank's round are accounted for: takes them in the order of arrival, then does the local
+    /// work.
     fn end_round(&mut self, rank: usize) {
         let schedules = self.schedules;
         let state = &mut self.ranks[rank];

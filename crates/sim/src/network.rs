@@ -1,8 +1,9 @@
 //! A network in one thread and in virtual time, for whatever stands above [`Transport`].
 //!
-//! One seed decides delays, which peer is heard first, how frames are cut when there is no room, and what a lost worker's
-//! last frames do. Time moves only when told ([`SimNetwork::advance`]): step everybody until nothing moves, then
-//! advance to the next arrival. Frames from one peer keep their order; frames of different pairs overtake each other.
+//! One seed decides delays, which peer is heard first, how frames are cut when there is no room, and what a lost
+//! worker's last frames do. Time moves only when told ([`SimNetwork::advance`]): step everybody until nothing moves,
+//! then advance to the next arrival. Frames from one peer keep their order; frames of different pairs overtake each
+//! other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Real engines and the real executor on the simulated network: every collective x algorithm x 1 to 17 ranks x root x length, all
-//! ranks stepped in one thread, with frames late, overtaken, cut and out of credit as the seed says; and workers killed in the middle.
+//! Real engines and the real executor on the simulated network: every collective x algorithm x 1 to 17 ranks x root x
+//! length, all ranks stepped in one thread, with frames late, overtaken, cut and out of credit as the seed says; and
+//! workers killed in the middle.
 
 #[path = "../../collective/tests/schedules/oracle.rs"]
 mod oracle;
@@ -137,8 +138,8 @@ fn case(collective: Collective, entry: Entry, size: u32, root: u32, count: usize
     }
 }
 
-/// Every algorithm of the collective x 1 to 17 ranks x root x length: at and around the ends of chunks and of even shares, and
-/// among few ranks longer than many frames.
+/// Every algorithm of the collective x 1 to 17 ranks x root x length: at and around the ends of chunks and of even
+/// shares, and among few ranks longer than many frames.
 fn all_cases(collective: Collective) -> Vec<Case> {
     let mut cases = Vec::new();
     for &entry in supported(collective) {

@@ -1,5 +1,5 @@
-//! The cost model on real schedules: it agrees with what can be computed by hand, and the tuner's formulas, which never see
-//! a schedule, choose nearly as well as trying all of them.
+//! The cost model on real schedules: it agrees with what can be computed by hand, and the tuner's formulas, which never
+//! see a schedule, choose nearly as well as trying all of them.
 
 use tidemill_collective::algorithms::{schedule, supported};
 use tidemill_collective::tuner::{Query, Table};

@@ -60,8 +60,8 @@ pub struct StreamJob {
     pub look_at_sinks: Option<LookAtSinks>,
 }
 
-/// Looks at what describes the sinks of a job, those of late rows and of bad records among them, each with what describes the sources that its
-/// rows come from; sinks and sources that are not made of a description are left out.
+/// Looks at what describes the sinks of a job, those of late rows and of bad records among them, each with what
+/// describes the sources that its rows come from; sinks and sources that are not made of a description are left out.
 pub type LookAtSinks = Arc<dyn Fn(&[(Arc<str>, Vec<Arc<str>>)]) -> Result<(), String> + Send + Sync>;
 
 impl StreamJob {
@@ -120,8 +120,8 @@ impl StreamJob {
     }
 }
 
-/// Writes queries over streams, each to its sink, until they end or the job is stopped. What queries have in common is read
-/// and done once. Collective: every worker calls it with the same queries, which are of this engine.
+/// Writes queries over streams, each to its sink, until they end or the job is stopped. What queries have in common is
+/// read and done once. Collective: every worker calls it with the same queries, which are of this engine.
 ///
 /// # Errors
 /// The same on every worker: what went wrong first.
@@ -147,8 +147,8 @@ pub fn run(
     ran.map_err(failed)
 }
 
-/// The tasks that queries over streams become, and what becomes of their rows when the job fails and goes on, each at the sink
-/// that it is written to, if that is known. Collective.
+/// The tasks that queries over streams become, and what becomes of their rows when the job fails and goes on, each at
+/// the sink that it is written to, if that is known. Collective.
 ///
 /// # Errors
 /// The same on every worker: a step that a stream cannot have.

@@ -23,8 +23,8 @@ impl Accumulator {
         if self.started { self.result } else { self.own }
     }
 
-    /// Receives `len` elements from `start` of a contribution of the ranks around `from`, combines them on the side that
-    /// `from` says, and ends the round. After the first call only what was combined is valid in [`Self::value`].
+    /// Receives `len` elements from `start` of a contribution of the ranks around `from`, combines them on the side
+    /// that `from` says, and ends the round. After the first call only what was combined is valid in [`Self::value`].
     pub(crate) fn absorb(&mut self, b: &mut Builder, from: u32, (start, len): (usize, usize)) {
         let (incoming, mine) = if self.started { (self.spare, self.result) } else { (self.result, self.own) };
         let (incoming, mine) = (incoming.part(start, len), mine.part(start, len));

@@ -5,8 +5,8 @@ use crate::schedule::{Buffer, Local, Message, Range, Round, Schedule};
 
 /// Collects messages and local work of the current round; empty rounds vanish.
 ///
-/// A builder can speak for a subset of the ranks ([`Builder::among`]), so that algorithms compose: what runs inside sees
-/// a smaller communicator.
+/// A builder can speak for a subset of the ranks ([`Builder::among`]), so that algorithms compose: what runs inside
+/// sees a smaller communicator.
 pub(crate) struct Builder {
     schedule: Schedule,
     round: Round,
@@ -87,8 +87,8 @@ impl Builder {
         Range { buffer: Buffer::Scratch, start, len }
     }
 
-    /// Runs `phase` in rounds of its own on a communicator of `members` (its rank i is `members[i]`), whose `Send` is our
-    /// `Recv` if `send_is_recv`. Phases do not nest.
+    /// Runs `phase` in rounds of its own on a communicator of `members` (its rank i is `members[i]`), whose `Send` is
+    /// our `Recv` if `send_is_recv`. Phases do not nest.
     pub(crate) fn among(&mut self, members: Vec<u32>, send_is_recv: bool, phase: impl FnOnce(&mut Builder)) {
         assert!(self.members.is_empty(), "phases of a schedule do not nest");
         self.next_round();

@@ -13,8 +13,8 @@ pub struct Entry {
     pub algorithm: Algorithm,
     /// Whether the operation need not commute. For `two_level` only where each host's ranks are consecutive.
     pub in_order: bool,
-    /// Whether it combines in the canonical order (for scans: from the lowest rank up), so that all repeatable algorithms
-    /// of the collective give bitwise the same result.
+    /// Whether it combines in the canonical order (for scans: from the lowest rank up), so that all repeatable
+    /// algorithms of the collective give bitwise the same result.
     pub repeatable: bool,
     /// Whether [`Params::chunk`] matters.
     pub chunked: bool,

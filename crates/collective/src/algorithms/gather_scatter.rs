@@ -5,9 +5,9 @@
 //! | `flat`     | 1     | scatter, root: n(P - 1) / P      | none                           |
 //! | `binomial` | lg P  | gather, first child: n / 2       | the blocks of the own subtree  |
 //!
-//! Only the root knows all lengths of the vector variants, so these are always flat. In the binomial tree positions count
-//! from the root around the circle and a subtree is a run of positions; a run that crosses from rank P - 1 to rank 0 is two
-//! messages, so that the root's blocks need no rotating.
+//! Only the root knows all lengths of the vector variants, so these are always flat. In the binomial tree positions
+//! count from the root around the circle and a subtree is a run of positions; a run that crosses from rank P - 1 to
+//! rank 0 is two messages, so that the root's blocks need no rotating.
 //!
 //! Source: binomial gather and scatter of MPICH; MPI 3.1 sections 5.5 and 5.6.
 

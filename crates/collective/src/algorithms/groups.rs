@@ -1,5 +1,5 @@
-//! The canonical order of combination: how a reduction pairs up P ranks when P is no power of two, and the one tree that
-//! every repeatable algorithm evaluates for every element.
+//! The canonical order of combination: how a reduction pairs up P ranks when P is no power of two, and the one tree
+//! that every repeatable algorithm evaluates for every element.
 //!
 //! Let G be the largest power of two that is at most P. The first 2(P - G) ranks form pairs, the others stand alone: G
 //! groups of neighbouring ranks. A pair combines first; then groups 2i and 2i + 1, then their results, and so on, the
@@ -81,8 +81,8 @@ pub(crate) fn combine(b: &mut Builder, mut operands: Vec<Operand>) -> Range {
     level[0].0
 }
 
-/// Operands for [`combine`] at a rank that receives everybody's part: its own one, and a place for every other. The result
-/// should end in `result`, so that becomes the place of the lowest other rank, unless our own part lies there.
+/// Operands for [`combine`] at a rank that receives everybody's part: its own one, and a place for every other. The
+/// result should end in `result`, so that becomes the place of the lowest other rank, unless our own part lies there.
 /// `places` hold at least `own.len` elements each, one for every other rank.
 pub(crate) fn gather_operands(p: &Params, own: Range, result: Range, places: &[Range]) -> Vec<Operand> {
     let lowest_other = if p.rank == 0 { 1 } else { 0 };

@@ -3,9 +3,9 @@
 //! In step k partners at distance 2^k split the window they share: each keeps one half and receives the other's
 //! contribution to it. After lg P steps every rank has the whole combination of n / P elements. The way back collects
 //! them: everywhere (allreduce) or towards the root (reduce). 2 lg P steps, 2n(P - 1) / P elements sent; scratch n, on
-//! other ranks than the root of a reduce 2n. Halving from the nearest partner on is the canonical order, so rank order is
-//! kept and results equal recursive doubling's bitwise. Any P: ranks beyond a power of two pair up first, n elements and
-//! up to two steps more. Windows may be empty.
+//! other ranks than the root of a reduce 2n. Halving from the nearest partner on is the canonical order, so rank order
+//! is kept and results equal recursive doubling's bitwise. Any P: ranks beyond a power of two pair up first, n elements
+//! and up to two steps more. Windows may be empty.
 //!
 //! Source: Rabenseifner, "Optimization of collective reduction operations" (2004).
 

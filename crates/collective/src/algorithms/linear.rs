@@ -8,9 +8,9 @@
 //! | reduce_scatter(_block)| n(P - 1) / P  | n(P - 2) / P (+ n in place)|
 //! | scan, exscan          | n(P - 1)      | n(P - 1)                   |
 //!
-//! Reductions combine what was received in the canonical order (scans from the lowest rank up, as the chain does), so they
-//! keep rank order and are repeatable. Peers are addressed starting after ourselves, so that not everybody sends to rank 0
-//! first.
+//! Reductions combine what was received in the canonical order (scans from the lowest rank up, as the chain does), so
+//! they keep rank order and are repeatable. Peers are addressed starting after ourselves, so that not everybody sends
+//! to rank 0 first.
 
 use super::builder::Builder;
 use super::groups;

@@ -1,9 +1,9 @@
-//! Algorithms: pure functions from (collective, algorithm, [`Params`]) to a [`Schedule`]. The tuner picks one from message
-//! size, rank count, hosts and the operation's properties.
+//! Algorithms: pure functions from (collective, algorithm, [`Params`]) to a [`Schedule`]. The tuner picks one from
+//! message size, rank count, hosts and the operation's properties.
 //!
-//! P ranks, n elements of the vector (or of all blocks together), c elements a chunk, m = n / c chunks. "Sent" is by the
-//! busiest rank. In order: the result equals the in-order reduction, so the operation need not commute. Repeatable: the
-//! algorithm combines every element in the canonical order of `groups.rs`, a function of P alone.
+//! P ranks, n elements of the vector (or of all blocks together), c elements a chunk, m = n / c chunks. "Sent" is by
+//! the busiest rank. In order: the result equals the in-order reduction, so the operation need not commute. Repeatable:
+//! the algorithm combines every element in the canonical order of `groups.rs`, a function of P alone.
 //!
 //! | module               | collectives                           | steps         | elements sent       | in order | repeatable |
 //! |----------------------|---------------------------------------|---------------|---------------------|----------|------------|

@@ -5,8 +5,8 @@
 //! | `chain`              | P + m - 1 | n             | scan in place c; exscan 3c  | from the lowest rank up     |
 //! | `recursive_doubling` | lg P      | n lg P        | n; exscan 2n                | runs of 2^k ranks, by rank  |
 //!
-//! Both keep rank order. Only the chain (and `linear`, which combines the same way) is repeatable: the three orders differ,
-//! and for long vectors it is the fastest.
+//! Both keep rank order. Only the chain (and `linear`, which combines the same way) is repeatable: the three orders
+//! differ, and for long vectors it is the fastest.
 //!
 //! Source: MPICH recursive doubling scan; Hillis and Steele, "Data parallel algorithms" (1986).
 

@@ -93,7 +93,8 @@ fn binomial(position: u32, size: u32) -> Tree {
     Tree { parent: (group != 0).then(|| groups.first(group - distance)), children }
 }
 
-/// A binomial tree over hosts, each represented by a leader (`top`, or the host's lowest rank), and one within each host.
+/// A binomial tree over hosts, each represented by a leader (`top`, or the host's lowest rank), and one within each
+/// host.
 fn two_level(p: &Params, top: u32) -> Tree {
     let hosts = Hosts::new(p, top);
     let (host, member) = hosts.find(p.rank);
@@ -107,8 +108,8 @@ fn two_level(p: &Params, top: u32) -> Tree {
     tree
 }
 
-/// The ranks of each host. The first host is that of `top`, the others follow in the order of their lowest rank; the first
-/// member of each is its leader.
+/// The ranks of each host. The first host is that of `top`, the others follow in the order of their lowest rank; the
+/// first member of each is its leader.
 pub(crate) struct Hosts {
     pub(crate) members: Vec<Vec<u32>>,
 }

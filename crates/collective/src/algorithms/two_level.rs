@@ -1,10 +1,11 @@
 //! Two levels: within hosts over shared memory, between hosts by one leader each, so that a host sends and receives the
-//! data once. H hosts of L ranks. (Bcast, reduce and barrier use the `two_level` tree of `tree.rs`, which pipelines both.)
+//! data once. H hosts of L ranks. (Bcast, reduce and barrier use the `two_level` tree of `tree.rs`, which pipelines
+//! both.)
 //!
-//! Allreduce: binomial reduce to the leader, recursive doubling (or, for long vectors, halving and doubling) among leaders,
-//! binomial bcast: 2 lg L + lg H steps (2 lg H for long vectors). Scratch 2n. Keeps rank order where each host's ranks
-//! are consecutive. Allgather: blocks to the leader, ring of hosts, bcast of everything: 1 + H - 1 + lg L steps, no scratch;
-//! allgatherv works in n scratch, packed, as the places of blocks may differ from rank to rank.
+//! Allreduce: binomial reduce to the leader, recursive doubling (or, for long vectors, halving and doubling) among
+//! leaders, binomial bcast: 2 lg L + lg H steps (2 lg H for long vectors). Scratch 2n. Keeps rank order where each
+//! host's ranks are consecutive. Allgather: blocks to the leader, ring of hosts, bcast of everything: 1 + H - 1 + lg L
+//! steps, no scratch; allgatherv works in n scratch, packed, as the places of blocks may differ from rank to rank.
 //!
 //! Source: Karonis et al., "Exploiting hierarchy in parallel computer networks" (2000).
 

@@ -1,4 +1,5 @@
-//! Which blocking calls go without messages, and how: through slots of shared memory, or straight out of the peers' memory.
+//! Which blocking calls go without messages, and how: through slots of shared memory, or straight out of the peers'
+//! memory.
 //!
 //! Every rank must come to the same answer, so it depends only on what all of them pass alike.
 
@@ -14,8 +15,8 @@ const SINGLE_COPY_BYTES_MIN: usize = 128 << 10;
 /// Largest vector that goes through the slots chunk by chunk, where nothing was measured.
 const CHUNKED_BYTES_MAX: usize = 128 << 10;
 
-/// The same for a broadcast among ranks that share cores, which is read from peers' memory only beyond it: they take turns, and
-/// a chunk that one has just written, or read, is still in the core's cache when the next one reads it.
+/// The same for a broadcast among ranks that share cores, which is read from peers' memory only beyond it: they take
+/// turns, and a chunk that one has just written, or read, is still in the core's cache when the next one reads it.
 const BCAST_TURNS_BYTES_MAX: usize = 4 << 20;
 
 /// What a communicator whose ranks share memory chooses by.

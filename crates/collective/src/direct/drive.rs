@@ -51,15 +51,16 @@ impl Communicator {
         poll
     }
 
-    /// This rank sleeps in a direct collective, or does so no longer. Only sleepers are rung for: a count that every wait
-    /// changed would travel between the cores with each call.
+    /// This rank sleeps in a direct collective, or does so no longer. Only sleepers are rung for: a count that every
+    /// wait changed would travel between the cores with each call.
     pub(crate) fn count_sleeper(&self, change: i32) {
         if let Some(direct) = &self.0.collectives.lock().direct {
             direct.area().sleepers().fetch_add(change as u32, Ordering::SeqCst);
         }
     }
 
-    /// Whether the rank a direct collective waits for has left the job, or is done here, after which nothing more comes from it.
+    /// Whether the rank a direct collective waits for has left the job, or is done here, after which nothing more comes
+    /// from it.
     pub(crate) fn direct_peer_left(&self, engine: &mut Engine) -> Option<NetError> {
         let rank = self.direct_waits_for()?;
         engine.never(self.collective_context(), &Pattern { source: Some(rank), tag: None, seq: 0 })
@@ -93,8 +94,8 @@ impl Communicator {
         }
     }
 
-    /// A collective failed here: peers may be anywhere in it, so that a next one would not meet theirs. What only this rank
-    /// knows, it tells them: they would wait for its part.
+    /// A collective failed here: peers may be anywhere in it, so that a next one would not meet theirs. What only this
+    /// rank knows, it tells them: they would wait for its part.
     pub(crate) fn fail(&self, error: &NetError) {
         self.abandon();
         if let (NetError::Operation(text), true) = (error, self.0.ranks.len() > 1) {

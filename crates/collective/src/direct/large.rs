@@ -1,15 +1,15 @@
 //! Collectives of large vectors within a host, by reading the peers' memory.
 //!
-//! In turn A all tell where their buffers lie; each rank then copies what it needs straight out of its owner's memory. In
-//! turn C all have read, and buffers may be reused. What a rank has from itself it copies while it would wait for the others:
-//! one half in turn A, the other in turn C.
+//! In turn A all tell where their buffers lie; each rank then copies what it needs straight out of its owner's memory.
+//! In turn C all have read, and buffers may be reused. What a rank has from itself it copies while it would wait for
+//! the others: one half in turn A, the other in turn C.
 //!
-//! Allreduce computes in between. Every rank owns a slice of the vector: it reads its slice of every peer's contribution, a
-//! cache-sized chunk at a time, and combines it into its own result. In turn B all have done so, and each rank reads the
-//! other slices straight out of their owners' results. Per rank n(P - 1) / P elements are read and combined, and as many copied: each byte crosses once, no intermediate
-//! buffer leaves the cache. Operands are combined in rank order. Source: Rabenseifner's reduce-scatter + allgather, with
-//! the single-copy exchange of Chakraborty et al., "Designing efficient shared address space reduction collectives"
-//! (IPDPS 2018).
+//! Allreduce computes in between. Every rank owns a slice of the vector: it reads its slice of every peer's
+//! contribution, a cache-sized chunk at a time, and combines it into its own result. In turn B all have done so, and
+//! each rank reads the other slices straight out of their owners' results. Per rank n(P - 1) / P elements are read and
+//! combined, and as many copied: each byte crosses once, no intermediate buffer leaves the cache. Operands are combined
+//! in rank order. Source: Rabenseifner's reduce-scatter + allgather, with the single-copy exchange of Chakraborty et
+//! al., "Designing efficient shared address space reduction collectives" (IPDPS 2018).
 
 use tidemill_net::{Engine, NetError, Rank, copy_or_move};
 
@@ -116,8 +116,8 @@ impl Direct {
                 assert!(part.into + part.len <= job.recv.len, "a part lies within the receive buffer");
                 let n = (self.own_half(job, turn).1 - offset).min(READ_BYTES);
                 let from = (part.from + offset as u64) as *const u8;
-                // SAFETY: the own part lies in the send buffer, and goes into a part of the receive buffer, both the caller's by this
-                // function's contract.
+                // SAFETY: the own part lies in the send buffer, and goes into a part of the receive buffer, both the
+                // caller's by this function's contract.
                 unsafe {
                     let into = job.recv.ptr.add(part.into + offset);
                     if part.len >= STREAM_BYTES_MIN && (from as usize).abs_diff(into as usize) >= part.len {

@@ -71,7 +71,8 @@ struct Line {
 }
 
 impl Table {
-    /// Where the table of this user is: `$TIDEMILL_TUNE`, else `tidemill/tune.toml` in `$XDG_CONFIG_HOME` or `~/.config`.
+    /// Where the table of this user is: `$TIDEMILL_TUNE`, else `tidemill/tune.toml` in `$XDG_CONFIG_HOME` or
+    /// `~/.config`.
     pub fn default_path() -> Option<PathBuf> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         set("TIDEMILL_TUNE").or_else(|| {
@@ -281,7 +282,8 @@ mod tests {
         assert!(table.insert(rule(1, 1, Algorithm::Bruck, Order::Any)).is_err());
     }
 
-    /// Blocking calls of workers who share memory are looked up apart, and a rule for several hosts says nothing about them.
+    /// Blocking calls of workers who share memory are looked up apart, and a rule for several hosts says nothing about
+    /// them.
     #[test]
     fn blocking_calls_have_rules_of_their_own() {
         let by = |blocking, rule| Rule { blocking, ..rule };

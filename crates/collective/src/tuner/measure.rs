@@ -42,7 +42,8 @@ pub struct Finding {
 }
 
 /// Measures all collectives on `comm` at `sizes_bytes` (ascending), `budget` of time for each way of running one at one
-/// size, and adds the rules to `table`. Collective; all ranks get equal rules. `report` is called on every rank after each size.
+/// size, and adds the rules to `table`. Collective; all ranks get equal rules. `report` is called on every rank after
+/// each size.
 ///
 /// # Errors
 /// The job's fault.

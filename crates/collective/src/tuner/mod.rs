@@ -1,15 +1,15 @@
 //! The tuner: which algorithm, and which chunk, runs a collective.
 //!
 //! A [`Table`] of measured rules decides; where it has none, the algorithm with the least estimated cost under a
-//! [`Model`] does. All ranks of a communicator must use equal tables, or their schedules will not fit together: read the file
-//! on one rank and pass its text to the others ([`Table::to_text`], [`Table::parse`]).
+//! [`Model`] does. All ranks of a communicator must use equal tables, or their schedules will not fit together: read
+//! the file on one rank and pass its text to the others ([`Table::to_text`], [`Table::parse`]).
 //!
 //! # File format, version 2
 //!
-//! TOML; `tidemill tune` writes it, people may edit it. Without `bytes_max` a rule has no upper end, without `chunk_bytes`
-//! there are no chunks, without `order` it is `"any"`. On one host `blocking` may name an algorithm without messages
-//! (`"shared_memory"`, `"single_copy"`) for calls that block; those that do not, and workers that share no memory, go by
-//! `algorithm`.
+//! TOML; `tidemill tune` writes it, people may edit it. Without `bytes_max` a rule has no upper end, without
+//! `chunk_bytes` there are no chunks, without `order` it is `"any"`. On one host `blocking` may name an algorithm
+//! without messages (`"shared_memory"`, `"single_copy"`) for calls that block; those that do not, and workers that
+//! share no memory, go by `algorithm`.
 //!
 //! ```toml
 //! version = 2
@@ -19,8 +19,8 @@
 //! ]
 //! ```
 //!
-//! A rule answers calls of its collective and its order class with up to `bytes_max` bytes. Of the rank counts that have
-//! rules the largest that is not above the call's is taken, else the smallest; likewise, first, for hosts.
+//! A rule answers calls of its collective and its order class with up to `bytes_max` bytes. Of the rank counts that
+//! have rules the largest that is not above the call's is taken, else the smallest; likewise, first, for hosts.
 
 mod estimate;
 mod file;
@@ -185,7 +185,8 @@ const ANSWERS_MAX: usize = 1024;
 const CHUNK_BYTES: [usize; 6] = [0, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20];
 
 impl Table {
-    /// The algorithm and chunk for a call: the table's, or the one that should cost least. Never one that cannot run it.
+    /// The algorithm and chunk for a call: the table's, or the one that should cost least. Never one that cannot run
+    /// it.
     pub fn choose(&self, query: &Query) -> Choice {
         let mut answers = self.answers.lock();
         if let Some(&choice) = answers.get(query) {

@@ -1,6 +1,6 @@
 //! Runs the schedules of all ranks in one thread: a message queue per pair, rounds started and messages delivered in a
-//! seeded random order. Sends are, at random, eager (the data leaves at once) or synchronous (it is read when the receiver
-//! takes it, and only then is the send complete), so that a schedule that needs one or the other shows.
+//! seeded random order. Sends are, at random, eager (the data leaves at once) or synchronous (it is read when the
+//! receiver takes it, and only then is the send complete), so that a schedule that needs one or the other shows.
 //!
 //! Elements are `u64`s; what they mean is up to the operation.
 

@@ -1,4 +1,5 @@
-//! Rows by the folder that they belong to, `column=value` for each column that names one, as Hive, Spark and DuckDB have them.
+//! Rows by the folder that they belong to, `column=value` for each column that names one, as Hive, Spark and DuckDB
+//! have them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -49,8 +49,8 @@ impl Place {
         Ok(Place::Path(path.into()))
     }
 
-    /// All files, in the order of their names. What begins with a dot or an underscore, or lies in such a folder below, is not
-    /// there, as for other readers; and no link to a folder is followed.
+    /// All files, in the order of their names. What begins with a dot or an underscore, or lies in such a folder below,
+    /// is not there, as for other readers; and no link to a folder is followed.
     ///
     /// # Errors
     /// Of a folder or store that cannot be read, naming it. A folder, file or object that is not there yet is none.

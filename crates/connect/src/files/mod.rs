@@ -1,4 +1,5 @@
-//! Files: those of a folder, or that a glob names, as they come and grow; and a folder that rows are written into. Or objects of a store.
+//! Files: those of a folder, or that a glob names, as they come and grow; and a folder that rows are written into. Or
+//! objects of a store.
 //!
 //! | module   | what is in it                                    |
 //! |----------|--------------------------------------------------|

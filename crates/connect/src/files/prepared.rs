@@ -1,4 +1,5 @@
-//! What a checkpoint keeps of files and objects that are ready: one by itself, as before there were folders of values, or several.
+//! What a checkpoint keeps of files and objects that are ready: one by itself, as before there were folders of values,
+//! or several.
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;

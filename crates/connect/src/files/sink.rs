@@ -8,10 +8,10 @@
 //!
 //! With `partition_by` that is done in each folder `column=value` that rows come for.
 //!
-//! Names that begin with a dot are not there for readers. A rename is the commit: where it has been done already, nothing is
-//! left to do. What an earlier run left behind is removed when the job goes on: files that are open, and those that are ready
-//! and that the checkpoint it goes on from does not know. Until it is committed a file is locked, which ends with the process: where
-//! one is, another job writes there, whose rows would be removed.
+//! Names that begin with a dot are not there for readers. A rename is the commit: where it has been done already,
+//! nothing is left to do. What an earlier run left behind is removed when the job goes on: files that are open, and
+//! those that are ready and that the checkpoint it goes on from does not know. Until it is committed a file is locked,
+//! which ends with the process: where one is, another job writes there, whose rows would be removed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -263,7 +263,8 @@ impl Sink for Files {
     }
 }
 
-/// `top` is the sink's folder, so many above that of the file: all between may be new, and have to outlast a loss of power, too.
+/// `top` is the sink's folder, so many above that of the file: all between may be new, and have to outlast a loss of
+/// power, too.
 fn make_ready(from: &Path, to: &Path, top: &Path, depth: usize) -> Result<(), TaskError> {
     match fs::rename(from, to) {
         Ok(()) => {
@@ -298,8 +299,8 @@ fn is_prepared(context: &TaskContext, epoch: u64, copy: u32) -> bool {
     context.restored().is_some_and(|restored| restored.split_names.contains(&split_name(epoch, copy)))
 }
 
-/// Removes what an earlier run left, of a copy and, if it is ready, of an epoch that `is_left` says. Returns a file that somebody still
-/// holds, which stays. Looks into folders of values, so deep.
+/// Removes what an earlier run left, of a copy and, if it is ready, of an epoch that `is_left` says. Returns a file
+/// that somebody still holds, which stays. Looks into folders of values, so deep.
 fn clear(
     folder: &Path,
     prefix: &str,
@@ -358,7 +359,8 @@ fn failed(path: &Path, error: &io::Error) -> TaskError {
 mod tests {
     use super::*;
 
-    /// A file that a checkpoint needs must not be cleared away, nor another sink's or job's; one that none needs would stay for ever.
+    /// A file that a checkpoint needs must not be cleared away, nor another sink's or job's; one that none needs would
+    /// stay for ever.
     #[test]
     fn only_leftovers_are_cleared() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,15 +1,16 @@
-//! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its first
-//! line on; then what is appended to it, and files that come.
+//! Files as a stream: every file is a split of its own time, read a block at a time in turn with the others, from its
+//! first line on; then what is appended to it, and files that come.
 //!
-//! A path that comes to have another file, as logs are rotated, is read from that one's beginning, as soon as the one before has been
-//! read to its end: see `tail`.
+//! A path that comes to have another file, as logs are rotated, is read from that one's beginning, as soon as the one
+//! before has been read to its end: see `tail`.
 //!
-//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is. One is known, and is in
-//! checkpoints, for as long as it is there. (Times of objects tell nothing that would do instead of their names: one that is uploaded in
-//! parts has the time at which that began, and is seen when it ends.)
+//! Objects of a store do not change, so each is over when it has been read; a prefix of keys is listed as a folder is.
+//! One is known, and is in checkpoints, for as long as it is there. (Times of objects tell nothing that would do
+//! instead of their names: one that is uploaded in parts has the time at which that began, and is seen when it ends.)
 //!
-//! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a file that
-//! comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make no manifest long.
+//! Files belong to *shelves*, by a hash of their names, and shelves are what copies have and checkpoints save. So a
+//! file that comes later has its place whoever goes on from the checkpoint, and thousands of files that are over make
+//! no manifest long.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -43,8 +44,8 @@ const SHELVES: u32 = 64;
 const MISSING_MAX: usize = 1000;
 /// Blocks that are read ahead.
 const QUEUE: usize = 4;
-/// So many files are kept open by all copies together, and some by each: those that came last, for they are those that are rotated.
-/// The others are opened whenever they have more.
+/// So many files are kept open by all copies together, and some by each: those that came last, for they are those that
+/// are rotated. The others are opened whenever they have more.
 const OPEN_MAX: usize = 256;
 const OPEN_MIN: usize = 8;
 
@@ -326,8 +327,8 @@ impl Reader {
                     .collect();
                 if !new.is_empty() {
                     self.names.extend(new.iter().cloned());
-                    // The last number goes to the file that is read first: whoever hears of it knows that there are the others, and
-                    // does not go ahead of them in time.
+                    // The last number goes to the file that is read first: whoever hears of it knows that there are the
+                    // others, and does not go ahead of them in time.
                     let numbers = (number..number + new.len() as u32).rev();
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
@@ -367,8 +368,8 @@ impl Reader {
         }
     }
 
-    /// Of objects that are not there any more nothing needs to be known: they cannot be read again. So a checkpoint has no more names than
-    /// the store has objects. `listed` is in order. Says whether anybody wants more.
+    /// Of objects that are not there any more nothing needs to be known: they cannot be read again. So a checkpoint has
+    /// no more names than the store has objects. `listed` is in order. Says whether anybody wants more.
     fn forget(&mut self, listed: &[String], feeder: &Feeder<Event>) -> Result<bool, TaskError> {
         let read: HashSet<&String> = self.files.iter().map(|reading| &reading.tail.path).collect();
         let is_missing = |path: &&String| listed.binary_search(path).is_err() && !read.contains(path);
@@ -411,7 +412,8 @@ impl Reader {
                 }
                 Step::Gone => {
                     over.push(number);
-                    // Its path may have another file, which is looked for at once, also if this is to end when all has been read.
+                    // Its path may have another file, which is looked for at once, also if this is to end when all has
+                    // been read.
                     progress = true;
                     self.some_gone = true;
                     self.names.remove(&reading.tail.path);

@@ -1,9 +1,10 @@
 //! One file that may grow, or an object, which does not: whole lines from where it was left, never a part of one.
 //!
-//! A path may come to have another file, when logs are rotated. A file is known by its device, its inode and when it was made, for
-//! an inode comes again soon after a file is removed; and by the bytes before the offset, which a checkpoint has a hash of: devices
-//! are numbered anew when a machine starts, and a folder that is copied has other inodes. A file stays open while it is read, so
-//! that what was written just before it lost its name, and shortly after, is read to its end.
+//! A path may come to have another file, when logs are rotated. A file is known by its device, its inode and when it
+//! was made, for an inode comes again soon after a file is removed; and by the bytes before the offset, which a
+//! checkpoint has a hash of: devices are numbered anew when a machine starts, and a folder that is copied has other
+//! inodes. A file stays open while it is read, so that what was written just before it lost its name, and shortly
+//! after, is read to its end.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -215,12 +216,12 @@ impl Tail {
         }
     }
 
-    /// The next lines, about a megabyte of them. A last line without an end counts if `ended`: the file is as long as it will
-    /// be.
+    /// The next lines, about a megabyte of them. A last line without an end counts if `ended`: the file is as long as
+    /// it will be.
     ///
     /// # Errors
-    /// When the file has become shorter than what was read, or was written over, or went away with lines that had not been read;
-    /// the system's.
+    /// When the file has become shorter than what was read, or was written over, or went away with lines that had not
+    /// been read; the system's.
     pub(crate) fn read(&mut self, mut ended: bool) -> Result<Piece, TaskError> {
         let mut is_over = false;
         let size = match &self.held {
@@ -300,7 +301,8 @@ impl Tail {
         waiter.wait(objects.ask(path, head))?
     }
 
-    /// How many bytes the file has, and whether its path is no longer its own. `None`: it is not there, or another one is.
+    /// How many bytes the file has, and whether its path is no longer its own. `None`: it is not there, or another one
+    /// is.
     fn file_size(&mut self) -> Result<Option<(u64, bool)>, TaskError> {
         // Before the file is asked: what is written to it until then is seen below.
         let named = match std::fs::metadata(&self.path) {
@@ -340,7 +342,8 @@ impl Tail {
         let is_same = match self.position.id {
             None => true,
             Some(known) if known.is_like(id) => true,
-            // While a file is not open, its inode says less than its bytes: it comes again, or is another one in a copied folder.
+            // While a file is not open, its inode says less than its bytes: it comes again, or is another one in a
+            // copied folder.
             Some(_) => size >= self.position.offset && self.is_marked(size)?,
         };
         if !is_same {
@@ -443,7 +446,8 @@ mod tests {
     }
 
     proptest! {
-        /// A line that is cut, doubled or lost, wherever writing pauses and whenever a reader takes the place of another.
+        /// A line that is cut, doubled or lost, wherever writing pauses and whenever a reader takes the place of
+        /// another.
         #[test]
         fn lines_come_whole_and_once(
             texts in prop::collection::vec("[a-z]{0,5}\r?", 0..12),
@@ -530,8 +534,8 @@ mod tests {
         assert!(tail.read(false).unwrap_err().to_string().contains("before byte 8 is not what was read there"));
     }
 
-    /// The last lines of a file that is renamed or removed, also those that come behind its new name, whether or not another one has
-    /// its path; and that other one, which is longer, would be read from its middle.
+    /// The last lines of a file that is renamed or removed, also those that come behind its new name, whether or not
+    /// another one has its path; and that other one, which is longer, would be read from its middle.
     #[test]
     fn files_that_are_rotated() {
         for is_removed in [false, true] {
@@ -558,8 +562,8 @@ mod tests {
         }
     }
 
-    /// A file that took another's place while nobody looked is not that one; one whose folder was copied, or whose device has another
-    /// number, still is.
+    /// A file that took another's place while nobody looked is not that one; one whose folder was copied, or whose
+    /// device has another number, still is.
     #[test]
     fn files_that_a_checkpoint_knows() {
         let folder = tempfile::tempdir().unwrap();

@@ -6,8 +6,8 @@
 //! | *prepare*     | the last part; what the parts are is in the checkpoint |
 //! | *commit*      | the upload is completed: `part-COPY-UNIQUE.jsonl`   |
 //!
-//! Its name is its own, so where an upload is gone and the object is there, it was completed before. What a run that fails has begun
-//! stays, unseen, until the store's own rules remove uploads that do not end.
+//! Its name is its own, so where an upload is gone and the object is there, it was completed before. What a run that
+//! fails has begun stays, unseen, until the store's own rules remove uploads that do not end.
 
 use std::collections::BTreeMap;
 use std::future::ready;

@@ -51,7 +51,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// User and password from the environment, where they are not given. With TLS if `tls` is given, or `config` says so.
+    /// User and password from the environment, where they are not given. With TLS if `tls` is given, or `config` says
+    /// so.
     ///
     /// # Errors
     /// In words, naming a file of `tls` that is not what it should be, or what of a user is missing.
@@ -122,7 +123,8 @@ impl Connection {
         config
     }
 
-    /// What a producer is told: a record goes where Kafka's own clients put one with its key, unless something else was given.
+    /// What a producer is told: a record goes where Kafka's own clients put one with its key, unless something else was
+    /// given.
     pub(crate) fn producer_config(&self, ours: &[(&str, &str)]) -> ClientConfig {
         let mut config = self.config(ours);
         if config.get("partitioner").is_none() {
@@ -222,7 +224,8 @@ impl ProducerContext for Context {
     }
 }
 
-/// What is to be done about what a client says, if that does not go away on its own; a client that says who it is has a certificate.
+/// What is to be done about what a client says, if that does not go away on its own; a client that says who it is has a
+/// certificate.
 fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
     const WHO: &str = "the broker wants to know who asks: give certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY";
     const REMEDIES: [(&str, &str); 4] = [
@@ -241,7 +244,8 @@ fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
             "the broker does not agree on how to speak TLS; one that wants to know who asks needs certificate= and key=",
         ),
     ];
-    // What our side did not get to know, such as of a connection that broke in the middle, says nothing about the other.
+    // What our side did not get to know, such as of a connection that broke in the middle, says nothing about the
+    // other.
     if !(text.contains("SSL") || text.contains("SASL")) || text.contains("Local: ") {
         return None;
     }
@@ -287,8 +291,8 @@ pub(crate) fn is_final(error: &KafkaError) -> bool {
     )
 }
 
-/// How many partitions a topic has. Waits as long as `patience` for a broker that answers. Meanwhile `serve` is called, which lets the client say
-/// for so long what it has to say: why nobody answers is heard in no other way.
+/// How many partitions a topic has. Waits as long as `patience` for a broker that answers. Meanwhile `serve` is called,
+/// which lets the client say for so long what it has to say: why nobody answers is heard in no other way.
 ///
 /// # Errors
 /// Naming the topic or the servers.

@@ -1,21 +1,22 @@
 //! Transactions: one for each copy and checkpoint, opened when the checkpoint is durable and closed at once.
 //!
-//! A transaction that were open from barrier to barrier would be lost when it takes longer than its timeout (the records of a
-//! durable checkpoint with it), and would hold up readers of the topic all the time. So records wait in the checkpoint instead,
-//! and to *commit* is to do these steps, as often as need be:
+//! A transaction that were open from barrier to barrier would be lost when it takes longer than its timeout (the
+//! records of a durable checkpoint with it), and would hold up readers of the topic all the time. So records wait in
+//! the checkpoint instead, and to *commit* is to do these steps, as often as need be:
 //!
-//! 1. A producer with the origin's transactional id is initialized: whoever used it before is fenced, what he had open is
-//!    aborted, what he was about to commit is committed.
-//! 2. The *marker* is read: it is kept with the offset that the consumer group of this id has committed for partition 0 of the
-//!    topic, which is the last epoch that was committed. If it knows this run with no earlier epoch, all is done.
+//! 1. A producer with the origin's transactional id is initialized: whoever used it before is fenced, what he had open
+//!    is aborted, what he was about to commit is committed.
+//! 2. The *marker* is read: it is kept with the offset that the consumer group of this id has committed for partition 0
+//!    of the topic, which is the last epoch that was committed. If it knows this run with no earlier epoch, all is
+//!    done.
 //! 3. One transaction has the records and the new marker.
 //!
-//! The check behind the fence, and records and marker in one transaction, make it exactly once: whoever comes after sees the
-//! marker, and whoever came before can commit no more. After any error the next try begins at 1, so that it does not matter
-//! whether the one before went through.
+//! The check behind the fence, and records and marker in one transaction, make it exactly once: whoever comes after
+//! sees the marker, and whoever came before can commit no more. After any error the next try begins at 1, so that it
+//! does not matter whether the one before went through.
 //!
-//! The marker is kept as long as the brokers keep offsets of groups without members (`offsets.retention.minutes`, a week
-//! unless they are told otherwise). A job that goes on after longer may repeat the records of its last checkpoint.
+//! The marker is kept as long as the brokers keep offsets of groups without members (`offsets.retention.minutes`, a
+//! week unless they are told otherwise). A job that goes on after longer may repeat the records of its last checkpoint.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -70,8 +71,8 @@ fn is_fenced(error: &KafkaError) -> bool {
     matches!(error.rdkafka_error_code(), Some(E::Fenced | E::ProducerFenced | E::InvalidProducerEpoch))
 }
 
-/// How long one call of a transaction may take: a large one at a slow network takes as long as brokers let it, and what is begun anew
-/// takes as long again. Somewhat less than that, so that the reason is ours.
+/// How long one call of a transaction may take: a large one at a slow network takes as long as brokers let it, and what
+/// is begun anew takes as long again. Somewhat less than that, so that the reason is ours.
 fn call(transaction_timeout: Duration) -> Duration {
     CALL.max(transaction_timeout.mul_f64(0.9))
 }
@@ -132,7 +133,8 @@ pub(crate) fn headers(bytes: Option<&[u8]>) -> Result<Option<OwnedHeaders>, Task
 }
 
 impl Committer {
-    /// Initializes the producer that will commit what this copy prepares: what brokers do not allow is heard before there are rows.
+    /// Initializes the producer that will commit what this copy prepares: what brokers do not allow is heard before
+    /// there are rows.
     ///
     /// # Errors
     /// As [`Committer::commit`].

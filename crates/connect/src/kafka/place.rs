@@ -1,8 +1,8 @@
-//! Where a partition is read from: an offset, and a mark of the record before it. A topic that is deleted and made anew has other records
-//! at the same offsets, and brokers say nothing of that to who asks for an offset; the mark does.
+//! Where a partition is read from: an offset, and a mark of the record before it. A topic that is deleted and made anew
+//! has other records at the same offsets, and brokers say nothing of that to who asks for an offset; the mark does.
 //!
-//! In checkpoints it is the offset and, if there is a mark, the record's time and the hash of its value, in eight little-endian bytes each. Where
-//! nothing has been read yet there is none.
+//! In checkpoints it is the offset and, if there is a mark, the record's time and the hash of its value, in eight
+//! little-endian bytes each. Where nothing has been read yet there is none.
 
 use bytes::Bytes;
 

@@ -6,8 +6,8 @@
 //! | `GET /subjects/S/versions/latest`   | what records are read as, where nobody says it                        |
 //! | `POST /subjects/S/versions`         | the number of the schema that records are written with; again, the same |
 //!
-//! The subject of a topic's values is `TOPIC-value`. A registry that is away, or has too much to do, is asked again while there is
-//! patience. That it does not know a number is no failure of it: the record is bad.
+//! The subject of a topic's values is `TOPIC-value`. A registry that is away, or has too much to do, is asked again
+//! while there is patience. That it does not know a number is no failure of it: the record is bad.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -34,7 +34,8 @@ impl Registering {
         Registering { encoder, wanted: None }
     }
 
-    /// Rows of `schema` as values of a topic, beside what `encoder` makes of them: Avro, by `avro` or a schema made of the columns; or JSON.
+    /// Rows of `schema` as values of a topic, beside what `encoder` makes of them: Avro, by `avro` or a schema made of
+    /// the columns; or JSON.
     ///
     /// # Errors
     /// In words, for columns that it has no way to write.

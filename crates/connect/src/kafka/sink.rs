@@ -79,8 +79,8 @@ struct Options {
     avro_schema: Option<Value>,
     #[serde(default)]
     guarantee: Promise,
-    /// With exactly once: what the job is called at the brokers, where nobody else may be called so. Transactional ids and
-    /// consumer groups are `ID-COPY`.
+    /// With exactly once: what the job is called at the brokers, where nobody else may be called so. Transactional ids
+    /// and consumer groups are `ID-COPY`.
     id: Option<String>,
     #[serde(default = "a_megabyte")]
     record_bytes_max: usize,

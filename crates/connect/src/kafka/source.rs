@@ -1,12 +1,14 @@
-//! Partitions of a topic, each a split: assigned, not balanced by a group. Their offsets are in checkpoints and nowhere else.
+//! Partitions of a topic, each a split: assigned, not balanced by a group. Their offsets are in checkpoints and nowhere
+//! else.
 //!
-//! Copy c of n begins with the partitions p for which p % n is c, or those that a checkpoint deals to it. All copies know
-//! which partitions any of them had at the checkpoint; one that nobody had goes to copy p % n, and is read from its beginning, or
-//! where `start` says if it was there when the job began.
+//! Copy c of n begins with the partitions p for which p % n is c, or those that a checkpoint deals to it. All copies
+//! know which partitions any of them had at the checkpoint; one that nobody had goes to copy p % n, and is read from
+//! its beginning, or where `start` says if it was there when the job began.
 //!
-//! An offset that is not there any more, because the topic keeps records for less time than the job was away, is an error:
-//! nothing is passed over in silence. So is a topic that was deleted and made anew, whose offsets are those of other records: with an offset
-//! a checkpoint has a mark of the record before it, which is looked at first, see `place`.
+//! An offset that is not there any more, because the topic keeps records for less time than the job was away, is an
+//! error: nothing is passed over in silence. So is a topic that was deleted and made anew, whose offsets are those of
+//! other records: with an offset a checkpoint has a mark of the record before it, which is looked at first, see
+//! `place`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -281,7 +283,8 @@ impl Restored {
 }
 
 enum Event {
-    /// Partitions that the copy has from now on, where they are read from, and how many there were at the job's beginning.
+    /// Partitions that the copy has from now on, where they are read from, and how many there were at the job's
+    /// beginning.
     Assigned {
         places: Vec<(i32, Place)>,
         initial: i32,
@@ -335,7 +338,8 @@ impl Source for Kafka {
                         last = Some(number);
                     }
                     self.initial = Some(initial);
-                    // Whoever hears of the last one knows that there are the others, and does not go ahead of them in time.
+                    // Whoever hears of the last one knows that there are the others, and does not go ahead of them in
+                    // time.
                     match last {
                         Some(split) => {
                             let rows = RecordBatch::new_empty(SchemaRef::clone(&self.schema));
@@ -621,7 +625,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Whether a record was not read before the checkpoint: the last one that was comes again, so that it can be looked at.
+    /// Whether a record was not read before the checkpoint: the last one that was comes again, so that it can be looked
+    /// at.
     ///
     /// # Errors
     /// When it is another one than it was.
@@ -665,7 +670,8 @@ impl Reader {
                 | E::CoordinatorNotAvailable
                 | E::NotCoordinator,
             ) => Ok(()),
-            // A broker that restarts says the like in the middle of a handshake; what will not change has been heard with its reason.
+            // A broker that restarts says the like in the middle of a handshake; what will not change has been heard
+            // with its reason.
             Some(E::Authentication | E::SSL) => match context.distrust() {
                 Some(why) => Err(format!("kafka {}: {why}", self.connection.servers).into()),
                 None => Ok(()),
@@ -711,10 +717,11 @@ impl Reader {
         self.waiting.1 += more;
     }
 
-    /// Says of partitions that had nothing more that they still have nothing, when it is time to. That is so when nothing at all has
-    /// come; else (`asking`) the broker is asked whether there is something behind what was read, which may wait in the consumer's
-    /// queue behind records of others. What was read is told by the consumer's position, which is behind the mark that ends a
-    /// transaction and is no record; before the first record of a partition it has none, and it is where reading began.
+    /// Says of partitions that had nothing more that they still have nothing, when it is time to. That is so when
+    /// nothing at all has come; else (`asking`) the broker is asked whether there is something behind what was read,
+    /// which may wait in the consumer's queue behind records of others. What was read is told by the consumer's
+    /// position, which is behind the mark that ends a transaction and is no record; before the first record of a
+    /// partition it has none, and it is where reading began.
     fn tell_quiet(&mut self, asking: Option<&BaseConsumer<Context>>, feeder: &Feeder<Event>) -> bool {
         let now = Instant::now();
         let topic = &self.options.topic;

@@ -3,8 +3,8 @@
 //! A message comes again when its connection is lost before the server has its acknowledgement, and that is sent when a
 //! checkpoint is durable. So a message's id is remembered, and is part of checkpoints, from when it was given until
 //!
-//! - the server has answered a question that was asked behind the acknowledgement, one further checkpoint is durable, and ten
-//!   seconds are over (it writes acknowledgements to disk some time after it has had them), or
+//! - the server has answered a question that was asked behind the acknowledgement, one further checkpoint is durable,
+//!   and ten seconds are over (it writes acknowledgements to disk some time after it has had them), or
 //! - an hour is over since its connection was lost, and it has not come again.
 
 use std::collections::HashMap;
@@ -66,8 +66,8 @@ impl Known {
         });
     }
 
-    /// The connection was lost: all that is remembered may come again, as a server that was killed may have forgotten the last
-    /// acknowledgements.
+    /// The connection was lost: all that is remembered may come again, as a server that was killed may have forgotten
+    /// the last acknowledgements.
     pub(crate) fn lost(&mut self, now: Instant) {
         for state in self.states.values_mut() {
             if !matches!(state, State::Lost(_)) {

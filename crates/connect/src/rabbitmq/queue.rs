@@ -1,5 +1,5 @@
-//! A task that takes messages from a queue, and acknowledges them when it is told to. It connects again when the server has
-//! been away: what was not acknowledged comes again then, with other numbers.
+//! A task that takes messages from a queue, and acknowledges them when it is told to. It connects again when the server
+//! has been away: what was not acknowledged comes again then, with other numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

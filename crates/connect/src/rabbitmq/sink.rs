@@ -1,10 +1,11 @@
-//! Rows as messages: they wait in the checkpoint, and are published when it is durable, persistent, and confirmed by the
-//! server one and all. A message that no queue takes is an error; that there is the queue, or the exchange, is looked at before there
-//! are any.
+//! Rows as messages: they wait in the checkpoint, and are published when it is durable, persistent, and confirmed by
+//! the server one and all. A message that no queue takes is an error; that there is the queue, or the exchange, is
+//! looked at before there are any.
 //!
-//! At least once: a commit that is repeated, because the server was away or the job goes on after a failure, publishes again.
-//! Then messages have the same `message_id` as before, so that who reads them can tell (`source` does, with `id`). At most
-//! once, what was sent is not sent again: if the connection is lost before it is confirmed, it may be lost, which is printed.
+//! At least once: a commit that is repeated, because the server was away or the job goes on after a failure, publishes
+//! again. Then messages have the same `message_id` as before, so that who reads them can tell (`source` does, with
+//! `id`). At most once, what was sent is not sent again: if the connection is lost before it is confirmed, it may be
+//! lost, which is printed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -178,8 +179,8 @@ impl RabbitMq {
         Ok(())
     }
 
-    /// Whether a queue that is there is lost with the server. It is asked for as a durable one: a server that has another names what is
-    /// other, durability first. Who may not ask hears nothing.
+    /// Whether a queue that is there is lost with the server. It is asked for as a durable one: a server that has
+    /// another names what is other, durability first. Who may not ask hears nothing.
     async fn forgets(&self, queue: &str) -> lapin::Result<bool> {
         let Some((connection, _)) = &self.open else { return Ok(false) };
         let channel = connection.create_channel().await?;

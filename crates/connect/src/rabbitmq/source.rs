@@ -1,14 +1,14 @@
-//! Messages of a queue as rows, acknowledged when the checkpoint that they belong to is durable. Until then they are the
-//! server's: what was not acknowledged when a job failed comes again.
+//! Messages of a queue as rows, acknowledged when the checkpoint that they belong to is durable. Until then they are
+//! the server's: what was not acknowledged when a job failed comes again.
 //!
 //! | `id`             | copies    | a message is a row                                                                     |
 //! |------------------|-----------|----------------------------------------------------------------------------------------|
 //! | none             | any       | at least once: again after a failure, or a lost connection, until it is acknowledged   |
 //! | a property of it | one       | exactly once, if no two messages have the same, and none is without                    |
 //!
-//! With an id, those that may come again are remembered, and are in checkpoints (see `known`): a message that comes again is
-//! acknowledged with the next checkpoint, and is no row. That holds for what comes again within an hour, and while the
-//! server loses no acknowledgement that it has had for ten seconds.
+//! With an id, those that may come again are remembered, and are in checkpoints (see `known`): a message that comes
+//! again is acknowledged with the next checkpoint, and is no row. That holds for what comes again within an hour, and
+//! while the server loses no acknowledgement that it has had for ten seconds.
 //!
 //! At most once, messages are acknowledged before they are given on, and one that the server gives again is no row.
 //!
@@ -343,8 +343,8 @@ impl RabbitMq {
     }
 }
 
-/// What a message is known by: its ids, if it has any, else where and when it was sent; and that it has come before, as what was put
-/// aside then is put aside again.
+/// What a message is known by: its ids, if it has any, else where and when it was sent; and that it has come before, as
+/// what was put aside then is put aside again.
 fn place(queue: &str, message: &Message) -> Vec<(&'static str, Value)> {
     let Delivery { delivery_tag, exchange, routing_key, redelivered, properties, .. } = &message.delivery;
     let mut place = vec![("queue", json!(queue))];

@@ -1,5 +1,5 @@
-//! Connections of lapin by TLS. Its own TLS would bring a reader of PKCS#12 and forty crates with it, so it is given streams that are
-//! encrypted already: by a reactor that shakes hands as it connects, and is Tokio's otherwise.
+//! Connections of lapin by TLS. Its own TLS would bring a reader of PKCS#12 and forty crates with it, so it is given
+//! streams that are encrypted already: by a reactor that shakes hands as it connects, and is Tokio's otherwise.
 
 use std::io::{Read, Result, Write};
 use std::net::SocketAddr;

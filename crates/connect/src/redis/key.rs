@@ -1,4 +1,5 @@
-//! The key of a hash: the values of some columns, with colons between. Sinks write it and lookups ask for it, so both come here.
+//! The key of a hash: the values of some columns, with colons between. Sinks write it and lookups ask for it, so both
+//! come here.
 //!
 //! No two rows whose values differ have the same key, and keys that people read stay as people would write them:
 //!
@@ -202,7 +203,8 @@ mod tests {
         }
     }
 
-    /// The same values, however they are kept, are the same key: a sink may have them in one way and a lookup in another.
+    /// The same values, however they are kept, are the same key: a sink may have them in one way and a lookup in
+    /// another.
     #[test]
     fn ways_of_keeping_values_make_no_difference() {
         let plain = strings(&[Some("a:b"), None, Some("\\N")]);

@@ -63,8 +63,9 @@ impl RedisHashes {
         Ok(RedisHashes { server, prefix, fields, patience, idle: Mutex::default() })
     }
 
-    /// The fields of the hash of each row, whose key is what the columns `on` have, as the sink writes it; in the order of the fields,
-    /// and `None` of a key without a hash, or with none of the fields. A server that is away is waited for.
+    /// The fields of the hash of each row, whose key is what the columns `on` have, as the sink writes it; in the order
+    /// of the fields, and `None` of a key without a hash, or with none of the fields. A server that is away is waited
+    /// for.
     ///
     /// # Errors
     /// In words: for columns that are not there, or have no texts; else naming the server.

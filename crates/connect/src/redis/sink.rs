@@ -1,18 +1,20 @@
 //! Rows into hashes or a stream.
 //!
-//! With exactly once, what is to be written waits in the checkpoint. To *commit* is one transaction of the server: it writes, and
-//! sets a *marker*, the key `tidemill:ID:COPY`, to the run and the epoch. Where the marker is there already nothing is left to
-//! do; the key is watched, so that of two who commit the same one has to look again. So adding to a number is exact, too.
+//! With exactly once, what is to be written waits in the checkpoint. To *commit* is one transaction of the server: it
+//! writes, and sets a *marker*, the key `tidemill:ID:COPY`, to the run and the epoch. Where the marker is there already
+//! nothing is left to do; the key is watched, so that of two who commit the same one has to look again. So adding to a
+//! number is exact, too.
 //!
-//! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it was.
+//! With at least once rows are written as they come, for those who want them soon: a hash that is set again is as it
+//! was.
 //!
-//! At the beginning it is asked whether it keeps what it has: one that does not write each change to disk, or evicts keys when it is
-//! full, loses rows that were committed, and markers; that is printed, as is that it does not say.
+//! At the beginning it is asked whether it keeps what it has: one that does not write each change to disk, or evicts
+//! keys when it is full, loses rows that were committed, and markers; that is printed, as is that it does not say.
 //!
 //! A hash's key is the values of its columns, with colons between, see `key`.
 //!
-//! The server does not undo a transaction one of whose commands is wrong, such as one on a key of another type: that is an error of
-//! the job, and the rest of the transaction has been written.
+//! The server does not undo a transaction one of whose commands is wrong, such as one on a key of another type: that is
+//! an error of the job, and the rest of the transaction has been written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,7 +63,8 @@ struct Options {
     stream: Option<String>,
     /// Of the stream: about so many entries are kept.
     entries_max: Option<u64>,
-    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `Key`. The others are its fields.
+    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `Key`. The others are its
+    /// fields.
     #[serde(default)]
     key: Vec<String>,
     /// Of hashes: what their keys begin with.
@@ -257,7 +260,8 @@ impl Encoder {
             }
             let key = match &self.stream {
                 Some(stream) => {
-                    // An entry has at least one field: a row of nulls has one without a name, which is none of its columns.
+                    // An entry has at least one field: a row of nulls has one without a name, which is none of its
+                    // columns.
                     if change.entry.is_empty() {
                         change.entry.push((String::new(), String::new()));
                     }

@@ -1,10 +1,11 @@
-//! Entries of streams: each stream is a split, read from the entry behind the last one. Copies share the streams by their
-//! places in the list. All know from a checkpoint which ones any of them had, so that a stream that is named later is read by
-//! one of them.
+//! Entries of streams: each stream is a split, read from the entry behind the last one. Copies share the streams by
+//! their places in the list. All know from a checkpoint which ones any of them had, so that a stream that is named
+//! later is read by one of them.
 //!
-//! Entries that the server has trimmed away, or somebody has deleted, before they were read are an error. They are found by number: the
-//! server counts what was added and what is left, so what was removed; and a place is an id with the number of its entry. What was
-//! removed beyond that had not been read. (Servers before Redis 7 do not count: there they are not seen, and nobody is told.)
+//! Entries that the server has trimmed away, or somebody has deleted, before they were read are an error. They are
+//! found by number: the server counts what was added and what is left, so what was removed; and a place is an id with
+//! the number of its entry. What was removed beyond that had not been read. (Servers before Redis 7 do not count: there
+//! they are not seen, and nobody is told.)
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

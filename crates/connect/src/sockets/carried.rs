@@ -1,5 +1,5 @@
-//! What a post has to carry to be taken: a token, or a signature of its body. Both are compared in the same time whatever is wrong with
-//! them, as how long an answer takes would tell how much of a guess is right.
+//! What a post has to carry to be taken: a token, or a signature of its body. Both are compared in the same time
+//! whatever is wrong with them, as how long an answer takes would tell how much of a guess is right.
 
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use ring::hmac::{self, HMAC_SHA256, Key};

@@ -1,5 +1,5 @@
-//! What comes over a connection and cannot be asked for again: lines of a TCP server, messages of a WebSocket, posts to a web
-//! server of our own.
+//! What comes over a connection and cannot be asked for again: lines of a TCP server, messages of a WebSocket, posts to
+//! a web server of our own.
 //!
 //! | module      | kind        | a row is                            | after a failure                                          |
 //! |-------------|-------------|-------------------------------------|----------------------------------------------------------|
@@ -7,7 +7,8 @@
 //! | `websocket` | `websocket` | a message                           | the same                                                 |
 //! | `webhook`   | `webhook`   | a JSON object, several in one post  | the same; or at least once, with `answer` `durable`      |
 //!
-//! Beneath them: `tap` (a task that takes what comes, and the source that gives it on), `carried` (what posts have to carry).
+//! Beneath them: `tap` (a task that takes what comes, and the source that gives it on), `carried` (what posts have to
+//! carry).
 
 mod carried;
 mod tap;
@@ -27,7 +28,8 @@ pub(crate) use tcp::source as tcp;
 pub(crate) use webhook::source as webhook;
 pub(crate) use websocket::source as websocket;
 
-/// How long a connection may be silent before its other end is asked whether it is there, how often, and how many times.
+/// How long a connection may be silent before its other end is asked whether it is there, how often, and how many
+/// times.
 const SILENT: Duration = Duration::from_secs(30);
 const ASK_INTERVAL: Duration = Duration::from_secs(10);
 const ASK_TIMES: u32 = 3;
@@ -42,8 +44,8 @@ fn tell_lost(context: &TaskContext, source: &str) {
     }
 }
 
-/// Lets a connection end whose other end has vanished: a host that lost its power, or a firewall that forgot it, says nothing, and who
-/// only reads would wait for ever.
+/// Lets a connection end whose other end has vanished: a host that lost its power, or a firewall that forgot it, says
+/// nothing, and who only reads would wait for ever.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let how = TcpKeepalive::new().with_time(SILENT).with_interval(ASK_INTERVAL).with_retries(ASK_TIMES);
     SockRef::from(stream).set_tcp_keepalive(&how)

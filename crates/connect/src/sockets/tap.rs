@@ -1,5 +1,5 @@
-//! A task that takes what comes, and the source that gives it on: between them is a bounded queue. Who sends may be answered,
-//! when his rows have been taken or when a checkpoint has them.
+//! A task that takes what comes, and the source that gives it on: between them is a bounded queue. Who sends may be
+//! answered, when his rows have been taken or when a checkpoint has them.
 
 use std::collections::BTreeMap;
 use std::future::Future;

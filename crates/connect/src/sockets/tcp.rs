@@ -1,5 +1,5 @@
-//! Lines of a TCP server that we connect to. When the connection is lost it is made again; what the server has sent meanwhile
-//! is lost, which is printed.
+//! Lines of a TCP server that we connect to. When the connection is lost it is made again; what the server has sent
+//! meanwhile is lost, which is printed.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Messages of a WebSocket, each a row. When the connection is lost it is made again; what the server has sent meanwhile is
-//! lost, which is printed.
+//! Messages of a WebSocket, each a row. When the connection is lost it is made again; what the server has sent
+//! meanwhile is lost, which is printed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +43,8 @@ struct Options {
     url: Secret,
     /// Files of certificates.
     tls: Option<Tls>,
-    /// What the request has beside what WebSockets need; without an `Authorization`, the token of `TIDEMILL_WEBSOCKET_TOKEN` is one.
+    /// What the request has beside what WebSockets need; without an `Authorization`, the token of
+    /// `TIDEMILL_WEBSOCKET_TOKEN` is one.
     #[serde(default)]
     headers: BTreeMap<String, Secret>,
     /// What is sent after connecting, such as what to subscribe to.
@@ -136,8 +137,8 @@ fn headers(given: &BTreeMap<String, Secret>) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// Whether it is of use to connect again. A server that restarts closes connections in the middle of a handshake, and a proxy before it
-/// answers 502 to 504 meanwhile; another answer that is no WebSocket's, or a wrong URL, stays so.
+/// Whether it is of use to connect again. A server that restarts closes connections in the middle of a handshake, and a
+/// proxy before it answers 502 to 504 meanwhile; another answer that is no WebSocket's, or a wrong URL, stays so.
 fn passes(error: &Error) -> bool {
     if tls::remedy(&error.to_string()).is_some() {
         return false;

@@ -1,5 +1,5 @@
-//! A Kafka of one node for tests, as `tests/python/servers/kafka.py` has it: on ports of loopback that stay its own, with its
-//! data in a folder.
+//! A Kafka of one node for tests, as `tests/python/servers/kafka.py` has it: on ports of loopback that stay its own,
+//! with its data in a folder.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::BTreeSet;
@@ -181,8 +181,8 @@ impl Kafka {
         producer.flush(PATIENCE).unwrap();
     }
 
-    /// What is in a topic now, of committed transactions only. A commit is answered when it is decided, and seen when the brokers
-    /// have told each partition: this waits for that.
+    /// What is in a topic now, of committed transactions only. A commit is answered when it is decided, and seen when
+    /// the brokers have told each partition: this waits for that.
     pub fn read(&self, topic: &str) -> Vec<Found> {
         let mut config = self.config();
         config.set("group.id", "tests").set("enable.partition.eof", "true").set("isolation.level", "read_committed");

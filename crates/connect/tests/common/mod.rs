@@ -123,7 +123,8 @@ fn graph(source: &SourceSpec, sink: &SinkSpec, fuse: Option<Arc<AtomicU64>>) -> 
     graph
 }
 
-/// Makes sinks outside of any job's loop, one after another, and does with them what `body` says, on the runner's threads.
+/// Makes sinks outside of any job's loop, one after another, and does with them what `body` says, on the runner's
+/// threads.
 pub fn with_sinks<F>(sink: &Value, schema: &SchemaRef, body: F)
 where
     F: AsyncFn(&dyn Fn() -> Box<dyn Sink>),

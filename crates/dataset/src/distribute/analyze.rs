@@ -109,8 +109,8 @@ impl Counts {
     }
 }
 
-/// Calls `see` with every step, the rows that it gave out here, and its depth. Scans do not all count theirs; what was put above
-/// them does, and is no step.
+/// Calls `see` with every step, the rows that it gave out here, and its depth. Scans do not all count theirs; what was
+/// put above them does, and is no step.
 fn each_step(plan: &Arc<dyn ExecutionPlan>, depth: usize, see: &mut impl FnMut(&dyn ExecutionPlan, usize, usize)) {
     let rows = plan.metrics().and_then(|metrics| metrics.output_rows()).unwrap_or(0);
     match plan.downcast_ref::<ReadExec>() {

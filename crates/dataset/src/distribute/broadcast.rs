@@ -1,9 +1,9 @@
 //! Joins whose smaller side goes to every worker, so that the larger one stays where it is.
 //!
-//! Beside DataFusion's rule, which knows threads that share memory and joins so below a fixed size, this one weighs what
-//! crosses: with `p` partitions, a broadcast costs each of them the whole smaller side, to receive and to build a hash table
-//! of; the other way costs it a share of both sides, to send, to receive and to build. Taking the three as equal, a broadcast
-//! of `s` bytes beside `l` larger ones is less for `l > 1.5 (p - 1) s`, nearly.
+//! Beside DataFusion's rule, which knows threads that share memory and joins so below a fixed size, this one weighs
+//! what crosses: with `p` partitions, a broadcast costs each of them the whole smaller side, to receive and to build a
+//! hash table of; the other way costs it a share of both sides, to send, to receive and to build. Taking the three as
+//! equal, a broadcast of `s` bytes beside `l` larger ones is less for `l > 1.5 (p - 1) s`, nearly.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! Queries on all workers of a job. Every worker plans the same query, for as many partitions as the job has threads; the
-//! plan is cut into stages ([`stages`]), the stages become tasks of a dataflow graph with a copy for each partition, the
-//! cuts become its exchanges.
+//! Queries on all workers of a job. Every worker plans the same query, for as many partitions as the job has threads;
+//! the plan is cut into stages ([`stages`]), the stages become tasks of a dataflow graph with a copy for each
+//! partition, the cuts become its exchanges.
 //!
 //! A plan with a step that is not known to run in several processes runs whole, on worker 0, and `explain` says why.
 
@@ -79,8 +79,8 @@ pub enum To {
     None,
 }
 
-/// Called every so often while an action runs, with how far it has read: on worker 0 by all, elsewhere by that worker. An error
-/// gives the action up on all workers.
+/// Called every so often while an action runs, with how far it has read: on worker 0 by all, elsewhere by that worker.
+/// An error gives the action up on all workers.
 pub type Watch<'a> = &'a mut dyn FnMut(&Reading) -> Result<(), String>;
 
 /// An action under way: what its runs share.
@@ -148,10 +148,11 @@ impl Workers {
         Ok(self.collect_partitions(engine, set, None, to, watch)?.concat())
     }
 
-    /// Runs a query; each worker gets the rows that it has made, by the number of their partition. Collective, as [`Workers::collect`].
+    /// Runs a query; each worker gets the rows that it has made, by the number of their partition. Collective, as
+    /// [`Workers::collect`].
     ///
-    /// Partitions follow each other in the order of the source, if [`DataSet::is_in_order`]: first the files, in the order of
-    /// their paths, then the places in them.
+    /// Partitions follow each other in the order of the source, if [`DataSet::is_in_order`]: first the files, in the
+    /// order of their paths, then the places in them.
     ///
     /// # Errors
     /// The same on every worker: what went wrong first.
@@ -277,8 +278,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of one. Parts have the
-    /// same columns.
+    /// Tells all workers how large the tables are of which each has a part, and what time it is: all see the clock of
+    /// one. Parts have the same columns.
     fn tell_sizes(&self, set: &DataSet) -> Result<i64> {
         /// Of further tables nothing is told: workers whose queries differ must still make the same call.
         const TABLES_MAX: usize = 32;
@@ -356,7 +357,8 @@ impl Workers {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The plan without its scalar subqueries: they are asked first, for stages that run elsewhere cannot wait for them.
+    /// The plan without its scalar subqueries: they are asked first, for stages that run elsewhere cannot wait for
+    /// them.
     fn resolve(&self, plan: Arc<dyn ExecutionPlan>, action: &mut Action<'_>) -> Result<Arc<dyn ExecutionPlan>> {
         let mut fault = None;
         let resolved = plan.transform_up(|node| {
@@ -462,8 +464,8 @@ fn exchange(cut: &Cut, target_copies: usize) -> Carried {
     }
 }
 
-/// The copy of each row, among `count` from `start` on. Hashes as DataFusion's own repartitioning, so that what it holds to be
-/// equal meets.
+/// The copy of each row, among `count` from `start` on. Hashes as DataFusion's own repartitioning, so that what it
+/// holds to be equal meets.
 fn by_hash(
     keys: &[Arc<dyn PhysicalExpr>],
     batch: &RecordBatch,
@@ -592,8 +594,8 @@ async fn run_whole(
     Ok(())
 }
 
-/// Keeps what comes, if it is to be kept, in the order of the copies it comes from: on disk, mapped, what does not fit into memory,
-/// where `may_map`.
+/// Keeps what comes, if it is to be kept, in the order of the copies it comes from: on disk, mapped, what does not fit
+/// into memory, where `may_map`.
 fn result_task(kept: Option<Arc<Mutex<Vec<Vec<RecordBatch>>>>>, may_map: bool) -> TaskSpec {
     TaskSpec::new("result", move |inputs, _, copy| {
         let kept = kept.clone();

@@ -1,5 +1,5 @@
-//! Tables whose parts lie in the memory of the workers of a job: each worker holds one, and what plans know of the whole, its
-//! size, is told by all of them before a query is planned.
+//! Tables whose parts lie in the memory of the workers of a job: each worker holds one, and what plans know of the
+//! whole, its size, is told by all of them before a query is planned.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};

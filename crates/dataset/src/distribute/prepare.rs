@@ -1,7 +1,8 @@
 //! Planning for several workers: the same plan on each of them, and none that counts on shared memory.
 //!
-//! DataFusion's joins that collect their left side tell each other, through memory, which left rows found a partner; those
-//! that give out left rows by themselves (left, full, semi, anti, mark) are changed here to joins that do without.
+//! DataFusion's joins that collect their left side tell each other, through memory, which left rows found a partner;
+//! those that give out left rows by themselves (left, full, semi, anti, mark) are changed here to joins that do
+//! without.
 
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ pub(super) struct Prepared {
     pub state: SessionState,
 }
 
-/// Plans a query for `partitions` partitions of workers that may use `memory_bytes` each. `now` is the time that the query
-/// sees, in nanoseconds since 1970.
+/// Plans a query for `partitions` partitions of workers that may use `memory_bytes` each. `now` is the time that the
+/// query sees, in nanoseconds since 1970.
 pub(super) async fn prepare(
     frame: DataFrame,
     partitions: usize,
@@ -95,8 +96,8 @@ fn session(
     state
 }
 
-/// The plan of one thread, in which a sort of the whole result is one of partitions, as it is in that of several: the exchange sorts
-/// faster than DataFusion's step does.
+/// The plan of one thread, in which a sort of the whole result is one of partitions, as it is in that of several: the
+/// exchange sorts faster than DataFusion's step does.
 fn sorted_apart(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
     if let Some(sort) = plan.downcast_ref::<SortExec>().filter(|sort| sort.fetch().is_none()) {
         return Ok(Arc::new(SortPreservingMergeExec::new(sort.expr().clone(), Arc::clone(&plan))));

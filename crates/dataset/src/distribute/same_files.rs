@@ -1,7 +1,8 @@
-//! Whether all hosts see the same local files: each worker reads shares of them, which of files that differ would not go together.
+//! Whether all hosts see the same local files: each worker reads shares of them, which of files that differ would not
+//! go together.
 //!
-//! Files are the same if their sizes and times are, as for rsync; copies that have lost their time are, if what they hold is the same.
-//! Looked at in jobs of several hosts alone.
+//! Files are the same if their sizes and times are, as for rsync; copies that have lost their time are, if what they
+//! hold is the same. Looked at in jobs of several hosts alone.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,5 +1,5 @@
-//! Whether all hosts see the files that streams read. Each copy reads a share of the files by their names, so one that its host does not
-//! see would be read by nobody. Looked at in jobs of several hosts alone, when they begin.
+//! Whether all hosts see the files that streams read. Each copy reads a share of the files by their names, so one that
+//! its host does not see would be read by nobody. Looked at in jobs of several hosts alone, when they begin.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -11,7 +11,8 @@ use tidemill_dataflow::stream::source::ListFiles;
 use super::{Result, Workers};
 use crate::error::DataSetError;
 
-/// A shared file system may show a new file to other hosts as much later: NFS looks into a folder again after a minute at most.
+/// A shared file system may show a new file to other hosts as much later: NFS looks into a folder again after a minute
+/// at most.
 const SEEN_AFTER: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// So many looks before somebody is told what is waited for.
@@ -82,7 +83,8 @@ impl Workers {
 const NEW: &str = "n";
 const OLD: &str = "o";
 
-/// Whether a file has changed of late, or is gone. One of the future is of a clock that was set back, or of another machine's.
+/// Whether a file has changed of late, or is gone. One of the future is of a clock that was set back, or of another
+/// machine's.
 fn is_new(file: &str) -> bool {
     let changed = Path::new(file).metadata().and_then(|of| of.modified());
     changed.map_or(true, |changed| SystemTime::now().duration_since(changed).map_or(true, |age| age < SEEN_AFTER))

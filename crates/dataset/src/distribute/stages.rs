@@ -117,7 +117,8 @@ pub(super) enum Kind {
     Partition,
     /// The only copy runs all partitions.
     Whole,
-    /// It writes the partition of its number into its sink, and gives the number of rows: one sink for all, or one each.
+    /// It writes the partition of its number into its sink, and gives the number of rows: one sink for all, or one
+    /// each.
     Write(Vec<Arc<DataSinkExec>>),
 }
 
@@ -170,8 +171,8 @@ impl Stages {
         Ok(stages)
     }
 
-    /// The stage that gives the result. What is sorted as a whole is sorted in ranges by all of its copies, one after the
-    /// other, and not merged by one.
+    /// The stage that gives the result. What is sorted as a whole is sorted in ranges by all of its copies, one after
+    /// the other, and not merged by one.
     fn result(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<()> {
         self.stages.push(Stage { plan: Arc::clone(plan), copies: 0, kind: Kind::Partition });
         let spread = match self.spread(plan)? {

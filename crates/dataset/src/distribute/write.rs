@@ -1,6 +1,7 @@
-//! Writing on all workers. Into a local folder: each writes its partitions into files of its own in one hidden folder, which
-//! worker 0 renames when all are done; the folder must be the same for all of them: one host, or a file system that they share.
-//! Into an object store: each uploads its own, and hands the uploads to worker 0, which completes those of all.
+//! Writing on all workers. Into a local folder: each writes its partitions into files of its own in one hidden folder,
+//! which worker 0 renames when all are done; the folder must be the same for all of them: one host, or a file system
+//! that they share. Into an object store: each uploads its own, and hands the uploads to worker 0, which completes
+//! those of all.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

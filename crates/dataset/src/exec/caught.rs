@@ -1,7 +1,7 @@
 //! Decoders that panic: what they say becomes the error of the file that they were decoding.
 //!
-//! Libraries that decode Parquet and Arrow IPC have assertions that a broken file can break. A panic there says nothing about Tidemill, and
-//! ends nothing but the reading of that file.
+//! Libraries that decode Parquet and Arrow IPC have assertions that a broken file can break. A panic there says nothing
+//! about Tidemill, and ends nothing but the reading of that file.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -1,6 +1,8 @@
-//! The first half of a group-by with one key of whole numbers, dates or times: what a partition's rows of each key amount to.
+//! The first half of a group-by with one key of whole numbers, dates or times: what a partition's rows of each key
+//! amount to.
 //!
-//! Its groups are in a table of [`NumberKeys`]. Everything else is DataFusion's: the accumulators, the second half, groups by other keys.
+//! Its groups are in a table of [`NumberKeys`]. Everything else is DataFusion's: the accumulators, the second half,
+//! groups by other keys.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -79,7 +81,8 @@ pub fn grouped_by_numbers(plan: &dyn ExecutionPlan) -> Option<&AggregateExec> {
     plan.downcast_ref::<GroupExec>().map(GroupExec::step)
 }
 
-/// A million keys at random look as if every row had its own for some hundred thousand rows, and to look one up costs little.
+/// A million keys at random look as if every row had its own for some hundred thousand rows, and to look one up costs
+/// little.
 const PROBE_ROWS_MIN: usize = 1 << 20;
 
 /// One partition under way.
@@ -91,7 +94,8 @@ struct Grouping {
     /// The group of each row of a batch; kept for its memory.
     indices: Vec<usize>,
     rows: usize,
-    /// When nearly every row has a key of its own, rows are handed on as they are: after so many rows, with so many groups to a row.
+    /// When nearly every row has a key of its own, rows are handed on as they are: after so many rows, with so many
+    /// groups to a row.
     probe: (usize, f64),
     skips: bool,
     batch_rows: usize,

@@ -1,7 +1,8 @@
 //! Functions of programs as steps of a query: a table whose rows a function makes of another's, batch by batch.
 //!
-//! A table to DataFusion, so that its planner needs to know nothing of it: what lies below is planned when it is scanned, with
-//! the session of the query it is a part of. Nothing is pushed through a function that nobody can look into.
+//! A table to DataFusion, so that its planner needs to know nothing of it: what lies below is planned when it is
+//! scanned, with the session of the query it is a part of. Nothing is pushed through a function that nobody can look
+//! into.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ use crate::error::DataSetError;
 use crate::exec::step::{one_input, unordered};
 use crate::plan::tables::StepTable;
 
-/// Makes batches of a batch, or an error in words. It may take its time, but not a thread of the query's: whoever waits for it may
-/// be gone before it is done.
+/// Makes batches of a batch, or an error in words. It may take its time, but not a thread of the query's: whoever waits
+/// for it may be gone before it is done.
 pub type BatchFunction =
     Arc<dyn Fn(RecordBatch) -> BoxFuture<'static, std::result::Result<Vec<RecordBatch>, String>> + Send + Sync>;
 
@@ -93,9 +94,9 @@ impl TableProvider for MapTable {
     }
 }
 
-/// The plan of what lies below a step that plans its input by itself, before any rule has run: the rules of the session run on the whole
-/// plan. If they ran here as well, those of the whole plan would meet steps of ours in the place of DataFusion's, or sorts and
-/// partitions that only the plan's top had asked for.
+/// The plan of what lies below a step that plans its input by itself, before any rule has run: the rules of the session
+/// run on the whole plan. If they ran here as well, those of the whole plan would meet steps of ours in the place of
+/// DataFusion's, or sorts and partitions that only the plan's top had asked for.
 pub async fn planned_below(session: &dyn Session, input: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
     let Some(state) = session.as_any().downcast_ref::<SessionState>() else {
         return internal_err!("a query is planned in a session of DataFusion");

@@ -1,8 +1,8 @@
 //! Keys that are whole numbers, dates or times, each with a number of its own.
 //!
-//! With many keys each row's key is somewhere else in memory. A table that holds the keys itself costs one cache miss for a row,
-//! and as the places of a whole batch are known before the first is looked up, they are asked for some rows before their turn
-//! (software prefetching). To empty the table costs nothing: what its slots hold is of a time before.
+//! With many keys each row's key is somewhere else in memory. A table that holds the keys itself costs one cache miss
+//! for a row, and as the places of a whole batch are known before the first is looked up, they are asked for some rows
+//! before their turn (software prefetching). To empty the table costs nothing: what its slots hold is of a time before.
 
 use std::sync::Arc;
 
@@ -75,8 +75,8 @@ impl GroupValues for Numbers {
 /// Keys, numbered in the order in which they were first seen.
 #[derive(Default)]
 pub(crate) struct NumberKeys {
-    /// As many as a power of two, at least twice as many as there are keys; none before the first row. A key's bits, and behind them when
-    /// it came here and its number, of 32 bits each; one that has come at another time is no key.
+    /// As many as a power of two, at least twice as many as there are keys; none before the first row. A key's bits,
+    /// and behind them when it came here and its number, of 32 bits each; one that has come at another time is no key.
     slots: Vec<[u64; 2]>,
     /// From 1 on: memory that is new is empty.
     now: u32,
@@ -293,8 +293,8 @@ mod tests {
         (all, keys)
     }
 
-    /// Keys that share a slot, grow the table or are null must not meet in a group, nor be in two: against a map, over many sizes,
-    /// numbers of keys and places of the bits that differ.
+    /// Keys that share a slot, grow the table or are null must not meet in a group, nor be in two: against a map, over
+    /// many sizes, numbers of keys and places of the bits that differ.
     #[test]
     fn equals_a_map() {
         let mut state = 1_u64;
@@ -326,8 +326,8 @@ mod tests {
         }
     }
 
-    /// As DataFusion uses keys: what is emitted is gone, what is left has smaller numbers, and a table that is emptied again and again, for
-    /// longer than it can tell times apart, knows nothing of before.
+    /// As DataFusion uses keys: what is emitted is gone, what is left has smaller numbers, and a table that is emptied
+    /// again and again, for longer than it can tell times apart, knows nothing of before.
     #[test]
     fn some_go_and_all_go() {
         let schema = Arc::new(Schema::new(vec![Field::new("key", DataType::Int64, true)]));

@@ -1,6 +1,7 @@
 //! How far an action has come with its reading: a counter above each of its scans, and how many rows they have in all.
 //!
-//! Reading is what can be foretold of a query; what can only begin when all is read, such as the merge of a sort, comes after.
+//! Reading is what can be foretold of a query; what can only begin when all is read, such as the merge of a sort, comes
+//! after.
 
 use std::fmt;
 use std::fs::File;
@@ -51,8 +52,8 @@ impl Reading {
         self.rows_here() + self.0.elsewhere.load(Ordering::Relaxed)
     }
 
-    /// Rows that are to be read, at most, if that can be known or, for texts on this machine's disks, estimated. Files are
-    /// looked into at the first call.
+    /// Rows that are to be read, at most, if that can be known or, for texts on this machine's disks, estimated. Files
+    /// are looked into at the first call.
     pub fn rows_total(&self) -> Option<u64> {
         let scans = self.0.scans.lock().expect("nothing panics with it locked");
         if scans.is_empty() {

@@ -1,8 +1,9 @@
 //! Sorts of more than fits, and merges of what they give, by bytes rather than by rows.
 //!
-//! DataFusion sorts and merges batches of 8192 rows. With a row of a kilobyte that is 8 MiB for each run, with one of a hundred
-//! 800 MiB, and a merge that holds a batch of each run is refused memory although there is room on disk. The exchange that sorts
-//! between workers cuts batches by their bytes; here its sort takes the place of DataFusion's within a worker, too.
+//! DataFusion sorts and merges batches of 8192 rows. With a row of a kilobyte that is 8 MiB for each run, with one of a
+//! hundred 800 MiB, and a merge that holds a batch of each run is refused memory although there is room on disk. The
+//! exchange that sorts between workers cuts batches by their bytes; here its sort takes the place of DataFusion's
+//! within a worker, too.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Where DataFusion's operators (its sorts, aggregations and joins) spill to: files without a name, which are gone however the
-//! process ends, of blocks with checksums.
+//! Where DataFusion's operators (its sorts, aggregations and joins) spill to: files without a name, which are gone
+//! however the process ends, of blocks with checksums.
 //!
-//! DataFusion reads what it has written without looking at it. A byte that a disk returns otherwise would be another value, or an
-//! offset into memory that is somebody else's; here it is an error that names the step.
+//! DataFusion reads what it has written without looking at it. A byte that a disk returns otherwise would be another
+//! value, or an offset into memory that is somebody else's; here it is an error that names the step.
 
 use std::io::{self, Write};
 use std::pin::Pin;
@@ -115,7 +115,8 @@ mod tests {
 
     use super::*;
 
-    /// What was written in pieces of any length must come back in order, also what was flushed while the file is being written.
+    /// What was written in pieces of any length must come back in order, also what was flushed while the file is being
+    /// written.
     #[test]
     fn what_is_written_is_read() {
         let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();

@@ -1,5 +1,5 @@
-//! Texts to rows of their parts in one step: `explode` of a `split`, which otherwise makes lists of copies and takes them apart
-//! again. A part is a view of the text that it was in.
+//! Texts to rows of their parts in one step: `explode` of a `split`, which otherwise makes lists of copies and takes
+//! them apart again. A part is a view of the text that it was in.
 
 use std::fmt;
 use std::sync::Arc;
@@ -207,8 +207,9 @@ fn parts(
         nulls.iter().for_each(|&at| valid.set_bit(at, false));
         NullBuffer::new(valid.finish())
     });
-    // SAFETY: each view is of bytes of one of `texts`, in the block and at the place where that lies, or holds them itself; and
-    // UTF-8 that is cut before and after a whole UTF-8 text is UTF-8. Benefit: all parts would be looked at once more.
+    // SAFETY: each view is of bytes of one of `texts`, in the block and at the place where that lies, or holds them
+    // itself; and UTF-8 that is cut before and after a whole UTF-8 text is UTF-8. Benefit: all parts would be looked at
+    // once more.
     unsafe { StringViewArray::new_unchecked(views.into(), texts.data_buffers().to_vec(), nulls) }
 }
 
@@ -247,7 +248,8 @@ fn cut(texts: &StringViewArray, view: u128, by: &Finder<'_>, views: &mut Vec<u12
     part(end);
 }
 
-/// Which of the 64 bytes from `at` on are `byte`, a bit for each; parts of texts are too short for a search from one to the next.
+/// Which of the 64 bytes from `at` on are `byte`, a bit for each; parts of texts are too short for a search from one to
+/// the next.
 #[inline]
 fn found_in(bytes: &[u8], at: usize, byte: u8) -> u64 {
     const LOW: u64 = u64::from_le_bytes([0x7f; 8]);

@@ -1,8 +1,9 @@
-//! Rows dealt out anew: where `repartition` asks for it, and where a table with few partitions meets a function of the program.
+//! Rows dealt out anew: where `repartition` asks for it, and where a table with few partitions meets a function of the
+//! program.
 //!
-//! The planner adds and removes DataFusion's `RepartitionExec` as it sees fit. A [`SpreadExec`] stays where it is: to the planner it is
-//! a step like any other. [`SpreadRows`] puts it in before the other rules run, [`SettleSpreads`] takes it out again where it turned out
-//! to have nothing to do.
+//! The planner adds and removes DataFusion's `RepartitionExec` as it sees fit. A [`SpreadExec`] stays where it is: to
+//! the planner it is a step like any other. [`SpreadRows`] puts it in before the other rules run, [`SettleSpreads`]
+//! takes it out again where it turned out to have nothing to do.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,11 +36,13 @@ use crate::exec::step::SLICE_ROWS;
 use crate::exec::step::{one_input, with_new_children};
 use crate::exec::stream_step::has_stream;
 
-/// Rows for each partition that are dealt one share to each, in order: a table of no more keeps its order across the partitions.
+/// Rows for each partition that are dealt one share to each, in order: a table of no more keeps its order across the
+/// partitions.
 const FIRST_ROWS: usize = SLICE_ROWS;
 /// The first rows are held until all of them are there, but not if they are large.
 const FIRST_BYTES: usize = 32 << 20;
-/// After so many batches for each partition it makes no difference who gets a few rows more, and slices are at least this long.
+/// After so many batches for each partition it makes no difference who gets a few rows more, and slices are at least
+/// this long.
 const EVEN_BATCHES: usize = 8;
 const SLICE_ROWS_MIN: usize = 1024;
 
@@ -64,7 +67,8 @@ pub(crate) struct SpreadExec {
 }
 
 impl SpreadExec {
-    /// For a repartitioning that the program asked for; `None` for any other step. Streams have partitions of their own.
+    /// For a repartitioning that the program asked for; `None` for any other step. Streams have partitions of their
+    /// own.
     fn instead_of(node: &Arc<dyn ExecutionPlan>) -> Option<Result<Self>> {
         let asked = node.downcast_ref::<RepartitionExec>()?;
         let spread = match asked.partitioning() {
@@ -192,8 +196,8 @@ impl ExecutionPlan for SpreadExec {
     }
 }
 
-/// Cuts batches so that a slice of each goes to every partition when they are dealt out in turn. The first rows become one batch before
-/// they are cut, so that the partitions of a small table follow each other in its order.
+/// Cuts batches so that a slice of each goes to every partition when they are dealt out in turn. The first rows become
+/// one batch before they are cut, so that the partitions of a small table follow each other in its order.
 pub(crate) struct SliceExec {
     input: Arc<dyn ExecutionPlan>,
     into: usize,
@@ -278,8 +282,9 @@ impl Slicing {
     }
 }
 
-/// The rule that puts spreads into a plan as it comes from the planner: for every repartitioning that the program asked for, and below
-/// functions of the program, which may be slow, where there are fewer partitions than threads. Rows in an order stay as they are.
+/// The rule that puts spreads into a plan as it comes from the planner: for every repartitioning that the program asked
+/// for, and below functions of the program, which may be slow, where there are fewer partitions than threads. Rows in
+/// an order stay as they are.
 #[derive(Debug)]
 pub(crate) struct SpreadRows;
 
@@ -332,8 +337,8 @@ impl PhysicalOptimizerRule for SpreadResult {
     }
 }
 
-/// The rows in as many partitions as there are threads; `None` if they are to stay where they are: they have an order, lie where the
-/// program wants them, or come without an end.
+/// The rows in as many partitions as there are threads; `None` if they are to stay where they are: they have an order,
+/// lie where the program wants them, or come without an end.
 fn at_least(plan: &Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     let stays = !config.optimizer.enable_round_robin_repartition
         || plan.output_ordering().is_some()
@@ -365,7 +370,8 @@ fn is_spread(plan: &Arc<dyn ExecutionPlan>) -> bool {
     }
 }
 
-/// The rule that takes out, at the end, spreads without work, and what the planner deals out again that the program has dealt already.
+/// The rule that takes out, at the end, spreads without work, and what the planner deals out again that the program has
+/// dealt already.
 #[derive(Debug)]
 pub(crate) struct SettleSpreads;
 

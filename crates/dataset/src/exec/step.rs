@@ -12,8 +12,8 @@ use datafusion::physical_plan::{Partitioning, PlanProperties};
 /// Rows of one slice of a table in memory: DataFusion's own batch size.
 pub const SLICE_ROWS: usize = 8192;
 
-/// Of a step whose rows come in no order that is known, and as they are made. A stream may well have no end; who lowers its plan looks for
-/// steps that would wait for one.
+/// Of a step whose rows come in no order that is known, and as they are made. A stream may well have no end; who lowers
+/// its plan looks for steps that would wait for one.
 pub(crate) fn unordered(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     let (equal, partitions) = (EquivalenceProperties::new(schema), Partitioning::UnknownPartitioning(partitions));
     Arc::new(PlanProperties::new(equal, partitions, EmissionType::Incremental, Boundedness::Bounded))
@@ -27,8 +27,8 @@ pub(crate) fn as_planned(batch: RecordBatch, schema: &SchemaRef) -> Result<Recor
 
 // Within their `impl ExecutionPlan`.
 
-/// A step of ours that stands for one of DataFusion's requires of its inputs what that does: a rule that runs later would take out the
-/// exchanges and sorts that the step counts on.
+/// A step of ours that stands for one of DataFusion's requires of its inputs what that does: a rule that runs later
+/// would take out the exchanges and sorts that the step counts on.
 macro_rules! required_as_by {
     ($self:ident => $step:expr) => {
         fn input_distribution_requirements(&$self) -> datafusion::physical_plan::InputDistributionRequirements {

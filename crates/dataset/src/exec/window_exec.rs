@@ -1,8 +1,9 @@
 //! Window functions that look at whole partitions, some partitions at a time.
 //!
-//! DataFusion's step holds all of its rows before it looks for partitions. They come sorted by them, so here a partition is done
-//! when the next begins, and memory is needed for the largest one. What has no room in memory goes to disk where a partition has
-//! one value for all of its rows, as aggregates without an order have; else the error names the step.
+//! DataFusion's step holds all of its rows before it looks for partitions. They come sorted by them, so here a
+//! partition is done when the next begins, and memory is needed for the largest one. What has no room in memory goes to
+//! disk where a partition has one value for all of its rows, as aggregates without an order have; else the error names
+//! the step.
 
 use std::sync::Arc;
 
@@ -27,7 +28,8 @@ use crate::exec::instead::Work;
 use crate::exec::spill::{failed, rows_of};
 use crate::exec::stream_step::has_stream;
 
-/// Rows that are held before an end of a partition is looked for, if there is room for them: of few a function costs more to call.
+/// Rows that are held before an end of a partition is looked for, if there is room for them: of few a function costs
+/// more to call.
 const ROWS: usize = 1 << 15;
 /// Who holds the memory, where that is told.
 const NAME: &str = "window functions";
@@ -85,8 +87,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// What a batch needs of memory beside these. Its rows lie there twice for a moment, when they are put together, and the values
-    /// of functions beside them.
+    /// What a batch needs of memory beside these. Its rows lie there twice for a moment, when they are put together,
+    /// and the values of functions beside them.
     fn wanted_bytes(&mut self, batch: &RecordBatch, functions: usize) -> u64 {
         let values_bytes = VALUE_BYTES * (functions * batch.num_rows()) as u64;
         self.allocations.add(batch) + batch_bytes(batch) + values_bytes
@@ -205,7 +207,8 @@ impl Windows {
         Ok(stream::iter([Ok(rows)]).boxed())
     }
 
-    /// A partition that has no room in memory: its rows go through the functions to disk, and come from there with the values.
+    /// A partition that has no room in memory: its rows go through the functions to disk, and come from there with the
+    /// values.
     async fn on_disk(&mut self) -> Result<BoxStream<'static, Result<RecordBatch>>> {
         let mut writer = SpillWriter::new(&self.governor, &self.input.get_ref().schema()).map_err(failed)?;
         let mut figures = Figures::of(&self.functions, self.governor.reservation(NAME))?;
@@ -375,7 +378,8 @@ mod tests {
         assert!(seen.contains(&format!("149999,0,{}", 149_999_u64 * 75_000)));
     }
 
-    /// Functions that need a whole partition: small ones are done one after the other, and a large one is refused by name.
+    /// Functions that need a whole partition: small ones are done one after the other, and a large one is refused by
+    /// name.
     #[test]
     fn partitions_that_are_needed_in_memory_must_fit() {
         let query = "select n, ntile(3) over (partition by k order by n), last_value(n) over (partition by k order by n \

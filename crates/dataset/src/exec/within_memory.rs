@@ -1,4 +1,5 @@
-//! Steps that hold all of their rows in memory, in forms that can spill; and those of window functions, which are faster.
+//! Steps that hold all of their rows in memory, in forms that can spill; and those of window functions, which are
+//! faster.
 
 use std::sync::Arc;
 
@@ -34,7 +35,8 @@ pub(crate) struct WithinMemory {
     pub(crate) budget_bytes: u64,
     /// Of a worker.
     pub(crate) threads: usize,
-    /// Whether all partitions are of this worker. Else sorts and merges stay as they are: they say where rows go from worker to worker.
+    /// Whether all partitions are of this worker. Else sorts and merges stay as they are: they say where rows go from
+    /// worker to worker.
     pub(crate) is_alone: bool,
 }
 

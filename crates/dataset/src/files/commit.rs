@@ -5,9 +5,10 @@
 //! | local folder  | files in a hidden folder beside it               | the hidden folder is renamed, or changes places with the old one |
 //! | object store  | uploads that nobody completes ([`HeldStore`])    | a mark `_unfinished` is put, uploads become objects, what was there before is removed, `_SUCCESS` is put, the mark goes |
 //!
-//! A crash before the end leaves the hidden folder, or uploads, which nobody sees; `read` does not look into hidden folders, and
-//! the next write to the same place removes them. A crash during the end, which in a store takes a request for each object, leaves the mark, and `read`
-//! refuses what has it; [`settle`] removes it with what lies there, when it is certain that the writer is dead.
+//! A crash before the end leaves the hidden folder, or uploads, which nobody sees; `read` does not look into hidden
+//! folders, and the next write to the same place removes them. A crash during the end, which in a store takes a request
+//! for each object, leaves the mark, and `read` refuses what has it; [`settle`] removes it with what lies there, when
+//! it is certain that the writer is dead.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -110,8 +111,8 @@ impl FolderCommit {
         Ok(FolderCommit { hidden, target, _lock: lock, overwrite, done: false })
     }
 
-    /// Makes the output appear; `extra` is a file to add to it. What it replaces goes when all of it is on the disk: nothing of
-    /// either could be got back else after a power failure.
+    /// Makes the output appear; `extra` is a file to add to it. What it replaces goes when all of it is on the disk:
+    /// nothing of either could be got back else after a power failure.
     pub(crate) fn end(mut self, extra: Option<(String, Vec<u8>)>) -> Result<()> {
         if let Some((name, bytes)) = extra {
             let path = self.hidden.join(name);
@@ -129,7 +130,8 @@ impl FolderCommit {
         Ok(())
     }
 
-    /// Puts the new output where the old one is, in one step where the file system can. Returns where the old one is now.
+    /// Puts the new output where the old one is, in one step where the file system can. Returns where the old one is
+    /// now.
     fn replace(&self) -> Result<PathBuf> {
         let (hidden, target) = (&self.hidden, &self.target);
         if renameat_with(CWD, hidden, CWD, target, RenameFlags::EXCHANGE).is_ok() {
@@ -160,7 +162,8 @@ impl Drop for FolderCommit {
 const UNDER_WAY: &str = ".unfinished-";
 const REPLACED: &str = ".replaced-";
 
-/// Holds a folder locked until the file is dropped. Where folders cannot be locked, nothing is ever taken for left behind.
+/// Holds a folder locked until the file is dropped. Where folders cannot be locked, nothing is ever taken for left
+/// behind.
 fn lock(folder: &Path) -> Result<File> {
     let file = File::open(folder).map_err(|error| failed(folder, &error))?;
     let _ = file.lock();
@@ -192,7 +195,8 @@ fn clear(parent: &Path, name: &OsStr, target: &Path) {
     }
 }
 
-/// Removes what nobody needs any more. What is not to be removed costs space, and is no reason to fail for output that is there.
+/// Removes what nobody needs any more. What is not to be removed costs space, and is no reason to fail for output that
+/// is there.
 fn discard(path: &Path) {
     let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     match removed {
@@ -217,8 +221,8 @@ fn failed(path: &Path, error: &std::io::Error) -> DataSetError {
     DataSetError::Io(format!("{}: {error}", path.display()))
 }
 
-/// The hidden folder as writers know it: for our own formats, which write their files by themselves, by its path; for DataFusion's by a
-/// store that keeps what the disk says.
+/// The hidden folder as writers know it: for our own formats, which write their files by themselves, by its path; for
+/// DataFusion's by a store that keeps what the disk says.
 pub(crate) enum Files {
     Own(Url),
     Stored(LocalFolder),
@@ -240,7 +244,8 @@ impl Files {
         }
     }
 
-    /// Sees to it that nothing comes into the folder any more, behind an error. Returns what the disk first refused, where that is known.
+    /// Sees to it that nothing comes into the folder any more, behind an error. Returns what the disk first refused,
+    /// where that is known.
     pub(crate) async fn close(&self) -> Option<DataSetError> {
         match self {
             Files::Own(_) => None,
@@ -258,8 +263,8 @@ pub(crate) fn write_id() -> String {
     format!("{secret:016x}")
 }
 
-/// One worker's part of output into a store: a folder for DataFusion, in which nothing appears. Dropping it removes what was
-/// written, if it has not been taken.
+/// One worker's part of output into a store: a folder for DataFusion, in which nothing appears. Dropping it removes
+/// what was written, if it has not been taken.
 pub(crate) struct HeldFolder {
     pub(crate) url: Url,
     pub(crate) store: Arc<HeldStore>,
@@ -327,8 +332,8 @@ impl ObjectCommit {
     /// Makes objects of the uploads of all workers, and removes what was there.
     ///
     /// # Errors
-    /// `Io`. Then no object of the uploads is left, and what was there still is; unless the store refuses that too, or another write
-    /// has gone over this one.
+    /// `Io`. Then no object of the uploads is left, and what was there still is; unless the store refuses that too, or
+    /// another write has gone over this one.
     pub(crate) async fn end(self, uploads: Vec<Upload>, rows: u64) -> Result<()> {
         let ended = match Mark::put(&self.at, &self.id, self.overwrite).await {
             Ok(mark) => match mark.during(self.appear(&mark, &uploads, rows)).await {
@@ -363,7 +368,8 @@ impl ObjectCommit {
             remove(&self.at, vec![success.clone()]).await?;
         }
         if let Err((at, error)) = complete(store, uploads).await {
-            // As far as the store lets us, and the mark stays if it does not, or if what was there was not whole either.
+            // As far as the store lets us, and the mark stays if it does not, or if what was there was not whole
+            // either.
             let removed = remove(&self.at, keys_of(uploads)).await;
             let as_before = match was_whole {
                 true => store.objects.put(&success, "".into()).await.is_ok(),
@@ -385,8 +391,8 @@ impl ObjectCommit {
     }
 }
 
-/// Whether output is in `dir`, a path or a URL, as a whole. In a store, what a writer has left that died when it was about to appear is
-/// removed; while one may be alive, this waits for it.
+/// Whether output is in `dir`, a path or a URL, as a whole. In a store, what a writer has left that died when it was
+/// about to appear is removed; while one may be alive, this waits for it.
 ///
 /// # Errors
 /// `Io` if that cannot be told; `Unsupported` for a store that cannot be written to.
@@ -474,8 +480,8 @@ mod tests {
         names
     }
 
-    /// Files of a write that was killed must not come out with those of the next one, whose process may have its number; nor may
-    /// they stay for ever, and those of a write that is under way must.
+    /// Files of a write that was killed must not come out with those of the next one, whose process may have its
+    /// number; nor may they stay for ever, and those of a write that is under way must.
     #[test]
     fn what_a_killed_write_leaves_goes() {
         let parent = std::env::temp_dir().join(format!("tidemill-{}", write_id()));
@@ -591,7 +597,8 @@ mod tests {
             .unwrap();
     }
 
-    /// A job that was killed at the end of its write could never write there again; one that lives must not lose what it writes.
+    /// A job that was killed at the end of its write could never write there again; one that lives must not lose what
+    /// it writes.
     #[test]
     fn what_a_dead_writer_leaves_in_a_store_goes() {
         let engine = engine();
@@ -635,7 +642,8 @@ mod tests {
             .unwrap();
     }
 
-    /// A writer that stood still until another has gone over it must stop, and not say of what is there that it is whole.
+    /// A writer that stood still until another has gone over it must stop, and not say of what is there that it is
+    /// whole.
     #[test]
     fn a_writer_without_its_mark_stops() {
         let engine = engine();

@@ -1,6 +1,7 @@
 //! Parquet and Arrow IPC files whose schemas differ, as tables of one schema.
 //!
-//! DataFusion takes the schema of the first file for that of all, and casts what does not fit. Here the schemas of all files are looked at first.
+//! DataFusion takes the schema of the first file for that of all, and casts what does not fit. Here the schemas of all
+//! files are looked at first.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -84,7 +85,8 @@ fn unreadable(file: &str, format: &str, error: &DataSetError) -> DataSetError {
     DataSetError::Data(format!("{file} cannot be read as {format}: {error}"))
 }
 
-/// The schemas of Arrow files. DataFusion finds those in stores only if they are aligned to 8 bytes, and writes none such.
+/// The schemas of Arrow files. DataFusion finds those in stores only if they are aligned to 8 bytes, and writes none
+/// such.
 ///
 /// What they say of their sizes is checked first.
 pub(crate) async fn ipc_schemas(engine: &Engine, files: &[File]) -> Result<Vec<SchemaRef>> {
@@ -175,8 +177,9 @@ fn adapted(schema: &Schema, wanted: &Schema, folders: Option<&PlaceColumns>, val
     wanted.fields().iter().map(of).chain(repeated).collect()
 }
 
-/// Parquet files of which some have columns of other types than their table. DataFusion takes the least and the greatest value of a file
-/// for values of the table's type, and those that are not for nothing at all; here nobody asks them of such columns.
+/// Parquet files of which some have columns of other types than their table. DataFusion takes the least and the
+/// greatest value of a file for values of the table's type, and those that are not for nothing at all; here nobody asks
+/// them of such columns.
 #[derive(Debug)]
 pub(crate) struct EvolvedParquet {
     format: Arc<dyn FileFormat>,

@@ -1,5 +1,5 @@
-//! Tables of CSV, JSON and text files that know how to look for rows that cannot be read: after DataFusion's reader has failed
-//! on one, or instead of it, to leave them out.
+//! Tables of CSV, JSON and text files that know how to look for rows that cannot be read: after DataFusion's reader has
+//! failed on one, or instead of it, to leave them out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -99,8 +99,8 @@ impl Check {
 
     /// The first row that cannot be read, or file that cannot be expanded: all are read up to it.
     pub(crate) fn fault(&self) -> Option<DataSetError> {
-        // On a thread of its own: this one may be of those that must not wait, and objects are waited for. What else this one
-        // had to run goes to another meanwhile: it may be what brings the objects.
+        // On a thread of its own: this one may be of those that must not wait, and objects are waited for. What else
+        // this one had to run goes to another meanwhile: it may be what brings the objects.
         let find = || {
             let _within = self.threads.enter();
             first_bad(&self.files, &self.decoder, self.packing)
@@ -220,8 +220,8 @@ impl TableProvider for NamedFiles {
 
 /// A partition of a [`PiecesTable`].
 pub(crate) trait Part: PartitionStream {
-    /// The same of these columns, which `schema` has, and of its first rows where no more than `rows_max` are wanted. `None` of one that
-    /// has to read all columns, whichever are wanted.
+    /// The same of these columns, which `schema` has, and of its first rows where no more than `rows_max` are wanted.
+    /// `None` of one that has to read all columns, whichever are wanted.
     fn narrowed(&self, _: &SchemaRef, _: &[usize], _: Option<usize>) -> Option<Arc<dyn PartitionStream>> {
         None
     }

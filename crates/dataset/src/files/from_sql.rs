@@ -30,8 +30,8 @@ impl DataSet {
             context.register_table(TableReference::bare(name), table.frame().clone().into_view())?;
         }
         for name in files_in(&context, query, &known) {
-            // DataFusion would know a store only if it had been read from before, would not heed hidden files, and reads files whose schemas
-            // differ, and numbers of JSON, in its own way.
+            // DataFusion would know a store only if it had been read from before, would not heed hidden files, and
+            // reads files whose schemas differ, and numbers of JSON, in its own way.
             let table = read_url(engine, &name).await?;
             context.register_table(TableReference::bare(name), table.frame().clone().into_view())?;
         }
@@ -43,7 +43,8 @@ impl DataSet {
     }
 }
 
-/// The URLs, paths and globs that a query names as tables, but what is `known`; none if it does not parse, which is told later.
+/// The URLs, paths and globs that a query names as tables, but what is `known`; none if it does not parse, which is
+/// told later.
 fn files_in(context: &SessionContext, query: &str, known: &[String]) -> Vec<String> {
     if !query.contains(['\'', '"']) {
         return Vec::new();

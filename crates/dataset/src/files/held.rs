@@ -1,7 +1,8 @@
-//! A store in which what is written does not appear: objects are uploaded in parts, and the last step, which makes an object of
-//! its parts, is left to whoever commits. (Hadoop's S3A "magic" committer does the same.)
+//! A store in which what is written does not appear: objects are uploaded in parts, and the last step, which makes an
+//! object of its parts, is left to whoever commits. (Hadoop's S3A "magic" committer does the same.)
 //!
-//! Until then the parts are invisible; a process that dies leaves them to the store's own clean-up of uploads that never end.
+//! Until then the parts are invisible; a process that dies leaves them to the store's own clean-up of uploads that
+//! never end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -172,7 +173,8 @@ impl HeldStore {
         }
         let (store, uploads, held) = (Arc::clone(&self.store), Arc::clone(&self.uploads), Arc::clone(&self.held));
         let path = path.clone();
-        // A task of its own: a writer that is dropped while the store makes the upload would leave one that nobody knows.
+        // A task of its own: a writer that is dropped while the store makes the upload would leave one that nobody
+        // knows.
         let begun = tokio::spawn(async move {
             let _under_way = under_way;
             let made = uploads.create_multipart(&path).await;

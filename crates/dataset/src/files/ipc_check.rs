@@ -1,7 +1,8 @@
 //! Checks what an Arrow IPC file says of its own sizes, before anybody allocates for it.
 //!
-//! Arrow's reader trusts lengths: it allocates what a block, or a compressed buffer, claims to be, and where that cannot be had the
-//! process aborts. So every length is held against the file first, and what is compressed against what its codec can make of so many bytes.
+//! Arrow's reader trusts lengths: it allocates what a block, or a compressed buffer, claims to be, and where that
+//! cannot be had the process aborts. So every length is held against the file first, and what is compressed against
+//! what its codec can make of so many bytes.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -24,7 +25,8 @@ const CONTINUATION: [u8; 4] = [0xff; 4];
 const LENGTH_BYTES: u64 = 8;
 /// Of a buffer that was not compressed after all.
 const NOT_COMPRESSED: i64 = -1;
-/// The most that a byte can stand for: in LZ4 a match of 255 for each byte of its length, in zstd a block of 128 KiB that repeats one byte.
+/// The most that a byte can stand for: in LZ4 a match of 255 for each byte of its length, in zstd a block of 128 KiB
+/// that repeats one byte.
 const LZ4_RATIO: u64 = 256;
 const ZSTD_RATIO: u64 = 1 << 16;
 /// More than any codec's frame of a short buffer.
@@ -36,7 +38,8 @@ struct Compressed {
     buffers: Vec<Range<u64>>,
 }
 
-/// Checks a file. To be called on a thread that may wait. `memory_bytes` is what a batch may take once it is decompressed.
+/// Checks a file. To be called on a thread that may wait. `memory_bytes` is what a batch may take once it is
+/// decompressed.
 ///
 /// # Errors
 /// `Io` if it cannot be opened; the inner one says what is wrong with its content.

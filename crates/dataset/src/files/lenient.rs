@@ -1,7 +1,7 @@
 //! CSV, JSON lines and text in which some rows are not as they should be: which those are, and all others.
 //!
-//! Lines are decoded a block at a time, as DataFusion decodes them. A block that fails is halved until the bad rows stand
-//! alone, so that good rows cost what they always do.
+//! Lines are decoded a block at a time, as DataFusion decodes them. A block that fails is halved until the bad rows
+//! stand alone, so that good rows cost what they always do.
 
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -110,7 +110,8 @@ impl Decoder {
         matches!(&self.layout, Layout::Csv(layout) if layout.newlines_in_values)
     }
 
-    /// Gives the rows of a piece to `give`, good and bad, in their order, until it returns false, or nothing is wanted any more.
+    /// Gives the rows of a piece to `give`, good and bad, in their order, until it returns false, or nothing is wanted
+    /// any more.
     pub(crate) fn read_piece(
         &self,
         piece: &Piece,
@@ -483,8 +484,9 @@ pub(crate) fn infer(layout: &Layout, file: &File, packing: Packing, rows_max: us
     Ok(Arc::new(schema))
 }
 
-/// The types of CSV without those that would change what stands there: numbers with zeros before them, or with a plus sign, are codes, and so
-/// texts. If the layout is strict, any number is that would print otherwise. Times of seconds may be finer in later rows.
+/// The types of CSV without those that would change what stands there: numbers with zeros before them, or with a plus
+/// sign, are codes, and so texts. If the layout is strict, any number is that would print otherwise. Times of seconds
+/// may be finer in later rows.
 fn with_codes_as_text(layout: &CsvLayout, null: Option<&Regex>, rows: &[u8], found: &Schema) -> Result<Schema> {
     let is_number = |kind: &DataType| kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean;
     let mut kinds: Vec<DataType> = found.fields().iter().map(|field| field.data_type().clone()).collect();
@@ -536,7 +538,8 @@ pub(crate) fn first_bad(files: &[File], decoder: &Decoder, packing: Packing) -> 
     Ok(found)
 }
 
-/// The bad rows of one partition on their way into a file of JSON lines, which appears when the partition has been read.
+/// The bad rows of one partition on their way into a file of JSON lines, which appears when the partition has been
+/// read.
 pub(crate) struct Quarantine {
     file: PathBuf,
     hidden: PathBuf,
@@ -592,8 +595,8 @@ impl Drop for Quarantine {
     }
 }
 
-/// Reads pieces one after the other, and gives their good rows to `give`, with the piece, until it returns false. Where nobody has `seen` bad
-/// rows before, the first is an error.
+/// Reads pieces one after the other, and gives their good rows to `give`, with the piece, until it returns false. Where
+/// nobody has `seen` bad rows before, the first is an error.
 pub(crate) fn read_good(
     pieces: &[Piece],
     decoder: &Decoder,
@@ -628,7 +631,8 @@ pub(crate) fn read_good(
 /// What [`unread`] errors begin with.
 pub(crate) const UNREAD: &str = "bad row: ";
 
-/// Of some partition that was read: which row of all files is the first is looked for later, as it is for DataFusion's own readers.
+/// Of some partition that was read: which row of all files is the first is looked for later, as it is for DataFusion's
+/// own readers.
 fn unread(row: &BadRow) -> DataSetError {
     DataSetError::Data(format!("{UNREAD}{}", row.reason))
 }

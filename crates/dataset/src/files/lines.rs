@@ -62,11 +62,11 @@ const CUT_BYTES_MIN: u64 = 1 << 18;
 /// To skip a byte takes this part of the time that it takes to read it.
 const SKIPPED: f64 = 0.25;
 
-/// Cuts compressed files of this machine into as many pieces as there may be partitions, each a partition of its own; nothing if that is
-/// not worth it.
+/// Cuts compressed files of this machine into as many pieces as there may be partitions, each a partition of its own;
+/// nothing if that is not worth it.
 ///
-/// Nobody can begin in the middle of such a file, but only decompressing has to begin at its start: rows are decoded by whoever has
-/// the piece.
+/// Nobody can begin in the middle of such a file, but only decompressing has to begin at its start: rows are decoded by
+/// whoever has the piece.
 pub(crate) fn cut(files: &[File], packing: Packing, partitions_max: usize) -> Result<Vec<Piece>> {
     let cuts = (partitions_max / files.len().max(1)).min(CUTS_MAX);
     let is_fast = packing.is_fast();
@@ -93,8 +93,8 @@ pub(crate) fn cut(files: &[File], packing: Packing, partitions_max: usize) -> Re
     Ok(pieces)
 }
 
-/// How many bytes a file is likely to have after decompression, by what becomes of its first ones: not all say it themselves. If it is wrong,
-/// pieces differ in length, and rows are the same.
+/// How many bytes a file is likely to have after decompression, by what becomes of its first ones: not all say it
+/// themselves. If it is wrong, pieces differ in length, and rows are the same.
 fn expanded_bytes(file: &File, packing: Packing) -> Result<u64> {
     let size = file.size_bytes()?;
     let looked_at = size.min(CUT_BYTES_MIN);
@@ -110,9 +110,9 @@ fn expanded_bytes(file: &File, packing: Packing) -> Result<u64> {
 /// U+FEFF in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Gives the bytes of `piece` to `emit`, until that returns false: blocks of whole lines, and where each begins in the file; in the
-/// end what is left, which may be nothing. The last block may have lines that begin behind the piece. `is_wanted` is asked while what is before
-/// the piece of a compressed file is skipped.
+/// Gives the bytes of `piece` to `emit`, until that returns false: blocks of whole lines, and where each begins in the
+/// file; in the end what is left, which may be nothing. The last block may have lines that begin behind the piece.
+/// `is_wanted` is asked while what is before the piece of a compressed file is skipped.
 pub(crate) fn read_blocks(
     piece: &Piece,
     packing: Packing,
@@ -166,7 +166,8 @@ pub(crate) fn read_blocks(
             block_start += at as u64 + 1;
             skipping = false;
         }
-        // Whole lines only; the rest waits for its end. What was carried has no line end: a long line is looked through once.
+        // Whole lines only; the rest waits for its end. What was carried has no line end: a long line is looked through
+        // once.
         let end = || memchr::memrchr(b'\n', &block[kept..]).map_or(0, |at| kept + at + 1);
         let whole = if ended { block.len() } else { end() };
         if block.len() - whole > LINE_BYTES_MAX {

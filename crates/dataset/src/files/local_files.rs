@@ -1,6 +1,6 @@
-//! Local files as DataFusion writes them: by its store for the local disk, which here keeps what the disk first refused, and makes no more
-//! files once it is closed. DataFusion itself tells only that something went wrong when files were ended, and some of its tasks go on behind
-//! an error.
+//! Local files as DataFusion writes them: by its store for the local disk, which here keeps what the disk first
+//! refused, and makes no more files once it is closed. DataFusion itself tells only that something went wrong when
+//! files were ended, and some of its tasks go on behind an error.
 
 use std::error::Error as _;
 use std::fmt;

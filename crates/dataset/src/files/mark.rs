@@ -1,9 +1,10 @@
 //! The mark of output that is about to appear in a store: who has put it, and whether its writer lives.
 //!
 //! Output appears there object by object, with the mark beside it, which is held as the lease on checkpoints is
-//! ([`tidemill_dataflow::checkpoint::lease`]): whoever takes it is certain that its writer is dead, and a writer whose mark was taken, as
-//! it had only stood still, finds out and stops. Unlike a lease, it is for readers, too: it is there also in stores that know no
-//! conditions, and is removed at the end; and who writes over what is there takes it from whoever has it.
+//! ([`tidemill_dataflow::checkpoint::lease`]): whoever takes it is certain that its writer is dead, and a writer whose
+//! mark was taken, as it had only stood still, finds out and stops. Unlike a lease, it is for readers, too: it is there
+//! also in stores that know no conditions, and is removed at the end; and who writes over what is there takes it from
+//! whoever has it.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -125,7 +126,8 @@ impl Mark {
         }
     }
 
-    /// Whether it is still there, before what cannot be undone: this process may have stood still, or another write gone over it.
+    /// Whether it is still there, before what cannot be undone: this process may have stood still, or another write
+    /// gone over it.
     ///
     /// # Errors
     /// `Io`, if the store does not say.

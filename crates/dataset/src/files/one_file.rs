@@ -13,8 +13,8 @@ use datafusion::parquet::file::properties::WriterProperties;
 
 use crate::error::{DataSetError, Result};
 
-/// Writes the rows of `parts`, in order, into the new file `out`: of Parquet files if `parquet`, else of Arrow IPC. `codec` is as the
-/// format's own writer has it.
+/// Writes the rows of `parts`, in order, into the new file `out`: of Parquet files if `parquet`, else of Arrow IPC.
+/// `codec` is as the format's own writer has it.
 ///
 /// # Errors
 /// What cannot be read or written, by name.

@@ -1,7 +1,7 @@
 //! Tables of files that only some hosts have: each worker reads its own, and what no worker has is not read by another.
 //!
-//! To plans such a table is the same on all workers, whatever lies where: as many partitions as the job has threads, of no known
-//! size. What a worker reads is a plan of its own, of which others see nothing.
+//! To plans such a table is the same on all workers, whatever lies where: as many partitions as the job has threads, of
+//! no known size. What a worker reads is a plan of its own, of which others see nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,10 +30,11 @@ use crate::exec::step::as_planned;
 use crate::exec::step::no_input;
 
 impl DataSet {
-    /// A table of the rows of `mine` and those that the other workers have: this is `worker` of `workers`, and has files, or none.
+    /// A table of the rows of `mine` and those that the other workers have: this is `worker` of `workers`, and has
+    /// files, or none.
     ///
-    /// `schema` is the same on every worker, and that of `mine` but for what it says of nulls; so is `is_lenient`, whether any
-    /// worker leaves out rows that cannot be read.
+    /// `schema` is the same on every worker, and that of `mine` but for what it says of nulls; so is `is_lenient`,
+    /// whether any worker leaves out rows that cannot be read.
     ///
     /// # Errors
     /// None known.
@@ -185,7 +186,8 @@ mod tests {
     use datafusion::logical_expr::lit;
     use datafusion::physical_plan::displayable;
 
-    /// A partition that is run twice, or by nobody, is rows twice or lost; a plan that tells of files differs between workers.
+    /// A partition that is run twice, or by nobody, is rows twice or lost; a plan that tells of files differs between
+    /// workers.
     #[test]
     fn each_worker_reads_what_it_has_and_plans_alike() {
         let (threads, workers) = (2, 3);

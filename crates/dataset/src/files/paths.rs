@@ -1,5 +1,5 @@
-//! The files that paths and URLs stand for: files and objects themselves, folders (with everything below that is not hidden),
-//! and globs.
+//! The files that paths and URLs stand for: files and objects themselves, folders (with everything below that is not
+//! hidden), and globs.
 //!
 //! An object store has no folders. What begins with a path and a slash is taken for what is in the folder of that path.
 
@@ -103,7 +103,8 @@ impl File {
         }
     }
 
-    /// Fills `into` with some ranges of its bytes, one behind the other, which it is as long as. To be called on a thread that may wait.
+    /// Fills `into` with some ranges of its bytes, one behind the other, which it is as long as. To be called on a
+    /// thread that may wait.
     pub(crate) fn read_ranges(&self, ranges: &[Range<u64>], into: &mut [u8]) -> io::Result<()> {
         let mut into = into;
         let mut next = |range: &Range<u64>| {
@@ -311,8 +312,9 @@ impl Found {
         }
     }
 
-    /// The columns that the folders between the only folder and the files stand for, as in `year=2024/month=2/part.parquet`;
-    /// none unless all files have the same, and no file itself is named so, which DataFusion would take for a folder.
+    /// The columns that the folders between the only folder and the files stand for, as in
+    /// `year=2024/month=2/part.parquet`; none unless all files have the same, and no file itself is named so, which
+    /// DataFusion would take for a folder.
     pub(crate) fn folder_keys(&self) -> Vec<String> {
         let Some(folder) = &self.folder else { return Vec::new() };
         let keys_of = |file: &File| -> Option<Vec<String>> {
@@ -427,7 +429,8 @@ impl LocalFile {
 /// The local files that paths stand for on this host, which may have none of them.
 ///
 /// # Errors
-/// `Query` for a URL of a store, and where folders stand for columns: of the files of some hosts nobody knows which. `Io`.
+/// `Query` for a URL of a store, and where folders stand for columns: of the files of some hosts nobody knows which.
+/// `Io`.
 pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
     let (mut files, mut folder) = (Vec::new(), None);
     for path in paths {
@@ -610,8 +613,8 @@ async fn find_objects(at: &Location, files: &mut Vec<File>) -> Result<bool> {
     Ok(pattern.is_none())
 }
 
-/// The objects to read of those listed, whose first `depth` segments are the listed folder's: those that are not hidden below
-/// the folder, or below what the glob matches. A mark of unfinished output is kept.
+/// The objects to read of those listed, whose first `depth` segments are the listed folder's: those that are not hidden
+/// below the folder, or below what the glob matches. A mark of unfinished output is kept.
 fn chosen(listed: &[ObjectMeta], depth: usize, pattern: Option<&Pattern>) -> Vec<ObjectMeta> {
     // As for local files: stars stay within a name.
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };

@@ -13,11 +13,12 @@ use crate::error::{DataSetError, Result};
 use crate::stores::{Location, Parsed, StorageOptions, local_path, one_line, open, parse};
 
 impl Engine {
-    /// Where checkpoints lie: a folder, or what a URL stands for. A folder that is not there is made if they are to be written.
+    /// Where checkpoints lie: a folder, or what a URL stands for. A folder that is not there is made if they are to be
+    /// written.
     ///
     /// # Errors
-    /// `Io`, when it cannot be opened, is none of the stores that write an object only where there is none, or is the memory of
-    /// one process.
+    /// `Io`, when it cannot be opened, is none of the stores that write an object only where there is none, or is the
+    /// memory of one process.
     pub fn checkpoint_store(&self, place: &str, options: &StorageOptions, writes: bool) -> Result<CheckpointStore> {
         let failed = |reason: String| DataSetError::Io(without_passwords(&format!("{place}: {reason}")));
         if let Some(folder) = local_path(place)? {

@@ -1,4 +1,5 @@
-//! DataSets of files: paths, folders, globs and URLs of CSV, JSON lines, Parquet, Arrow IPC and text, compressed or not.
+//! DataSets of files: paths, folders, globs and URLs of CSV, JSON lines, Parquet, Arrow IPC and text, compressed or
+//! not.
 
 use std::sync::Arc;
 
@@ -83,16 +84,16 @@ impl Default for ReadOptions {
     }
 }
 
-/// A table of the rows of all files that `paths` stand for: files, folders (with everything below), globs, and URLs of any of
-/// them in an object store, which is told `storage`.
+/// A table of the rows of all files that `paths` stand for: files, folders (with everything below), globs, and URLs of
+/// any of them in an object store, which is told `storage`.
 ///
 /// Folders named `column=value` below a single folder give their files that column, of texts.
 ///
 /// Without a schema, names and types come from the files: for CSV and JSON from the first `infer_rows` rows.
 ///
 /// # Errors
-/// `Io` for a path without files, or a store that does not give them, naming it; `Data` if the files' schemas do not fit each
-/// other.
+/// `Io` for a path without files, or a store that does not give them, naming it; `Data` if the files' schemas do not
+/// fit each other.
 pub async fn read(
     engine: &Engine,
     paths: &[String],
@@ -196,7 +197,8 @@ pub async fn read(
             .with_schema(wanted)
         }
         (_, Some(schema)) => config.with_schema(schema),
-        // DataFusion takes the types of the first file for those of all, and looks for them in blocks that may cut a value in two.
+        // DataFusion takes the types of the first file for those of all, and looks for them in blocks that may cut a
+        // value in two.
         (Format::Csv(csv), None) => {
             match infer_types(Layout::Csv(csv.clone()), &found, packing, infer_rows).await {
                 // DataFusion says what is wrong with files without columns.
@@ -282,7 +284,8 @@ fn overridden(schemas: &[SchemaRef], overrides: &SchemaRef) -> Result<Vec<Schema
     Ok(schemas.iter().map(with_types).collect())
 }
 
-/// Columns without a value in the rows looked at become text, which keeps whatever comes later. As `Null` they would lose it.
+/// Columns without a value in the rows looked at become text, which keeps whatever comes later. As `Null` they would
+/// lose it.
 fn untyped_as_text(schema: &SchemaRef) -> SchemaRef {
     let typed = |field: &Arc<Field>| match field.data_type() {
         DataType::Null => Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8)),
@@ -291,8 +294,9 @@ fn untyped_as_text(schema: &SchemaRef) -> SchemaRef {
     Arc::new(Schema::new(schema.fields().iter().map(typed).collect::<Vec<_>>()))
 }
 
-/// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a file's in another one: values would come to other
-/// columns. Of files in stores, where a look costs a request, none is looked at but the first, for names that no schema gives.
+/// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a
+/// file's in another one: values would come to other columns. Of files in stores, where a look costs a request, none is
+/// looked at but the first, for names that no schema gives.
 async fn headers_fit(layout: &CsvLayout, files: &[File], packing: Packing, schema: Option<&SchemaRef>) -> Result<()> {
     let is_looked_at = |at: usize, file: &File| !matches!(file, File::Object(_)) || (at == 0 && schema.is_none());
     let looked_at = files.iter().enumerate().filter(|&(at, file)| is_looked_at(at, file)).map(|(_, file)| file.clone());

@@ -24,12 +24,12 @@ use crate::stores::StorageOptions;
 /// Records of a batch: DataFusion's own batch size.
 pub(crate) const BATCH_RECORDS: u64 = 8192;
 
-/// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and bytes,
-/// in their order in a record.
+/// A table of all records of the files that `paths` stand for, as for [`read`](crate::read()); `columns` are names and
+/// bytes, in their order in a record.
 ///
 /// # Errors
-/// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records; `Unsupported` for one whose
-/// name says that it is compressed.
+/// `Query` for no columns or one without bytes; `Io`; `Data` for a file that does not hold whole records; `Unsupported`
+/// for one whose name says that it is compressed.
 pub async fn read_records(
     engine: &Engine,
     paths: &[String],
@@ -69,7 +69,8 @@ pub(crate) struct Share {
     pub(crate) rows: Range<u64>,
 }
 
-/// As equal parts of the records of some files as there may be partitions, but of `records_min`; at least one, in their order.
+/// As equal parts of the records of some files as there may be partitions, but of `records_min`; at least one, in their
+/// order.
 pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> Vec<Vec<Share>> {
     let each = records.iter().sum::<u64>().div_ceil(partitions_max as u64).max(records_min);
     let mut groups = vec![Vec::new()];

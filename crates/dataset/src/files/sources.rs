@@ -126,7 +126,8 @@ impl Sources {
 /// What Arrow says of a division.
 const DIVISION: &str = "Divide by zero";
 
-/// An error of Arrow's about a value, with the expressions of the query that may have made it; `None` if there are none, or it is another.
+/// An error of Arrow's about a value, with the expressions of the query that may have made it; `None` if there are
+/// none, or it is another.
 fn blamed(query: &DataFrame, text: &str) -> Option<String> {
     let cast_to = cast_type(text);
     if cast_to.is_none() && !text.contains(DIVISION) || text.contains(BLAMED) {

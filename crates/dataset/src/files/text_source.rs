@@ -1,5 +1,5 @@
-//! CSV and JSON lines in DataFusion's tables of files, decoded by the decoder that knows bad rows: those of DataFusion cut numbers where
-//! whole ones are wanted, and times where dates are, and nobody hears of it.
+//! CSV and JSON lines in DataFusion's tables of files, decoded by the decoder that knows bad rows: those of DataFusion
+//! cut numbers where whole ones are wanted, and times where dates are, and nobody hears of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

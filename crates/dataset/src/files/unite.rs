@@ -1,5 +1,5 @@
-//! One schema for files that have different ones: types become wide enough for all values, columns that some files do not have are null
-//! there.
+//! One schema for files that have different ones: types become wide enough for all values, columns that some files do
+//! not have are null there.
 
 use std::fmt::Display;
 use std::sync::Arc;

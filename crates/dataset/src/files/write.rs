@@ -32,14 +32,15 @@ use crate::plan::expr::column;
 use crate::stores::StorageOptions;
 
 impl DataSet {
-    /// Writes the rows into files in the new folder `dir`, a path or a URL, which appears when all is written. Returns the number
-    /// of rows. `storage` is for the store of a URL; `reading` tells meanwhile how far the query is.
+    /// Writes the rows into files in the new folder `dir`, a path or a URL, which appears when all is written. Returns
+    /// the number of rows. `storage` is for the store of a URL; `reading` tells meanwhile how far the query is.
     ///
-    /// `partition_by`: a folder `column=value` for each different value of these columns, which then are not in the files.
+    /// `partition_by`: a folder `column=value` for each different value of these columns, which then are not in the
+    /// files.
     ///
     /// # Errors
-    /// `Io` if `dir` exists and is not to be replaced, or the disk or store says no; `UnknownColumn`; what the query fails with.
-    /// Nothing is left behind then, and an existing `dir` is as it was.
+    /// `Io` if `dir` exists and is not to be replaced, or the disk or store says no; `UnknownColumn`; what the query
+    /// fails with. Nothing is left behind then, and an existing `dir` is as it was.
     #[expect(clippy::too_many_arguments, reason = "what, where and how")]
     pub async fn write(
         self,
@@ -150,7 +151,8 @@ impl DataSet {
     }
 }
 
-/// All columns, those that name folders as texts. DataFusion takes what lies beneath a null for a value, and knows few types there.
+/// All columns, those that name folders as texts. DataFusion takes what lies beneath a null for a value, and knows few
+/// types there.
 fn with_folders_named(schema: &Schema, partition_by: &[String]) -> Vec<Expr> {
     let named = |field: &Arc<Field>| {
         let value = column(field.name());
@@ -200,7 +202,8 @@ pub(crate) fn written(counts: &[RecordBatch]) -> u64 {
     columns.flat_map(|column| column.iter().flatten()).sum()
 }
 
-/// A file without rows, by name and content, for formats of DataFusion: of no rows it makes no file, and the columns would be lost.
+/// A file without rows, by name and content, for formats of DataFusion: of no rows it makes no file, and the columns
+/// would be lost.
 pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Result<Option<(String, Vec<u8>)>> {
     let mut bytes = Vec::new();
     let extension = match output {

@@ -1,5 +1,6 @@
-//! How deep plans and expressions may be. Many functions of DataFusion call themselves for each level, and where the stack ends the process
-//! does, without a word: what is deeper than the stacks of our threads bear is refused when it is made.
+//! How deep plans and expressions may be. Many functions of DataFusion call themselves for each level, and where the
+//! stack ends the process does, without a word: what is deeper than the stacks of our threads bear is refused when it
+//! is made.
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::logical_expr::{Expr, LogicalPlan};
@@ -36,7 +37,8 @@ pub fn check_expr(expr: &Expr) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a plan is neither too deep nor too large, nor any expression of its last step, or with `whole` of all steps.
+/// Checks that a plan is neither too deep nor too large, nor any expression of its last step, or with `whole` of all
+/// steps.
 ///
 /// # Errors
 /// `Query`, with the remedy.

@@ -1,7 +1,7 @@
 //! Expressions, by the names that people use: operators, functions looked up in the engine's registries, windows.
 //!
-//! An expression knows nothing of the data it will see; types and columns are checked when it meets a `DataSet`. Its output
-//! is named after the leftmost column it uses unless it has an alias, so `col("a") + 1` is still called `a`.
+//! An expression knows nothing of the data it will see; types and columns are checked when it meets a `DataSet`. Its
+//! output is named after the leftmost column it uses unless it has an alias, so `col("a") + 1` is still called `a`.
 
 use std::sync::Arc;
 
@@ -68,8 +68,8 @@ fn remainder(left: &Expr, right: &Expr) -> Expr {
     binary_expr(left.clone(), Operator::Modulo, right.clone())
 }
 
-/// `below` where SQL, which rounds towards zero, has rounded up, else `same`. Nothing is computed on the way that does not fit into
-/// the type if the outcome does, and infinity is a divisor like others.
+/// `below` where SQL, which rounds towards zero, has rounded up, else `same`. Nothing is computed on the way that does
+/// not fit into the type if the outcome does, and infinity is a divisor like others.
 fn rounded_down(rest: &Expr, right: &Expr, below: Expr, same: Expr) -> Result<Expr> {
     let is_negative = |expr: &Expr| expr.clone().lt(lit(0i64));
     let differ = binary_expr(is_negative(rest), Operator::NotEq, is_negative(right));
@@ -133,12 +133,12 @@ pub type RowRange = (Option<i64>, Option<i64>);
 
 /// Evaluates every aggregate and window function in `expr` over a window.
 ///
-/// With an order and no `rows`, the window goes from the partition's first row to the current one and its equals. An aggregate that has an
-/// order of its own is one of all rows of the partition, in that order.
+/// With an order and no `rows`, the window goes from the partition's first row to the current one and its equals. An
+/// aggregate that has an order of its own is one of all rows of the partition, in that order.
 ///
 /// # Errors
-/// `Query` if there is nothing in `expr` that could have a window, the first row comes after the last, or an aggregate has an order and
-/// the window another, or rows.
+/// `Query` if there is nothing in `expr` that could have a window, the first row comes after the last, or an aggregate
+/// has an order and the window another, or rows.
 pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<RowRange>) -> Result<Expr> {
     let frame = match rows {
         Some((Some(first), Some(last))) if first > last => {
@@ -182,8 +182,8 @@ pub fn over(expr: Expr, partition_by: &[Expr], order_by: &[Sort], rows: Option<R
                     );
                 }
                 let fun = match func.name() {
-                    // As SQL takes them: these of a window can let go of rows, the aggregates cannot. Without an order or rows there is
-                    // nothing to let go of, and an aggregate needs less memory.
+                    // As SQL takes them: these of a window can let go of rows, the aggregates cannot. Without an order
+                    // or rows there is nothing to let go of, and an aggregate needs less memory.
                     "first_value" if in_order && p.filter.is_none() => {
                         WindowFunctionDefinition::WindowUDF(first_value_udwf())
                     }

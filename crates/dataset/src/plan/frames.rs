@@ -5,8 +5,8 @@
 //! | `first_value`, `last_value`, `nth_value` | of windows: no filter; aggregates: no frame that slides | a queue of the frame's values |
 //! | `bool_or`, `bool_and`                    | no frame that slides                                  | how many are true, and false |
 //!
-//! A frame *slides* when its first row moves: rows leave it in the order in which they came. What else cannot let go of them is an error of
-//! the plan ([`CheckFrames`]).
+//! A frame *slides* when its first row moves: rows leave it in the order in which they came. What else cannot let go of
+//! them is an error of the plan ([`CheckFrames`]).
 
 use std::collections::VecDeque;
 use std::mem::{size_of, size_of_val};
@@ -268,8 +268,8 @@ impl Accumulator for Truths {
     }
 }
 
-/// The rule that refuses aggregates of frames that slide which cannot let go of rows: what they would say in the midst of a query
-/// tells of how DataFusion does it.
+/// The rule that refuses aggregates of frames that slide which cannot let go of rows: what they would say in the midst
+/// of a query tells of how DataFusion does it.
 #[derive(Debug)]
 pub(crate) struct CheckFrames;
 
@@ -315,8 +315,8 @@ mod tests {
 
     use super::*;
 
-    /// Rows that come and go in stretches of all lengths, and frames that run empty: the value is that of the rows in the frame, with
-    /// nulls that count and such that do not.
+    /// Rows that come and go in stretches of all lengths, and frames that run empty: the value is that of the rows in
+    /// the frame, with nulls that count and such that do not.
     #[test]
     fn values_are_those_of_the_frame() {
         let mut state = 5_u64;

@@ -1,9 +1,9 @@
 //! Guards beside what can fail: in `y > 0 AND 10 / y > 4` the division must not see rows in which `y` is 0.
 //!
-//! DataFusion evaluates both sides of AND and OR for all rows, and moves conditions of a filter past each other. SQL leaves that
-//! open, but nobody writes a guard for it to be ignored. So operands of what can fail are null where the guard says that the result
-//! does not matter: `10 / CASE WHEN y > 0 THEN y END > 4`. The condition itself stays what it was: joins still find their keys, and
-//! scans still prune by guards.
+//! DataFusion evaluates both sides of AND and OR for all rows, and moves conditions of a filter past each other. SQL
+//! leaves that open, but nobody writes a guard for it to be ignored. So operands of what can fail are null where the
+//! guard says that the result does not matter: `10 / CASE WHEN y > 0 THEN y END > 4`. The condition itself stays what
+//! it was: joins still find their keys, and scans still prune by guards.
 
 use std::collections::HashSet;
 
@@ -47,8 +47,8 @@ impl AnalyzerRule for GuardConditions {
     }
 }
 
-/// Guards conditions of filters that were apart when they were written by those that they have come together with. The last of the
-/// optimizer's rules.
+/// Guards conditions of filters that were apart when they were written by those that they have come together with. The
+/// last of the optimizer's rules.
 #[derive(Debug)]
 pub(crate) struct GuardFilters;
 

@@ -23,7 +23,8 @@ pub struct Remembered {
 impl Remembered {
     const NAME: &str = "tidemill_remembered";
 
-    /// For so long, of the stream's time, which is in one of these columns: named here, it is there also if nothing else wants it.
+    /// For so long, of the stream's time, which is in one of these columns: named here, it is there also if nothing
+    /// else wants it.
     pub fn key(ttl: i64, times: impl Iterator<Item = Expr>) -> Expr {
         // Volatile, lest a rule takes it for a constant, which no grouping needs.
         let function = ScalarUDF::from(Remembered { signature: Signature::variadic_any(Volatility::Volatile) });

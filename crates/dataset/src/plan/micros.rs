@@ -59,7 +59,8 @@ mod tests {
 
     use super::*;
 
-    /// A time that came out as another would put its row into a window that is not its own; one that no row may have would close all.
+    /// A time that came out as another would put its row into a window that is not its own; one that no row may have
+    /// would close all.
     #[test]
     fn times_of_each_unit_are_microseconds() {
         let most = i64::MAX - 1;

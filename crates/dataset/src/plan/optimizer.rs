@@ -1,5 +1,5 @@
-//! DataFusion's optimizer rules, with guards around those that are wrong in the release this builds on. Each guard names the
-//! upstream fix; when a release has it, the guard goes.
+//! DataFusion's optimizer rules, with guards around those that are wrong in the release this builds on. Each guard
+//! names the upstream fix; when a release has it, the guard goes.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -73,8 +73,8 @@ pub(crate) fn physical_rules() -> Vec<Arc<dyn PhysicalOptimizerRule + Send + Syn
     PhysicalOptimizer::new().rules.into_iter().map(guarded).collect()
 }
 
-/// `IN` over a list with columns as comparisons: the simplifier merges lists as if all that is in them were constants, so that
-/// `i IN (k) AND i NOT IN (2)` is `i IN (k)`.
+/// `IN` over a list with columns as comparisons: the simplifier merges lists as if all that is in them were constants,
+/// so that `i IN (k) AND i NOT IN (2)` is `i IN (k)`.
 #[derive(Debug)]
 pub(crate) struct ListsOfColumns;
 
@@ -101,8 +101,9 @@ impl AnalyzerRule for ListsOfColumns {
 }
 
 /// `optimize_projections` takes two projections with equal expressions for one, so that `x * 2 AS x` twice is once
-/// (apache/datafusion#24686). It compares what it has merged so far with the next one below, so that among three or more even
-/// different ones can come to look equal. Between such projections it finds a filter that lets every row pass.
+/// (apache/datafusion#24686). It compares what it has merged so far with the next one below, so that among three or
+/// more even different ones can come to look equal. Between such projections it finds a filter that lets every row
+/// pass.
 fn steps_in_a_row(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let apart = plan.transform_up(|step| {
         Ok(match step {
@@ -136,9 +137,9 @@ fn is_risky(step: &Projection) -> bool {
     below.expr == step.expr || matches!(below.input.as_ref(), LogicalPlan::Projection(_))
 }
 
-/// Some rules drop grouping keys, sort keys, DISTINCTs and joins that a key of the rows makes redundant. What DataFusion takes for keys
-/// is wrong after a join: a column that was unique in one table is said to determine the columns of the other table too. A GROUP BY over
-/// both then loses rows. So these rules see plans without keys.
+/// Some rules drop grouping keys, sort keys, DISTINCTs and joins that a key of the rows makes redundant. What
+/// DataFusion takes for keys is wrong after a join: a column that was unique in one table is said to determine the
+/// columns of the other table too. A GROUP BY over both then loses rows. So these rules see plans without keys.
 fn without_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let keyless = match rule.apply_order() {
         // The rule walks the plan itself.
@@ -183,9 +184,9 @@ fn keyless(mut plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     Ok(Transformed::yes(plan))
 }
 
-/// `push_down_filter` moves a condition without columns, such as a comparison with a subquery's value, below a total. The total then
-/// returns a row for no input, where the query returns none. It also moves volatile conditions below groups, windows and DISTINCT,
-/// which changes how often they are evaluated. Both kinds stay above.
+/// `push_down_filter` moves a condition without columns, such as a comparison with a subquery's value, below a total.
+/// The total then returns a row for no input, where the query returns none. It also moves volatile conditions below
+/// groups, windows and DISTINCT, which changes how often they are evaluated. Both kinds stay above.
 fn above_totals(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let stays = |condition: &Expr, input: &LogicalPlan| match input {
         LogicalPlan::Aggregate(_) => condition.column_refs().is_empty() || condition.is_volatile(),
@@ -206,7 +207,8 @@ fn above_totals(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) ->
     pushed.map_data(|input| Ok(LogicalPlan::Filter(Filter::try_new(above, Arc::new(input))?)))
 }
 
-/// `extract_equijoin_predicate` turns equalities into keys even in joins that take two nulls for equal. Such a key must not be null.
+/// `extract_equijoin_predicate` turns equalities into keys even in joins that take two nulls for equal. Such a key must
+/// not be null.
 fn nulls_of_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let keys = match &plan {
         LogicalPlan::Join(join) if has_null_keys(join) => join.on.len(),
@@ -226,8 +228,8 @@ fn has_null_keys(join: &Join) -> bool {
     join.null_equality == NullEquality::NullEqualsNull && !join.on.is_empty()
 }
 
-/// `eliminate_cross_join` flattens inner joins and rebuilds all of them with the null equality of the topmost one. So joins that take
-/// nulls for equal are hidden from it.
+/// `eliminate_cross_join` flattens inner joins and rebuilds all of them with the null equality of the topmost one. So
+/// joins that take nulls for equal are hidden from it.
 fn beside_null_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
     let hidden = plan.transform_down_with_subqueries(|step| {
         Ok(match step {
@@ -286,8 +288,8 @@ impl UserDefinedLogicalNodeCore for Hidden {
     }
 }
 
-/// Turns the keys of a join into columns if a side has several that are not. The planner would do so in the order of a hash set, and
-/// workers would plan the same query in different ways.
+/// Turns the keys of a join into columns if a side has several that are not. The planner would do so in the order of a
+/// hash set, and workers would plan the same query in different ways.
 #[derive(Debug)]
 struct KeysInOrder;
 
@@ -343,8 +345,8 @@ fn with_keys(rows: &Arc<LogicalPlan>, keys: Vec<Expr>, name: &str) -> Result<(Ar
     Ok((Arc::new(LogicalPlan::Projection(Projection::try_new(exprs, Arc::clone(rows))?)), columns))
 }
 
-/// Filters are pushed down by the names of columns, so that one on the second of two columns with the same name prunes by the
-/// first (apache/datafusion#25259). They are pushed only from steps below which names are unique.
+/// Filters are pushed down by the names of columns, so that one on the second of two columns with the same name prunes
+/// by the first (apache/datafusion#25259). They are pushed only from steps below which names are unique.
 #[derive(Debug)]
 struct UniqueNames(Arc<dyn PhysicalOptimizerRule + Send + Sync>);
 

@@ -8,8 +8,8 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 
-/// A step of a plan, each of its expressions made anew by `change`, which is told its place among them and the columns that it may
-/// name. Columns of the step are called as before.
+/// A step of a plan, each of its expressions made anew by `change`, which is told its place among them and the columns
+/// that it may name. Columns of the step are called as before.
 pub fn rewrite_exprs(
     node: LogicalPlan,
     mut change: impl FnMut(usize, Expr, &DFSchema) -> Result<Transformed<Expr>>,
@@ -39,7 +39,8 @@ pub(crate) fn compared(expr: &mut Expr) -> Vec<&mut Expr> {
     }
 }
 
-/// A step of a plan, each pair of a join's keys, which are expressions of their own, changed by `change`; it returns whether it has.
+/// A step of a plan, each pair of a join's keys, which are expressions of their own, changed by `change`; it returns
+/// whether it has.
 pub(crate) fn rewrite_keys(
     mut node: LogicalPlan,
     change: impl Fn([&mut Expr; 2], &DFSchema) -> bool,

@@ -1,5 +1,6 @@
-//! Functions of dates and times in place of DataFusion's where those count in nanoseconds, which end in 2262: dates such as
-//! 9999-12-31, which databases write for "without an end", are dates like others. And texts parsed as Python parses them.
+//! Functions of dates and times in place of DataFusion's where those count in nanoseconds, which end in 2262: dates
+//! such as 9999-12-31, which databases write for "without an end", are dates like others. And texts parsed as Python
+//! parses them.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -175,8 +176,8 @@ fn truncated<T: ArrowTimestampType>(times: &ArrayRef, unit: Unit, zone: Option<T
     Ok(Arc::new(cut.with_data_type(times.data_type().clone())))
 }
 
-/// When the clocks of a zone showed `local`: of two times the one in the part of the year that `of` is in, and where clocks went
-/// past it, the first time behind.
+/// When the clocks of a zone showed `local`: of two times the one in the part of the year that `of` is in, and where
+/// clocks went past it, the first time behind.
 fn on_clock(zone: Tz, local: NaiveDateTime, of: &DateTime<Tz>) -> Option<DateTime<Tz>> {
     match zone.from_local_datetime(&local) {
         LocalResult::Single(time) => Some(time),
@@ -191,8 +192,9 @@ fn on_clock(zone: Tz, local: NaiveDateTime, of: &DateTime<Tz>) -> Option<DateTim
     }
 }
 
-/// `strptime(text, format, ...)`: a time of microseconds, as Python's `datetime.strptime` reads it, by the first format that fits. What a
-/// format leaves out begins: the first month, day, hour. With `%z` the time is that of UTC. `try_strptime` gives null where no format fits.
+/// `strptime(text, format, ...)`: a time of microseconds, as Python's `datetime.strptime` reads it, by the first format
+/// that fits. What a format leaves out begins: the first month, day, hour. With `%z` the time is that of UTC.
+/// `try_strptime` gives null where no format fits.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Strptime {
     is_strict: bool,
@@ -300,8 +302,8 @@ impl Formats<'_> {
     }
 }
 
-/// A format of `strptime`: parts as chrono reads them, with fractions of a second between, which Python reads otherwise: `%f` is
-/// one to six digits (nine here), the first of them tenths.
+/// A format of `strptime`: parts as chrono reads them, with fractions of a second between, which Python reads
+/// otherwise: `%f` is one to six digits (nine here), the first of them tenths.
 struct Format<'a> {
     text: &'a str,
     parts: Vec<Vec<Item<'a>>>,
@@ -409,8 +411,8 @@ fn without_fractions(format: &str) -> Vec<&str> {
     parts
 }
 
-/// Lets what meets a time have that time's own unit: a date as the midnight that begins it, a text, and the present. The rule comes before
-/// DataFusion's own, for which all become times of nanoseconds, and those of columns too.
+/// Lets what meets a time have that time's own unit: a date as the midnight that begins it, a text, and the present.
+/// The rule comes before DataFusion's own, for which all become times of nanoseconds, and those of columns too.
 #[derive(Debug)]
 pub(crate) struct DatesAsTimes;
 
@@ -453,7 +455,8 @@ fn as_times<'e>(exprs: impl IntoIterator<Item = &'e mut Expr>, schema: &DFSchema
     let mut changed = false;
     let is_nanos = |of: &Option<DataType>| matches!(of, Some(DataType::Timestamp(TimeUnit::Nanosecond, _)));
     if typed.iter().any(|(of, _)| is_nanos(of)) && typed.iter().any(|(_, expr)| is_beyond_nanos(expr)) {
-        // Whatever else it is compared with, the time is not equal to this one: what is behind its microseconds does not matter.
+        // Whatever else it is compared with, the time is not equal to this one: what is behind its microseconds does
+        // not matter.
         for (of, expr) in &mut typed {
             if let Some(DataType::Timestamp(TimeUnit::Nanosecond, zone)) = of {
                 let micros = DataType::Timestamp(TimeUnit::Microsecond, zone.clone());

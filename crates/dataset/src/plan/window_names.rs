@@ -8,9 +8,9 @@ pub const WINDOW: &str = "window";
 pub const EARLY_WINDOW: &str = "early_window";
 /// That of windows of so many rows: its value is the number of its first row, and of the first behind it.
 pub const COUNT_WINDOW: &str = "count_window";
-/// Those of SQL, named as in its tradition where it has one: `tumble(time, size)`, `hop(time, slide, size)`, `session(time, gap)`,
-/// `calendar(time, length, zone)`, `counting(size, slide)`, `counting(time, size, slide, ttl)`; and around any of time `late(window, length)`, `early(window, length)` and
-/// `early_time(window, length)`.
+/// Those of SQL, named as in its tradition where it has one: `tumble(time, size)`, `hop(time, slide, size)`,
+/// `session(time, gap)`, `calendar(time, length, zone)`, `counting(size, slide)`, `counting(time, size, slide, ttl)`;
+/// and around any of time `late(window, length)`, `early(window, length)` and `early_time(window, length)`.
 pub const IN_SQL: [&str; 8] = ["tumble", "hop", "session", "calendar", COUNTING, LATE, EARLY, EARLY_TIME];
 /// Windows of so many rows, in SQL.
 pub const COUNTING: &str = "counting";

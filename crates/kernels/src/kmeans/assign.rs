@@ -116,8 +116,8 @@ fn own_distance<T: Element>(rows: &Rows<'_, T>, i: usize, centres: &[f64], label
     squared_distance(rows.raw(i), rows.shift(), &centres[label * d..(label + 1) * d])
 }
 
-/// The `count` rows farthest from the centre of their label, farthest first, of equally far ones the first; rows without
-/// weight or at distance 0 are left out. Each is a squared distance and a row.
+/// The `count` rows farthest from the centre of their label, farthest first, of equally far ones the first; rows
+/// without weight or at distance 0 are left out. Each is a squared distance and a row.
 ///
 /// # Panics
 /// If a shape does not fit or a label names no centre.

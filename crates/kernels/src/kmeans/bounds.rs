@@ -74,8 +74,8 @@ impl<T: Element> Kernel<T> for Separate<'_, T> {
     }
 }
 
-/// Steps without bounds, where they would decide too little to be worth their while: while the centres still move far, or
-/// where all rows are about as far from several centres.
+/// Steps without bounds, where they would decide too little to be worth their while: while the centres still move far,
+/// or where all rows are about as far from several centres.
 #[derive(Default)]
 pub(super) struct Rest {
     /// Steps to come, and how many there were the last time.
@@ -108,8 +108,8 @@ pub(super) struct Tightening {
 }
 
 impl Tightening {
-    /// One distance costs as much as the search of about thirty centres, most of it for fetching the row; of a hundred where
-    /// there is a first look.
+    /// One distance costs as much as the search of about thirty centres, most of it for fetching the row; of a hundred
+    /// where there is a first look.
     pub(super) fn pays(&self, k: usize, looks: bool) -> bool {
         let worth = if looks { 100 } else { 30 };
         self.tried < 128 || u64::from(self.kept) * k as u64 > u64::from(self.tried) * worth

@@ -1,8 +1,9 @@
-//! Lloyd's step in few features, every row against every centre: rows lie as columns of `f32`, so that a step only streams.
+//! Lloyd's step in few features, every row against every centre: rows lie as columns of `f32`, so that a step only
+//! streams.
 //!
-//! As in the tile, `v = |c|^2 / 2 - x.c` orders the centres. Columns are `f32` whatever the type of the rows. A row whose two
-//! smallest `v` are closer than rounding can tell apart is compared again in `f64` from the row as it came: labels are
-//! those of exact arithmetic. So are the sums, which read the rows as they came too.
+//! As in the tile, `v = |c|^2 / 2 - x.c` orders the centres. Columns are `f32` whatever the type of the rows. A row
+//! whose two smallest `v` are closer than rounding can tell apart is compared again in `f64` from the row as it came:
+//! labels are those of exact arithmetic. So are the sums, which read the rows as they came too.
 
 use super::exact;
 use super::rows::Rows;
@@ -38,8 +39,8 @@ impl<T: Element> Columns<T> {
         })
     }
 
-    /// Gives every row its nearest centre; `total` follows the rows that change, and with `renew` is formed anew. Returns
-    /// how many rows `f32` could not decide.
+    /// Gives every row its nearest centre; `total` follows the rows that change, and with `renew` is formed anew.
+    /// Returns how many rows `f32` could not decide.
     pub(crate) fn step(
         &mut self,
         pool: &Pool,
@@ -97,8 +98,8 @@ impl<const D: usize> Gain<D> {
     const NONE: Self = Gain { sum: [0.0; D], weight: 0.0, count: 0 };
 }
 
-/// Points that are searched before anything is done with what was found: a search waits for no branch, and the memory of
-/// rows that move is fetched meanwhile.
+/// Points that are searched before anything is done with what was found: a search waits for no branch, and the memory
+/// of rows that move is fetched meanwhile.
 const BLOCK: usize = 1024;
 const _: () = assert!(BLOCK.is_multiple_of(PADDING) && 64usize.is_multiple_of(PADDING));
 
@@ -172,7 +173,8 @@ impl<T: Element, const D: usize> AnyColumns<T> for All<D> {
         }
         pool.each(&mut parts, |_, (part, out)| {
             for (out, &label) in out.iter_mut().zip(part.labels.as_slice()) {
-                // SAFETY: a label is the number of a centre. Benefit: a check of the range would take longer than the rest.
+                // SAFETY: a label is the number of a centre. Benefit: a check of the range would take longer than the
+                // rest.
                 *out = unsafe { label.to_int_unchecked() };
             }
         });
@@ -271,8 +273,8 @@ impl<T: Element, const D: usize> Step<'_, T, D> {
             for (f, point) in points.iter_mut().enumerate() {
                 for (w, point) in point.iter_mut().enumerate() {
                     let at = f * *stride + first + at + w * S::LANES;
-                    // SAFETY: a column has `PADDING >= WIDE * LANES` elements after its points. Benefit: no bounds checks
-                    // where the step spends its time.
+                    // SAFETY: a column has `PADDING >= WIDE * LANES` elements after its points. Benefit: no bounds
+                    // checks where the step spends its time.
                     *point = unsafe { s.load(columns.as_slice().as_ptr().add(at)) };
                 }
             }
@@ -401,8 +403,8 @@ impl<'a, T: Element, const D: usize> Gains<'a, T, D> {
     }
 }
 
-/// A bound of what rounding can do to the difference of the two smallest `v` of a point: `12 |x|^2 + 5 |v|` for each, times
-/// `(d + 8) u`; `exact` says why. There is one rounding more than in the tile, that of the point.
+/// A bound of what rounding can do to the difference of the two smallest `v` of a point: `12 |x|^2 + 5 |v|` for each,
+/// times `(d + 8) u`; `exact` says why. There is one rounding more than in the tile, that of the point.
 struct Margin<S: Simd> {
     per_squared_norm: S::V,
     per_v: S::V,

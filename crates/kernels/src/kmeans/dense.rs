@@ -1,9 +1,9 @@
 //! Lloyd's step by the distance tile, for any number of features; with Hamerly's bounds most rows skip the search.
 //!
-//! Each row keeps an upper bound of the distance to its centre and a lower bound of the distance to every other. When the
-//! centres have moved, the bounds move by as much. A row whose upper bound is below its lower bound, or below half the
-//! distance from its centre to the nearest other centre, keeps its label without a look at its features. The rows that
-//! fail are gathered into full panels, so that the search runs at the same speed for few rows as for all.
+//! Each row keeps an upper bound of the distance to its centre and a lower bound of the distance to every other. When
+//! the centres have moved, the bounds move by as much. A row whose upper bound is below its lower bound, or below half
+//! the distance from its centre to the nearest other centre, keeps its label without a look at its features. The rows
+//! that fail are gathered into full panels, so that the search runs at the same speed for few rows as for all.
 //!
 //! The bounds are kept in `f32`, rounded outwards, and allow for the tile's rounding: labels stay Lloyd's exactly.
 //!
@@ -315,8 +315,8 @@ impl<T: Element> Step<'_, '_, T> {
         taken
     }
 
-    /// By a first look. Rows that it leaves open are compared exactly with the few centres that can be nearest; where these are
-    /// many, or not known, they go on to the tile.
+    /// By a first look. Rows that it leaves open are compared exactly with the few centres that can be nearest; where
+    /// these are many, or not known, they go on to the tile.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn settle_by_look<S: Simd<Elem = T>>(
@@ -337,7 +337,8 @@ impl<T: Element> Step<'_, '_, T> {
                 return taken + self.settle_by_tile(s, &pending[taken..], all);
             }
             let (now, next) = pending[taken..].split_at(look::POINTS.min(pending.len() - taken));
-            // SAFETY: a first look is made only for an instruction set that has it, and `run` has begun it with `coarse`.
+            // SAFETY: a first look is made only for an instruction set that has it, and `run` has begun it with
+            // `coarse`.
             let glance = unsafe { scratch.look.search(coarse, now, &next[..next.len().min(look::POINTS)]) };
             for lane in 0..look::POINTS {
                 let scale = f64::from(glance.scale[lane]);
@@ -464,8 +465,8 @@ impl Found {
         }
     }
 
-    /// Whether each label is certain, and bounds of the distances, where errors are bounded in distances: `error` is what
-    /// `Precision::bounds` calls `lost`.
+    /// Whether each label is certain, and bounds of the distances, where errors are bounded in distances: `error` is
+    /// what `Precision::bounds` calls `lost`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn judge_distances(&mut self, points: usize, precision: &look::Precision) {

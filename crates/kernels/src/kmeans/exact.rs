@@ -1,10 +1,10 @@
 //! What rounding can do to a distance, and the exact comparison that decides where it could matter.
 //!
 //! The tile computes `v = |c|^2 / 2 - x.c` in the element type. Its error is at most
-//! `E = (d + 4) u (|x| |c| + |c|^2 / 2)`, with `u` half of epsilon: `d + 1` roundings of the sum, and one each of `c`, of
-//! `|c|^2 / 2` and of `x.c`. If the two smallest `v` differ by more than both errors, the tile's answer is the true one.
-//! Otherwise all centres are compared again by `sum (x - c)^2` in `f64`, which does not cancel. So every kernel, algorithm
-//! and instruction set gives a point the same label; of equal distances the lowest centre wins.
+//! `E = (d + 4) u (|x| |c| + |c|^2 / 2)`, with `u` half of epsilon: `d + 1` roundings of the sum, and one each of `c`,
+//! of `|c|^2 / 2` and of `x.c`. If the two smallest `v` differ by more than both errors, the tile's answer is the true
+//! one. Otherwise all centres are compared again by `sum (x - c)^2` in `f64`, which does not cancel. So every kernel,
+//! algorithm and instruction set gives a point the same label; of equal distances the lowest centre wins.
 
 use super::rows::Rows;
 use crate::simd::Element;
@@ -44,10 +44,11 @@ impl Rounding {
         Rounding { relative, ..self }
     }
 
-    /// Bound of the error of a point's `v`, for this centre and every centre whose `v` is larger: `norm` is the point's.
+    /// Bound of the error of a point's `v`, for this centre and every centre whose `v` is larger: `norm` is the
+    /// point's.
     ///
-    /// A centre with `|c| > 4 |x|` has `v >= |c|^2 / 4`, hence `E <= 3 (d + 4) u v`; any other has `E <= 12 (d + 4) u |x|^2`.
-    /// So a single far centre does not spoil the bound for all points.
+    /// A centre with `|c| > 4 |x|` has `v >= |c|^2 / 4`, hence `E <= 3 (d + 4) u v`; any other has
+    /// `E <= 12 (d + 4) u |x|^2`. So a single far centre does not spoil the bound for all points.
     #[inline(always)]
     pub(crate) fn of(&self, norm: f64, v: f64) -> f64 {
         let by_largest = norm * self.norm_max + 0.5 * self.norm_max * self.norm_max;
@@ -56,8 +57,8 @@ impl Rounding {
     }
 }
 
-/// The squared distance of a raw row, once shifted, from a centre, in `f64`. Eight sums that are added in a fixed order:
-/// the same on every instruction set, and fast on each.
+/// The squared distance of a raw row, once shifted, from a centre, in `f64`. Eight sums that are added in a fixed
+/// order: the same on every instruction set, and fast on each.
 #[inline(always)]
 pub(crate) fn squared_distance<T: Element>(raw: &[T], shift: &[T], centre: &[f64]) -> f64 {
     assert!(raw.len() == shift.len() && raw.len() == centre.len(), "a row, the shift and a centre are equally long");

@@ -1,7 +1,7 @@
 //! K-means: Lloyd's algorithm on the rows of one worker.
 //!
-//! A [`Fit`] keeps labels, bounds and sums between steps. Each [`Fit::step`] gives every row its nearest centre and leaves
-//! the sums and weights of the clusters; the caller adds those of all workers (one all-reduce) and divides.
+//! A [`Fit`] keeps labels, bounds and sums between steps. Each [`Fit::step`] gives every row its nearest centre and
+//! leaves the sums and weights of the clusters; the caller adds those of all workers (one all-reduce) and divides.
 //!
 //! | algorithm | work of a step                                             | chosen for                        |
 //! |-----------|------------------------------------------------------------|-----------------------------------|

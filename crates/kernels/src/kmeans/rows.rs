@@ -1,7 +1,7 @@
 //! The rows of one worker, and a panel of them laid out for the distance tile.
 //!
-//! All kernels see `x - shift`, rounded to the element type, never `x`: with the mean as shift, squared norms stay as small
-//! as the data's spread, so that `|c|^2 / 2 - x.c` does not cancel when the data lies far from the origin.
+//! All kernels see `x - shift`, rounded to the element type, never `x`: with the mean as shift, squared norms stay as
+//! small as the data's spread, so that `|c|^2 / 2 - x.c` does not cancel when the data lies far from the origin.
 
 use crate::memory::Aligned;
 use crate::simd::{Element, Simd, WIDE, prefetch};
@@ -15,7 +15,8 @@ pub struct Rows<'a, T> {
 }
 
 impl<'a, T: Element> Rows<'a, T> {
-    /// Rows of `shift.len()` features each, seen less `shift`; `weights` has one number for each row, or is absent for ones.
+    /// Rows of `shift.len()` features each, seen less `shift`; `weights` has one number for each row, or is absent for
+    /// ones.
     ///
     /// # Panics
     /// If the lengths do not fit together, or there are no features.
@@ -116,8 +117,8 @@ impl<T: Element> Panel<T> {
         let values = self.values.as_mut_slice();
         assert!(values.len() >= d * points, "the panel was made for fewer features");
         let whole = d / S::BLOCK * S::BLOCK;
-        // SAFETY: each pointer begins a row of `d` readable features, and only features below `d` are read; `values` has
-        // room for `points` lanes of `d` features. Benefit: no bounds checks in a loop that runs for every row.
+        // SAFETY: each pointer begins a row of `d` readable features, and only features below `d` are read; `values`
+        // has room for `points` lanes of `d` features. Benefit: no bounds checks in a loop that runs for every row.
         unsafe {
             let out = values.as_mut_ptr();
             for f in (0..whole).step_by(S::BLOCK) {

@@ -1,7 +1,7 @@
 //! Seeding: squared distances to the nearest seed so far, and draws in proportion to them.
 //!
-//! What a row draws depends on its number in the whole data set, not on its worker, so that seeds do not depend on how the
-//! rows are spread.
+//! What a row draws depends on its number in the whole data set, not on its worker, so that seeds do not depend on how
+//! the rows are spread.
 //!
 //! Source: Arthur and Vassilvitskii, "k-means++" (2007); Bahmani et al., "Scalable k-means++" (2012).
 
@@ -135,8 +135,8 @@ impl<T: Element> Kernel<T> for Gather<'_, T> {
     }
 }
 
-/// Lowers `closest`, each row's squared distance to the seeds so far, for the new `seeds` (`m x d`, less the shift). Where
-/// one is nearer, `index` gets its number, counted from `first`. Returns the sum of weight times `closest`.
+/// Lowers `closest`, each row's squared distance to the seeds so far, for the new `seeds` (`m x d`, less the shift).
+/// Where one is nearer, `index` gets its number, counted from `first`. Returns the sum of weight times `closest`.
 ///
 /// # Panics
 /// If a shape does not fit.
@@ -171,8 +171,8 @@ pub fn nearest_update<T: Element>(
     parts.iter().map(|part| part.3).sum()
 }
 
-/// For each of `trials` (`m x d`, less the shift): what [`nearest_update`] would return if it were the only new seed, up to
-/// rounding in the element type.
+/// For each of `trials` (`m x d`, less the shift): what [`nearest_update`] would return if it were the only new seed,
+/// up to rounding in the element type.
 ///
 /// # Panics
 /// If a shape does not fit.
@@ -250,8 +250,8 @@ pub fn draw<T: Element>(
     (0..rows.n()).filter(drawn).collect()
 }
 
-/// For each of `targets` the first row at which the running sum of weight times `closest` exceeds it, or the last row that
-/// adds anything, should rounding leave the target beyond the end.
+/// For each of `targets` the first row at which the running sum of weight times `closest` exceeds it, or the last row
+/// that adds anything, should rounding leave the target beyond the end.
 #[must_use]
 pub fn locate<T: Element>(rows: Rows<'_, T>, closest: &[f64], targets: &[f64]) -> Vec<usize> {
     const BLOCK: usize = 1024;

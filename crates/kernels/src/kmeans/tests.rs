@@ -176,9 +176,9 @@ fn long_rows_are_lloyds() {
     }
 }
 
-/// One centre far beyond all others makes a bound by the largest norm useless, and a first look in 16 bits leaves nearly
-/// every row open: it must be given up, and no row lost on the way. So it is with columns of `f32` where they overflow or
-/// vanish.
+/// One centre far beyond all others makes a bound by the largest norm useless, and a first look in 16 bits leaves
+/// nearly every row open: it must be given up, and no row lost on the way. So it is with columns of `f32` where they
+/// overflow or vanish.
 #[test]
 fn a_far_centre_spoils_nothing() {
     for (d, k) in [(21, 12), (2, 5)] {
@@ -207,8 +207,8 @@ fn check_far_centre(d: usize, k: usize, spread: f64) {
     }
 }
 
-/// Rows along a line, far from the mean and close to their neighbors: a bound that grows with the norms decides none of them.
-/// With a large factor `f32` overflows, and with a tiny one squares vanish.
+/// Rows along a line, far from the mean and close to their neighbors: a bound that grows with the norms decides none of
+/// them. With a large factor `f32` overflows, and with a tiny one squares vanish.
 #[test]
 fn correlated_rows_are_lloyds() {
     for (d, k, length, scale) in

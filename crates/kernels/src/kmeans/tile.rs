@@ -1,9 +1,9 @@
 //! The distance tile: two vectors of points against up to twelve centres, all in registers, with a fused search for the
 //! nearest and the second nearest centre.
 //!
-//! For a point `x` and a centre `c` it computes `v = |c|^2 / 2 - x.c`, which orders centres as the distance does, because
-//! `|x - c|^2 = |x|^2 + 2 v`. Each feature costs one multiply-add for each pair. Points lie along the lanes, so that the
-//! search needs no work across lanes.
+//! For a point `x` and a centre `c` it computes `v = |c|^2 / 2 - x.c`, which orders centres as the distance does,
+//! because `|x - c|^2 = |x|^2 + 2 v`. Each feature costs one multiply-add for each pair. Points lie along the lanes, so
+//! that the search needs no work across lanes.
 
 use super::rows::{PANEL_MAX, Panel};
 use crate::memory::Aligned;
@@ -76,7 +76,8 @@ impl<T: Element> Centres<T> {
     }
 }
 
-/// For each point of a panel: the nearest centre, its `v`, and the second smallest `v` (infinite if there is one centre).
+/// For each point of a panel: the nearest centre, its `v`, and the second smallest `v` (infinite if there is one
+/// centre).
 pub(crate) struct Nearest<T> {
     pub(crate) best: [T; PANEL_MAX],
     pub(crate) second: [T; PANEL_MAX],
@@ -112,7 +113,8 @@ pub(crate) fn search<S: Simd>(
     assert!(panel.values.as_slice().len() >= centres.d * WIDE * S::LANES, "panel and centres differ in features");
     for (number, tile) in centres.tiles.iter().enumerate() {
         ahead(number, centres.tiles.len());
-        // SAFETY: the panel was checked above; a tile's centres lie within `values`, `half` and `index` by construction.
+        // SAFETY: the panel was checked above; a tile's centres lie within `values`, `half` and `index` by
+        // construction.
         unsafe {
             let scan = Scan {
                 points: panel.values.as_slice().as_ptr(),

@@ -15,8 +15,8 @@ use std::str::FromStr;
 /// | `F16`     | 2     | 2^-11 of the number, 2^-40 of the unit below 2^-29 of it |
 /// | `Fixed16` | 2     | 1 / 131070 of the unit                                   |
 ///
-/// A weight above 0 stays above 0, as 0 means that there is none: what would become 0 becomes the least number there is, 2^-39 or
-/// 1 / 65535 of the unit.
+/// A weight above 0 stays above 0, as 0 means that there is none: what would become 0 becomes the least number there
+/// is, 2^-39 or 1 / 65535 of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// IEEE single precision.
@@ -50,7 +50,8 @@ pub(super) enum Table {
 /// Distances as they lie in memory.
 pub(super) enum Cells {
     Table(Table),
-    /// Distances are those of row vectors to column vectors. Columns lie in panels of `PADDING`: feature 0 of all, feature 1, ...
+    /// Distances are those of row vectors to column vectors. Columns lie in panels of `PADDING`: feature 0 of all,
+    /// feature 1, ...
     Vectors {
         rows: Vec<f32>,
         columns: Aligned<f32>,
@@ -71,8 +72,8 @@ pub struct Distances {
 }
 
 impl Distances {
-    /// Room for `rows x n` distances, all 0, to be [`Distances::fill`]ed. `first` is the column that is the same point as
-    /// row 0; `None` where rows are not among the columns.
+    /// Room for `rows x n` distances, all 0, to be [`Distances::fill`]ed. `first` is the column that is the same point
+    /// as row 0; `None` where rows are not among the columns.
     ///
     /// # Panics
     /// If there are no columns, or rows reach beyond the last column.
@@ -82,7 +83,8 @@ impl Distances {
         Self::with(Cells::Table(cells), rows, n, first)
     }
 
-    /// Distances between vectors of `d` features, computed whenever they are needed. Rows are `rows x d`, columns `n x d`.
+    /// Distances between vectors of `d` features, computed whenever they are needed. Rows are `rows x d`, columns
+    /// `n x d`.
     ///
     /// # Panics
     /// If a shape does not fit.
@@ -134,8 +136,8 @@ impl Distances {
         self.weights.is_some()
     }
 
-    /// Keeps `block`, whole rows from row `at` on, in units of `unit`: no distance may exceed it. NaN, a missing distance, becomes
-    /// 0, and so does that of a point to itself.
+    /// Keeps `block`, whole rows from row `at` on, in units of `unit`: no distance may exceed it. NaN, a missing
+    /// distance, becomes 0, and so does that of a point to itself.
     ///
     /// # Panics
     /// If the block does not consist of rows that there are, or distances come from vectors.
@@ -157,8 +159,8 @@ impl Distances {
         self.weights = Some(Table::zeroed(storage, self.rows * self.stride));
     }
 
-    /// Gives whole rows from row `at` on weights, in units of `unit`: no weight may exceed it. Rows that get none keep 0. The weight of
-    /// a point and itself is 0; others that are above 0 stay so.
+    /// Gives whole rows from row `at` on weights, in units of `unit`: no weight may exceed it. Rows that get none keep
+    /// 0. The weight of a point and itself is 0; others that are above 0 stay so.
     ///
     /// # Panics
     /// If the block does not consist of rows that there are, or there is no room for weights.
@@ -174,7 +176,8 @@ impl Distances {
         });
     }
 
-    /// For each column the number of the first one that it is connected with: two are if a row has weight on both, directly or over others.
+    /// For each column the number of the first one that it is connected with: two are if a row has weight on both,
+    /// directly or over others.
     ///
     /// # Panics
     /// If there are no weights, or rows are not among the columns.
@@ -224,7 +227,8 @@ impl Table {
         }
     }
 
-    /// Keeps `seen(row, column)`, counted from the first of `rows`; what is above 0 as at least `least` of the steps that there are.
+    /// Keeps `seen(row, column)`, counted from the first of `rows`; what is above 0 as at least `least` of the steps
+    /// that there are.
     fn keep(
         &mut self,
         pool: &Pool,

@@ -1,4 +1,5 @@
-//! What is wrong with distances or weights: before they are kept, cell by cell; and then, whether they are the same across the diagonal.
+//! What is wrong with distances or weights: before they are kept, cell by cell; and then, whether they are the same
+//! across the diagonal.
 
 use super::GROUP;
 use super::cells::{Cells, Distances, Table};

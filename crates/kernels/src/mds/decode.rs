@@ -58,8 +58,8 @@ impl Distances {
         self.weights.as_ref().expect("checked by the caller").decode(self.stride, rows, columns, buffer)
     }
 
-    /// Decodes rows and columns, at most a tile of them; `columns` begin at a multiple of the padding. Returns cells and
-    /// the step from row to row.
+    /// Decodes rows and columns, at most a tile of them; `columns` begin at a multiple of the padding. Returns cells
+    /// and the step from row to row.
     #[inline(always)]
     pub(super) fn decode<'a, S: Simd<Elem = f32>>(
         &'a self,
@@ -144,7 +144,8 @@ fn between<S: Simd<Elem = f32>, const R: usize>(
         for features in (0..d).step_by(FEATURES) {
             let mut sum = [s.splat(0.0); R];
             for f in features..d.min(features + FEATURES) {
-                // SAFETY: the panel has `PADDING` columns for each of `d` features, and `lane` is a multiple of `LANES`.
+                // SAFETY: the panel has `PADDING` columns for each of `d` features, and `lane` is a multiple of
+                // `LANES`.
                 let column = unsafe { s.load(panel.as_ptr().add(f * PADDING + lane)) };
                 for (r, sum) in sum.iter_mut().enumerate() {
                     // SAFETY: there are `R` vectors of `d` features.

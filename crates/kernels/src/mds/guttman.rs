@@ -1,7 +1,8 @@
-//! The pass over all distances that a SMACOF iteration is: Guttman's transform and the stress, in one reading of each cell.
+//! The pass over all distances that a SMACOF iteration is: Guttman's transform and the stress, in one reading of each
+//! cell.
 //!
-//! For a row point `z` it sums, over the columns, `w r (z - z_j)`, where `r = delta / |z - z_j|`, or 0 where the points coincide, and
-//! `w (|z - z_j| - delta)^2`. The former is the row of `B(Z) Z` (de Leeuw, 1977).
+//! For a row point `z` it sums, over the columns, `w r (z - z_j)`, where `r = delta / |z - z_j|`, or 0 where the points
+//! coincide, and `w (|z - z_j| - delta)^2`. The former is the row of `B(Z) Z` (de Leeuw, 1977).
 
 use super::cells::Distances;
 use super::decode::Buffer;
@@ -11,7 +12,8 @@ use crate::pool::Pool;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use std::ops::Range;
 
-/// Added to squared distances, so that points that coincide need no branch: far below what `f32` tells apart in units of the largest.
+/// Added to squared distances, so that points that coincide need no branch: far below what `f32` tells apart in units
+/// of the largest.
 const TINY: f32 = 1e-30;
 
 /// Columns whose coefficients are formed before they are used, where there are more than four coordinates.
@@ -124,8 +126,8 @@ impl<const K: usize> Kernel<f32> for Fused<'_, K> {
     }
 }
 
-/// Adds the sums of `R` rows, from row `i` on, over some columns; cells and weights with the step from row to row. What is summed for a
-/// row does not depend on `R`.
+/// Adds the sums of `R` rows, from row `i` on, over some columns; cells and weights with the step from row to row. What
+/// is summed for a row does not depend on `R`.
 #[inline(always)]
 fn sweep<S: Simd<Elem = f32>, const K: usize, const R: usize>(
     s: S,
@@ -181,7 +183,8 @@ pub(super) fn total<S: Simd<Elem = f32>>(s: S, v: S::V) -> f64 {
     lanes[..S::LANES].iter().map(|&lane| f64::from(lane)).sum()
 }
 
-/// One thread's rows, for any number of coordinates: coefficients of a strip of columns first, then one coordinate after the other.
+/// One thread's rows, for any number of coordinates: coefficients of a strip of columns first, then one coordinate
+/// after the other.
 struct Strips<'a> {
     pass: Shared<'a>,
     first: usize,

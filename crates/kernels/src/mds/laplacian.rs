@@ -1,4 +1,5 @@
-//! Rows of the Laplacian of a weighted graph times vectors: `sum of c_ij (p_i - p_j)`, for weights, or what classical scaling needs.
+//! Rows of the Laplacian of a weighted graph times vectors: `sum of c_ij (p_i - p_j)`, for weights, or what classical
+//! scaling needs.
 
 use super::cells::Distances;
 use super::guttman::{STRIP, add, total};
@@ -31,7 +32,8 @@ impl FromStr for Coefficients {
     }
 }
 
-/// Writes for each row the `k` sums over the columns of `c_ij (p_i - p_j)`, and then that of `c_ij`: `rows x (k + 1)`. `points` are `n x k`.
+/// Writes for each row the `k` sums over the columns of `c_ij (p_i - p_j)`, and then that of `c_ij`: `rows x (k + 1)`.
+/// `points` are `n x k`.
 ///
 /// # Panics
 /// If a shape does not fit, rows are not among the columns, or there are no weights where they are asked for.

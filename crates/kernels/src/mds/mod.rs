@@ -8,9 +8,10 @@
 //! | [`laplacian`] | rows of a weighted graph's Laplacian times vectors: conjugate gradients, classical scaling |
 //! | [`Symmetry`]  | cells that differ from those across the diagonal                                       |
 //!
-//! Distances are seen in units in which none exceeds 1, and so are positions: nothing overflows or cancels in `f32` that did not
-//! in the user's units. Sums run in `f32` within a few thousand cells and in `f64` beyond. A row's sums depend on nothing but the row and
-//! the positions, whichever thread or worker has it: results are the same to the bit for any number of both.
+//! Distances are seen in units in which none exceeds 1, and so are positions: nothing overflows or cancels in `f32`
+//! that did not in the user's units. Sums run in `f32` within a few thousand cells and in `f64` beyond. A row's sums
+//! depend on nothing but the row and the positions, whichever thread or worker has it: results are the same to the bit
+//! for any number of both.
 
 mod cells;
 mod check;

@@ -75,7 +75,8 @@ const STORAGES: [Storage; 3] = [Storage::F32, Storage::F16, Storage::Fixed16];
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// A padded column that counts, a row of the remainder that is summed another way, or a wrong weight shows as another sum.
+    /// A padded column that counts, a row of the remainder that is summed another way, or a wrong weight shows as
+    /// another sum.
     #[test]
     fn guttman_is_the_definition(
         n in 1usize..90, first in 0usize..40, rows in 0usize..40, k in 1usize..8, threads in 1usize..4, seed: u64,

@@ -10,8 +10,8 @@ use tidemill_machine::{CpuSet, Machine};
 pub enum Affinity {
     /// Each thread on a processor of its own.
     Core,
-    /// The same until other programs take these processors: then wherever the operating system likes. Bound threads that share their
-    /// processors wait for each other at every barrier, and are several times slower than free ones.
+    /// The same until other programs take these processors: then wherever the operating system likes. Bound threads
+    /// that share their processors wait for each other at every barrier, and are several times slower than free ones.
     Auto,
     /// Each thread on any processor of one socket.
     Socket,

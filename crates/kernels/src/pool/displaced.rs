@@ -1,12 +1,13 @@
-//! Whether other programs take a thread's processor: the system counts how often a thread that wanted to go on was interrupted.
+//! Whether other programs take a thread's processor: the system counts how often a thread that wanted to go on was
+//! interrupted.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Between looks.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Interruptions a second from which on a thread is not alone. Two programs on one processor take turns 50 times a second or more;
-/// the system's own work interrupts a few times.
+/// Interruptions a second from which on a thread is not alone. Two programs on one processor take turns 50 times a
+/// second or more; the system's own work interrupts a few times.
 const ALONE_PER_S: f64 = 20.0;
 /// Looks in a row that must find it so: a short burst is no reason to give up a processor.
 const LOOKS: u32 = 3;
@@ -40,7 +41,8 @@ pub(super) fn is_displaced() -> bool {
     crowded >= LOOKS
 }
 
-/// How often the calling thread has lost its processor without having waited for anything; `None` where the system does not tell.
+/// How often the calling thread has lost its processor without having waited for anything; `None` where the system does
+/// not tell.
 #[cfg(target_os = "linux")]
 fn interruptions() -> Option<u64> {
     // SAFETY: all-zero is a valid `rusage`, which the call fills in.

@@ -1,8 +1,8 @@
 //! A number that only grows, and threads that wait for it: first spinning, then asleep.
 //!
-//! Invariant: no wake-up is lost. A waiter counts itself in `sleepers` before its last look at `value`; an advancer moves
-//! `value` before it looks at `sleepers`; the sequentially consistent fences between make at least one see the other.
-//! Model-checked in `tests/loom.rs`, which is why this file uses nothing of the crate but `sync`.
+//! Invariant: no wake-up is lost. A waiter counts itself in `sleepers` before its last look at `value`; an advancer
+//! moves `value` before it looks at `sleepers`; the sequentially consistent fences between make at least one see the
+//! other. Model-checked in `tests/loom.rs`, which is why this file uses nothing of the crate but `sync`.
 
 use crate::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, fence, spin_loop};
 use std::sync::PoisonError;

@@ -1,10 +1,10 @@
 //! Long-running threads for kernels: they stay bound to their processors and meet at spin barriers.
 //!
-//! [`Pool::run`] runs one function on every thread at once and returns when all are done; the caller is thread 0. Between
-//! runs the others spin for a moment and then sleep, so that an idle pool costs nothing.
+//! [`Pool::run`] runs one function on every thread at once and returns when all are done; the caller is thread 0.
+//! Between runs the others spin for a moment and then sleep, so that an idle pool costs nothing.
 //!
-//! Invariant: the function lives in the caller's frame. Threads reach it only between the `start` gate opening and their
-//! own arrival at `done`, and `run` leaves only after all have arrived, also when one panics.
+//! Invariant: the function lives in the caller's frame. Threads reach it only between the `start` gate opening and
+//! their own arrival at `done`, and `run` leaves only after all have arrived, also when one panics.
 
 mod affinity;
 mod displaced;
@@ -245,8 +245,8 @@ impl Pool {
         self.shared.is_bound()
     }
 
-    /// Runs `function` on every thread at once. One run at a time: a second caller waits. Not to be called from inside a
-    /// run, where it would wait for itself.
+    /// Runs `function` on every thread at once. One run at a time: a second caller waits. Not to be called from inside
+    /// a run, where it would wait for itself.
     ///
     /// # Panics
     /// With the panic of the first thread that panicked, after all have ended.

@@ -152,8 +152,8 @@ unsafe fn quad(rows: [*const f32; 4]) -> __m512 {
     }
 }
 
-/// Sixteen rows of four features: rows `j, j + 4, j + 8, j + 12` share a register, so that only shuffles within 128 bits
-/// remain.
+/// Sixteen rows of four features: rows `j, j + 4, j + 8, j + 12` share a register, so that only shuffles within 128
+/// bits remain.
 ///
 /// # Safety
 /// AVX-512F is present; as [`Simd::transpose`].

@@ -202,7 +202,8 @@ impl Isa {
         *Self::available().last().expect("the scalar set is always there")
     }
 
-    /// The set of that name (`scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`, `neon`), or `None` where the processor lacks it.
+    /// The set of that name (`scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`, `neon`), or `None` where the processor
+    /// lacks it.
     #[must_use]
     pub fn named(name: &str) -> Option<Isa> {
         Self::available().into_iter().find(|isa| isa.name() == name)
@@ -239,8 +240,8 @@ impl Isa {
     }
 }
 
-/// A computation written once over [`Simd`]; mark `run` and all it calls `#[inline(always)]`, so that it is compiled as a
-/// whole for each instruction set.
+/// A computation written once over [`Simd`]; mark `run` and all it calls `#[inline(always)]`, so that it is compiled as
+/// a whole for each instruction set.
 pub(crate) trait Kernel<T: Element> {
     /// What it returns.
     type Output;

@@ -140,7 +140,8 @@ fn child_reads_parent() -> bool {
 
 /// What `probe` finds in a child process, which relates to this one as workers do to each other.
 fn in_child(probe: impl Fn() -> bool) -> bool {
-    // SAFETY: the child makes system calls, allocates at most (which the C library allows after a fork) and ends at once.
+    // SAFETY: the child makes system calls, allocates at most (which the C library allows after a fork) and ends at
+    // once.
     match unsafe { fork() } {
         Ok(ForkResult::Child) => {
             let found = probe();

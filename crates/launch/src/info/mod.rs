@@ -1,6 +1,7 @@
 //! `tidemill info`: what this machine offers a job, what is wrong with it, and how to put that right.
 //!
-//! Every line is an [`Item`], gathered without starting a job; the text and the JSON are two renderings of the same list.
+//! Every line is an [`Item`], gathered without starting a job; the text and the JSON are two renderings of the same
+//! list.
 
 mod limits;
 pub mod machine;

@@ -181,7 +181,8 @@ impl Group {
 mod tests {
     use super::*;
 
-    /// A failure that is told to all, and a worker that leaves as soon as it hears: the others must hear of the failure first.
+    /// A failure that is told to all, and a worker that leaves as soon as it hears: the others must hear of the failure
+    /// first.
     #[test]
     fn news_come_before_those_who_leave_for_them() {
         for _ in 0..2000 {

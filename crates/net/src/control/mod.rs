@@ -273,8 +273,8 @@ impl Control {
     }
 }
 
-/// The running control plane of a worker. Clones share it; when the last one goes without [`ControlHandle::leave`], this
-/// worker is lost to the others, as if it had crashed.
+/// The running control plane of a worker. Clones share it; when the last one goes without [`ControlHandle::leave`],
+/// this worker is lost to the others, as if it had crashed.
 #[derive(Clone)]
 pub struct ControlHandle {
     shared: Arc<Shared>,
@@ -324,8 +324,8 @@ impl ControlHandle {
         }
     }
 
-    /// Leaves in good order: the others get `Left`, not `Lost`, and this worker may end. Waits until that is on its way,
-    /// two seconds at most. On rank 0 messages of the others still pass until `shutdown`.
+    /// Leaves in good order: the others get `Left`, not `Lost`, and this worker may end. Waits until that is on its
+    /// way, two seconds at most. On rank 0 messages of the others still pass until `shutdown`.
     ///
     /// # Errors
     /// `Closed`; `Forked`.

@@ -3,8 +3,8 @@
 //! A star: every worker has one link, to rank 0, which passes messages on. Same inputs in, same actions out; the thread
 //! in [`super::driver`] feeds it and carries the actions out.
 //!
-//! Silence is counted in this worker's own ticks, not on a clock: a job that was stopped as a whole (Ctrl-Z, a suspended
-//! machine) did not tick either and goes on where it was.
+//! Silence is counted in this worker's own ticks, not on a clock: a job that was stopped as a whole (Ctrl-Z, a
+//! suspended machine) did not tick either and goes on where it was.
 
 use super::wire::{Kind, Message};
 use super::{ControlEvent, HEARTBEAT_INTERVAL, Target};

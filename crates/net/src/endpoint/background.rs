@@ -78,7 +78,8 @@ fn run(weak: &Weak<Shared>) {
         }
         let wanted = background.wanted.swap(0, Ordering::Relaxed);
         // Calls that follow each other closely drive enough; to sleep on the doorbell between them would only make the
-        // peers pay for waking this thread. What is under way still moves with each tick: perhaps the caller computes now.
+        // peers pay for waking this thread. What is under way still moves with each tick: perhaps the caller computes
+        // now.
         let (pending, driven) = match shared.engine.try_lock() {
             None => (true, true),
             Some(mut engine) => {

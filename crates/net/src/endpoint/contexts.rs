@@ -1,5 +1,5 @@
-//! The contexts that are in use, by number. A program may make and free communicators without end: what a freed one leaves
-//! behind is one bit, by which messages that come too late are told from those that come early.
+//! The contexts that are in use, by number. A program may make and free communicators without end: what a freed one
+//! leaves behind is one bit, by which messages that come too late are told from those that come early.
 
 use std::collections::HashMap;
 

@@ -11,8 +11,8 @@ use super::transfer::{Help, Pulls, Stream};
 use crate::local::LocalClaim;
 use crate::{Accept, Header, Kind, NetError, Offer, Rank, Sink, TransportError};
 
-/// Eager bytes that a receiver stores at most for one sender that it does not receive from: so many messages of the largest
-/// eager size, within a share of what it stores for all `peers` together, and never less than the minimum.
+/// Eager bytes that a receiver stores at most for one sender that it does not receive from: so many messages of the
+/// largest eager size, within a share of what it stores for all `peers` together, and never less than the minimum.
 pub(super) fn credit_bytes(eager_bytes_max: usize, peers: usize) -> u64 {
     const MESSAGES: u64 = 64;
     const ALL_BYTES: u64 = 16 << 20;
@@ -199,7 +199,8 @@ impl Core {
         }
     }
 
-    /// Drops what nobody has received, as what comes later: credit that did not go back would in the end stop its sender for ever.
+    /// Drops what nobody has received, as what comes later: credit that did not go back would in the end stop its
+    /// sender for ever.
     pub(super) fn close_context(&mut self, context: u32) {
         for (src, message) in self.contexts.close(context).into_unexpected() {
             match message.body {

@@ -1,8 +1,8 @@
 //! The engine: turns messages into frames and frames into messages, over whatever transports the job opened.
 //!
 //! - Small messages go *eagerly*: one frame, straight from the sender's buffer. Each link has a credit of eager bytes,
-//!   spent by sending and returned when the receiver has taken the message, so a receiver that does not receive holds at
-//!   most that much per sender.
+//!   spent by sending and returned when the receiver has taken the message, so a receiver that does not receive holds
+//!   at most that much per sender.
 //! - Larger messages, and any message out of credit, are *offered*: the receiver answers when a receive matches, and
 //!   then copies them straight out of the sender's memory where the transport can, else gets them in pieces.
 //!
@@ -113,8 +113,8 @@ pub struct Engine {
     pub(super) leaving: Leaving,
     /// A contradiction was found and is being explained; no call returns a result meanwhile.
     pub(super) verdict_pending: bool,
-    /// Something was moved outside of `progress`: by a caller's own means, or by posting. It counts as progress, or a task
-    /// that waited for just that would never be stepped.
+    /// Something was moved outside of `progress`: by a caller's own means, or by posting. It counts as progress, or a
+    /// task that waited for just that would never be stepped.
     pub(super) moved_aside: bool,
     /// `Ops::completions` when tasks were last stepped.
     pub(super) stepped_at: u64,
@@ -388,7 +388,8 @@ impl Engine {
         Some(Matched { source, message })
     }
 
-    /// Whether a receive by `pattern` can never be served, because who would send has left, or is done with the communicator.
+    /// Whether a receive by `pattern` can never be served, because who would send has left, or is done with the
+    /// communicator.
     #[inline]
     pub fn never(&mut self, context: u32, pattern: &Pattern) -> Option<NetError> {
         let gone = match pattern.source {
@@ -460,7 +461,8 @@ impl Engine {
         self.core.contradictions.pop()
     }
 
-    /// The communicator is gone: its stray messages are dropped, and their senders are told as if they had been received.
+    /// The communicator is gone: its stray messages are dropped, and their senders are told as if they had been
+    /// received.
     pub fn close_context(&mut self, context: u32) {
         self.core.close_context(context);
     }

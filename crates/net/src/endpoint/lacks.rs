@@ -1,13 +1,13 @@
-//! What is slower than it could be, said once for the whole job: workers report what they have found out to rank 0, which
-//! tells the user. A reason is reported by the worker that the kernel gave it to; its peer knows only that.
+//! What is slower than it could be, said once for the whole job: workers report what they have found out to rank 0,
+//! which tells the user. A reason is reported by the worker that the kernel gave it to; its peer knows only that.
 
 use std::collections::BTreeSet;
 
 use crate::control;
 use crate::{Rank, notice};
 
-/// Reasons that a worker reports at most: one for each of many peers, naming their processes, would be as many as there are
-/// pairs.
+/// Reasons that a worker reports at most: one for each of many peers, naming their processes, would be as many as there
+/// are pairs.
 const REASONS_MAX: usize = 4;
 
 /// Reasons of this worker, each with the peers it concerns. A reason is `what is lacking: why`.

@@ -396,9 +396,9 @@ impl Endpoint {
         result.transpose()
     }
 
-    /// Leaves the job. Returns when all that was sent has been taken by its receivers, or these have left too, as far as
-    /// nothing fails and no signal comes; on rank 0, when the others have left too. Receives and collectives that are
-    /// still pending end with [`NetError::Closed`]. Idempotent.
+    /// Leaves the job. Returns when all that was sent has been taken by its receivers, or these have left too, as far
+    /// as nothing fails and no signal comes; on rank 0, when the others have left too. Receives and collectives that
+    /// are still pending end with [`NetError::Closed`]. Idempotent.
     pub fn leave(&self) {
         self.0.leave(true);
     }

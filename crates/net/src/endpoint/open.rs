@@ -141,7 +141,8 @@ fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
     // A quota may allow less than the processors, and is one for all workers of the host.
     let quota = here().filter_map(|p| p.quota).min().map_or(usize::MAX, |quota| quota as usize);
     let cores = processors.len().min(quota);
-    // No set of cores may hold more workers than it has cores (Hall's condition, for the sets that workers are bound to).
+    // No set of cores may hold more workers than it has cores (Hall's condition, for the sets that workers are bound
+    // to).
     let within = |set: &[u32]| here().filter(|p| p.processors.iter().all(|core| set.contains(core))).count();
     here().count() <= cores && here().all(|p| within(&p.processors) <= p.processors.len())
 }
@@ -399,8 +400,8 @@ mod tests {
         assert!(!judged(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3]], None));
     }
 
-    /// Ranks that judged a host otherwise than its other ranks would choose other schedules, which do not fit together; a
-    /// pair without shared memory would be taken for a hundred times as fast as it is.
+    /// Ranks that judged a host otherwise than its other ranks would choose other schedules, which do not fit together;
+    /// a pair without shared memory would be taken for a hundred times as fast as it is.
     #[test]
     fn a_host_shares_memory_if_every_pair_on_it_does() {
         let here = || Placement { processors: vec![0, 1], quota: None, ..Placement::here() };

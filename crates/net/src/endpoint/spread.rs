@@ -1,10 +1,11 @@
 //! Workers that share cores, spread evenly over them.
 //!
-//! A worker that waits yields its core instead of sleeping, and wakes others in crowds: where more workers than cores meet for a burst of
-//! short calls, five may be on one core and three on the other. The kernel sees to that in tens of milliseconds, as it looks at load in the
-//! past, and bursts are shorter: each call then takes as long as the fuller core needs, and waits on the other take from it what the two
-//! share. So workers tell each other where they run, and one that is where too many are moves to where there are fewer. It is moved once, and
-//! not bound there: where else things go wrong is the kernel's to judge.
+//! A worker that waits yields its core instead of sleeping, and wakes others in crowds: where more workers than cores
+//! meet for a burst of short calls, five may be on one core and three on the other. The kernel sees to that in tens of
+//! milliseconds, as it looks at load in the past, and bursts are shorter: each call then takes as long as the fuller
+//! core needs, and waits on the other take from it what the two share. So workers tell each other where they run, and
+//! one that is where too many are moves to where there are fewer. It is moved once, and not bound there: where else
+//! things go wrong is the kernel's to judge.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -92,7 +93,8 @@ impl Spread {
     }
 }
 
-/// Where a worker that is `here` had better be: at the emptiest of the `allowed` processors, if one more there are fewer than here now.
+/// Where a worker that is `here` had better be: at the emptiest of the `allowed` processors, if one more there are
+/// fewer than here now.
 fn better(here: usize, counts: &[u32], allowed: impl Iterator<Item = usize>) -> Option<usize> {
     let at = |cpu: usize| counts.get(cpu).copied().unwrap_or(0);
     allowed.min_by_key(|&cpu| at(cpu)).filter(|&cpu| at(cpu) + 1 < at(here))

@@ -33,7 +33,8 @@ pub(super) fn shortened(text: &str) -> Cow<'_, str> {
 
 /// Who is waiting, for stall reports.
 pub trait Caller {
-    /// Writes the call in words, such as `allreduce #417 on comm "rows"`, behind what is in `text`. Called before each sleep.
+    /// Writes the call in words, such as `allreduce #417 on comm "rows"`, behind what is in `text`. Called before each
+    /// sleep.
     fn describe(&self, text: &mut String);
     /// Whom it waits for; `None` stands for any worker. Asked only when a wait has become long.
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>>;
@@ -173,7 +174,8 @@ impl super::Endpoint {
         self.0.stall.names.lock().insert(context, name.to_owned());
     }
 
-    /// That the first `seq` collectives on `context` made the communicator: messages to people count those of the program.
+    /// That the first `seq` collectives on `context` made the communicator: messages to people count those of the
+    /// program.
     pub fn set_calls_before(&self, context: u32, seq: u32) {
         self.0.stall.befores.lock().insert(context, seq);
     }
@@ -310,7 +312,8 @@ impl Shared {
     pub(super) fn inquire(&self, engine: &mut Engine) {
         let Some(Contradiction { context, seq, rank, theirs, lengths }) = engine.take_contradiction() else { return };
         engine.wait_for_verdict();
-        // Another worker has given it. Who looks after that, as at the end of its program, may not know any more which call it was.
+        // Another worker has given it. Who looks after that, as at the end of its program, may not know any more which
+        // call it was.
         if self.faults.fatal().is_some() {
             return;
         }

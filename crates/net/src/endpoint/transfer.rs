@@ -84,8 +84,8 @@ fn shared_chunk_bytes(len: usize) -> usize {
 }
 
 impl Engine {
-    /// Has receivers alone copy long messages, for workers that share cores: a sender that is to help needs a core first, and
-    /// who waits for its last chunk gives one up. All workers of a host call it, or none.
+    /// Has receivers alone copy long messages, for workers that share cores: a sender that is to help needs a core
+    /// first, and who waits for its last chunk gives one up. All workers of a host call it, or none.
     pub(super) fn copy_alone(&mut self) {
         self.core.links.iter_mut().for_each(|link| link.claims = None);
     }
@@ -182,7 +182,8 @@ impl Engine {
         }
     }
 
-    /// How many of the messages of `from` that come first are short, untouched and not shared: one call copies them all.
+    /// How many of the messages of `from` that come first are short, untouched and not shared: one call copies them
+    /// all.
     fn short_pulls(&self, from: Rank) -> usize {
         let mut left = PULL_CHUNK_BYTES;
         let short = |pull: &&Pull| {
@@ -295,7 +296,8 @@ impl Engine {
                 continue;
             }
             claim.finish(1);
-            // The receiver, whose own chunks are done, may have gone to sleep meanwhile: no message says that this one is.
+            // The receiver, whose own chunks are done, may have gone to sleep meanwhile: no message says that this one
+            // is.
             if claim.is_complete(help.transfer) {
                 self.transports[transport].wake(help.dest);
             }

@@ -101,9 +101,9 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Makes the inbox that the workers `peers` can write to: threads of this process if `in_process`, else processes of
-    /// this host. For the latter it also allows other processes of this user to read and write our memory, for single
-    /// copies, where the kernel (Yama) would ask. `rank` is the owner's.
+    /// Makes the inbox that the workers `peers` can write to: threads of this process if `in_process`, else processes
+    /// of this host. For the latter it also allows other processes of this user to read and write our memory, for
+    /// single copies, where the kernel (Yama) would ask. `rank` is the owner's.
     ///
     /// # Errors
     /// [`SegmentError`] at a limit; the caller then does without shared memory.

@@ -166,8 +166,8 @@ impl Mapped {
     }
 }
 
-// SAFETY: `Layout::ring` computes the same addresses on both sides, within the segment, which is zero at first and which
-// `returned` keeps mapped.
+// SAFETY: `Layout::ring` computes the same addresses on both sides, within the segment, which is zero at first and
+// which `returned` keeps mapped.
 unsafe impl RingMemory for Mapped {
     #[inline]
     fn stamp(&self, slot: usize) -> &AtomicU64 {

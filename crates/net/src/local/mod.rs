@@ -112,7 +112,8 @@ impl LocalTransport {
             );
             // SAFETY: `inbox` was fresh and is consumed here, and each peer comes once: no second consumer.
             let consumer = unsafe { Consumer::new(inbox.layout.ring(&inbox.segment, index), inbox.layout.shape) };
-            // SAFETY: `PeerInbox::open` made sure that no other worker has the writing end, and `peer` is consumed here.
+            // SAFETY: `PeerInbox::open` made sure that no other worker has the writing end, and `peer` is consumed
+            // here.
             let producer = unsafe { Producer::new(peer.layout.ring(&peer.segment, peer.own_index), peer.layout.shape) };
             let can_single_copy = peer.single_copy.lack().is_none();
             let frame_bytes_max = peer.layout.shape.frame_bytes_max().min(FRAME_BYTES_MAX);

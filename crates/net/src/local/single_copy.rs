@@ -97,7 +97,8 @@ impl SingleCopy {
         }
     }
 
-    /// Copies up to [`PARTS_MAX`] parts of the peer's memory, each from its address, by one system call where that can be.
+    /// Copies up to [`PARTS_MAX`] parts of the peer's memory, each from its address, by one system call where that can
+    /// be.
     pub fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         let plain = |(addr, into): &(u64, &mut [u8])| !is_trap(*addr as usize, into.as_ptr().addr(), into.len());
         if let Self::Process(pid) = self
@@ -126,8 +127,8 @@ impl SingleCopy {
     /// Copies to the peer's memory at `addr`.
     pub fn write(&self, addr: u64, from: &[u8]) -> io::Result<()> {
         match self {
-            // SAFETY: the peer, a thread of this process, accepted `from.len()` bytes at `addr` and keeps them alive and
-            // untouched until told.
+            // SAFETY: the peer, a thread of this process, accepted `from.len()` bytes at `addr` and keeps them alive
+            // and untouched until told.
             Self::SameProcess => unsafe {
                 crate::copy(from.as_ptr(), std::ptr::with_exposed_provenance_mut(addr as usize), from.len());
                 Ok(())

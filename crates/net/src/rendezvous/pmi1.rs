@@ -2,8 +2,8 @@
 //! each process inherits.
 //!
 //! `finalize` is sent when the process exits in good order, not before: a launcher takes a process that has said it for
-//! done, closes the descriptor (an MPI library used by the same program would find it gone), and no longer stops the job
-//! when the process dies.
+//! done, closes the descriptor (an MPI library used by the same program would find it gone), and no longer stops the
+//! job when the process dies.
 //!
 //! Source: MPICH, `src/pmi/src/pmi_v1.c`; the protocol has no other specification.
 
@@ -132,7 +132,8 @@ fn from_hex(text: &str) -> Option<String> {
 static OPEN_FD: AtomicI32 = AtomicI32::new(-1);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// Arranges for `finalize` when this process exits through `exit`; one that dies otherwise is a failure to the launcher.
+/// Arranges for `finalize` when this process exits through `exit`; one that dies otherwise is a failure to the
+/// launcher.
 fn finalize_at_exit(fd: RawFd) {
     extern "C" fn finalize() {
         let fd = OPEN_FD.swap(-1, Ordering::Relaxed);

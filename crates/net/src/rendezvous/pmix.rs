@@ -1,5 +1,5 @@
-//! Meeting through PMIx, the interface of Open MPI's `mpirun` and of `srun --mpi=pmix`. The library is looked for at run
-//! time; nothing is linked.
+//! Meeting through PMIx, the interface of Open MPI's `mpirun` and of `srun --mpi=pmix`. The library is looked for at
+//! run time; nothing is linked.
 //!
 //! `PMIx_Finalize` is called when the process exits in good order, for the reasons given in [`super::pmi1`].
 //!

@@ -318,8 +318,8 @@ impl Server {
     }
 }
 
-/// Who says it. A client that connects to a free port in the ephemeral range may reach itself, and must not take its own
-/// hello for a challenge.
+/// Who says it. A client that connects to a free port in the ephemeral range may reach itself, and must not take its
+/// own hello for a challenge.
 const FROM_CLIENT: u8 = 1;
 const FROM_SERVER: u8 = 2;
 

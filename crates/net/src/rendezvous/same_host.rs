@@ -1,8 +1,9 @@
 //! Meeting on one host without a launcher's help: rank 0 listens on an abstract unix socket named after the job, and
 //! hands its address and a fresh secret to processes of its own user.
 //!
-//! An abstract socket vanishes with its process, however that ends: nothing is left behind and nothing can be stale. The
-//! kernel tells each side the other's user, so neither a wiretap nor a squatter on the name learns or says anything.
+//! An abstract socket vanishes with its process, however that ends: nothing is left behind and nothing can be stale.
+//! The kernel tells each side the other's user, so neither a wiretap nor a squatter on the name learns or says
+//! anything.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -72,8 +72,8 @@ impl Assembly {
         Room { first: (at, rest), second: (self.buffer.as_mut_ptr(), BEHIND_BYTES) }
     }
 
-    /// Accounts for `got` bytes that were written to the room, and delivers every frame that is complete, or long enough
-    /// to be placed.
+    /// Accounts for `got` bytes that were written to the room, and delivers every frame that is complete, or long
+    /// enough to be placed.
     ///
     /// # Errors
     /// Why the bytes are no frames; the connection is unusable then.

@@ -14,8 +14,8 @@ impl Listener {
     ///
     /// `reached_at` are addresses of this host that other workers are known to use
     /// ([`crate::Control::local_addresses`]). If all of them are loopback the job is within this host and nothing else
-    /// is listened on; otherwise the socket takes connections on every interface, and all their addresses are published,
-    /// since other workers may be on other networks than rank 0.
+    /// is listened on; otherwise the socket takes connections on every interface, and all their addresses are
+    /// published, since other workers may be on other networks than rank 0.
     ///
     /// # Errors
     /// When no port can be bound.

@@ -17,9 +17,9 @@ use crate::rendezvous::proof::{Call, JobKey, Purpose};
 use crate::threads::poll_until;
 use crate::{Rank, notice};
 
-/// What the kernel, which allows twice as much, holds on its way to a worker of the same host: with more, the bytes would have left the core's
-/// cache before the receiver copies them. It has to be four segments of the loopback interface, of up to 64 KiB each: with one
-/// the sender would wait for acknowledgements that the kernel delays.
+/// What the kernel, which allows twice as much, holds on its way to a worker of the same host: with more, the bytes
+/// would have left the core's cache before the receiver copies them. It has to be four segments of the loopback
+/// interface, of up to 64 KiB each: with one the sender would wait for acknowledgements that the kernel delays.
 const LOCAL_SEND_BYTES: usize = 128 << 10;
 
 /// Why not all peers were connected.
@@ -126,8 +126,8 @@ impl TcpTransport {
             if same_host {
                 sockopt::set_socket_send_buffer_size(&stream, LOCAL_SEND_BYTES).map_err(std::io::Error::from)?;
             }
-            // Finds a host that vanished while nothing is sent. No TCP_USER_TIMEOUT: it would also end connections whose
-            // receiver just does not read for a while, which the control plane's heartbeats tell apart.
+            // Finds a host that vanished while nothing is sent. No TCP_USER_TIMEOUT: it would also end connections
+            // whose receiver just does not read for a while, which the control plane's heartbeats tell apart.
             sockopt::set_socket_keepalive(&stream, true).map_err(std::io::Error::from)?;
             sockopt::set_tcp_keepidle(&stream, Duration::from_secs(10)).map_err(std::io::Error::from)?;
             sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5)).map_err(std::io::Error::from)?;

@@ -198,7 +198,8 @@ twice! {
     (buf: &Bound<'py, PyAny>, root: i32 = 0),
     |py, comm, how, mode| bcast(py, comm, buf, root, how, mode);
 
-    /// Combines everybody's array elementwise with `op`; the result goes to the root. `recvbuf` may be `None` elsewhere.
+    /// Combines everybody's array elementwise with `op`; the result goes to the root. `recvbuf` may be `None`
+    /// elsewhere.
     Reduce, Ireduce, "6.9.1",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: Option<&Bound<'py, PyAny>>, op: Option<&Bound<'py, Operation>> = None, root: i32 = 0),
     |py, comm, how, mode| reduce(py, comm, sendbuf, recvbuf, op, root, how, mode);
@@ -233,7 +234,8 @@ twice! {
     (sendbuf: &Bound<'py, PyAny>, recvbuf: Option<&Bound<'py, PyAny>>, root: i32 = 0),
     |py, comm, how, mode| gather(py, comm, sendbuf, recvbuf, root, how, mode);
 
-    /// As `Gather` with blocks of different lengths: `recvbuf` is ``[buffer, counts]``, ``[buffer, (counts, displacements), datatype]``.
+    /// As `Gather` with blocks of different lengths: `recvbuf` is ``[buffer, counts]``,
+    /// ``[buffer, (counts, displacements), datatype]``.
     Gatherv, Igatherv, "6.5",
     (sendbuf: &Bound<'py, PyAny>, recvbuf: Option<&Bound<'py, PyAny>>, root: i32 = 0),
     |py, comm, how, mode| gatherv(py, comm, sendbuf, recvbuf, Some(root), how, mode);

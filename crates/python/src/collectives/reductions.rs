@@ -286,8 +286,8 @@ pub fn reduce_local<'py>(
     if bytes == 0 || left.region.ptr == right.region.ptr {
         return Ok(());
     }
-    // SAFETY: both are readable and the second writable for `bytes`; Python's arrays may overlap in part, so the left one
-    // is copied.
+    // SAFETY: both are readable and the second writable for `bytes`; Python's arrays may overlap in part, so the left
+    // one is copied.
     let (left, right_bytes) = unsafe {
         (
             std::slice::from_raw_parts(left.region.ptr, bytes).to_vec(),

@@ -272,8 +272,8 @@ impl Comm {
             return Ok(());
         }
         let message = Message::new(buf, Access::Write, 1)?;
-        // SAFETY: `message` owns the memory until this returns; should the wait be given up, the receive is withdrawn or
-        // `owners` keeps it.
+        // SAFETY: `message` owns the memory until this returns; should the wait be given up, the receive is withdrawn
+        // or `owners` keeps it.
         let started = unsafe { comm.recv(source.rank(), tag, send_region(&message)) };
         let got = blocking(py, started, None, || message.owners())?;
         unpack(&message, got.len)?;

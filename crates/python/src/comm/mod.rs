@@ -1,5 +1,5 @@
-//! Communicators: the class `tidemill._tidemill.Comm`, and those of its methods that are about the communicator itself. The others
-//! are in [`messages`], [`matched`], [`objects`] and `collectives.rs`.
+//! Communicators: the class `tidemill._tidemill.Comm`, and those of its methods that are about the communicator itself.
+//! The others are in [`messages`], [`matched`], [`objects`] and `collectives.rs`.
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
 

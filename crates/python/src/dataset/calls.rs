@@ -1,8 +1,8 @@
-//! Functions of the program that queries call: none may be under way when the interpreter ends, and none that blocks keeps an
-//! action which is given up from ending.
+//! Functions of the program that queries call: none may be under way when the interpreter ends, and none that blocks
+//! keeps an action which is given up from ending.
 //!
-//! A function runs on a thread that may block. What waits for it is a future; when that is dropped the call is *left*: an exception
-//! is raised in it, as soon as it is in Python code, and nobody waits for it for long.
+//! A function runs on a thread that may block. What waits for it is a future; when that is dropped the call is *left*:
+//! an exception is raised in it, as soon as it is in Python code, and nobody waits for it for long.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
@@ -89,8 +89,8 @@ impl Drop for Leave {
     }
 }
 
-/// Calls Python where it may block. Dropping the future leaves the call, which ends when [`interrupt`] is called, if it can be
-/// ended at all. In a Tokio runtime.
+/// Calls Python where it may block. Dropping the future leaves the call, which ends when [`interrupt`] is called, if it
+/// can be ended at all. In a Tokio runtime.
 pub async fn call<T: Send + 'static>(
     work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
@@ -126,8 +126,8 @@ fn run<T>(life: &Life, work: impl FnOnce(Python<'_>) -> Result<T, String>) -> Re
     })
 }
 
-/// A thread of its own for calls that may block for as long as they like, one after the other: those of a runtime are not so many that all
-/// may. It ends when this is dropped, and the call that it is in has ended.
+/// A thread of its own for calls that may block for as long as they like, one after the other: those of a runtime are
+/// not so many that all may. It ends when this is dropped, and the call that it is in has ended.
 pub struct Caller {
     name: String,
     works: Option<Sender<Work>>,

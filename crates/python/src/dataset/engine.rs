@@ -211,7 +211,8 @@ impl QueryEngine {
         finish(py, self.engine.start(work))
     }
 
-    /// The local files that paths stand for on this host, which may have none: path, bytes, and time of the last change.
+    /// The local files that paths stand for on this host, which may have none: path, bytes, and time of the last
+    /// change.
     #[staticmethod]
     fn find_local_files(py: Python<'_>, paths: Vec<String>) -> PyResult<Vec<(String, u64, i64)>> {
         let found = py.detach(|| find_local_files(&paths)).map_err(|error| raised(py, &error))?;

@@ -191,7 +191,8 @@ impl NativeDataSet {
         Self::step(py, || self.0.map_batches(name, Arc::new(called), schema))
     }
 
-    /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread. `keeps` names what it keeps.
+    /// What an object makes of the rows of each key of a stream; `factory` makes one for each thread. `keeps` names
+    /// what it keeps.
     #[pyo3(signature = (name, keys, factory, schema, keeps = None, waits = false))]
     #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
     fn process(
@@ -219,8 +220,8 @@ impl NativeDataSet {
         self.0.is_stream()
     }
 
-    /// The query by this worker alone. `watch` is called every so often, with the rows that have been read and how many there
-    /// are, if that is known.
+    /// The query by this worker alone. `watch` is called every so often, with the rows that have been read and how many
+    /// there are, if that is known.
     #[pyo3(signature = (engine, watch = None))]
     fn collect(&self, py: Python<'_>, engine: &QueryEngine, watch: Option<Py<PyAny>>) -> PyResult<NativeTable> {
         let reading = Reading::default();
@@ -245,7 +246,8 @@ impl NativeDataSet {
         self.table(py, batches)
     }
 
-    /// At least the first `rows` of the query, by this worker alone, or by all of `comm` for worker 0, which is collective.
+    /// At least the first `rows` of the query, by this worker alone, or by all of `comm` for worker 0, which is
+    /// collective.
     #[pyo3(signature = (engine, comm, rows, watch = None))]
     fn collect_first(
         &self,
@@ -320,7 +322,8 @@ impl NativeDataSet {
         finish(py, engine.engine.start(self.0.clone().explain(how)))
     }
 
-    /// Writes into a folder; `format` is `csv`, `json`, `parquet`, `ipc` or `records`. With `comm` by all of its workers; collective.
+    /// Writes into a folder; `format` is `csv`, `json`, `parquet`, `ipc` or `records`. With `comm` by all of its
+    /// workers; collective.
     #[pyo3(signature = (engine, comm, dir, format, *, compression, partition_by, overwrite, storage_options = StorageOptions::new(),
                         delimiter = ',', header = true, watch = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
@@ -385,8 +388,8 @@ fn show(py: Python<'_>, watch: Option<&Py<PyAny>>, reading: &Reading) -> PyResul
     watch.map_or(Ok(()), |watch| watch.call1(py, (reading.rows(), reading.rows_total())).map(drop))
 }
 
-/// Runs an action of all workers with the GIL released, looking at signals and showing how far it is; what a signal handler
-/// raises gives it up, on all workers.
+/// Runs an action of all workers with the GIL released, looking at signals and showing how far it is; what a signal
+/// handler raises gives it up, on all workers.
 pub fn together<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,

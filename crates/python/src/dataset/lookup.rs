@@ -18,8 +18,8 @@ impl NativeRedisHashes {
         RedisHashes::new(&described_by(spec)?).map(NativeRedisHashes).map_err(|error| refused(py, &error))
     }
 
-    /// The fields of the hash of each row, in the order in which they were named; `None` of one that is not there. The columns `on`
-    /// have its key.
+    /// The fields of the hash of each row, in the order in which they were named; `None` of one that is not there. The
+    /// columns `on` have its key.
     fn get(&self, py: Python<'_>, rows: &NativeTable, on: Vec<String>) -> PyResult<Vec<Option<Vec<Option<String>>>>> {
         let get = || -> Result<Vec<_>, String> {
             let mut found = Vec::new();

@@ -55,7 +55,8 @@ impl NativeRunning {
         Ok(self.outcomes.lock().len() + asked.len() - 1)
     }
 
-    /// What has come of the requests, in their order: `None` while one is under way, an error's text, or what has moved.
+    /// What has come of the requests, in their order: `None` while one is under way, an error's text, or what has
+    /// moved.
     fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Told<'py>>> {
         let outcome = |outcome: &mut Outcome| {
             let moved = |moved: Moved| {

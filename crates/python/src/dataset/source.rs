@@ -1,4 +1,5 @@
-//! Streams that a function of the program reads: of each split an iterator of rows, which begins where a checkpoint says.
+//! Streams that a function of the program reads: of each split an iterator of rows, which begins where a checkpoint
+//! says.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -27,9 +28,9 @@ use super::raised;
 use super::stream::{Times, guaranteed, times};
 use super::table::NativeTable;
 
-/// A stream of the splits that a program names. `factory` makes an object that reads a split behind a position: its `next` returns rows and
-/// the position behind them, neither when there are none now, or nothing at the end. `acknowledge` is called with splits and positions when
-/// nothing before these will be asked for again.
+/// A stream of the splits that a program names. `factory` makes an object that reads a split behind a position: its
+/// `next` returns rows and the position behind them, neither when there are none now, or nothing at the end.
+/// `acknowledge` is called with splits and positions when nothing before these will be asked for again.
 #[pyfunction]
 #[pyo3(signature = (engine, name, factory, splits, schema, time, poll_every, guarantee, acknowledge))]
 #[expect(clippy::too_many_arguments, reason = "arguments of a private function")]

@@ -35,8 +35,8 @@ use super::{finish, raised};
 use crate::comm::Comm;
 use crate::graph::described;
 
-/// A column that tells time, by how many microseconds rows may be out of order, and splits be silent; what says how far time is:
-/// "latest", "arrival", or "column" and its name.
+/// A column that tells time, by how many microseconds rows may be out of order, and splits be silent; what says how far
+/// time is: "latest", "arrival", or "column" and its name.
 pub(super) type Times = (String, u64, u64, String, Option<String>);
 
 pub(super) fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
@@ -80,8 +80,8 @@ pub fn stream_of_table(
     made.map(NativeDataSet).map_err(|error| raised(py, &error))
 }
 
-/// A stream of a connector: `spec` is the JSON that describes it, `schema` what its rows are, where they do not say so. Records that are no
-/// rows go to `bad_to`, a sink and what that is called, if `spec` says that they go to one.
+/// A stream of a connector: `spec` is the JSON that describes it, `schema` what its rows are, where they do not say so.
+/// Records that are no rows go to `bad_to`, a sink and what that is called, if `spec` says that they go to one.
 #[pyfunction]
 #[pyo3(signature = (engine, spec, schema, time, bad_to = None))]
 pub fn stream_of(
@@ -209,8 +209,8 @@ impl Checkpoints {
 /// Between lines that tell of what was left out.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The records that this process has left out because they are no rows, and the rows that came too late or had no time: what all of
-/// them were at the end, and meanwhile a line now and then.
+/// The records that this process has left out because they are no rows, and the rows that came too late or had no time:
+/// what all of them were at the end, and meanwhile a line now and then.
 struct LeftOut {
     count: u64,
     first: Option<String>,
@@ -349,7 +349,8 @@ impl Overdue {
     }
 }
 
-/// The step that works most, of all workers that are known of: functions of the program before the steps that they are in.
+/// The step that works most, of all workers that are known of: functions of the program before the steps that they are
+/// in.
 fn slowest(run: &Progress) -> Option<String> {
     let mut steps: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
     let mut add = |step: &str, busy_ns: u64, rows: u64| {
@@ -371,8 +372,8 @@ fn slowest(run: &Progress) -> Option<String> {
     (busy_ns > 0).then(|| format!("{step}: busy for {:.1} s{each}", busy_ns as f64 / 1e9))
 }
 
-/// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and by step how
-/// many rows because they came too late, and because they had no time.
+/// What a run has done: the edges' reports, how many records were left out by this process, and the first of them, and
+/// by step how many rows because they came too late, and because they had no time.
 type Told<'py> = (Bound<'py, PyDict>, u64, Option<String>, Vec<(String, u64, u64)>);
 
 /// A query, its sink, and what that is called.
@@ -501,10 +502,11 @@ fn sinks_seen_by(look: Py<PyAny>) -> LookAtSinks {
     })
 }
 
-/// What a worker tells of itself while the job runs: in a file, which `tidemill top` reads, and worker 0, whose file has what all
-/// others tell, too. The first line of it is the worker's own, each other one of another worker. A worker that is killed leaves its file
-/// behind: readers look whether its process is there, and when it told last. Beside it `tidemill stop` puts an empty file, to ask worker
-/// 0 for a last checkpoint; when the job has stopped, that has another name.
+/// What a worker tells of itself while the job runs: in a file, which `tidemill top` reads, and worker 0, whose file
+/// has what all others tell, too. The first line of it is the worker's own, each other one of another worker. A worker
+/// that is killed leaves its file behind: readers look whether its process is there, and when it told last. Beside it
+/// `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job has stopped, that has
+/// another name.
 struct Status {
     /// `None` where there can be none.
     file: Option<PathBuf>,
@@ -534,8 +536,8 @@ impl Status {
         self.file.as_ref().map(|file| ["stop", "stopped"].map(|name| file.with_extension(name)))
     }
 
-    /// Tells it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody asks the job
-    /// to stop, which it can if it makes checkpoints.
+    /// Tells it now and then. It is of no use to the job itself, so failures are passed over. Returns whether somebody
+    /// asks the job to stop, which it can if it makes checkpoints.
     fn tell(&mut self, run: &Progress, late: &LateRows, spilled_bytes: u64) -> bool {
         if self.told.is_some_and(|told| told.elapsed() < self.every) {
             return false;
@@ -549,7 +551,8 @@ impl Status {
         });
         let mut status = self.about.clone();
         status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
-        // Whoever reads it on this machine tells by it how long ago that was, though the machine's clock may be set meanwhile.
+        // Whoever reads it on this machine tells by it how long ago that was, though the machine's clock may be set
+        // meanwhile.
         let up = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
         status["up_s"] = json!(up.split(' ').next().and_then(|text| text.parse::<f64>().ok()));
         status["durable"] = json!(run.durable());
@@ -734,8 +737,8 @@ impl Sink for PythonSink {
     }
 }
 
-/// What a checkpoint is: its job, when it was made (milliseconds since 1970), whether the job had come to its end, bytes, and
-/// copies by task.
+/// What a checkpoint is: its job, when it was made (milliseconds since 1970), whether the job had come to its end,
+/// bytes, and copies by task.
 type Made = (String, u64, bool, u64, Vec<Kept>);
 
 /// A task, its copies, and what its states consist of, with the version of that, if it is known.
@@ -772,8 +775,8 @@ pub fn list_checkpoints(
     finish(py, engine.engine.start(work))
 }
 
-/// Copies the checkpoint of an epoch, or the newest, to another folder or URL, of stores that are told the same. Returns its epoch and
-/// bytes.
+/// Copies the checkpoint of an epoch, or the newest, to another folder or URL, of stores that are told the same.
+/// Returns its epoch and bytes.
 #[pyfunction]
 pub fn copy_checkpoint(
     py: Python<'_>,

@@ -88,7 +88,8 @@ impl NativeTable {
         NativeTable { schema: first.schema.clone(), batches }
     }
 
-    /// A table without rows of the columns of all `tables`, of types that have the values of all. `names` are theirs, for errors.
+    /// A table without rows of the columns of all `tables`, of types that have the values of all. `names` are theirs,
+    /// for errors.
     #[staticmethod]
     fn unite(py: Python<'_>, tables: Vec<PyRef<'_, NativeTable>>, names: Vec<String>) -> PyResult<Self> {
         let schemas: Vec<SchemaRef> = tables.iter().map(|table| SchemaRef::clone(&table.schema)).collect();
@@ -133,15 +134,16 @@ impl NativeTable {
         untyped.map(|field| field.name().clone()).collect()
     }
 
-    /// Of arrays of one axis by name, which are copied. `None` unless all are contiguous, of one length, and of numbers or booleans in
-    /// the machine's order that Arrow knows: then it is for the caller to find out why.
+    /// Of arrays of one axis by name, which are copied. `None` unless all are contiguous, of one length, and of numbers
+    /// or booleans in the machine's order that Arrow knows: then it is for the caller to find out why.
     #[staticmethod]
     fn from_plain(py: Python<'_>, columns: &Bound<'_, PyDict>) -> PyResult<Option<Self>> {
         let mut arrays = Vec::with_capacity(columns.len());
         for (name, array) in columns {
             let (Ok(name), Some(array)) = (name.cast::<PyString>(), plain(&array)) else { return Ok(None) };
             let Some(kind) = arrow_type(array.dtype).filter(|_| array.axes == 1) else { return Ok(None) };
-            // SAFETY: a plain array has `len` elements of its type at `ptr`, and nobody changes it while the GIL is held.
+            // SAFETY: a plain array has `len` elements of its type at `ptr`, and nobody changes it while the GIL is
+            // held.
             let bytes = unsafe { std::slice::from_raw_parts(array.ptr, array.len * array.dtype.size_bytes()) };
             let made: ArrayRef = match kind {
                 DataType::Boolean => {
@@ -318,8 +320,8 @@ impl NativeTable {
         Ok(cells)
     }
 
-    /// A column as numbers of its distinct values, counted in the order in which they come, and these values as a table of one
-    /// column. The numbers are the bytes of int32; -1 stands for null.
+    /// A column as numbers of its distinct values, counted in the order in which they come, and these values as a table
+    /// of one column. The numbers are the bytes of int32; -1 stands for null.
     fn codes<'py>(&self, py: Python<'py>, name: &str) -> PyResult<(Bound<'py, PyBytes>, NativeTable)> {
         let place = self.schema.index_of(name).map_err(|_| PyKeyError::new_err(name.to_owned()))?;
         let made = py.detach(|| {
@@ -345,8 +347,8 @@ impl NativeTable {
         Ok((PyBytes::new(py, &bytes), distinct))
     }
 
-    /// Of each column its name, NumPy's name of its type and the bytes of its values, in memory of their own; none where NumPy has no
-    /// such type, or where there are nulls.
+    /// Of each column its name, NumPy's name of its type and the bytes of its values, in memory of their own; none
+    /// where NumPy has no such type, or where there are nulls.
     fn to_arrays<'py>(&self, py: Python<'py>) -> PyResult<Vec<ColumnArray<'py>>> {
         let batches = self.checked(py)?;
         let column = |(place, field): (usize, &Arc<Field>)| {

@@ -137,8 +137,8 @@ fn exact(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
     Ok(ScalarValue::Decimal128(Some(if negative == 1 { -magnitude } else { magnitude }), precision, scale))
 }
 
-/// Python values as a column: of the type of the first that is not `None`, of floats if there are ints and floats. Dicts are structs,
-/// lists of pairs are maps.
+/// Python values as a column: of the type of the first that is not `None`, of floats if there are ints and floats.
+/// Dicts are structs, lists of pairs are maps.
 pub fn array(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
     array_within(values, 0)
 }
@@ -176,8 +176,8 @@ fn array_within(values: &Bound<'_, PyList>, depth: usize) -> PyResult<ArrayRef> 
     scalars_of(values)
 }
 
-/// Python values as a column of a type. Fields that a struct's dict does not have are null; those that it has beyond are an error. A
-/// map is a list of pairs, or a dict.
+/// Python values as a column of a type. Fields that a struct's dict does not have are null; those that it has beyond
+/// are an error. A map is a list of pairs, or a dict.
 pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRef> {
     let py = values.py();
     let failed = |error: ArrowError| super::raised(py, &error.into());

@@ -1,7 +1,8 @@
-//! One copy of a task as Python sees it: its function runs on a thread of Python's own, which uses the ports from there.
+//! One copy of a task as Python sees it: its function runs on a thread of Python's own, which uses the ports from
+//! there.
 //!
-//! To the run the copy is a future that waits for the function's end. When the run is given up the future is dropped and the
-//! ports are closed: who waits at one is told at once, and a function that waits elsewhere keeps nobody.
+//! To the run the copy is a future that waits for the function's end. When the run is given up the future is dropped
+//! and the ports are closed: who waits at one is told at once, and a function that waits elsewhere keeps nobody.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -41,7 +42,8 @@ pub struct Shared {
     context: TaskContext,
     inputs: Mutex<Option<Inputs>>,
     outputs: Vec<Mutex<Option<Output>>>,
-    /// Goes on until the function waits at a port, or for [`TURN_TIME`]: whether it does anything else that takes long cannot be seen.
+    /// Goes on until the function waits at a port, or for [`TURN_TIME`]: whether it does anything else that takes long
+    /// cannot be seen.
     turn: Mutex<LongTurn>,
     turn_ends: AtomicBool,
     runtime: Handle,
@@ -79,8 +81,8 @@ impl Drop for Leave {
     }
 }
 
-/// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls [`NativeCopy::begin`], the
-/// function, and [`NativeCopy::end`].
+/// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls [`NativeCopy::begin`],
+/// the function, and [`NativeCopy::end`].
 pub fn factory(start: &Function, crew: &Arc<Crew>) -> TaskFactory {
     let (start, crew) = (start.clone(), Arc::clone(crew));
     Arc::new(move |inputs, outputs, context| {
@@ -158,7 +160,8 @@ impl Shared {
         result
     }
 
-    /// Sends small batches: with the GIL where nothing has to wait, since to give it away for each would take longer than all else.
+    /// Sends small batches: with the GIL where nothing has to wait, since to give it away for each would take longer
+    /// than all else.
     fn send_small(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -213,9 +216,9 @@ impl Shared {
 }
 
 impl Crew {
-    /// Ends a run. If it has `failed`, functions that still run are told that nobody waits for them: at their ports and in
-    /// communicators at once, in Python code by an exception a little later; then they are left to themselves. Returns what
-    /// functions have returned: task, copy, value.
+    /// Ends a run. If it has `failed`, functions that still run are told that nobody waits for them: at their ports and
+    /// in communicators at once, in Python code by an exception a little later; then they are left to themselves.
+    /// Returns what functions have returned: task, copy, value.
     pub fn dismiss(&self, py: Python<'_>, failed: bool) -> Vec<(String, u32, Py<PyAny>)> {
         let copies = std::mem::take(&mut *self.0.lock());
         if failed {

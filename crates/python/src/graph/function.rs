@@ -1,5 +1,6 @@
-//! Functions of the program that a graph holds. Its own functions may lead back to the graph, by the module they are in: so Python's
-//! garbage collector has to see them, and tasks and exchanges refer to them by a slot that it may empty.
+//! Functions of the program that a graph holds. Its own functions may lead back to the graph, by the module they are
+//! in: so Python's garbage collector has to see them, and tasks and exchanges refer to them by a slot that it may
+//! empty.
 
 use std::sync::Arc;
 

@@ -111,8 +111,8 @@ fn table(py: Python<'_>, schema: SchemaRef, columns: Vec<ArrayRef>) -> PyResult<
 #[pyclass(frozen)]
 struct Held(#[expect(dead_code, reason = "only its lifetime matters")] LargeBinaryArray);
 
-/// What a table's rows are, `"objects"`, `"arrays"` or `"table"`, and the messages in them: of an object its pickled bytes, of
-/// an array its bytes, dtype and shape. Bytes are read-only arrays that share the table's memory.
+/// What a table's rows are, `"objects"`, `"arrays"` or `"table"`, and the messages in them: of an object its pickled
+/// bytes, of an array its bytes, dtype and shape. Bytes are read-only arrays that share the table's memory.
 #[pyfunction]
 pub fn payloads<'py>(py: Python<'py>, table: &NativeTable) -> PyResult<(&'static str, Bound<'py, PyList>)> {
     let kind = kind(&table.schema);
@@ -125,7 +125,8 @@ pub fn payloads<'py>(py: Python<'py>, table: &NativeTable) -> PyResult<(&'static
         let held = Bound::new(py, Held(data.clone()))?;
         for row in 0..batch.num_rows() {
             let view = ArrayView1::from(data.value(row));
-            // SAFETY: `held` keeps the bytes, which never change, for as long as the array lives; the array is read-only.
+            // SAFETY: `held` keeps the bytes, which never change, for as long as the array lives; the array is
+            // read-only.
             let bytes = unsafe { PyArray1::borrow_from_array(&view, held.clone().into_any()) };
             bytes.call_method1("setflags", (false,))?;
             if kind == "objects" {

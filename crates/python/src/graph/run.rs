@@ -61,7 +61,8 @@ impl GraphRunner {
         self.runner.workers().iter().map(of).collect()
     }
 
-    /// Runs a graph along a plan; collective. Returns what this worker's copies have returned, by task and copy, and its report.
+    /// Runs a graph along a plan; collective. Returns what this worker's copies have returned, by task and copy, and
+    /// its report.
     fn run<'py>(
         &self,
         py: Python<'py>,

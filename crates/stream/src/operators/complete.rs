@@ -1,6 +1,7 @@
-//! Groups that are complete when a time has passed, because a key of theirs tells time: such as the results of one window. Their
-//! rows are kept until then; a part of the query's plan is then run over them as over a table. So whatever a plan can do
-//! with groups - rank them, take the first of them, aggregate them again - can be done on a stream.
+//! Groups that are complete when a time has passed, because a key of theirs tells time: such as the results of one
+//! window. Their rows are kept until then; a part of the query's plan is then run over them as over a table. So
+//! whatever a plan can do with groups - rank them, take the first of them, aggregate them again - can be done on a
+//! stream.
 
 use std::sync::Arc;
 

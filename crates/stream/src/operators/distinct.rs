@@ -1,6 +1,6 @@
-//! Each key once: the first row that has it goes on, at once; others do not. Keys are remembered for ever, or, when one of
-//! their columns tells time, until no more rows can have them; or for a *time to live*: then a row goes on, too, that is so much later
-//! than the last of its key that did.
+//! Each key once: the first row that has it goes on, at once; others do not. Keys are remembered for ever, or, when one
+//! of their columns tells time, until no more rows can have them; or for a *time to live*: then a row goes on, too,
+//! that is so much later than the last of its key that did.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -124,7 +124,8 @@ impl DistinctTask {
         !self.shape.times.is_empty() || self.shape.ttl.is_some()
     }
 
-    /// Keys that are remembered until then, or for less, are forgotten: a row that is not late is no earlier, so it goes on.
+    /// Keys that are remembered until then, or for less, are forgotten: a row that is not late is no earlier, so it
+    /// goes on.
     fn over(&self, time: &TimeOf) -> Micros {
         self.now.saturating_sub(time.behind)
     }
@@ -155,8 +156,8 @@ impl DistinctTask {
         self.weigh(count)
     }
 
-    /// Remembers keys for a time: `goes_on` says of a row, given until when its key is remembered, if it is, until when it is from then on, if
-    /// the row goes on. Returns the rows that do.
+    /// Remembers keys for a time: `goes_on` says of a row, given until when its key is remembered, if it is, until when
+    /// it is from then on, if the row goes on. Returns the rows that do.
     fn remember_until(
         &mut self,
         keys: &RecordBatch,

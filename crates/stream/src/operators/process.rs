@@ -1,4 +1,5 @@
-//! Functions of programs over the rows of one key at a time, with a state for each key and timers: what no query can say.
+//! Functions of programs over the rows of one key at a time, with a state for each key and timers: what no query can
+//! say.
 //!
 //! In a plan such a function is a table, as one on batches is: what lies below is planned when it is scanned.
 
@@ -46,8 +47,8 @@ pub struct KeyedBatch {
     pub rows: RecordBatch,
 }
 
-/// A function on keys and what it keeps of them. Each copy of its task has one, and calls come one at a time; an error is told
-/// with its text.
+/// A function on keys and what it keeps of them. Each copy of its task has one, and calls come one at a time; an error
+/// is told with its text.
 pub trait KeyedFunction: Send {
     /// Rows have come; returns the rows that go on.
     ///
@@ -55,18 +56,19 @@ pub trait KeyedFunction: Send {
     /// Fails the job.
     fn rows(&mut self, batch: KeyedBatch) -> std::result::Result<Vec<RecordBatch>, String>;
 
-    /// Time has passed: every row with an earlier event time has come. Returns rows, and whether there is more to do at that time:
-    /// then this is called again.
+    /// Time has passed: every row with an earlier event time has come. Returns rows, and whether there is more to do at
+    /// that time: then this is called again.
     ///
     /// # Errors
     /// Fails the job.
     fn time(&mut self, now: EventTime) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
 
-    /// When it wants `ring` to be called, in microseconds of the machine's clock since 1970; `None`: not before another call.
+    /// When it wants `ring` to be called, in microseconds of the machine's clock since 1970; `None`: not before another
+    /// call.
     fn next_alarm(&self) -> Option<i64>;
 
-    /// The machine's clock has come to [`KeyedFunction::next_alarm`]. Returns rows, and whether there is more to do: then this is
-    /// called again.
+    /// The machine's clock has come to [`KeyedFunction::next_alarm`]. Returns rows, and whether there is more to do:
+    /// then this is called again.
     ///
     /// # Errors
     /// Fails the job.
@@ -84,7 +86,8 @@ pub trait KeyedFunction: Send {
     /// Fails the job.
     fn spill(&mut self) -> std::result::Result<(), String>;
 
-    /// What it keeps, by bucket: what has changed since the last snapshot, or all, also of buckets that have become empty.
+    /// What it keeps, by bucket: what has changed since the last snapshot, or all, also of buckets that have become
+    /// empty.
     ///
     /// # Errors
     /// Fails the job.
@@ -108,8 +111,8 @@ pub type MakeKeyedFunction =
     Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn KeyedFunction>, String> + Send + Sync>;
 
 /// What a function makes of a stream's rows by key: rows with `schema`. `keeps` says what it keeps of a key, if
-/// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands for it in plans and
-/// errors. A function that `waits` does something when time has passed, whatever comes.
+/// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands
+/// for it in plans and errors. A function that `waits` does something when time has passed, whatever comes.
 ///
 /// # Errors
 /// `UnknownColumn`; what the function fails with is an error of the job.

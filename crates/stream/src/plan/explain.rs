@@ -16,8 +16,8 @@ fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarante
     }
 }
 
-/// What becomes of a job's rows when it fails and goes on; it is `known` of some of its queries where they are written to. Sinks behind
-/// those of queries are.
+/// What becomes of a job's rows when it fails and goes on; it is `known` of some of its queries where they are written
+/// to. Sinks behind those of queries are.
 pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
     let mut text = String::new();
     for source in lowered.sources.iter().filter(|source| source.is_missed()) {

@@ -1,5 +1,5 @@
-//! A table in memory as a stream: it comes in slices, as fast as it goes or at a rate, and can be gone on with anywhere. For
-//! trying a query out, for tests, for measuring.
+//! A table in memory as a stream: it comes in slices, as fast as it goes or at a rate, and can be gone on with
+//! anywhere. For trying a query out, for tests, for measuring.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,12 +17,12 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::plan::table::StreamSource;
 
-/// Slices are dealt to so many splits at least, and to one for each copy that reads them. There stay as many when a job resumes with
-/// another number of copies.
+/// Slices are dealt to so many splits at least, and to one for each copy that reads them. There stay as many when a job
+/// resumes with another number of copies.
 const SPLITS_MIN: usize = 8;
 
-/// The rows of a table, each slice of at most `slice_rows` as a batch; `rows_per_s` of all copies together, 0 as fast as
-/// they go. Every worker gives the same table.
+/// The rows of a table, each slice of at most `slice_rows` as a batch; `rows_per_s` of all copies together, 0 as fast
+/// as they go. Every worker gives the same table.
 pub fn table_stream(
     name: &str,
     schema: SchemaRef,

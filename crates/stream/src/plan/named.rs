@@ -1,4 +1,5 @@
-//! Names that a program gives steps of streams: what checkpoints, plans and errors call them, wherever they come in the program.
+//! Names that a program gives steps of streams: what checkpoints, plans and errors call them, wherever they come in the
+//! program.
 //!
 //! In a plan a name is a table, as a function on keys is: what lies below is planned when it is scanned.
 
@@ -74,8 +75,8 @@ impl TableProvider for NamedTable {
         TableType::View
     }
 
-    /// What is filtered behind it, and which columns are left out, is so below it, too: so that nothing is computed and kept there that
-    /// nobody wants.
+    /// What is filtered behind it, and which columns are left out, is so below it, too: so that nothing is computed and
+    /// kept there that nobody wants.
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
         Ok(vec![TableProviderFilterPushDown::Exact; filters.len()])
     }

@@ -1,8 +1,8 @@
 //! What several queries of one job have in common: it is done once, and each of them gets its rows.
 //!
-//! A part of a plan is common if two queries have it, over the same sources: that is, the DataSet that both are made from. Each
-//! query then reads the part as a table, and is planned without it, so that nothing which only one of them wants changes
-//! what the others get. A query alone stays as it is, also where it has something twice.
+//! A part of a plan is common if two queries have it, over the same sources: that is, the DataSet that both are made
+//! from. Each query then reads the part as a table, and is planned without it, so that nothing which only one of them
+//! wants changes what the others get. A query alone stays as it is, also where it has something twice.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

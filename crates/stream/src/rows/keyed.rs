@@ -1,5 +1,5 @@
-//! Rows on their way to whoever owns their key, made ready beside the source: late ones are left out there, where it does not
-//! hang on how fast others are which they are.
+//! Rows on their way to whoever owns their key, made ready beside the source: late ones are left out there, where it
+//! does not hang on how fast others are which they are.
 
 use std::sync::Arc;
 

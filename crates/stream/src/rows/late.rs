@@ -17,8 +17,8 @@ use tidemill_dataset::extend::call_of;
 use crate::rows::keyed::Keyed;
 use crate::state::groups::batch;
 
-/// How many rows each step of a job has left out in this process because they came too late, or had no time; may be read while it
-/// runs.
+/// How many rows each step of a job has left out in this process because they came too late, or had no time; may be
+/// read while it runs.
 #[derive(Debug, Default)]
 pub struct LateRows(Mutex<Vec<(String, LateCount)>>);
 

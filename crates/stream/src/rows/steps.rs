@@ -1,5 +1,5 @@
-//! Steps that look at one batch at a time and keep nothing: projections, filters, functions of programs. Between marks they can
-//! be done anywhere, so they are done where the rows are taken.
+//! Steps that look at one batch at a time and keep nothing: projections, filters, functions of programs. Between marks
+//! they can be done anywhere, so they are done where the rows are taken.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
-//! Rows that are kept, those of each key in a chain: an index finds the newest of a key, and each row knows the one before it. Rows
-//! come at the end of their chains, and any may be removed. What is removed stays where it lies until it is much; then the rest is
-//! numbered anew. When memory runs out, rows, index and chains lie on disk.
+//! Rows that are kept, those of each key in a chain: an index finds the newest of a key, and each row knows the one
+//! before it. Rows come at the end of their chains, and any may be removed. What is removed stays where it lies until
+//! it is much; then the rest is numbered anew. When memory runs out, rows, index and chains lie on disk.
 
 use std::collections::HashSet;
 
@@ -34,7 +34,8 @@ pub(crate) struct Chained {
     key_schema: SchemaRef,
     before_keys: usize,
     index: KeyIndex,
-    /// By number: the number of the row before it in its chain, more by one. One that was removed may be the newest of its chain.
+    /// By number: the number of the row before it in its chain, more by one. One that was removed may be the newest of
+    /// its chain.
     before: Cells<u32>,
     /// By number: how many rows may come behind it until the chain is long.
     room: Cells<u32>,
@@ -211,7 +212,8 @@ impl Chained {
         self.room[number as usize] & REMOVED > 0
     }
 
-    /// A chain, given by its newest row, is as short as it can be, with so many rows: it is not long before it has twice as many.
+    /// A chain, given by its newest row, is as short as it can be, with so many rows: it is not long before it has
+    /// twice as many.
     pub(crate) fn is_short(&mut self, newest: u32, rows: u32) {
         let room = &mut self.room[newest as usize];
         *room = *room & REMOVED | rows.max(LONG);
@@ -293,8 +295,8 @@ mod tests {
 
     use super::*;
 
-    /// A row in no chain would be missing from what is known of its key, one in another's would be of both: whatever is added, removed
-    /// and thrown out, in memory or on disk.
+    /// A row in no chain would be missing from what is known of its key, one in another's would be of both: whatever is
+    /// added, removed and thrown out, in memory or on disk.
     #[test]
     fn chains_have_the_rows_of_their_keys() {
         let number = |name| Field::new(name, DataType::Int64, false);

@@ -1,5 +1,6 @@
-//! A table of groups and their aggregates under way: DataFusion's group values and accumulators, and rows of partial results
-//! (*states*) in and out. What a window holds, what crosses workers and what lies in a checkpoint are all such rows.
+//! A table of groups and their aggregates under way: DataFusion's group values and accumulators, and rows of partial
+//! results (*states*) in and out. What a window holds, what crosses workers and what lies in a checkpoint are all such
+//! rows.
 
 use std::sync::Arc;
 

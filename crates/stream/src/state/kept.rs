@@ -1,7 +1,7 @@
-//! Rows that are kept until a time has passed: of streams that are joined, of groups that are not complete. They lie in runs,
-//! each at least twice as long as the next, and have numbers, which stay until those that are not needed any more are thrown
-//! out. When memory runs out, runs go to disk, where they are mapped: to everybody else they are what they were. A snapshot
-//! has the rows that came since the last one, or all of them when numbers have changed.
+//! Rows that are kept until a time has passed: of streams that are joined, of groups that are not complete. They lie in
+//! runs, each at least twice as long as the next, and have numbers, which stay until those that are not needed any more
+//! are thrown out. When memory runs out, runs go to disk, where they are mapped: to everybody else they are what they
+//! were. A snapshot has the rows that came since the last one, or all of them when numbers have changed.
 
 use std::sync::Arc;
 
@@ -141,7 +141,8 @@ impl Kept {
         self.push(Run::new(start, rows, until))
     }
 
-    /// Adds a run behind the others, and puts runs together that are of about the same length: those in memory, and those on disk.
+    /// Adds a run behind the others, and puts runs together that are of about the same length: those in memory, and
+    /// those on disk.
     fn push(&mut self, run: Run) -> Result<(), TaskError> {
         self.runs.push(run);
         while let [.., larger, smaller] = self.runs.as_slice()
@@ -204,8 +205,8 @@ impl Kept {
         }
     }
 
-    /// Throws out what is over, and what `wanted` does not name. Those that stay get new numbers, in the same order; returns
-    /// the old ones.
+    /// Throws out what is over, and what `wanted` does not name. Those that stay get new numbers, in the same order;
+    /// returns the old ones.
     pub(crate) fn clear(&mut self, time: Micros, wanted: impl Fn(u32) -> bool) -> Result<Vec<u32>, TaskError> {
         let mut stay = Vec::new();
         self.retain(time, wanted, |number| stay.push(number))?;
@@ -354,7 +355,8 @@ mod tests {
         RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from_iter_values(values)) as ArrayRef)]).unwrap()
     }
 
-    /// Numbers lead to their rows however runs were put together, rows are over once, and those that stay stay in order.
+    /// Numbers lead to their rows however runs were put together, rows are over once, and those that stay stay in
+    /// order.
     #[test]
     fn rows_are_found_by_number() {
         let mut kept = Kept::new(rows(0..0).schema(), &Disk::default());
@@ -382,7 +384,8 @@ mod tests {
         assert_eq!((kept.count(), kept.gather(0, &[]).unwrap().len()), (0, 0));
     }
 
-    /// Runs on disk must be what they would be in memory: whatever is added, thrown out, put together and put on disk in between.
+    /// Runs on disk must be what they would be in memory: whatever is added, thrown out, put together and put on disk
+    /// in between.
     #[test]
     fn runs_on_disk_are_the_same() {
         let mut random = 7_u64;

@@ -1,7 +1,8 @@
 //! Which keys there are, in an index by hash that can lie on disk, as can the keys, which are rows that are kept.
 //!
-//! The index is a table of numbers with open addressing: half of each says which row has the key, half is of its hash. Its place is the
-//! hash's high bits, so that a table that grows is gone through in order, and so is the larger one that it is put into.
+//! The index is a table of numbers with open addressing: half of each says which row has the key, half is of its hash.
+//! Its place is the hash's high bits, so that a table that grows is gone through in order, and so is the larger one
+//! that it is put into.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ struct Index {
     count: usize,
 }
 
-/// The half of a hash that is looked at. Its high bits say which bucket a key is of, and are alike for all keys of a copy.
+/// The half of a hash that is looked at. Its high bits say which bucket a key is of, and are alike for all keys of a
+/// copy.
 fn half(hash: u64) -> u32 {
     (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
@@ -145,7 +147,8 @@ impl Index {
     }
 }
 
-/// An index of rows that are kept elsewhere, by those of their columns that are keys: the first, or those behind others.
+/// An index of rows that are kept elsewhere, by those of their columns that are keys: the first, or those behind
+/// others.
 #[derive(Default)]
 pub(crate) struct KeyIndex {
     index: Index,
@@ -194,7 +197,8 @@ impl KeyIndex {
         KeyIndex { index: Index::default(), before }
     }
 
-    /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept at once.
+    /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept
+    /// at once.
     pub(crate) fn intern(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Interned, TaskError> {
         let Once { of, firsts, keys, hashes } = Once::of(keys)?;
         let found = self.find_hashed(kept, &keys, &hashes)?;
@@ -208,8 +212,8 @@ impl KeyIndex {
         Ok(Interned { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
     }
 
-    /// All rows with these keys are to be kept at once, and have the next numbers; a key is found at its last row. Returns of each the
-    /// row that was the last of its key before it.
+    /// All rows with these keys are to be kept at once, and have the next numbers; a key is found at its last row.
+    /// Returns of each the row that was the last of its key before it.
     pub(crate) fn follow(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Vec<Option<u32>>, TaskError> {
         let Once { of, keys, hashes, .. } = Once::of(keys)?;
         let known = self.find_hashed(kept, &keys, &hashes)?;
@@ -245,7 +249,8 @@ impl KeyIndex {
         Ok(())
     }
 
-    /// All rows have other numbers now, as `new` says of each, or none: then its key is forgotten. No more than `most` have one.
+    /// All rows have other numbers now, as `new` says of each, or none: then its key is forgotten. No more than `most`
+    /// have one.
     pub(crate) fn renumber_all(&mut self, most: usize, new: impl Fn(u32) -> Option<u32>) -> Result<(), TaskError> {
         let old = std::mem::take(&mut self.index);
         if let Some(governor) = old.cells.governor() {
@@ -359,8 +364,8 @@ mod tests {
 
     use super::*;
 
-    /// A key with two numbers would be joined with half of its rows, two with one number with each other's: in memory or on
-    /// disk, in the batch that brings it or later, null or not.
+    /// A key with two numbers would be joined with half of its rows, two with one number with each other's: in memory
+    /// or on disk, in the batch that brings it or later, null or not.
     #[test]
     fn keys_have_one_number_each() {
         let fields = vec![Field::new("n", DataType::Int64, true), Field::new("s", DataType::Utf8, true)];

@@ -1,5 +1,5 @@
-//! What the owner of keys holds of a stretch of time: a table that grows, and beneath it levels of states that do not change any
-//! more, in memory or, when it has run out, on disk.
+//! What the owner of keys holds of a stretch of time: a table that grows, and beneath it levels of states that do not
+//! change any more, in memory or, when it has run out, on disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -212,8 +212,8 @@ mod tests {
     const KEYS: i64 = 200;
     const ROUNDS: i64 = 9;
 
-    /// Thousands of small panes must not stay in memory for being small; nor may one get what is another's, or lose what it had when they
-    /// share files.
+    /// Thousands of small panes must not stay in memory for being small; nor may one get what is another's, or lose
+    /// what it had when they share files.
     #[test]
     fn small_panes_go_to_disk_together() {
         let schema =

@@ -1,5 +1,5 @@
-//! What copies of a task share in checkpoints: the time that they had come to. And what their states consist of, so that those of
-//! a program before a change become those of the program as it is now.
+//! What copies of a task share in checkpoints: the time that they had come to. And what their states consist of, so
+//! that those of a program before a change become those of the program as it is now.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -83,7 +83,8 @@ struct Placed {
     function: Option<Arc<AggregateFunctionExpr>>,
 }
 
-/// How a table of states is laid out: its columns are those of fields, and before and behind them columns that are always there.
+/// How a table of states is laid out: its columns are those of fields, and before and behind them columns that are
+/// always there.
 #[derive(Default)]
 pub(crate) struct Layout(Vec<Placed>);
 

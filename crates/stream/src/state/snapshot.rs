@@ -1,4 +1,5 @@
-//! What goes into snapshots: rows as tables in bytes, by the bucket of their keys, and which buckets have something saved.
+//! What goes into snapshots: rows as tables in bytes, by the bucket of their keys, and which buckets have something
+//! saved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -54,8 +55,8 @@ pub(crate) fn by_bucket(rows: &RecordBatch, of: &[u32], wanted: impl Fn(u32) -> 
     Ok(parts)
 }
 
-/// The rows of the buckets that are wanted, in the order of their buckets and then their own; and where each bucket begins among
-/// them, and the last ends. (A counting sort: the buckets are few, and there may be millions of rows.)
+/// The rows of the buckets that are wanted, in the order of their buckets and then their own; and where each bucket
+/// begins among them, and the last ends. (A counting sort: the buckets are few, and there may be millions of rows.)
 pub(crate) fn in_order(of: &[u32], wanted: impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
     let wanted: Vec<bool> = (0..BUCKETS).map(wanted).collect();
     let mut starts = vec![0; BUCKETS as usize + 1];

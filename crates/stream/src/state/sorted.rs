@@ -1,5 +1,6 @@
-//! States that do not change any more, sorted by the bucket of their key, in memory or on disk. What is put together or saved goes
-//! a few buckets at a time: so few that their table stays in the processor's cache, and that all of it need not fit in memory.
+//! States that do not change any more, sorted by the bucket of their key, in memory or on disk. What is put together or
+//! saved goes a few buckets at a time: so few that their table stays in the processor's cache, and that all of it need
+//! not fit in memory.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -53,8 +54,8 @@ impl Sorted {
         Ok(Sorted::in_memory(take_record_batch(&states, &UInt32Array::from(order))?, sorted))
     }
 
-    /// Sorts states, keys first, onto disk, in pieces as [`Sorted::on_disk`] makes them. Only one piece at a time is copied: whoever
-    /// spills has no memory for a second copy of everything.
+    /// Sorts states, keys first, onto disk, in pieces as [`Sorted::on_disk`] makes them. Only one piece at a time is
+    /// copied: whoever spills has no memory for a second copy of everything.
     pub(crate) fn new_on_disk(states: RecordBatch, of: &Aggregation, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
         let row_bytes = bytes_per_row(&states);
         let step = (disk.run_bytes() / row_bytes).max(1);
@@ -328,8 +329,8 @@ impl Levels {
         (rows(largest) < TOGETHER * rows(smallest) && fits).then_some(from)
     }
 
-    /// Puts together the levels that are of about the same size: so what a key's states take does not grow with how often it
-    /// comes, and each is copied a few times only.
+    /// Puts together the levels that are of about the same size: so what a key's states take does not grow with how
+    /// often it comes, and each is copied a few times only.
     pub(crate) fn compact(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
         self.compact_but(0, of, disk)
     }
@@ -541,7 +542,8 @@ mod tests {
         }
     }
 
-    /// A key that is twice takes twice the memory; one that is lost is missing; states out of order are found by nobody.
+    /// A key that is twice takes twice the memory; one that is lost is missing; states out of order are found by
+    /// nobody.
     #[test]
     fn levels_have_every_key() {
         for (disk, on_disk) in [(Disk::default(), false), (Disk::with_runs_of(3000), true)] {
@@ -574,8 +576,8 @@ mod tests {
         }
     }
 
-    /// A state that is nowhere while levels are put together beside their operator, or never gets back, would be missing from its window;
-    /// levels that nobody puts together any more would take more memory each time.
+    /// A state that is nowhere while levels are put together beside their operator, or never gets back, would be
+    /// missing from its window; levels that nobody puts together any more would take more memory each time.
     #[test]
     fn levels_are_put_together_beside_who_uses_them() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();

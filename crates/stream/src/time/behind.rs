@@ -1,5 +1,5 @@
-//! `behind(time, length)`: the time as it is, of which the program says that it is never further behind the stream's time than that. For
-//! columns of which nothing else tells.
+//! `behind(time, length)`: the time as it is, of which the program says that it is never further behind the stream's
+//! time than that. For columns of which nothing else tells.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! `now()` in a query over streams. Over a table it is one moment, that of the query; a stream has no such moment, so there it is
-//! that of the batch that is looked at.
+//! `now()` in a query over streams. Over a table it is one moment, that of the query; a stream has no such moment, so
+//! there it is that of the batch that is looked at.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -1,5 +1,5 @@
-//! The stretches of time that windows are: of one length, or as a calendar in some time zone has them, where a day may have 23
-//! hours and a month 28 days.
+//! The stretches of time that windows are: of one length, or as a calendar in some time zone has them, where a day may
+//! have 23 hours and a month 28 days.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -32,7 +32,8 @@ const UNITS: [(&str, Unit); 4] = [("d", Unit::Day), ("w", Unit::Week), ("mo", Un
 const DAY: Micros = 86_400_000_000;
 
 impl Calendar {
-    /// So many units (`"d"`, `"w"`, `"mo"`, `"y"`) at a time, in a zone by its name (`"Europe/Berlin"`) or offset (`"+01:00"`).
+    /// So many units (`"d"`, `"w"`, `"mo"`, `"y"`) at a time, in a zone by its name (`"Europe/Berlin"`) or offset
+    /// (`"+01:00"`).
     ///
     /// # Errors
     /// `Query` when the zone or the unit is unknown, or there are none, or too many.
@@ -276,7 +277,8 @@ fn stretch(of: &Calendar, zone: &Tz, time: Micros) -> (Micros, Micros) {
 /// When a day begins. Where clocks are set forward at midnight, or leave out a whole day, that is when they go on.
 fn midnight(zone: &Tz, day: NaiveDate) -> Micros {
     let midnight = day.and_time(NaiveTime::MIN);
-    // Clocks have never been set by anything but whole quarters of an hour since there are zones, or by seconds when these began.
+    // Clocks have never been set by anything but whole quarters of an hour since there are zones, or by seconds when
+    // these began.
     let later = (0..4 * 24 * 3).map(|quarters| midnight + TimeDelta::minutes(15 * quarters));
     let found = later.map(|local| zone.from_local_datetime(&local)).find_map(|found| match found {
         MappedLocalTime::Single(at) | MappedLocalTime::Ambiguous(at, _) => Some(at.timestamp_micros()),
@@ -297,8 +299,8 @@ mod tests {
         Spans::calendar(Calendar::new(count, unit, zone).unwrap()).unwrap()
     }
 
-    /// A day has 23 hours where clocks are set forward, weeks begin on Monday, years have leap days, and days that there never were
-    /// take no time.
+    /// A day has 23 hours where clocks are set forward, weeks begin on Monday, years have leap days, and days that
+    /// there never were take no time.
     #[test]
     fn as_calendars_have_them() {
         for (count, unit, zone, time, start, end) in [

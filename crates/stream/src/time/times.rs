@@ -1,5 +1,5 @@
-//! Which columns of a stream tell time: columns of which rows to come have no small values. After a watermark `w` every row
-//! has `value + behind >= w`, so that what was kept for smaller values is not needed any more.
+//! Which columns of a stream tell time: columns of which rows to come have no small values. After a watermark `w` every
+//! row has `value + behind >= w`, so that what was kept for smaller values is not needed any more.
 
 use std::any::Any;
 use std::sync::Arc;

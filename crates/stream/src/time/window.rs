@@ -1,5 +1,6 @@
-//! Windows of event time: which windows a row belongs to. In a plan a window is a call of a function over the time column,
-//! `window(time, how)`, whose value is a struct of start and end; a grouping by it makes a query a windowed one.
+//! Windows of event time: which windows a row belongs to. In a plan a window is a call of a function over the time
+//! column, `window(time, how)`, whose value is a struct of start and end; a grouping by it makes a query a windowed
+//! one.
 
 use std::any::Any;
 use std::hash::Hash;
@@ -149,7 +150,8 @@ impl Windows {
         Ok(Windows { kind: WindowKind::Count { size, slide, ttl: None }, lateness, early })
     }
 
-    /// Windows of rows whose keys are forgotten: a row that is so much later than the last of its key begins with it anew.
+    /// Windows of rows whose keys are forgotten: a row that is so much later than the last of its key begins with it
+    /// anew.
     ///
     /// # Errors
     /// `Query` when it is not positive, or the windows are not of rows.
@@ -184,8 +186,8 @@ impl Windows {
         self.with_early(Early::Every(every))
     }
 
-    /// Giving what a window has of a key that has had rows since, each time that so much more of its event time has passed. Its results
-    /// say whether they are the last.
+    /// Giving what a window has of a key that has had rows since, each time that so much more of its event time has
+    /// passed. Its results say whether they are the last.
     ///
     /// # Errors
     /// `Query` when it is not positive.
@@ -391,8 +393,8 @@ pub(crate) struct WindowCall {
     pub late: Vec<Arc<dyn PhysicalExpr>>,
 }
 
-/// A row's window, of its time and constants. Evaluated by itself it knows tumbling windows only: of the others a row has several, or one that
-/// depends on the rows beside it.
+/// A row's window, of its time and constants. Evaluated by itself it knows tumbling windows only: of the others a row
+/// has several, or one that depends on the rows beside it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WindowFunction {
     name: &'static str,

@@ -114,8 +114,8 @@ impl Held {
     }
 }
 
-/// Batches that a join without keys soon has compared with each of so many rows. DataFusion's would go through hundreds of whole ones
-/// and never pause, even if nobody wanted its rows any more.
+/// Batches that a join without keys soon has compared with each of so many rows. DataFusion's would go through hundreds
+/// of whole ones and never pause, even if nobody wanted its rows any more.
 fn in_turns(rows: SendableRecordBatchStream, build_rows: u64) -> SendableRecordBatchStream {
     let schema = rows.schema();
     let most = (PAIRS_IN_A_TURN / build_rows.max(1)).max(ROWS_IN_A_TURN_MIN) as usize;

@@ -1,10 +1,12 @@
-//! Joins within the memory budget. DataFusion's own ([`planned`]) hold their build side, the left one, in memory, and when it does
-//! not fit they end the query; or, of those without keys, some spill, but give out left rows once for each partition of the other side.
+//! Joins within the memory budget. DataFusion's own ([`planned`]) hold their build side, the left one, in memory, and
+//! when it does not fit they end the query; or, of those without keys, some spill, but give out left rows once for each
+//! partition of the other side.
 //!
-//! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, it is handed to
-//! DataFusion's join as it is, and so is the other side: nothing is copied. If not, both sides go to disk, parted by the hash of
-//! their keys, and each pair of parts becomes a join of its own ([`pairs`]); without keys there is one pair. Steps above may count
-//! on the order that rows of the other side had: those of the pairs are sorted so again ([`order`]).
+//! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, it is handed
+//! to DataFusion's join as it is, and so is the other side: nothing is copied. If not, both sides go to disk, parted by
+//! the hash of their keys, and each pair of parts becomes a join of its own ([`pairs`]); without keys there is one
+//! pair. Steps above may count on the order that rows of the other side had: those of the pairs are sorted so again
+//! ([`order`]).
 
 mod build;
 mod order;
@@ -143,7 +145,8 @@ impl ExecutionPlan for JoinExec {
 
     required_as_by!(self => self.join.exec());
 
-    /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join within.
+    /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join
+    /// within.
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
         let (left, right) = (Slot::over(self.left.input()), Slot::over(self.right.input()));
         let join = self.join.reset(Arc::clone(&left) as _, Arc::clone(&right) as _)?;
@@ -178,8 +181,8 @@ impl ExecutionPlan for JoinExec {
         };
         let (probe, rows) = promised(right.schema());
         self.right.give(partition, rows);
-        // It is there from the beginning: partitions that make a filter of their keys together wait for each other, and one that is
-        // dropped tells the others not to.
+        // It is there from the beginning: partitions that make a filter of their keys together wait for each other, and
+        // one that is dropped tells the others not to.
         let rows = self.join.exec().execute(partition, Arc::clone(&joining.context))?;
         let rows = stream::once(joining.run(building, other, Whole { probe, rows })).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))

@@ -23,7 +23,8 @@ const SORT_BYTES_MIN: u64 = 16 << 20;
 /// Of it, kept for merging.
 const MERGE_BYTES: usize = 4 << 20;
 
-/// Sorts rows; on disk, what of them does not fit beside the parts that are joined meanwhile. Bytes of that are added to `spilled_bytes`.
+/// Sorts rows; on disk, what of them does not fit beside the parts that are joined meanwhile. Bytes of that are added
+/// to `spilled_bytes`.
 pub(super) fn in_order(
     rows: SendableRecordBatchStream,
     order: &LexOrdering,
@@ -49,7 +50,8 @@ pub(super) fn in_order(
     Ok(Box::pin(RecordBatchStreamAdapter::new(schema, sorted)))
 }
 
-/// The memory of one sort. It is not that of other queries' steps: a join holds most of theirs while its rows are sorted.
+/// The memory of one sort. It is not that of other queries' steps: a join holds most of theirs while its rows are
+/// sorted.
 #[derive(Debug)]
 struct SortMemory {
     held: Reservation,

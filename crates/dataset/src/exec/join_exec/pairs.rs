@@ -1,10 +1,11 @@
-//! One partition of a join under way; where its build side does not fit, pairs of parts on disk (a Grace hash join; Kitsuregawa,
-//! Tanaka and Moto-oka, 1983).
+//! One partition of a join under way; where its build side does not fit, pairs of parts on disk (a Grace hash join;
+//! Kitsuregawa, Tanaka and Moto-oka, 1983).
 //!
-//! Rows whose keys are equal, or both null, are in the same pair, so that pairs are joins of their own, whatever the kind of the join.
-//! A pair whose build side still does not fit is parted again. That does not help where most rows have one key: their build
-//! side is then joined in pieces, each with all of the other side. As the other side's rows meet no piece with all their partners
-//! in it, it must be the side whose rows the join gives out by themselves that is cut up; of a full join first one, then the other.
+//! Rows whose keys are equal, or both null, are in the same pair, so that pairs are joins of their own, whatever the
+//! kind of the join. A pair whose build side still does not fit is parted again. That does not help where most rows
+//! have one key: their build side is then joined in pieces, each with all of the other side. As the other side's rows
+//! meet no piece with all their partners in it, it must be the side whose rows the join gives out by themselves that is
+//! cut up; of a full join first one, then the other.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -67,7 +68,8 @@ pub(super) enum Built {
 pub(super) enum Other {
     /// The other side's rows in that partition.
     Rows(SendableRecordBatchStream),
-    /// All partitions share a build side whose rows come out by themselves: on disk, one partition joins it with those of all.
+    /// All partitions share a build side whose rows come out by themselves: on disk, one partition joins it with those
+    /// of all.
     All(Arc<dyn ExecutionPlan>, Arc<TaskContext>),
 }
 

@@ -83,8 +83,8 @@ fn joined(sides: &[DataSet; 2], swapped: bool, how: How, condition: Option<Expr>
     left.join(right, &on, how, "_right", condition, None).unwrap()
 }
 
-/// Whatever the kind of the join, whichever side is built, with keys that are null or far too many to be parted: rows are those of
-/// a join in memory, and they have been on disk.
+/// Whatever the kind of the join, whichever side is built, with keys that are null or far too many to be parted: rows
+/// are those of a join in memory, and they have been on disk.
 #[test]
 fn joins_on_disk_are_those_in_memory() {
     for heavy in [0, 60] {
@@ -106,8 +106,8 @@ fn joins_on_disk_are_those_in_memory() {
     }
 }
 
-/// A build side that is small enough to be one for all partitions, and does not fit: whatever the kind of the join, its rows come
-/// out once, and not once for each partition.
+/// A build side that is small enough to be one for all partitions, and does not fit: whatever the kind of the join, its
+/// rows come out once, and not once for each partition.
 #[test]
 fn a_build_side_of_all_partitions_goes_to_disk() {
     // Batches with memory of their own: DataFusion counts that of pieces of one batch for each of them.
@@ -141,8 +141,8 @@ fn a_build_side_of_all_partitions_goes_to_disk() {
     }
 }
 
-/// A query that counts on the order of the other side, which has one by itself, must get it from the disk too; a limit is one of the
-/// rows in that order.
+/// A query that counts on the order of the other side, which has one by itself, must get it from the disk too; a limit
+/// is one of the rows in that order.
 #[test]
 fn rows_that_have_an_order_keep_it() {
     let joined = |kind: &str| {
@@ -168,7 +168,8 @@ fn rows_that_have_an_order_keep_it() {
     }
 }
 
-/// Each round of a recursive query has a build side of its own: with that of the first round, rows would come again without end.
+/// Each round of a recursive query has a build side of its own: with that of the first round, rows would come again
+/// without end.
 #[test]
 fn recursive_queries_join_what_is_new() {
     for threads in [1, 2] {
@@ -234,8 +235,8 @@ fn long_rows(engine: &Engine, rows: i64) -> DataSet {
     DataSet::from_batches(engine, batches[0].schema(), &batches).unwrap()
 }
 
-/// Without keys there is nothing to part rows by: whatever the kind of the join, and however many partitions the other side has, rows come
-/// out as in memory, and those without a partner once.
+/// Without keys there is nothing to part rows by: whatever the kind of the join, and however many partitions the other
+/// side has, rows come out as in memory, and those without a partner once.
 #[test]
 fn joins_without_keys_go_to_disk() {
     // Texts of both in it, so that both sides carry theirs.

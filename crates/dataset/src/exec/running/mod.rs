@@ -1,8 +1,9 @@
 //! Window functions of rows in order, whole batches at a time.
 //!
-//! DataFusion's step keeps a state for each partition and asks for one row's value after the other, which costs more than all else where
-//! partitions are small. Rows come sorted: here the places where partitions and peers (rows of one place in the order) begin are found for a
-//! batch at once, and each function goes over all of its rows in a loop of its own.
+//! DataFusion's step keeps a state for each partition and asks for one row's value after the other, which costs more
+//! than all else where partitions are small. Rows come sorted: here the places where partitions and peers (rows of one
+//! place in the order) begin are found for a batch at once, and each function goes over all of its rows in a loop of
+//! its own.
 //!
 //! | module       | what                                                                                   |
 //! |--------------|----------------------------------------------------------------------------------------|
@@ -108,8 +109,8 @@ trait Function: Send {
         false
     }
 
-    /// The values of the first `count` rows, of which `arg` is what it is a function of, if there is anything; the next rows are those that
-    /// follow them.
+    /// The values of the first `count` rows, of which `arg` is what it is a function of, if there is anything; the next
+    /// rows are those that follow them.
     fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef>;
 }
 

@@ -115,8 +115,8 @@ const FUNCTIONS: [&str; 14] = [
 ];
 const EXTREMES: [&str; 4] = ["min(w)", "max(d)", "min(x)", "max(x)"];
 
-/// A state that survives a partition's end, a batch that ends among peers, or a row looked for in the wrong partition shows against
-/// DataFusion's own step.
+/// A state that survives a partition's end, a batch that ends among peers, or a row looked for in the wrong partition
+/// shows against DataFusion's own step.
 #[test]
 fn equals_datafusion() {
     let engine = engine();
@@ -145,7 +145,8 @@ fn equals_datafusion() {
     }
 }
 
-/// Many rows of one place in the order, and values far ahead: rows are held, over many batches, until their values are known.
+/// Many rows of one place in the order, and values far ahead: rows are held, over many batches, until their values are
+/// known.
 #[test]
 fn rows_wait_for_their_values() {
     let engine = engine();

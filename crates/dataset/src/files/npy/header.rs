@@ -1,14 +1,14 @@
 //! The header of a `.npy` file: where its values begin, what they are, and how they lie.
 //!
-//! The format is NEP 1's, versions 1.0 to 3.0: a magic number, the version, the length of a dictionary, the dictionary as Python
-//! writes it, the values:
+//! The format is NEP 1's, versions 1.0 to 3.0: a magic number, the version, the length of a dictionary, the dictionary
+//! as Python writes it, the values:
 //!
 //! ```text
 //! \x93NUMPY | 1 | 0 | 118 0 | {'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), } and spaces \n
 //! ```
 //!
-//! From 2.0 on the length has four bytes, in 3.0 the text is UTF-8 in place of Latin-1. The dictionary is parsed strictly: it has
-//! these three keys, and values that NumPy writes.
+//! From 2.0 on the length has four bytes, in 3.0 the text is UTF-8 in place of Latin-1. The dictionary is parsed
+//! strictly: it has these three keys, and values that NumPy writes.
 
 use std::fmt;
 
@@ -300,8 +300,8 @@ pub(super) fn framed(version: u8, dictionary: &[u8]) -> Vec<u8> {
     [MAGIC, &[version, 0], len, dictionary].concat()
 }
 
-/// What a fuzz target and a test feed with bytes from nowhere: they are a header, which is the same when it is written and read again, or
-/// refused. Panics when that does not hold. Returns whether they were one.
+/// What a fuzz target and a test feed with bytes from nowhere: they are a header, which is the same when it is written
+/// and read again, or refused. Panics when that does not hold. Returns whether they were one.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8]) -> bool {
     let Ok(found) = Header::parse(bytes) else { return false };

@@ -1,5 +1,6 @@
-//! Arrays in NumPy's files, read in shares: a header, then records of a fixed length, or one column behind the other. `header` says
-//! which, `values` makes columns of the bytes: of those that a query wants, which alone are read where each lies by itself.
+//! Arrays in NumPy's files, read in shares: a header, then records of a fixed length, or one column behind the other.
+//! `header` says which, `values` makes columns of the bytes: of those that a query wants, which alone are read where
+//! each lies by itself.
 
 mod header;
 mod values;
@@ -35,12 +36,12 @@ const BLOCK_BYTES: u64 = 4 << 20;
 /// A header may tell of any number of columns; more are hardly meant.
 const COLUMNS_MAX: u64 = 1 << 20;
 
-/// A table of the rows of all arrays in the files that `paths` stand for, as for [`read`](crate::read()): a column for each of
-/// theirs, or for each field of their records. `columns` are names for them.
+/// A table of the rows of all arrays in the files that `paths` stand for, as for [`read`](crate::read()): a column for
+/// each of theirs, or for each field of their records. `columns` are names for them.
 ///
 /// # Errors
-/// `Io`; `Data` for a file that holds no array, one that is no table, or another one than the files before; `Query` for columns that
-/// are not as many, or two of one name.
+/// `Io`; `Data` for a file that holds no array, one that is no table, or another one than the files before; `Query` for
+/// columns that are not as many, or two of one name.
 pub async fn read_npy(
     engine: &Engine,
     paths: &[String],
@@ -357,7 +358,8 @@ mod tests {
     /// Of a column.
     const BYTES: u64 = 8 * ROWS;
 
-    /// An array of the columns `a`, `b` and `c`, that are once, twice and three times the row's number; and where its values begin.
+    /// An array of the columns `a`, `b` and `c`, that are once, twice and three times the row's number; and where its
+    /// values begin.
     struct Written {
         engine: Arc<Engine>,
         path: PathBuf,
@@ -414,7 +416,8 @@ mod tests {
         }
     }
 
-    /// A column that lies by itself and is not wanted, rows behind a limit, values of rows that are counted: none of it is read.
+    /// A column that lies by itself and is not wanted, rows behind a limit, values of rows that are counted: none of it
+    /// is read.
     #[test]
     fn only_what_is_wanted_is_read() {
         let all = (0..ROWS as i64).sum::<i64>();

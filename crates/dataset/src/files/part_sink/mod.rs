@@ -1,4 +1,5 @@
-//! Files of our own formats, one for each partition, in the order of the partitions: by a [`DataSink`] that writes rows in their order.
+//! Files of our own formats, one for each partition, in the order of the partitions: by a [`DataSink`] that writes rows
+//! in their order.
 //!
 //! | format    | columns                            | file                             |
 //! |-----------|------------------------------------|----------------------------------|

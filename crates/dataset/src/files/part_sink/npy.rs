@@ -1,6 +1,7 @@
 //! Columns as an array of NumPy: of shape (rows, columns), or (rows,) of one column.
 //!
-//! The format is NEP 1's, version 1.0: a magic number, the length of a dictionary, the dictionary as Python writes it, the values.
+//! The format is NEP 1's, version 1.0: a magic number, the length of a dictionary, the dictionary as Python writes it,
+//! the values.
 
 use std::borrow::Cow;
 

@@ -100,8 +100,8 @@ mod tests {
         Engine::new(&EngineConfig { threads: 1, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()
     }
 
-    /// An object that cannot be put together for want of space on the worker's own disk must not look like one that its store
-    /// refused. `/dev/full` is a disk without any.
+    /// An object that cannot be put together for want of space on the worker's own disk must not look like one that its
+    /// store refused. `/dev/full` is a disk without any.
     #[test]
     fn a_full_disk_is_not_the_stores() {
         let engine = engine();

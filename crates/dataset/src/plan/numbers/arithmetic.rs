@@ -1,7 +1,8 @@
-//! `+`, `-` and `*` of whole numbers and decimals: what is beyond the range of its type is an error, never another number.
+//! `+`, `-` and `*` of whole numbers and decimals: what is beyond the range of its type is an error, never another
+//! number.
 //!
-//! DataFusion's own operators wrap around. Once types are known, a rule puts functions in their place that look like them to
-//! whoever reads a plan, and have the same names.
+//! DataFusion's own operators wrap around. Once types are known, a rule puts functions in their place that look like
+//! them to whoever reads a plan, and have the same names.
 
 use std::sync::Arc;
 
@@ -46,8 +47,8 @@ pub(crate) fn is_checked(call: &ScalarFunction) -> bool {
     call.func.inner().downcast_ref::<Checked>().is_some()
 }
 
-/// An operator with its operands, or the operand of a minus. Operands have been checked before: what is asked of them takes the same time
-/// however deep they are, or a sum of a thousand terms would take minutes to plan.
+/// An operator with its operands, or the operand of a minus. Operands have been checked before: what is asked of them
+/// takes the same time however deep they are, or a sum of a thousand terms would take minutes to plan.
 fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     let (op, operands) = match &expr {
         Expr::BinaryExpr(BinaryExpr { left, op, right }) => (*op, vec![left.as_ref(), right.as_ref()]),

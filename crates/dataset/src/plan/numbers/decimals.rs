@@ -1,6 +1,6 @@
-//! Decimals beside floats. DataFusion makes decimals of fifteen digits behind the point of both, which NaN and 1e300 are none of, and rounds
-//! small floats to 0. They meet as floats instead, as the standard has it; but a float that was written down beside a decimal is meant
-//! exactly, so that `price = 1.1` is true of 1.10.
+//! Decimals beside floats. DataFusion makes decimals of fifteen digits behind the point of both, which NaN and 1e300
+//! are none of, and rounds small floats to 0. They meet as floats instead, as the standard has it; but a float that was
+//! written down beside a decimal is meant exactly, so that `price = 1.1` is true of 1.10.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -131,7 +131,8 @@ fn with_floats(plan: &LogicalPlan, casts: &[bool]) -> Result<LogicalPlan> {
     LogicalPlanBuilder::from(plan.clone()).project(columns.collect::<Vec<_>>())?.build()
 }
 
-/// Makes floats of the decimals among expressions that meet, or decimals of the literals; false if there is nothing to do.
+/// Makes floats of the decimals among expressions that meet, or decimals of the literals; false if there is nothing to
+/// do.
 fn as_floats(exprs: &mut [&mut Expr], schema: &DFSchema) -> bool {
     // What has no type yet is for others to complain about.
     let types: Vec<Option<DataType>> = exprs.iter().map(|expr| expr.get_type(schema).ok()).collect();
@@ -163,7 +164,8 @@ fn as_floats(exprs: &mut [&mut Expr], schema: &DFSchema) -> bool {
     true
 }
 
-/// The decimal that a float was written as, or a calculation with such: its digits, their number, and how many are behind the point.
+/// The decimal that a float was written as, or a calculation with such: its digits, their number, and how many are
+/// behind the point.
 fn exact(expr: &Expr) -> Option<(i128, u8, i8)> {
     let (value, scale) = number(expr)?;
     let digits = value.unsigned_abs().to_string().len().max(usize::try_from(scale).ok()? + 1);

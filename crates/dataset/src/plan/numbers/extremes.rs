@@ -1,5 +1,6 @@
-//! Least and greatest values. Of floats in groups: a NaN is larger than all numbers there too, and infinities are numbers. DataFusion's
-//! groups begin with the least and the greatest finite number, and lose NaNs or not, as rows happen to come.
+//! Least and greatest values. Of floats in groups: a NaN is larger than all numbers there too, and infinities are
+//! numbers. DataFusion's groups begin with the least and the greatest finite number, and lose NaNs or not, as rows
+//! happen to come.
 
 use std::cmp::Ordering;
 

@@ -1,8 +1,8 @@
 //! Floats where they are compared: all NaNs are one value, the largest, and both zeros are one.
 //!
-//! DataFusion's keys are bits, and a NaN has many: 0.0 / 0.0 gives one with a sign, which it sorts before all numbers. Once types
-//! are known, a rule puts [`Canonical`] around what groups, joins, sorts, windows and comparisons go by. The columns themselves
-//! keep their values, but for those that a group's rows have in common.
+//! DataFusion's keys are bits, and a NaN has many: 0.0 / 0.0 gives one with a sign, which it sorts before all numbers.
+//! Once types are known, a rule puts [`Canonical`] around what groups, joins, sorts, windows and comparisons go by. The
+//! columns themselves keep their values, but for those that a group's rows have in common.
 
 use std::sync::Arc;
 
@@ -100,7 +100,8 @@ fn call(same: Same, expr: Expr, keeps_name: bool) -> Expr {
     Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), vec![expr]))
 }
 
-/// Whether values of an expression are, or hold, floats of many bits; those of an outer query are left to what takes the query apart.
+/// Whether values of an expression are, or hold, floats of many bits; those of an outer query are left to what takes
+/// the query apart.
 fn differs(expr: &Expr, schema: &DFSchema) -> Result<bool> {
     let is_canonical = matches!(expr, Expr::ScalarFunction(of) if of.func.inner().is::<Canonical>());
     Ok(!is_canonical && !expr.contains_outer() && has_floats(&expr.get_type(schema)?))

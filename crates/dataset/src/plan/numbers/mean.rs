@@ -1,7 +1,7 @@
 //! `avg` of whole numbers: their sum in 128 bits, divided once.
 //!
-//! DataFusion makes floats of them first, which loses digits beyond 2^53: the mean of the least and the greatest `int64` and 7 would be
-//! 0 instead of 2. All else (floats, decimals, durations) is DataFusion's.
+//! DataFusion makes floats of them first, which loses digits beyond 2^53: the mean of the least and the greatest
+//! `int64` and 7 would be 0 instead of 2. All else (floats, decimals, durations) is DataFusion's.
 
 use std::collections::HashSet;
 use std::mem::{size_of, size_of_val};

@@ -1,5 +1,5 @@
-//! What numbers mean, where DataFusion means something else: a sum or product that does not fit is an error, all NaNs are one
-//! value, and what has left a window's frame leaves no trace.
+//! What numbers mean, where DataFusion means something else: a sum or product that does not fit is an error, all NaNs
+//! are one value, and what has left a window's frame leaves no trace.
 //!
 //! | module       | what                                                       |
 //! |--------------|------------------------------------------------------------|

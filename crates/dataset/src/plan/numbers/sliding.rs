@@ -1,13 +1,13 @@
 //! Sums, means and variances of frames that slide: of the rows in the frame, whatever has left it.
 //!
-//! DataFusion takes away what leaves. Of floats that leaves traces: a NaN or infinity never goes, and next to 1e16 small numbers
-//! are lost. Here figures are only ever put together. Rows that have come lie on one stack; when the oldest is to go they are
-//! turned over onto another, where each knows the figures of itself and all that came after it. So a row costs the same
-//! however long the frame is.
+//! DataFusion takes away what leaves. Of floats that leaves traces: a NaN or infinity never goes, and next to 1e16
+//! small numbers are lost. Here figures are only ever put together. Rows that have come lie on one stack; when the
+//! oldest is to go they are turned over onto another, where each knows the figures of itself and all that came after
+//! it. So a row costs the same however long the frame is.
 //!
-//! Source of the two stacks: Tangwongsan, Hirzel and Schneider, "Low-latency sliding-window aggregation in worst-case constant
-//! time" (2017), section 2. Source of moments put together: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-//! computing sample variances" (1979).
+//! Source of the two stacks: Tangwongsan, Hirzel and Schneider, "Low-latency sliding-window aggregation in worst-case
+//! constant time" (2017), section 2. Source of moments put together: Chan, Golub and LeVeque, "Updating formulae and a
+//! pairwise algorithm for computing sample variances" (1979).
 
 use std::fmt::Debug;
 use std::mem::{size_of, size_of_val};
@@ -335,7 +335,8 @@ impl AggregateUDFImpl for OfFloats {
 mod tests {
     use super::*;
 
-    /// Rows that come and go in stretches of all lengths, frames that run empty: the figures are those of the rows in the frame.
+    /// Rows that come and go in stretches of all lengths, frames that run empty: the figures are those of the rows in
+    /// the frame.
     #[test]
     fn equals_the_frame_afresh() {
         let mut state = 5_u64;

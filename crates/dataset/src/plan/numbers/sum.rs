@@ -1,7 +1,7 @@
 //! `sum` of whole numbers, decimals and durations: exact, and an error where the result does not fit its type.
 //!
-//! Partial sums have a second column, of how often they went beyond: only of the whole it counts whether it fits. All else, of
-//! floats for one, is DataFusion's.
+//! Partial sums have a second column, of how often they went beyond: only of the whole it counts whether it fits. All
+//! else, of floats for one, is DataFusion's.
 
 use std::mem::{size_of, size_of_val};
 use std::sync::Arc;

@@ -42,7 +42,8 @@ word!(Int64Type, i64, 64);
 word!(UInt64Type, u64, 64);
 word!(Decimal128Type, i128, 128);
 
-/// The sum of a column of whole numbers, decimals or durations, and how many have gone into it; `None` if it is beyond 128 bits.
+/// The sum of a column of whole numbers, decimals or durations, and how many have gone into it; `None` if it is beyond
+/// 128 bits.
 pub(super) fn total(column: &ArrayRef) -> Option<i128> {
     match column.data_type() {
         DataType::Int64 => Some(of_signed::<Int64Type>(column)),
@@ -90,7 +91,8 @@ fn halves(values: &[i64]) -> i128 {
 mod tests {
     use super::*;
 
-    /// Sums that go beyond the range and come back, above and below, are what they are; those of 128 bits are known to be beyond.
+    /// Sums that go beyond the range and come back, above and below, are what they are; those of 128 bits are known to
+    /// be beyond.
     #[test]
     fn beyond_and_back() {
         fn of<W: Word>(values: &[W::Native]) -> (W::Native, i64) {

@@ -1,14 +1,14 @@
 //! Subqueries as joins.
 //!
-//! DataFusion turns most correlated subqueries into joins itself, and does it well where the only correlation is an equality in
-//! a WHERE. For the others (aggregates, limits, grouping sets, unions and windows below EXISTS and IN; NOT IN with nulls; scalar
-//! subqueries with other comparisons; lateral joins with LIMIT) it fails, or treats a null as "no". This pass rewrites those
-//! before DataFusion sees them, and leaves the rest alone.
+//! DataFusion turns most correlated subqueries into joins itself, and does it well where the only correlation is an
+//! equality in a WHERE. For the others (aggregates, limits, grouping sets, unions and windows below EXISTS and IN; NOT
+//! IN with nulls; scalar subqueries with other comparisons; lateral joins with LIMIT) it fails, or treats a null as
+//! "no". This pass rewrites those before DataFusion sees them, and leaves the rest alone.
 //!
-//! A correlated subquery is a function of some columns of the outer query. Its *domain* is the distinct values that the outer
-//! query has in those columns. [`Subqueries::lift`] pushes the domain down to where nothing refers to the outer query any more
-//! and joins it there, so that the subquery is evaluated for all values at once and carries the domain's columns; the outer
-//! query then joins the result by them, nulls being equal to nulls.
+//! A correlated subquery is a function of some columns of the outer query. Its *domain* is the distinct values that the
+//! outer query has in those columns. [`Subqueries::lift`] pushes the domain down to where nothing refers to the outer
+//! query any more and joins it there, so that the subquery is evaluated for all values at once and carries the domain's
+//! columns; the outer query then joins the result by them, nulls being equal to nulls.
 //!
 //! Source: Neumann and Kemper, *Unnesting Arbitrary Queries* (BTW 2015).
 
@@ -65,7 +65,8 @@ enum Place {
 
 /// The query around subqueries.
 struct Outer {
-    /// As it was. Domains are taken from it: joins of results change none of their values, and each would double the plan.
+    /// As it was. Domains are taken from it: joins of results change none of their values, and each would double the
+    /// plan.
     base: LogicalPlan,
     /// With the results of its subqueries.
     joined: LogicalPlan,
@@ -118,7 +119,8 @@ impl Domain {
     }
 }
 
-/// A column of a table that is made here. Physical plans forget tables, so that its name has to be the only one of its kind.
+/// A column of a table that is made here. Physical plans forget tables, so that its name has to be the only one of its
+/// kind.
 fn column_of(table: &TableReference, what: impl Display) -> Column {
     Column::new(Some(table.clone()), format!("{}_{what}", table.table()))
 }
@@ -175,8 +177,8 @@ fn is_subquery(expr: &Expr) -> bool {
     matches!(expr, Expr::Exists(_) | Expr::InSubquery(_) | Expr::ScalarSubquery(_) | Expr::SetComparison(_))
 }
 
-/// Whether the subquery is correlated only by conditions of its WHERE, over steps that DataFusion pulls such filters through. Below an
-/// aggregate, where `may_aggregate` allows one, it pulls only equalities.
+/// Whether the subquery is correlated only by conditions of its WHERE, over steps that DataFusion pulls such filters
+/// through. Below an aggregate, where `may_aggregate` allows one, it pulls only equalities.
 fn is_plain(plan: &LogicalPlan, may_aggregate: bool) -> bool {
     is_correlated_by_filters(plan, may_aggregate, !may_aggregate)
 }
@@ -224,8 +226,8 @@ fn is_correlated_by_filters(plan: &LogicalPlan, may_aggregate: bool, any_conditi
     }
 }
 
-/// Whether the right side of a join is a lateral subquery that reads the left side only in subqueries of its own. DataFusion then says
-/// nothing of it; see [`super::lateral`].
+/// Whether the right side of a join is a lateral subquery that reads the left side only in subqueries of its own.
+/// DataFusion then says nothing of it; see [`super::lateral`].
 fn refers_to_left(join: &Join) -> bool {
     fn is_lateral(plan: &LogicalPlan) -> bool {
         match plan {
@@ -499,7 +501,8 @@ impl Subqueries {
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
         let (counted, matched) = (self.name("in"), self.name("in"));
         let may_be_null = |expr: &Expr, schema: &DFSchema| expr.nullable(schema).unwrap_or(true);
-        // What is not known needs the subquery's rows a second time, and the plan would double with each level of subqueries.
+        // What is not known needs the subquery's rows a second time, and the plan would double with each level of
+        // subqueries.
         let is_known =
             null_is_false || !may_be_null(&value, input.joined.schema()) && !may_be_null(&theirs, lifted.schema());
         let all = LogicalPlanBuilder::from(lifted.clone())

@@ -1,5 +1,5 @@
-//! The SQL that Tidemill parses: sqlparser's generic dialect, with IS [NOT] DISTINCT FROM binding as the standard says. The parser
-//! takes all that follows it for its right side, AND and OR included (apache/datafusion-sqlparser-rs#2436).
+//! The SQL that Tidemill parses: sqlparser's generic dialect, with IS [NOT] DISTINCT FROM binding as the standard says.
+//! The parser takes all that follows it for its right side, AND and OR included (apache/datafusion-sqlparser-rs#2436).
 
 use std::any::TypeId;
 

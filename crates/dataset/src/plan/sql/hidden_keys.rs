@@ -1,5 +1,5 @@
-//! Columns that a query orders by and does not show. DataFusion takes those of an expression from a hash set, so that workers would
-//! plan the same query in different ways.
+//! Columns that a query orders by and does not show. DataFusion takes those of an expression from a hash set, so that
+//! workers would plan the same query in different ways.
 
 use std::sync::Arc;
 

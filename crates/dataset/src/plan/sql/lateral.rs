@@ -1,5 +1,5 @@
-//! LATERAL subqueries, marked. DataFusion forgets that a subquery is lateral if only subqueries within it read the table beside it, and a
-//! derived table that is not lateral may mean a table of the same name further out.
+//! LATERAL subqueries, marked. DataFusion forgets that a subquery is lateral if only subqueries within it read the
+//! table beside it, and a derived table that is not lateral may mean a table of the same name further out.
 
 use std::ops::ControlFlow;
 

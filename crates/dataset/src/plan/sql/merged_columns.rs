@@ -1,7 +1,8 @@
-//! Joins with USING, and NATURAL ones. The standard gives them one column for each key, which has the key of whichever side has the row.
-//! DataFusion takes the left side's, which is null for rows that only the right side has, so RIGHT and FULL joins are written out:
-//! USING becomes ON, and the key's bare name `coalesce` of both. In inner and LEFT joins the left side's key is right, but DataFusion
-//! calls its bare name ambiguous in WHERE and ON, so it gets the left table's name there.
+//! Joins with USING, and NATURAL ones. The standard gives them one column for each key, which has the key of whichever
+//! side has the row. DataFusion takes the left side's, which is null for rows that only the right side has, so RIGHT
+//! and FULL joins are written out: USING becomes ON, and the key's bare name `coalesce` of both. In inner and LEFT
+//! joins the left side's key is right, but DataFusion calls its bare name ambiguous in WHERE and ON, so it gets the
+//! left table's name there.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -119,9 +120,9 @@ impl<'a> WriteOut<'a> {
         if query.with.is_some() { None } else { of_body(self, &query.body) }
     }
 
-    /// Gives keys of inner and LEFT joins their table's name in what follows them: in ON, and in the SELECT except where it names a column,
-    /// which is known by that name; and returns what they stand for. A key of two joins is one of two columns to DataFusion, which it calls
-    /// ambiguous there, too.
+    /// Gives keys of inner and LEFT joins their table's name in what follows them: in ON, and in the SELECT except
+    /// where it names a column, which is known by that name; and returns what they stand for. A key of two joins is one
+    /// of two columns to DataFusion, which it calls ambiguous there, too.
     fn name_keys(&self, select: &mut Select) -> Vec<(String, Expr)> {
         let mut names: Vec<(String, Expr)> = Vec::new();
         for table in &mut select.from {

@@ -1,5 +1,5 @@
-//! Queries as they are planned. What would be planned otherwise than SQL means it, or left out in silence, is an error, which names
-//! what to write instead.
+//! Queries as they are planned. What would be planned otherwise than SQL means it, or left out in silence, is an error,
+//! which names what to write instead.
 //!
 //! | module        | what                                                              |
 //! |---------------|-------------------------------------------------------------------|
@@ -109,8 +109,8 @@ fn call(name: &str, args: Vec<Expr>) -> Expr {
     })
 }
 
-/// Makes `-d` an operator of two: only of those planners are asked what they mean, and DataFusion knows no minus of a duration.
-/// It looks itself at literals, for the numbers and intervals that they are.
+/// Makes `-d` an operator of two: only of those planners are asked what they mean, and DataFusion knows no minus of a
+/// duration. It looks itself at literals, for the numbers and intervals that they are.
 fn with_two_operands(expr: &mut Expr) {
     if let Expr::UnaryOp { op: UnaryOperator::Minus, expr: of } = expr
         && !matches!(of.as_ref(), Expr::Value(_) | Expr::Interval(_))

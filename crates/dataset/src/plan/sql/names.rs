@@ -1,5 +1,5 @@
-//! Names of columns that a query does not name itself. Two of them may be the same to DataFusion, which then refuses the query:
-//! `SELECT 1, 1`, or two sums that differ only by a cast.
+//! Names of columns that a query does not name itself. Two of them may be the same to DataFusion, which then refuses
+//! the query: `SELECT 1, 1`, or two sums that differ only by a cast.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -20,7 +20,8 @@ use datafusion::sql::sqlparser::ast::{
 use super::call;
 use crate::plan::rewrite::rewrite_exprs;
 
-/// Gives columns that would have the name of another one a number, and calls the name of what is cast within calls otherwise.
+/// Gives columns that would have the name of another one a number, and calls the name of what is cast within calls
+/// otherwise.
 pub(super) struct TellApart;
 
 impl VisitorMut for TellApart {

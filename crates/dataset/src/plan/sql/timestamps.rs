@@ -1,5 +1,5 @@
-//! TIMESTAMP without a precision counts microseconds, as the standard says and as DataSets do. DataFusion counts nanoseconds, which begin
-//! in 1677 and end in 2262. A literal with more than six digits behind the point keeps them.
+//! TIMESTAMP without a precision counts microseconds, as the standard says and as DataSets do. DataFusion counts
+//! nanoseconds, which begin in 1677 and end in 2262. A literal with more than six digits behind the point keeps them.
 
 use datafusion::sql::sqlparser::ast::{ArrayElemTypeDef, DataType, Expr, TypedString, Value};
 

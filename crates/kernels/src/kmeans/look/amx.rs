@@ -1,6 +1,6 @@
 //! AMX tiles of one thread, and the products they are used for. Rust has no stable names for AMX yet, so they are in
-//! assembly. Tiles keep their values from one block to the next: the compiler does not know them, so nothing else can touch
-//! them.
+//! assembly. Tiles keep their values from one block to the next: the compiler does not know them, so nothing else can
+//! touch them.
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -21,8 +21,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// The tiles of this thread, set up for products of one shape: `tmm0` to `tmm3` are sums, `tmm4` and `tmm5` centres, `tmm6`
-/// and `tmm7` points. Not to be sent to another thread.
+/// The tiles of this thread, set up for products of one shape: `tmm0` to `tmm3` are sums, `tmm4` and `tmm5` centres,
+/// `tmm6` and `tmm7` points. Not to be sent to another thread.
 pub(super) struct Configured(PhantomData<*const ()>);
 
 impl Configured {
@@ -106,8 +106,8 @@ impl Configured {
         }
     }
 
-    /// Adds the second half of a step's products: the first has left the centres' high digits in `tmm4`, and those of the
-    /// second points in `tmm7`.
+    /// Adds the second half of a step's products: the first has left the centres' high digits in `tmm4`, and those of
+    /// the second points in `tmm7`.
     ///
     /// # Safety
     /// As [`Configured::add_first`], for the same step.

@@ -1,5 +1,5 @@
-//! A first look at which centre is nearest, in whole numbers of few bits: much faster than in floating point, with an error
-//! that is bounded. Rows that it leaves open go on to the distance tile.
+//! A first look at which centre is nearest, in whole numbers of few bits: much faster than in floating point, with an
+//! error that is bounded. Rows that it leaves open go on to the distance tile.
 //!
 //! | module  | multiply-adds a cycle | numbers            | needs             |
 //! |---------|-----------------------|--------------------|-------------------|
@@ -77,14 +77,16 @@ impl Precision {
         }
     }
 
-    /// Bounds of the distance of a point from a centre, from below and from above: `squared` is the squared norm of the rounded
-    /// point, `lost` its distance from the point, `v` as in the module. Both grow with `v`.
+    /// Bounds of the distance of a point from a centre, from below and from above: `squared` is the squared norm of the
+    /// rounded point, `lost` its distance from the point, `v` as in the module. Both grow with `v`.
     #[inline(always)]
     pub(crate) fn bounds(&self, squared: f64, lost: f64, v: f64) -> (f64, f64) {
         let (norm, distance) = (squared.sqrt(), squared + 2.0 * v);
-        // The centre is no farther from the origin than the point and the way between; a hundredth for what is rounded here.
+        // The centre is no farther from the origin than the point and the way between; a hundredth for what is rounded
+        // here.
         let centre = self.norm_max.min(1.01 * (norm + distance.max(0.0).sqrt()));
-        // Five roundings in f32 of v: of the sum, of |c|^2 / 2, of the inverse of the scale, of their product and of v itself.
+        // Five roundings in f32 of v: of the sum, of |c|^2 / 2, of the inverse of the scale, of their product and of v
+        // itself.
         let rounding = 3.0 * f64::from(f32::EPSILON) * (norm + 0.5 * centre) * centre + f64::from(f32::MIN_POSITIVE);
         let lost = lost + self.lost_max.min(self.lost_relative * centre);
         let low = (distance - 2.0 * rounding).max(0.0).sqrt() - lost;
@@ -121,8 +123,8 @@ pub(crate) struct Glance {
     inverse: [f32; POINTS],
     /// Squared norms.
     pub(crate) norms: [f64; POINTS],
-    /// Where centres have a [`Precision`], how far each rounded point is from the point; else bounds of the error of `v`, relative
-    /// to `|x| |c| + |c|^2 / 2`.
+    /// Where centres have a [`Precision`], how far each rounded point is from the point; else bounds of the error of
+    /// `v`, relative to `|x| |c| + |c|^2 / 2`.
     pub(crate) errors: [f32; POINTS],
     pub(crate) best: [f32; POINTS],
     pub(crate) second: [f32; POINTS],
@@ -145,8 +147,8 @@ impl Glance {
         }
     }
 
-    /// Puts into `found` those of `k` centres whose `v` for a point is at most `limit`; false if these are none or more than
-    /// [`CANDIDATES_MAX`], or no `v` was kept.
+    /// Puts into `found` those of `k` centres whose `v` for a point is at most `limit`; false if these are none or more
+    /// than [`CANDIDATES_MAX`], or no `v` was kept.
     pub(crate) fn candidates(&self, lane: usize, k: usize, limit: f64, found: &mut Vec<usize>) -> bool {
         found.clear();
         if self.kept.is_empty() {

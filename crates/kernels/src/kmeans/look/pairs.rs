@@ -1,16 +1,16 @@
-//! A first look at distances in 16-bit whole numbers, twice as fast as in `f32` and four times as in `f64`; needs AVX-512
-//! VNNI.
+//! A first look at distances in 16-bit whole numbers, twice as fast as in `f32` and four times as in `f64`; needs
+//! AVX-512 VNNI.
 //!
-//! `vpdpwssd` multiplies pairs of 16-bit numbers and adds both products to a 32-bit sum: two multiply-adds in each 32-bit
-//! lane. Each point and each centre gets a scale of its own, its norm over [`RANGE`], and is rounded to multiples of it. So
-//! a sum cannot overflow: by Cauchy-Schwarz it stays below `RANGE^2 < 2^30`.
+//! `vpdpwssd` multiplies pairs of 16-bit numbers and adds both products to a 32-bit sum: two multiply-adds in each
+//! 32-bit lane. Each point and each centre gets a scale of its own, its norm over [`RANGE`], and is rounded to
+//! multiples of it. So a sum cannot overflow: by Cauchy-Schwarz it stays below `RANGE^2 < 2^30`.
 //!
-//! **Error.** What is computed is `v = |c'|^2 / 2 - x'.c'` of the rounded point `x'` and the rounded centre `c'`: the sums are
-//! exact, and so are the norms. Hence `|x'|^2 + 2 v` is the squared distance of `x'` from `c'`, but for a few roundings in `f32`
-//! at the end, and the true distance differs from its root by at most `|x - x'| + |c - c'|`. Both are measured when the vectors
-//! are rounded. That the error of a distance does not grow with the product of the norms matters for rows that lie far from
-//! the mean and close to each other, as correlated features do. Rows that these bounds do not decide are compared exactly with the
-//! few centres that can be nearest, see `Look::candidates`.
+//! **Error.** What is computed is `v = |c'|^2 / 2 - x'.c'` of the rounded point `x'` and the rounded centre `c'`: the
+//! sums are exact, and so are the norms. Hence `|x'|^2 + 2 v` is the squared distance of `x'` from `c'`, but for a few
+//! roundings in `f32` at the end, and the true distance differs from its root by at most `|x - x'| + |c - c'|`. Both
+//! are measured when the vectors are rounded. That the error of a distance does not grow with the product of the norms
+//! matters for rows that lie far from the mean and close to each other, as correlated features do. Rows that these
+//! bounds do not decide are compared exactly with the few centres that can be nearest, see `Look::candidates`.
 
 use super::{Glance, POINTS, Precision};
 use crate::kmeans::exact::squared_distance;
@@ -19,7 +19,8 @@ use crate::memory::Aligned;
 use crate::simd::{Element, Simd, prefetch};
 use std::arch::x86_64::*;
 
-/// Norm of a point or centre in multiples of its scale. Rounding adds at most `sqrt(d) / 2`, and the norm stays in 16 bits.
+/// Norm of a point or centre in multiples of its scale. Rounding adds at most `sqrt(d) / 2`, and the norm stays in 16
+/// bits.
 const RANGE: f32 = 32_700.0;
 
 /// Most features for which that holds.
@@ -217,8 +218,9 @@ impl PairLook {
             self.glance.norms[lane] = self.norms[row];
             self.glance.errors[lane] = self.lost[row];
         }
-        // SAFETY: each pointer begins a row of `stride` numbers, read 8 at a time up to there; the panel has room for them.
-        // A transposition moves 32 bits whatever they mean, and a row's address is a multiple of 2 only, which it allows.
+        // SAFETY: each pointer begins a row of `stride` numbers, read 8 at a time up to there; the panel has room for
+        // them. A transposition moves 32 bits whatever they mean, and a row's address is a multiple of 2 only, which it
+        // allows.
         unsafe {
             let s = <f32 as Element>::Avx512::assume_present();
             let out = self.panel.as_mut_slice().as_mut_ptr().cast::<f32>();
@@ -236,8 +238,8 @@ impl PairLook {
     }
 }
 
-/// Rounds `d` elements less `shift` to multiples of `scale`. Returns the sum of the squares of the numbers, exact, and of what
-/// rounding has taken from them, in multiples of the scale.
+/// Rounds `d` elements less `shift` to multiples of `scale`. Returns the sum of the squares of the numbers, exact, and
+/// of what rounding has taken from them, in multiples of the scale.
 ///
 /// # Safety
 /// `row` and `shift` hold `d` elements, and `out` has room for `d`.

@@ -1,15 +1,15 @@
 //! A first look at distances by AMX, in numbers of two 8-bit digits: the fastest multiply-adds a processor core has.
 //!
 //! `tdpbssd` multiplies a tile of 16 rows by one of 16 columns, 64 products of 8-bit whole numbers in each, and adds to
-//! 32-bit sums: 16,384 multiply-adds in 16 cycles. A number `256 high + low` has a signed digit in each byte. Of a product,
-//! `high high` is summed in one tile and `high low + low high` in another; `low low` is left out. The sums are
+//! 32-bit sums: 16,384 multiply-adds in 16 cycles. A number `256 high + low` has a signed digit in each byte. Of a
+//! product, `high high` is summed in one tile and `high low + low high` in another; `low low` is left out. The sums are
 //! exact: in [`FEATURES_MAX`] features none overflows.
 //!
-//! **Error.** Let `x'` be a point as digits and `l` its low digits, times the point's scale, which is its largest feature over
-//! [`RANGE`]; likewise for a centre `c`. Then what is computed differs from `x.c` by at most
-//! `|x| |c| (ex + (1 + ex) ec + qx qc)`, with `ex = |x - x'| / |x|` and `qx = |l| / |x|`. These are known for each point, and
-//! their largest for the centres. Where that, and the few roundings in `f32` after it, could change which centre is nearest,
-//! the row goes on to the distance tile. Labels are exact all the same.
+//! **Error.** Let `x'` be a point as digits and `l` its low digits, times the point's scale, which is its largest
+//! feature over [`RANGE`]; likewise for a centre `c`. Then what is computed differs from `x.c` by at most
+//! `|x| |c| (ex + (1 + ex) ec + qx qc)`, with `ex = |x - x'| / |x|` and `qx = |l| / |x|`. These are known for each
+//! point, and their largest for the centres. Where that, and the few roundings in `f32` after it, could change which
+//! centre is nearest, the row goes on to the distance tile. Labels are exact all the same.
 
 use super::amx::{Configured, Products, SIDE, TILE};
 use super::{Glance, NORM_ERROR, POINTS};
@@ -96,8 +96,8 @@ unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> Rounded {
             lows = _mm512_fmadd_ps(rest, rest, lows);
         }
         let squared = _mm512_reduce_add_ps(squared);
-        // A vector of norm 0 loses nothing, and is only zeros. 2^-12 covers the rounding of these sums, and 2 epsilon that
-        // of the vector to f32 before.
+        // A vector of norm 0 loses nothing, and is only zeros. 2^-12 covers the rounding of these sums, and 2 epsilon
+        // that of the vector to f32 before.
         let inverse = if squared > 0.0 { (1.0 + 1.0 / 4096.0) / squared.sqrt() } else { 1.0 };
         Rounded {
             scale,
@@ -190,8 +190,8 @@ pub(crate) struct TileLook {
     low: f32,
 }
 
-// SAFETY: the tiles are configured only from `begin` to `end`, during which the look stays on one thread; else `configured`
-// is empty.
+// SAFETY: the tiles are configured only from `begin` to `end`, during which the look stays on one thread; else
+// `configured` is empty.
 unsafe impl Send for TileLook {}
 // SAFETY: nothing can be done through a shared reference.
 unsafe impl Sync for TileLook {}
@@ -313,8 +313,8 @@ impl TileLook {
             // 18 epsilon, for the 16 of the roundings in f32 after the product and that of this sum.
             self.glance.errors[lane] = lost + (1.0 + lost) * centres_lost + low * centres_low + 18.0 * f32::EPSILON;
         }
-        // SAFETY: each pointer begins `2 stride` digits, read 16 at a time up to there; the panel has a place for each chunk.
-        // A transposition moves 32 bits whatever they mean, and needs no alignment.
+        // SAFETY: each pointer begins `2 stride` digits, read 16 at a time up to there; the panel has a place for each
+        // chunk. A transposition moves 32 bits whatever they mean, and needs no alignment.
         unsafe {
             let s = <f32 as Element>::Avx512::assume_present();
             let out = self.panel.as_mut_slice().as_mut_ptr();

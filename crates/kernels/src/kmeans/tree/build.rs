@@ -1,5 +1,5 @@
-//! Building the forest: cells from a sample, rows to cells, then a branch over each thread's cells; all but the sample on
-//! all threads.
+//! Building the forest: cells from a sample, rows to cells, then a branch over each thread's cells; all but the sample
+//! on all threads.
 //!
 //! Space is first cut at medians of a sample, down to cells of about two thousand rows: that follows the data, however
 //! uneven. Within a cell, halving the longest side a few times at once is good enough, and one counting sort does it.
@@ -240,8 +240,8 @@ impl<T: Element, const D: usize> Branch<T, D> {
         branch
     }
 
-    /// Adds nodes over a range of numbers, some of which are filled, each of which `grow` takes further. Numbers are cut
-    /// where their highest bit differs, as the space behind them was.
+    /// Adds nodes over a range of numbers, some of which are filled, each of which `grow` takes further. Numbers are
+    /// cut where their highest bit differs, as the space behind them was.
     fn join(
         &mut self,
         mut numbers: Range<usize>,
@@ -276,8 +276,8 @@ impl<T: Element, const D: usize> Branch<T, D> {
     /// Adds the node of `entries`, which it reorders, and all below.
     fn grow(&mut self, entries: &mut [Entry<T, D>], soil: &mut Soil<'_, T, D>) -> Bounds<D> {
         let (low, high) = bounds(entries, |entry| entry.x);
-        // Equal points cannot be told apart by centres either: one leaf holds them all. Nor can a box whose side is beyond
-        // the largest number be halved.
+        // Equal points cannot be told apart by centres either: one leaf holds them all. Nor can a box whose side is
+        // beyond the largest number be halved.
         let spread = (0..D).map(|f| high[f] - low[f]).fold(0.0, f64::max);
         if entries.len() <= soil.leaf_max || spread == 0.0 || spread.is_infinite() {
             let leaf = self.leaves.len() as u32;
@@ -316,8 +316,8 @@ impl<T: Element, const D: usize> Branch<T, D> {
     }
 }
 
-/// Halves the box again and again, each time its longest side, and sorts the entries by the piece they are in; returns where
-/// each piece ends. Pieces that were cut first differ in the highest bit of their number.
+/// Halves the box again and again, each time its longest side, and sorts the entries by the piece they are in; returns
+/// where each piece ends. Pieces that were cut first differ in the highest bit of their number.
 fn sort_by_halves<T: Element, const D: usize>(
     entries: &mut [Entry<T, D>],
     low: &[f64; D],

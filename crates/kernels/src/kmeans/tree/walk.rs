@@ -128,8 +128,8 @@ impl<T: Element, const D: usize> Walk<'_, T, D> {
         let Leaf { start, end, old, count, weight, sum } = self.leaf(leaf);
         *self.searched += (end - start) as u64;
         let changed_before = self.delta.changed;
-        // A leaf that had one owner now gets a label for each point. Points without a label go to the first candidate in
-        // the sums, all at once, and those that belong elsewhere move on from there.
+        // A leaf that had one owner now gets a label for each point. Points without a label go to the first candidate
+        // in the sums, all at once, and those that belong elsewhere move on from there.
         if old != MIXED {
             let owner = if old == NONE { self.scratch.stack[from].index } else { old };
             if old == NONE {
@@ -233,8 +233,8 @@ struct Leaf<const D: usize> {
 
 /// Appends to `stack` those of its candidates from `from` on that may be nearest to some point of the box, in order.
 ///
-/// The one nearest to the middle, `z`, beats `c` in the whole box if it does in the corner that lies farthest towards `c`:
-/// the difference of the two squared distances is linear.
+/// The one nearest to the middle, `z`, beats `c` in the whole box if it does in the corner that lies farthest towards
+/// `c`: the difference of the two squared distances is linear.
 #[inline(always)]
 fn filter<const D: usize>(stack: &mut Vec<Candidate<D>>, from: usize, low: &[f64; D], high: &[f64; D]) {
     let to = stack.len();
@@ -268,8 +268,8 @@ fn filter<const D: usize>(stack: &mut Vec<Candidate<D>>, from: usize, low: &[f64
 
 /// A bound of what rounding can do to the difference of two squared distances of points in the box.
 ///
-/// With `r` the largest distance from a candidate to a point, and `a` the rounding of a centre's coordinates together, a
-/// squared distance is off by at most `(d + 4) u r^2 + 2 a r + a^2`.
+/// With `r` the largest distance from a candidate to a point, and `a` the rounding of a centre's coordinates together,
+/// a squared distance is off by at most `(d + 4) u r^2 + 2 a r + a^2`.
 #[inline(always)]
 fn margin<T: Element, const D: usize>(candidates: &[Candidate<D>], low: &[f64; D], high: &[f64; D]) -> T {
     let unit = T::EPSILON / 2.0;

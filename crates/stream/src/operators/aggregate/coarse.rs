@@ -1,11 +1,12 @@
-//! Coarser panes: of four panes in a row, of four of these, and so on. A window of thousands of panes is put together of a few dozen
-//! of them, whatever its functions are: none needs an inverse.
+//! Coarser panes: of four panes in a row, of four of these, and so on. A window of thousands of panes is put together
+//! of a few dozen of them, whatever its functions are: none needs an inverse.
 //!
-//! One is made when a window wants it, from the four within, and stays for the windows behind, as long as its panes do. A row for one of
-//! its panes ends it: so it costs nothing to who fills panes, and it is nobody's state, but a copy of some.
+//! One is made when a window wants it, from the four within, and stays for the windows behind, as long as its panes do.
+//! A row for one of its panes ends it: so it costs nothing to who fills panes, and it is nobody's state, but a copy of
+//! some.
 //!
-//! Source: trees of partial aggregates, as of Tangwongsan, Hirzel, Schneider and Wu, "General incremental sliding-window
-//! aggregation" (2015), over panes instead of rows.
+//! Source: trees of partial aggregates, as of Tangwongsan, Hirzel, Schneider and Wu, "General incremental
+//! sliding-window aggregation" (2015), over panes instead of rows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -165,8 +166,8 @@ mod tests {
         pane.open(of).unwrap().update(&arguments, rows.num_rows()).unwrap();
     }
 
-    /// A window must be what its panes are, whenever rows come to any of them and whatever is on disk, and be put together of few
-    /// pieces.
+    /// A window must be what its panes are, whenever rows come to any of them and whatever is on disk, and be put
+    /// together of few pieces.
     #[test]
     fn windows_are_what_their_panes_are() {
         const PANE: Micros = 5;

@@ -18,8 +18,8 @@ use crate::time::window::{Micros, micros};
 
 /// The first half sends what it has when it holds more than this.
 const HELD_BYTES_MAX: usize = 32 << 20;
-/// Where most rows had a key of their own, so many times as many rows are sent a batch at a time before that is looked at again: to
-/// hold them makes them no fewer, and a table of one batch stays in the processor's cache.
+/// Where most rows had a key of their own, so many times as many rows are sent a batch at a time before that is looked
+/// at again: to hold them makes them no fewer, and a table of one batch stays in the processor's cache.
 const PASS_TIMES: usize = 16;
 
 /// The first half.
@@ -94,8 +94,8 @@ impl FirstHalf {
 
     /// Sends the panes that `which` names. One that is `done` gets no more rows.
     fn send(&mut self, which: impl Fn(Micros) -> bool, done: bool, emit: &mut Emit) -> Result<(), TaskError> {
-        // Its table is filled again, most likely with as many keys; those of several panes would take memory for nothing, and one that is
-        // most of what may be held would be sent again with few keys.
+        // Its table is filled again, most likely with as many keys; those of several panes would take memory for
+        // nothing, and one that is most of what may be held would be sent again with few keys.
         let again = !done && self.panes.len() == 1;
         for (&pane, Counted { groups, rows }) in self.panes.iter_mut().filter(|(pane, _)| which(**pane)) {
             if groups.len() == 0 {

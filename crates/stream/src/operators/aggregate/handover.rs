@@ -41,8 +41,8 @@ impl Acquired {
     }
 }
 
-/// Parts of what is handed over, made one by one: a level, times, and states behind them. Whoever gets them need not know of
-/// which bucket.
+/// Parts of what is handed over, made one by one: a level, times, and states behind them. Whoever gets them need not
+/// know of which bucket.
 pub(super) struct Leaving {
     shape: Arc<WindowAggregation>,
     bucket: u32,

@@ -1,19 +1,21 @@
-//! Aggregates of windows, in two halves. The first, beside the source, aggregates what one copy sees; the second, at the copy
-//! that owns a key, puts the halves together and lets windows *fire* when the watermark has passed their end.
+//! Aggregates of windows, in two halves. The first, beside the source, aggregates what one copy sees; the second, at
+//! the copy that owns a key, puts the halves together and lets windows *fire* when the watermark has passed their end.
 //!
-//! Windows share *panes*: stretches of time that no window's border cuts. A row goes into one pane, however many windows
-//! overlap there, and a window is put together of its panes when it fires: of [coarser ones](coarse), where there are many.
+//! Windows share *panes*: stretches of time that no window's border cuts. A row goes into one pane, however many
+//! windows overlap there, and a window is put together of its panes when it fires: of [coarser ones](coarse), where
+//! there are many.
 //!
-//! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that grows,
-//! and beneath it tables of states that do not change any more. A barrier cuts the growing one off: that is what has
-//! changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing. When
-//! memory runs out the tables go to disk, and windows are put together of them a few buckets of keys at a time.
+//! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that
+//! grows, and beneath it tables of states that do not change any more. A barrier cuts the growing one off: that is what
+//! has changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing.
+//! When memory runs out the tables go to disk, and windows are put together of them a few buckets of keys at a time.
 //!
-//! Windows that give early results at steps of event time have panes that no end of a step cuts: a result at a step is put together of
-//! the panes before its end, so it is the same whatever else has come by then. It is of the keys that have rows in the step.
+//! Windows that give early results at steps of event time have panes that no end of a step cuts: a result at a step is
+//! put together of the panes before its end, so it is the same whatever else has come by then. It is of the keys that
+//! have rows in the step.
 //!
-//! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts off:
-//! O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
+//! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts
+//! off: O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
 
 mod coarse;
 mod first;
@@ -50,7 +52,8 @@ pub(crate) struct WindowAggregation {
     pub behind: Micros,
     pub spans: Spans,
     pub lateness: Micros,
-    /// When windows give what they have so far: by the machine's clock, or at steps of event time, which [`Spans::steps`] are then.
+    /// When windows give what they have so far: by the machine's clock, or at steps of event time, which
+    /// [`Spans::steps`] are then.
     early: Early,
     /// The start of a pane, keys, states.
     pub pane_schema: SchemaRef,
@@ -139,8 +142,8 @@ pub(crate) fn with_rows(states: &Schema) -> SchemaRef {
     Arc::new(Schema::new(states.fields().iter().cloned().chain([Arc::new(rows)]).collect::<Vec<_>>()))
 }
 
-/// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none. `pane` gives the start
-/// and the end of that of a time.
+/// Rows by the pane they are in: its start, and which rows (`None`: all). Rows without a time are in none. `pane` gives
+/// the start and the end of that of a time.
 fn by_pane(
     times: &TimestampMicrosecondArray,
     pane: impl Fn(Micros) -> (Micros, Micros),

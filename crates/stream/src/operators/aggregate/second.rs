@@ -109,7 +109,8 @@ impl SecondHalf {
         Ok(new)
     }
 
-    /// Takes what was saved. A bucket's parts become levels, the first of all buckets one, and so on: nothing is put together.
+    /// Takes what was saved. A bucket's parts become levels, the first of all buckets one, and so on: nothing is put
+    /// together.
     fn restore(&mut self, restored: &Restored, reader: &Reader) -> Result<(), TaskError> {
         let disk = self.held.disk().clone();
         let mut levels: Vec<BTreeMap<Micros, Vec<Sorted>>> = Vec::new();
@@ -129,8 +130,8 @@ impl SecondHalf {
                         some[level].push(states);
                         continue;
                     }
-                    // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet. Then all is
-                    // saved anew, else it would count as what has come since.
+                    // Of a copy that was behind, by streams that were idle: what has not fired there must fire yet.
+                    // Then all is saved anew, else it would count as what has come since.
                     let changed = changed_by(restored, bucket)?;
                     self.acquired.push(Acquired { fired, changed, level, states });
                     self.saved_rows = usize::MAX / 2;
@@ -250,8 +251,8 @@ impl SecondHalf {
         self.panes.entry(pane).or_default().open(&self.shape.of).map(Some)
     }
 
-    /// Adds what other copies have handed over. Their time may have been another, if streams were idle: what has fired there
-    /// must not fire here again, and what has fired here must still fire of that.
+    /// Adds what other copies have handed over. Their time may have been another, if streams were idle: what has fired
+    /// there must not fire here again, and what has fired here must still fire of that.
     fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
         let acquired = std::mem::take(&mut self.acquired);
         let Some(last) = acquired.iter().map(|one| one.fired).max() else { return Ok(()) };
@@ -316,7 +317,8 @@ impl SecondHalf {
         self.firing = due;
     }
 
-    /// The results at steps of event time that have passed when it is `time`, in their order: of windows with rows in the step.
+    /// The results at steps of event time that have passed when it is `time`, in their order: of windows with rows in
+    /// the step.
     fn steps_due(&self, time: Micros) -> Vec<Due> {
         let spans = &self.shape.spans;
         let Some(step) = spans.step().filter(|_| time > self.fired) else { return Vec::new() };
@@ -335,8 +337,8 @@ impl SecondHalf {
         Ok(())
     }
 
-    /// Gives the next results of windows that are firing: those of one window, or of some of its keys when they do not fit in
-    /// memory.
+    /// Gives the next results of windows that are firing: those of one window, or of some of its keys when they do not
+    /// fit in memory.
     fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         let shape = Arc::clone(&self.shape);
         while let Some(&Due { start, until, last }) = self.firing.front() {

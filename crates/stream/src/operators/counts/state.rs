@@ -1,8 +1,8 @@
-//! The keys that a copy owns, in memory or on disk: what comes, what it gives, what is saved. A copy looks at the keys of what comes, and at
-//! no others.
+//! The keys that a copy owns, in memory or on disk: what comes, what it gives, what is saved. A copy looks at the keys
+//! of what comes, and at no others.
 //!
-//! A snapshot has what came since the last one. When that would be more than all there is, all is saved anew. Keys that are forgotten are in
-//! it until then: they are forgotten again by a job that goes on, or have begun anew.
+//! A snapshot has what came since the last one. When that would be more than all there is, all is saved anew. Keys that
+//! are forgotten are in it until then: they are forgotten again by a job that goes on, or have begun anew.
 
 use std::sync::Arc;
 
@@ -138,8 +138,9 @@ impl CountState {
         Ok(())
     }
 
-    /// Deals rows out, given their keys, the numbers of these and their times: first those that go on with what is known of their keys, then those of
-    /// keys that begin anew, and so on. And until when each lets its key be remembered.
+    /// Deals rows out, given their keys, the numbers of these and their times: first those that go on with what is
+    /// known of their keys, then those of keys that begin anew, and so on. And until when each lets its key be
+    /// remembered.
     fn rounds(
         &self,
         keys: &[ArrayRef],
@@ -164,7 +165,8 @@ impl CountState {
         Ok((rounds, untils))
     }
 
-    /// Keys that are remembered until then, or for less, are forgotten: a row that is not late is no earlier, so it begins with them anew.
+    /// Keys that are remembered until then, or for less, are forgotten: a row that is not late is no earlier, so it
+    /// begins with them anew.
     fn over(&self, ttl: &Ttl) -> Micros {
         self.now.saturating_sub(ttl.behind)
     }

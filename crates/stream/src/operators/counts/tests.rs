@@ -1,4 +1,5 @@
-//! Windows of rows of two copies, whose keys move and whose job goes on from snapshots, against a model that keeps each row.
+//! Windows of rows of two copies, whose keys move and whose job goes on from snapshots, against a model that keeps each
+//! row.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -244,8 +245,8 @@ impl Dice {
     }
 }
 
-/// Each result must have the rows of its window, in their order, and come once with the last of them: whatever moves, in memory or on
-/// disk, and whenever the job goes on from a snapshot.
+/// Each result must have the rows of its window, in their order, and come once with the last of them: whatever moves,
+/// in memory or on disk, and whenever the job goes on from a snapshot.
 #[test]
 fn windows_are_those_of_the_model() {
     for spills in [None, Some(1)] {
@@ -267,8 +268,8 @@ fn windows_are_those_of_the_model() {
     }
 }
 
-/// A key that has had no row for so long begins anew, and no other: whether it was forgotten by then or not, whatever moves, and whenever the
-/// job goes on from a snapshot, which has rows of the key from before.
+/// A key that has had no row for so long begins anew, and no other: whether it was forgotten by then or not, whatever
+/// moves, and whenever the job goes on from a snapshot, which has rows of the key from before.
 #[test]
 fn keys_are_remembered_for_a_time() {
     for spills in [None, Some(1)] {
@@ -369,8 +370,8 @@ fn windows_larger_than_memory_are_the_same() {
     }
 }
 
-/// What is kept must not grow with the rows of a key, nor must what came since the last snapshot, of which there is none without
-/// snapshots. Long states that are of no use any more are thrown out before they are many.
+/// What is kept must not grow with the rows of a key, nor must what came since the last snapshot, of which there is
+/// none without snapshots. Long states that are of no use any more are thrown out before they are many.
 #[test]
 fn rows_of_one_key_are_few() {
     for saves in [true, false] {

@@ -122,10 +122,10 @@ fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &Condition) -> Option<(Side,
     Some((side, transformed.ok()?.data))
 }
 
-/// What tells time of each side's columns in joined rows, whether it did before or not. A row that was kept comes out with a
-/// partner that comes now, so its times are known only as far as its partner's bound them: from what comes now, of either
-/// side, bounds lead on to others (`a.at <= b.at` and `b.at <= a.ends` say of `a.ends` what is known of `a.at`). A row that
-/// has found no partner comes out when its bounds have passed.
+/// What tells time of each side's columns in joined rows, whether it did before or not. A row that was kept comes out
+/// with a partner that comes now, so its times are known only as far as its partner's bound them: from what comes now,
+/// of either side, bounds lead on to others (`a.at <= b.at` and `b.at <= a.ends` say of `a.ends` what is known of
+/// `a.at`). A row that has found no partner comes out when its bounds have passed.
 pub(super) fn told(bounds: &[Bound], schemas: &[SchemaRef; 2], times: [&Times; 2], gives: Gives) -> [Vec<TimeOf>; 2] {
     let known = |arrives: Side| {
         let places = times[arrives].places.iter().map(|of| ((arrives, of.place.clone()), of.behind));

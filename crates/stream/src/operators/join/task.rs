@@ -481,7 +481,8 @@ impl Operator for JoinTask {
         let width = self.join.sides[side].width;
         let met = vec![false; rows.num_rows()];
         let mut probe = Probe { side, keys, until, met, row: 0, partner: 0, rows };
-        // A null equals nothing: such a row is given alone, if at all, and needs no place among those that are kept for others.
+        // A null equals nothing: such a row is given alone, if at all, and needs no place among those that are kept for
+        // others.
         if !self.join.null_equal
             && let Some(known) = known(&probe.rows.columns()[width..])
         {

@@ -1,7 +1,9 @@
-//! How long the rows of a join are remembered, if it says so: partners are less than that apart, by what tells the time of the streams.
+//! How long the rows of a join are remembered, if it says so: partners are less than that apart, by what tells the time
+//! of the streams.
 //!
-//! A query does not know which columns that are. So in a plan it is a part of the join's condition, a call with all columns of either side
-//! that may be, which are there then also if nothing else wants them; the two that are it take their place when the query becomes tasks.
+//! A query does not know which columns that are. So in a plan it is a part of the join's condition, a call with all
+//! columns of either side that may be, which are there then also if nothing else wants them; the two that are it take
+//! their place when the query becomes tasks.
 
 use std::sync::Arc;
 
@@ -18,7 +20,8 @@ use super::bounds::{Bound, field_of};
 use super::{Condition, Side};
 use crate::time::times::{Place, Times};
 
-/// Puts into a condition what tells the time of both sides, if it says how long rows are remembered. Returns what that says of times.
+/// Puts into a condition what tells the time of both sides, if it says how long rows are remembered. Returns what that
+/// says of times.
 ///
 /// # Errors
 /// `Unsupported`, when nothing tells the time of a side.

@@ -1,8 +1,9 @@
-//! Results with every so many rows of a session: with the row that makes so many that no result has had yet. Which row that is
-//! hangs on nothing but the order in which rows come, and a result knows nothing of those behind it.
+//! Results with every so many rows of a session: with the row that makes so many that no result has had yet. Which row
+//! that is hangs on nothing but the order in which rows come, and a result knows nothing of those behind it.
 //!
-//! Rows are added in rounds. In each a key gets its rows up to the first that brings a result, so that what is known of its sessions
-//! then is what the result is of. A round puts together the sessions of the keys that have rows in it, and of no others.
+//! Rows are added in rounds. In each a key gets its rows up to the first that brings a result, so that what is known of
+//! its sessions then is what the result is of. A round puts together the sessions of the keys that have rows in it, and
+//! of no others.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -40,7 +41,8 @@ fn join(spans: &mut BTreeMap<Micros, Span>, time: Micros, gap: Micros) -> &mut S
 }
 
 impl SessionState {
-    /// Adds rows that are not late, with their times. Returns the results that they bring, in the order of the rows of each key.
+    /// Adds rows that are not late, with their times. Returns the results that they bring, in the order of the rows of
+    /// each key.
     pub(super) fn add_by_rows(
         &mut self,
         every: i64,

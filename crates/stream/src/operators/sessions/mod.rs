@@ -1,15 +1,15 @@
-//! Aggregates of sessions: of each key, rows that follow each other within a gap. A session is `[first, last + gap)`, and is over
-//! when that time has passed. Then its result is given. With an allowed lateness it is kept for so long after that: a late row that
-//! is near it, or is near two and makes them one, lets the result come again when time goes on. One of which all that has passed is
-//! forgotten. A result stands for all of its key before it whose windows are within its own: sessions only grow, and those that are
-//! known never overlap.
+//! Aggregates of sessions: of each key, rows that follow each other within a gap. A session is `[first, last + gap)`,
+//! and is over when that time has passed. Then its result is given. With an allowed lateness it is kept for so long
+//! after that: a late row that is near it, or is near two and makes them one, lets the result come again when time goes
+//! on. One of which all that has passed is forgotten. A result stands for all of its key before it whose windows are
+//! within its own: sessions only grow, and those that are known never overlap.
 //!
-//! What is known of a session so far is a row: its first and last time, what has been told of it, its key, states. Rows of one
-//! session meet when all are put in order of key and time, and those closer than the gap become one. The first half does that to
-//! each batch, the second to all it has of a key, whenever one of its sessions may be over.
+//! What is known of a session so far is a row: its first and last time, what has been told of it, its key, states. Rows
+//! of one session meet when all are put in order of key and time, and those closer than the gap become one. The first
+//! half does that to each batch, the second to all it has of a key, whenever one of its sessions may be over.
 //!
-//! A row is late when its session would be forgotten, together with all that is known of it: one that is near a session that is
-//! kept belongs to that.
+//! A row is late when its session would be forgotten, together with all that is known of it: one that is near a session
+//! that is kept belongs to that.
 //!
 //! | module    | what is in it                                       |
 //! |-----------|-----------------------------------------------------|
@@ -51,8 +51,8 @@ const FIRST: usize = 0;
 const LAST: usize = 1;
 /// What has been told of the session as it is: of several that become one, the least.
 const TOLD: usize = 2;
-/// Its rows that no result has had yet: of several that become one, all together. Only counted for results by rows; what is put
-/// together may count less than nothing, when a result has had the rows of the other.
+/// Its rows that no result has had yet: of several that become one, all together. Only counted for results by rows;
+/// what is put together may count less than nothing, when a result has had the rows of the other.
 const UNTOLD: usize = 3;
 const BEFORE: usize = 4;
 /// The same of what goes from the first half to the second, of which nothing has been told.
@@ -179,8 +179,8 @@ impl SessionAggregation {
         Assigned { sessions, firsts: starts, lasts: ends, rows: first_rows }
     }
 
-    /// First and last times of sessions, their keys, and what the functions know of them. `keys` are those of the rows that they
-    /// are of.
+    /// First and last times of sessions, their keys, and what the functions know of them. `keys` are those of the rows
+    /// that they are of.
     fn columns(&self, keys: &[ArrayRef], of: &Assigned, functions: Functions) -> Result<Vec<ArrayRef>> {
         let rows = UInt32Array::from(of.rows.clone());
         let times = |times: &[Micros]| Arc::new(TimestampMicrosecondArray::from(times.to_vec())) as ArrayRef;

@@ -1,12 +1,14 @@
-//! The sessions of the keys that a copy owns: what comes, what is due, what is saved. It knows no clock and sends nothing.
+//! The sessions of the keys that a copy owns: what comes, what is due, what is saved. It knows no clock and sends
+//! nothing.
 //!
-//! What comes is kept beside what there is of its key, in memory or on disk, and is put together with it when a result is due: a
-//! copy looks at the keys of what comes or is over, and at no others. Rows are kept until the time when their session may be over, or
-//! forgotten. One that has become longer meanwhile has another row, which is kept until then.
+//! What comes is kept beside what there is of its key, in memory or on disk, and is put together with it when a result
+//! is due: a copy looks at the keys of what comes or is over, and at no others. Rows are kept until the time when their
+//! session may be over, or forgotten. One that has become longer meanwhile has another row, which is kept until then.
 //!
-//! A snapshot has what came since the last one, put together with what was saved when a job goes on; and of buckets of which sessions have
-//! been given or forgotten all that is left, so that nothing comes again, not even as part of a session that begins where it ended.
-//! That a session has been told of early is saved only by the way: such results may come again.
+//! A snapshot has what came since the last one, put together with what was saved when a job goes on; and of buckets of
+//! which sessions have been given or forgotten all that is left, so that nothing comes again, not even as part of a
+//! session that begins where it ended. That a session has been told of early is saved only by the way: such results may
+//! come again.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -285,8 +287,8 @@ impl SessionState {
         Ok(())
     }
 
-    /// Time has passed: [`SessionState::go_on`] has the results of sessions that are over, and have changed since they were given
-    /// last if they were.
+    /// Time has passed: [`SessionState::go_on`] has the results of sessions that are over, and have changed since they
+    /// were given last if they were.
     pub(super) fn fire(&mut self, time: Micros) {
         self.fired = self.fired.max(time);
         let over = self.kept.over(self.looked.saturating_add(1), self.fired.saturating_add(1));
@@ -295,7 +297,8 @@ impl SessionState {
         self.ends = true;
     }
 
-    /// [`SessionState::go_on`] has results so far of sessions that are not over, and of which nothing has been told as they are.
+    /// [`SessionState::go_on`] has results so far of sessions that are not over, and of which nothing has been told as
+    /// they are.
     pub(super) fn so_far(&mut self) {
         self.waiting = (self.told..self.kept.count()).filter(|&number| !self.kept.is_removed(number)).collect();
         self.ends = false;
@@ -383,8 +386,8 @@ impl SessionState {
         Ok([fired].into_iter().chain(tables.finish()?).collect())
     }
 
-    /// Takes what another copy has let go of; returns how many rows that is. What is over there is over here: what comes of it
-    /// would be late.
+    /// Takes what another copy has let go of; returns how many rows that is. What is over there is over here: what
+    /// comes of it would be late.
     pub(super) fn acquire(&mut self, part: &Bytes) -> Result<usize, TaskError> {
         let mut count = 0;
         for (kind, table) in tables_of(part)? {
@@ -439,7 +442,8 @@ fn as_told(rows: &RecordBatch, numbers: &[u32], before: u32) -> Result<RecordBat
     with_told(rows, told.collect(), None)
 }
 
-/// Adds to tables what is of buckets that are wanted. Rows before `told` have been told of early; so many columns are keys.
+/// Adds to tables what is of buckets that are wanted. Rows before `told` have been told of early; so many columns are
+/// keys.
 fn deal(
     frozen: &Frozen,
     keys: usize,

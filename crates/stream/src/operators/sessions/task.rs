@@ -89,7 +89,8 @@ impl SecondHalf {
         Ok(Flow::Done)
     }
 
-    /// Adds more of the rows that have come, with results by rows, or gives more results of sessions that are over or under way.
+    /// Adds more of the rows that have come, with results by rows, or gives more results of sessions that are over or
+    /// under way.
     fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         let (Early::Rows(every), Some(rows)) = (self.shape.times.early, self.rest.take()) else {
             let Some(results) = self.state.go_on()? else { return Ok(Flow::Done) };

@@ -346,8 +346,8 @@ impl Dice {
     }
 }
 
-/// Whatever order rows come in, however late, whatever moves and whenever the job goes on from a snapshot: each result is that of the
-/// model, which puts one row after the other into lists; and what is kept is the same before and after.
+/// Whatever order rows come in, however late, whatever moves and whenever the job goes on from a snapshot: each result
+/// is that of the model, which puts one row after the other into lists; and what is kept is the same before and after.
 fn check_against_the_model(spills: Option<(usize, usize)>) {
     let ways = [Early::Never, Early::Every(1000), Early::Rows(1), Early::Rows(3), Early::Rows(50)];
     let (mut merged, mut late, mut corrected, mut given_early) = (0, 0, 0, 0);
@@ -435,8 +435,9 @@ fn sessions_on_disk_are_those_of_the_model() {
     check_against_the_model(Some((1, 1 << 9)));
 }
 
-/// Sessions of many keys, far more than may be in memory, must be those that there would be in memory: through thousands of batches, late
-/// rows, sessions that become one, changes and wholes that are saved, keys that move and a job that goes on from what was saved.
+/// Sessions of many keys, far more than may be in memory, must be those that there would be in memory: through
+/// thousands of batches, late rows, sessions that become one, changes and wholes that are saved, keys that move and a
+/// job that goes on from what was saved.
 #[test]
 fn sessions_larger_than_memory_are_the_same() {
     const KEYS: u64 = 12_000;
@@ -501,8 +502,8 @@ fn sessions_larger_than_memory_are_the_same() {
     }
 }
 
-/// What came since the last snapshot must not grow with the rows of a session, and without snapshots there is none of it; nor must
-/// what is kept, with a key or without.
+/// What came since the last snapshot must not grow with the rows of a session, and without snapshots there is none of
+/// it; nor must what is kept, with a key or without.
 #[test]
 fn rows_of_one_session_are_few() {
     for saves in [true, false] {
@@ -523,7 +524,8 @@ fn rows_of_one_session_are_few() {
     }
 }
 
-/// What was saved of sessions before had other columns, which would be read as what they are not: it is refused, by its name.
+/// What was saved of sessions before had other columns, which would be read as what they are not: it is refused, by its
+/// name.
 #[test]
 fn sessions_of_other_formats_are_refused() {
     let now = shape(0, Early::Never).state();

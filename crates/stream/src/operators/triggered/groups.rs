@@ -1,5 +1,5 @@
-//! What is known of each window and key, by number, and how what is kept is chained to it: numbers only, which lie on disk when
-//! memory runs out, as what they are of does.
+//! What is known of each window and key, by number, and how what is kept is chained to it: numbers only, which lie on
+//! disk when memory runs out, as what they are of does.
 
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
@@ -83,8 +83,8 @@ impl Groups {
         self.length[group]
     }
 
-    /// Chains states that come behind those that are chained: `of` has the group of each, `seen` how many rows it had had by then.
-    /// One of the `totals` begins its chain anew.
+    /// Chains states that come behind those that are chained: `of` has the group of each, `seen` how many rows it had
+    /// had by then. One of the `totals` begins its chain anew.
     pub(super) fn chain(
         &mut self,
         of: &[usize],
@@ -176,8 +176,8 @@ mod tests {
 
     use super::*;
 
-    /// A state in no chain would be missing from results, one in another's would be of both: in memory or on disk, whatever totals
-    /// begin and windows end.
+    /// A state in no chain would be missing from results, one in another's would be of both: in memory or on disk,
+    /// whatever totals begin and windows end.
     #[test]
     fn groups_have_their_states() {
         let governor = Governor::new(MemorySettings::default());

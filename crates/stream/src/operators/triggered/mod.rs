@@ -1,11 +1,12 @@
-//! Aggregates of windows of time that give what they have with every so many rows of a key, and once more when they are over.
+//! Aggregates of windows of time that give what they have with every so many rows of a key, and once more when they are
+//! over.
 //!
-//! To know that a key's window has had so many rows, its owner gets rows, not what was made of them where they were read. What is known
-//! of a window and a key is a *chain* of states: those that each batch brought, cut where a result is due, and how many rows there
-//! had been by then. A result puts the states of a chain together, up to its rows. Then, and when a chain is long, they are put
-//! together for good: a *total* begins the chain anew, and what is behind it is thrown out now and then. So a result costs what
-//! has come since the last, and which rows it is of hangs on nothing but the order in which they came: a job that goes on, or keys
-//! that move, change nothing.
+//! To know that a key's window has had so many rows, its owner gets rows, not what was made of them where they were
+//! read. What is known of a window and a key is a *chain* of states: those that each batch brought, cut where a result
+//! is due, and how many rows there had been by then. A result puts the states of a chain together, up to its rows.
+//! Then, and when a chain is long, they are put together for good: a *total* begins the chain anew, and what is behind
+//! it is thrown out now and then. So a result costs what has come since the last, and which rows it is of hangs on
+//! nothing but the order in which they came: a job that goes on, or keys that move, change nothing.
 
 mod groups;
 
@@ -41,7 +42,8 @@ use crate::state::snapshot::{table_of, tables_of};
 use crate::time::spans::Spans;
 use crate::time::window::{Micros, micros, window_array};
 
-/// Columns of what is kept before the window's start and the keys: how many rows there had been, and whether it is a total.
+/// Columns of what is kept before the window's start and the keys: how many rows there had been, and whether it is a
+/// total.
 const BEFORE: usize = 2;
 /// States of a chain that are put together without a result.
 const CHAIN_MAX: u32 = 8;
@@ -243,8 +245,8 @@ impl TriggeredTask {
         by_results.min(PLACES_MAX / self.shape.spans.windows_max()).max(1)
     }
 
-    /// Deals groups so that what is known of one portion fits in memory. Where that may be long, each group is once in it: a hundred
-    /// results of one key would begin with a hundred copies of its total.
+    /// Deals groups so that what is known of one portion fits in memory. Where that may be long, each group is once in
+    /// it: a hundred results of one key would begin with a hundred copies of its total.
     fn portions(&self, wanted: &[(usize, i64)]) -> Vec<Vec<(usize, i64)>> {
         if wanted.is_empty() {
             return Vec::new();
@@ -360,7 +362,8 @@ impl TriggeredTask {
         let mut rows = shape.of.arguments(rows)?.take(&UInt32Array::from(at))?;
         rows.keys[0] = Arc::new(TimestampMicrosecondArray::from(starts));
         let of_group = self.intern(&rows.keys)?;
-        // Of each stretch of rows of a group its last row, and how many there have been; and which stretch each row is of.
+        // Of each stretch of rows of a group its last row, and how many there have been; and which stretch each row is
+        // of.
         let (mut firsts, mut seen, mut of): (Vec<u32>, Vec<i64>, Vec<usize>) = Default::default();
         let mut stretches: HashMap<(usize, i64), usize> = HashMap::new();
         let mut due = Vec::new();
@@ -413,8 +416,8 @@ impl TriggeredTask {
         Ok(())
     }
 
-    /// Lets windows fire that are over already: another copy had kept them, whose time was behind; or it was ahead, and they have fired
-    /// there. A row of theirs would come too late, so it must not begin them anew.
+    /// Lets windows fire that are over already: another copy had kept them, whose time was behind; or it was ahead, and
+    /// they have fired there. A row of theirs would come too late, so it must not begin them anew.
     fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
         self.fire(self.fired)?;
         while self.go_on(emit)? == Flow::More {}

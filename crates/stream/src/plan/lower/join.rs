@@ -18,8 +18,9 @@ use super::{Flowing, Lower, ROWS, columns_of, until_the_end};
 use crate::operators::join::{JoinTask, StreamJoin};
 use crate::plan::late::JOIN;
 
-/// A stream's rows whose key is not in a table, as SQL's NOT IN has it, by joins that take the table first. A null in the table may be
-/// any key, so none is known not to be in it; a null in the stream may be any, so it is in every table but an empty one.
+/// A stream's rows whose key is not in a table, as SQL's NOT IN has it, by joins that take the table first. A null in
+/// the table may be any key, so none is known not to be in it; a null in the stream may be any, so it is in every table
+/// but an empty one.
 fn not_in(join: &HashJoinExec) -> Result<Arc<dyn ExecutionPlan>> {
     let [(of_stream, of_table)] = join.on() else { return Err(until_the_end("NOT IN with several columns")) };
     if join.filter().is_some() {
@@ -41,7 +42,8 @@ fn not_in(join: &HashJoinExec) -> Result<Arc<dyn ExecutionPlan>> {
 }
 
 impl Lower<'_> {
-    /// A join of a stream with a table, batch by batch: the table is the side that is built once. Or one of two streams.
+    /// A join of a stream with a table, batch by batch: the table is the side that is built once. Or one of two
+    /// streams.
     pub(super) fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
         let refused = |what: &str| Err(until_the_end(what));
         match (has_stream(join.left()), has_stream(join.right())) {

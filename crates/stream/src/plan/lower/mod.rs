@@ -1,5 +1,6 @@
-//! Lowering: the plan of a query over streams becomes a graph of tasks that never end by themselves. DataFusion plans it for
-//! one partition, as if it were a table; each node of the plan then becomes a step of a task or a task of its own.
+//! Lowering: the plan of a query over streams becomes a graph of tasks that never end by themselves. DataFusion plans
+//! it for one partition, as if it were a table; each node of the plan then becomes a step of a task or a task of its
+//! own.
 //!
 //! | module      | what becomes tasks there                        |
 //! |-------------|-------------------------------------------------|
@@ -154,8 +155,8 @@ impl<'a> Lower<'a> {
     /// The graph of queries, the rows of each of which go to its sink.
     ///
     /// # Errors
-    /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no window
-    /// that they could come to, or they are of several kinds.
+    /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no
+    /// window that they could come to, or they are of several kinds.
     pub(crate) fn graph(job: &str, plans: &'a Plans, sinks: &Sinks<'a>, copies: u32) -> Result<Lowered> {
         let (sources, bad_sinks, late_from, late_steps, shared) = Default::default();
         let mut lower = Lower {
@@ -272,8 +273,8 @@ impl<'a> Lower<'a> {
         }
     }
 
-    /// The name of a step that keeps something: the one that the program gives it, or what it is, and its number. Steps with names are not
-    /// numbered, so that the others keep theirs when one comes before them.
+    /// The name of a step that keeps something: the one that the program gives it, or what it is, and its number. Steps
+    /// with names are not numbered, so that the others keep theirs when one comes before them.
     fn name(&mut self, what: &str) -> String {
         self.given.take().unwrap_or_else(|| self.numbered(what))
     }
@@ -348,8 +349,9 @@ impl<'a> Lower<'a> {
         Err(until_the_end(&waiting(plan)))
     }
 
-    /// What queries have in common is lowered once, with all that is done to its rows, and each query has an edge from there. One that
-    /// has it several times, as a join of a stream with itself does, has several of it, as it has alone.
+    /// What queries have in common is lowered once, with all that is done to its rows, and each query has an edge from
+    /// there. One that has it several times, as a join of a stream with itself does, has several of it, as it has
+    /// alone.
     fn part(&mut self, exec: &PartExec, projected: SchemaRef) -> Result<Flowing> {
         self.names_one("several queries have that step in common; name it where they do, before they part")?;
         let (part, nth) = (exec.part, self.had[exec.part]);

@@ -29,8 +29,9 @@ pub(crate) struct Plans {
     pub context: Arc<TaskContext>,
 }
 
-/// Plans the queries of a job for one partition, without rules that would take a windowed aggregation apart. Steps whose late rows are
-/// wanted know all columns of their rows. The queries are of one engine, so the session of any of them does for all.
+/// Plans the queries of a job for one partition, without rules that would take a windowed aggregation apart. Steps
+/// whose late rows are wanted know all columns of their rows. The queries are of one engine, so the session of any of
+/// them does for all.
 pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plans> {
     let Some((first, _)) = outputs.first() else {
         return Err(DataSetError::Query("a job writes one query at least, and got none".into()));
@@ -54,8 +55,8 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
     Ok(Plans { queries, parts, context })
 }
 
-/// Refuses a sort of a stream. It is looked for before it is planned: one that the next step has no use for is taken out of a plan, and that
-/// step would get rows in another order than the program says.
+/// Refuses a sort of a stream. It is looked for before it is planned: one that the next step has no use for is taken
+/// out of a plan, and that step would get rows in another order than the program says.
 fn sorts(plan: &LogicalPlan) -> datafusion::error::Result<()> {
     plan.apply_with_subqueries(|node| {
         if matches!(node, LogicalPlan::Sort(sort) if reads_stream(&sort.input)) {
@@ -75,7 +76,8 @@ async fn planned(
     Ok(hold_tables(state.create_physical_plan(logical).await?, context).await?)
 }
 
-/// The plan with its tables, which have an end, in memory: streams are joined with them. A subquery that stands for one value has it.
+/// The plan with its tables, which have an end, in memory: streams are joined with them. A subquery that stands for one
+/// value has it.
 fn hold_tables<'a>(
     plan: Arc<dyn ExecutionPlan>,
     context: &'a Arc<TaskContext>,

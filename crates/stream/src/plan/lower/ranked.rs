@@ -18,7 +18,8 @@ use crate::rows::keyed::Keyed;
 use crate::rows::steps::PlanStep;
 use crate::time::times::{TimeOf, Times, following};
 
-/// What is done to whole groups of rows: a node that looks at partitions of rows, and nodes below it that do so or sort for it.
+/// What is done to whole groups of rows: a node that looks at partitions of rows, and nodes below it that do so or sort
+/// for it.
 struct Chain<'p> {
     /// The node whose rows they are.
     leaf: &'p Arc<dyn ExecutionPlan>,
@@ -32,7 +33,8 @@ impl<'p> Chain<'p> {
     fn of(plan: &'p Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Self {
         let mut below = plan.children()[0];
         let mut chain = Chain { leaf: below, choices: Vec::new(), keys: keys.to_vec() };
-        // Projections and filters belong to it only if there is more below them: they are better done where rows come from.
+        // Projections and filters belong to it only if there is more below them: they are better done where rows come
+        // from.
         let (mut choices, mut keys) = (Vec::new(), keys.to_vec());
         loop {
             let any: &dyn Any = below.as_ref();

@@ -76,7 +76,8 @@ pub(super) fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch
 impl Lower<'_> {
     pub(super) fn source(&mut self, stream: &StreamExec, projected: SchemaRef) -> Result<Flowing> {
         let mut source = stream.source.clone();
-        // A stream that is read in two places, as one that is joined with itself is, meets the same bad records in both.
+        // A stream that is read in two places, as one that is joined with itself is, meets the same bad records in
+        // both.
         if self.sources.iter().any(|other| other.source.is_same(&source)) {
             source.bad_to = None;
         }
