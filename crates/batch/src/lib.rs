@@ -1,6 +1,6 @@
 //! Batches on one worker: what happens to Arrow `RecordBatch`es where they are. No task and no other worker is known here.
 //!
-//! Each module uses only those above it in this table.
+//! Modules, lowest first; each uses only those above it:
 //!
 //! | module          | what is in it                                                              |
 //! |-----------------|----------------------------------------------------------------------------|
