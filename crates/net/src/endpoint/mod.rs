@@ -299,6 +299,8 @@ impl Endpoint {
             }
             engine.note_drive();
             engine.flush();
+            // The step may have moved something that only it can go on with: nobody would ring for that.
+            let moved = moved | std::mem::take(&mut engine.moved_aside);
             drop(engine);
             if moved {
                 continue;
