@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_dataflow::fuzzing;
+use tidemill_checkpoint::fuzzing;
 
 fuzz_target!(|input: (bool, &[u8])| {
     let (framed, bytes) = input;

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
-
-use crate::stream::EventTime;
+use tidemill_checkpoint::EventTime;
 
 /// Rows and bytes of each bucket of a keyed edge, as this worker has sent them, and how long its copies have worked on them.
 #[derive(Debug, Default)]

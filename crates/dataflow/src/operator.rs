@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
+use tidemill_checkpoint::{Control, EventTime, Mark, Snapshot};
 use tidemill_net::notice;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use crate::checkpoint::Snapshot;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item, Outputs};
 use crate::run::TaskContext;
-use crate::stream::{Control, EventTime, Mark};
 use crate::work::Work;
 
 /// Batches on their way out of an operator, by output port.

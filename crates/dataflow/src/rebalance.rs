@@ -13,47 +13,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arrow::array::{AsArray, LargeBinaryArray, RecordBatch, UInt32Array};
 use arrow::buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::RouteMap;
+use tidemill_checkpoint::{Barrier, Buckets, Mark, Part};
+pub use tidemill_checkpoint::{Moved, Rebalance};
 use tokio::sync::oneshot;
 
-use crate::checkpoint::{Buckets, Part};
 use crate::error::TaskError;
 use crate::flow::{Assign, Assignment, Input, Item, Output, Partitioner, Seat};
 use crate::operator::{Operator, Released};
-use crate::stream::{Barrier, Mark};
 
 /// Parts are put together to blocks of this size: small enough for their memory to be used again and again.
 const BLOCK_BYTES: usize = 64 << 10;
-
-/// A new route map for a task.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rebalance {
-    /// The task's name.
-    pub task: String,
-    /// Which of its copies owns which bucket. Its version is greater than that of the map before.
-    pub map: RouteMap,
-}
-
-/// What a rebalance has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moved {
-    /// The epoch at whose end buckets have moved.
-    pub epoch: u64,
-    /// Buckets with a new owner.
-    pub buckets: u32,
-    /// Bytes of state that were handed over.
-    pub bytes: u64,
-    /// The longest that a copy took no rows.
-    pub waited: Duration,
-}
 
 /// A rebalance that was asked for.
 pub struct Rebalancing {

@@ -12,23 +12,26 @@ use parking_lot::Mutex;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{Frame, Header, Kind, Received};
+use tidemill_checkpoint::coordinator::{Action, Coordinator, Event, Pace, StoreFailure};
+use tidemill_checkpoint::lease::LeaseView;
+use tidemill_checkpoint::manifest::{Report, Said};
+use tidemill_checkpoint::store::Hold;
+use tidemill_checkpoint::{
+    Barrier, CheckpointStore, Control, Entry, Key, Later, Manifest, Moved, Part, Rebalance, Restored, Snapshot,
+    StoreError,
+};
 use tidemill_net::notice;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::coordinator::{Action, Coordinator, Event, Pace, StoreFailure};
 use super::in_flight;
-use super::lease::LeaseView;
-use super::manifest::{Entry, Key, Manifest, Report, Said};
 use super::news::News;
-use super::store::{CheckpointStore, Hold, StoreError};
-use super::{Later, Part, Restored, Snapshot};
 use crate::error::TaskError;
 use crate::link::Links;
-use crate::rebalance::{Answer, Moved, Moves, Rebalance, Tenure};
+use crate::rebalance::{Answer, Moves, Tenure};
 use crate::run::Resume;
+use crate::stream::Hurry;
 use crate::stream::sink::origin;
-use crate::stream::{Barrier, Control, Hurry};
 
 /// Between two looks of the coordinator at the clock.
 const TICK: Duration = Duration::from_millis(20);

@@ -4,8 +4,8 @@ use arrow::array::{BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use bytes::{Buf, Bytes};
+use tidemill_checkpoint::{Restored, rows};
 
-use super::{Restored, rows};
 use crate::error::TaskError;
 use crate::flow::{Assign, Assignment};
 

@@ -1,9 +1,8 @@
 //! What a worker has heard from the coordinator. Only what is newer counts: something that comes twice, or late, changes
 //! nothing.
 
+use tidemill_checkpoint::Barrier;
 use tokio::sync::watch;
-
-use crate::stream::Barrier;
 
 /// See the module.
 pub(crate) struct News {
@@ -82,8 +81,9 @@ fn raise(last: &watch::Sender<u64>, epoch: u64) {
 
 #[cfg(test)]
 mod tests {
+    use tidemill_checkpoint::Control;
+
     use super::*;
-    use crate::stream::Control;
 
     fn barrier(epoch: u64) -> Barrier {
         Barrier { epoch, control: Control::Checkpoint }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use tidemill_checkpoint::Mark;
 
 use super::tree::{Leaves, OUT, UP, connect_root, up_a_tree};
 use super::{Ends, Exchange};
 use crate::flow::{Item, Lowering, Mover};
 use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
-use crate::stream::Mark;
 
 /// See the module. The other copies of the target get nothing.
 ///

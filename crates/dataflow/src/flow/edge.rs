@@ -11,13 +11,13 @@ use tidemill_batch::local::Reduce as Reduction;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{Kind, Received};
+use tidemill_checkpoint::{EventTime, Mark};
 
 use super::inlet::{Inlet, Packet};
 use super::{FlowEdge, Mover};
 use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::Tree;
-use crate::stream::{EventTime, Mark};
 
 /// What a stream may have on its way or queued, whatever the settings.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;

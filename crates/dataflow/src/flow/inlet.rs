@@ -8,9 +8,9 @@ use std::task::{Context, Poll, Waker};
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 use tidemill_batch::wire::Received;
+use tidemill_checkpoint::{Barrier, EventTime, Mark};
 
 use crate::link::Guard;
-use crate::stream::{Barrier, EventTime, Mark};
 
 /// What a stream brings.
 pub(crate) enum Packet {

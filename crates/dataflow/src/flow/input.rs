@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use tidemill_checkpoint::marks::{Confluence, Gate};
+use tidemill_checkpoint::{Control, EventTime, Mark};
 use tokio::sync::oneshot;
 
 use super::edge::Edge;
@@ -19,7 +21,7 @@ use crate::checkpoint::{CopyStates, Replay};
 use crate::error::{DataflowError, TaskError};
 use crate::link::Guard;
 use crate::run::{CancelToken, block_on};
-use crate::stream::{Confluence, Control, EventTime, Gate, Hurry, Mark, Recording, Seen};
+use crate::stream::{Hurry, Recording, Seen};
 use crate::work::Pace;
 
 /// What a stream of batches consists of.

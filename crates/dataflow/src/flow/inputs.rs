@@ -4,11 +4,12 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use tidemill_checkpoint::marks::Confluence;
+
 use super::input::{Input, Item};
 use crate::error::DataflowError;
 use crate::rebalance::Handover;
 use crate::run::block_on;
-use crate::stream::Confluence;
 
 /// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send on.
 const TURN: Duration = Duration::from_millis(1);

@@ -13,6 +13,7 @@ use arrow::array::RecordBatch;
 use tidemill_batch::batch_bytes;
 use tidemill_batch::gather::{Gather, Part};
 use tidemill_batch::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
+use tidemill_checkpoint::Mark;
 
 use super::biased::{Biased, Held};
 use super::edge::Edge;
@@ -22,7 +23,7 @@ use super::turn::{self, Waiting};
 use crate::error::TaskError;
 use crate::link::{Account, Guard, Links, Valve};
 use crate::metrics;
-use crate::stream::{Hurry, Mark};
+use crate::stream::Hurry;
 use crate::work::QUEUE;
 
 /// A block is not much larger than this: batches that are, are cut.

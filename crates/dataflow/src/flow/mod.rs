@@ -26,6 +26,7 @@ pub use tidemill_batch::batch_bytes;
 use tidemill_batch::local::Reduce as Reduction;
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
+use tidemill_checkpoint::StateSchema;
 
 pub(crate) use edge::{Edge, EdgeLimits};
 pub(crate) use inlet::Inlet;
@@ -40,7 +41,6 @@ pub use partitioner::{Assign, Assignment, Partitioner, Seat};
 pub use turn::LongTurn;
 pub(crate) use turn::Turn;
 
-use crate::checkpoint::StateSchema;
 use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
 use crate::rebalance::{Handover, Keeps, Named};

@@ -10,6 +10,7 @@ use arrow::datatypes::{SchemaRef, ToByteSlice};
 use parking_lot::Mutex;
 use tidemill_batch::gather::{Drained, Scatter};
 use tidemill_batch::schema::fits;
+use tidemill_checkpoint::Mark;
 
 use super::Mover;
 use super::edge::Edge;
@@ -20,7 +21,7 @@ use super::turn::LongTurn;
 use crate::error::{DataflowError, TaskError};
 use crate::link::Links;
 use crate::run::{CancelToken, block_on};
-use crate::stream::{Hurry, Mark};
+use crate::stream::Hurry;
 
 enum Route {
     Nowhere,

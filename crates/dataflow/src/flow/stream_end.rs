@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use tidemill_batch::wire::Decoder;
+use tidemill_checkpoint::Mark;
 
 use super::edge::Edge;
 use super::inlet::Packet;
 use super::input::Item;
 use crate::error::DataflowError;
 use crate::metrics;
-use crate::stream::Mark;
 
 /// See the module.
 pub(super) struct StreamEnd {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use tidemill_checkpoint::StateSchema;
 
-use crate::checkpoint::StateSchema;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Outputs};
 use crate::operator::{self, Each, Operator};

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use tidemill_batch::memory::{Governor, Reservation};
+use tidemill_checkpoint::Restored;
 use tidemill_collective::Communicator;
 
-use crate::checkpoint::{CopyStates, Restored};
+use crate::checkpoint::CopyStates;
 use crate::stream::Sources;
 use crate::work::{Work, Works};
 

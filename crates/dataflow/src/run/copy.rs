@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
+use tidemill_checkpoint::Snapshot;
 use tidemill_collective::Communicator;
 
 use super::cancel::CancelToken;
 use super::fault::Fault;
 use super::state::RunState;
-use crate::checkpoint::{CopyStates, Snapshot};
+use crate::checkpoint::CopyStates;
 use crate::error::{DataflowError, TaskError};
 use crate::flow::Outlet;
 use crate::graph::TaskFuture;

@@ -17,6 +17,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use tidemill_checkpoint::CheckpointSettings;
+use tidemill_checkpoint::store::Hold;
 use tidemill_collective::{Communicator, Op};
 use tidemill_net::topology::HostShare;
 use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait, notice};
@@ -35,8 +37,7 @@ use tidemill_batch::memory::{Governor, MemorySettings};
 
 use self::copy::Copy;
 use self::state::RunState;
-use crate::checkpoint::store::Hold;
-use crate::checkpoint::{CheckpointSettings, CopyStates, Dealing, Heard, Hub, Replay};
+use crate::checkpoint::{CopyStates, Dealing, Heard, Hub, Replay};
 use crate::error::DataflowError;
 use crate::flow::{Edge, Flow, FlowEdge, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs, edge_limits, lower};
 use crate::graph::{Executor, Graph, TaskFuture, fingerprint};

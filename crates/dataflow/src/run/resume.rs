@@ -6,14 +6,14 @@ use std::time::SystemTime;
 
 use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
+use tidemill_checkpoint::coordinator::{Begin, Member};
+use tidemill_checkpoint::store::{Hold, Kept};
+use tidemill_checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState};
 use tidemill_collective::{Communicator, Op};
 use tidemill_net::{Caller, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
-use crate::checkpoint::coordinator::{Begin, Member};
 use crate::checkpoint::hub::{self, SplitsOf};
-use crate::checkpoint::store::{Hold, Kept};
-use crate::checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState};
 use crate::error::DataflowError;
 use crate::flow::{Flow, FlowTask};
 use crate::rebalance::Keeps;

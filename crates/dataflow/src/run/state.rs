@@ -9,6 +9,7 @@ use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{Frame, Header, Kind, Received};
+use tidemill_checkpoint::{Control, Rebalance};
 use tidemill_net::NetError;
 
 use super::cancel::Cancel;
@@ -18,8 +19,8 @@ use crate::error::DataflowError;
 use crate::flow::Edge;
 use crate::link::{Inbox, Links};
 use crate::metrics::EdgeReport;
-use crate::rebalance::{Rebalance, Rebalancing};
-use crate::stream::{Control, SourceReport, Sources, Stalls};
+use crate::rebalance::Rebalancing;
+use crate::stream::{SourceReport, Sources, Stalls};
 use crate::work::{WorkReport, Works};
 
 /// See the module.

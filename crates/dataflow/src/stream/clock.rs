@@ -13,11 +13,10 @@ use arrow::datatypes::{
 };
 use bytes::Bytes;
 use tidemill_batch::ends;
+use tidemill_checkpoint::marks::Watermarks;
+use tidemill_checkpoint::{EventTime, Mark, Restored};
 
-use super::mark::{EventTime, Mark};
 use super::source::{EventTimes, ToldBy, time_column};
-use super::watermarks::Watermarks;
-use crate::checkpoint::Restored;
 use crate::error::TaskError;
 
 /// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.

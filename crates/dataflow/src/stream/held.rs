@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use arrow::array::{Array, RecordBatch};
 use bytes::Bytes;
+use tidemill_checkpoint::Snapshot;
 
 use super::source::Next;
-use crate::checkpoint::Snapshot;
 
 /// Of one copy.
 pub(crate) const HELD_BYTES: usize = 64 << 20;

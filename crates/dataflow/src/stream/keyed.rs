@@ -14,12 +14,11 @@ use bytes::Bytes;
 use tidemill_batch::keys::KeyHasher;
 use tidemill_batch::memory::Reservation;
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
+use tidemill_checkpoint::{EventTime, Part, Restored, Snapshot, rows};
 
-use crate::checkpoint::{Part, Restored, Snapshot, rows};
 use crate::error::TaskError;
 use crate::operator::{Emit, Flow, Operator, Released};
 use crate::run::TaskContext;
-use crate::stream::EventTime;
 
 /// Between two looks at the machine's clock.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(20);
@@ -495,12 +494,11 @@ mod tests {
     use bytes::Bytes;
     use tidemill_batch::keys::KeyHasher;
     use tidemill_batch::route_map::{BUCKETS, RouteMap};
+    use tidemill_checkpoint::{EventTime, Part, Restored};
 
     use super::{KeyContext, KeyLogic, KeyOperator, Timer};
-    use crate::checkpoint::{Part, Restored};
     use crate::error::TaskError;
     use crate::operator::{Emit, Flow, Operator};
-    use crate::stream::EventTime;
 
     /// What has gone off: keys and timers.
     type Log = Arc<Mutex<Vec<(i64, Timer)>>>;

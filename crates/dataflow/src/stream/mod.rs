@@ -2,10 +2,6 @@
 //!
 //! | module       | what is in it                                                              |
 //! |--------------|----------------------------------------------------------------------------|
-//! | `mark`       | watermarks and barriers: what rides between batches                        |
-//! | `watermarks` | the time of several streams together                                       |
-//! | `align`      | a barrier, when all streams have brought it                                |
-//! | `confluence` | both, in the order in which a reader of several streams sees them          |
 //! | `overtake`   | barriers that do not wait for the rows before them                         |
 //! | `clock`      | the time of a source                                                       |
 //! | `held`       | rows that wait where they were read: at most once                          |
@@ -14,22 +10,15 @@
 //! | [`source`]   | what streams come from: splits, their event times, where they stand        |
 //! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
 
-mod align;
 mod clock;
-mod confluence;
 mod held;
 pub mod keyed;
-mod mark;
 mod overtake;
 pub mod sink;
 pub mod source;
 mod standing;
-mod watermarks;
 
-pub(crate) use confluence::{Confluence, Gate};
-pub use mark::{Barrier, Control, EventTime, Mark};
 pub(crate) use overtake::{Hurry, Recording, Seen};
 pub use standing::SourceReport;
 pub(crate) use standing::{Sources, Stalls};
-#[cfg(test)]
-pub(crate) use watermarks::Watermarks;
+pub use tidemill_checkpoint::{Barrier, Control, EventTime, Mark};

@@ -13,14 +13,13 @@ use std::time::Duration;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tidemill_checkpoint::coordinator::ALL;
+use tidemill_checkpoint::{Control, Mark, Moved, Snapshot};
 use tokio::time::{Instant, sleep_until};
 
-use super::mark::{Control, Mark};
-use crate::checkpoint::Snapshot;
-use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item};
-use crate::rebalance::{Moved, Moves};
+use crate::rebalance::Moves;
 use crate::run::TaskContext;
 
 /// How often a row may appear at a sink when its job fails and goes on.

@@ -10,14 +10,13 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tidemill_checkpoint::coordinator::ALL;
+use tidemill_checkpoint::{Control, EventTime, Mark, Snapshot};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
 use super::clock::Clock;
 use super::held::Held;
-use super::mark::{Control, EventTime, Mark};
-use crate::checkpoint::Snapshot;
-use crate::checkpoint::coordinator::ALL;
 use crate::error::TaskError;
 use crate::flow::Outputs;
 use crate::run::TaskContext;

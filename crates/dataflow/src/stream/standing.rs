@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-
-use super::mark::EventTime;
+use tidemill_checkpoint::EventTime;
 
 /// The time of one copy of a source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

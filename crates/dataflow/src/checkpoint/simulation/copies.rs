@@ -6,16 +6,17 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use tidemill_batch::route_map::RouteMap;
+use tidemill_checkpoint::coordinator::ALL;
+use tidemill_checkpoint::manifest::Said;
+use tidemill_checkpoint::marks::{Confluence, Gate, Watermarks};
+use tidemill_checkpoint::{Barrier, Control, EventTime, Key, Mark, Moved, Part, Restored, Snapshot};
 use tokio::sync::watch;
 
-use super::super::coordinator::ALL;
 use super::super::hub::{self, Chain};
-use super::super::manifest::{Key, Said};
 use super::super::news::News;
-use super::super::{Part, Restored, Snapshot};
 use super::{LAST, Plan, Random, Unit, World};
-use crate::rebalance::{Moved, Moves, Tenure};
-use crate::stream::{Barrier, Confluence, Control, EventTime, Gate, Mark, Recording, Seen, Watermarks};
+use crate::rebalance::{Moves, Tenure};
+use crate::stream::{Recording, Seen};
 
 /// What waits in a stream before its sender does; twice as much if a barrier is in a hurry.
 const LANE_MAX: usize = 6;

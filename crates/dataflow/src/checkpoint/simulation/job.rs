@@ -6,17 +6,14 @@ use std::time::Duration;
 
 use tidemill_batch::memory::{Governor, MemorySettings};
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
+use tidemill_checkpoint::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
+use tidemill_checkpoint::manifest::{Report, Said};
+use tidemill_checkpoint::{Barrier, Control, Manifest, Rebalance, Restored, StoreError};
 
-use super::super::Restored;
-use super::super::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
 use super::super::hub::{self, SplitsOf};
-use super::super::manifest::{Manifest, Report, Said};
 use super::super::news::News;
-use super::super::store::StoreError;
 use super::copies::{self, Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings, Write};
 use super::{Plan, Random, World, at_once};
-use crate::rebalance::Rebalance;
-use crate::stream::{Barrier, Control};
 
 /// From worker 0 to another.
 #[derive(Clone)]

@@ -19,36 +19,47 @@ use std::time::Duration;
 
 use tidemill_batch::route_map::RouteMap;
 
-use super::manifest::{Entry, Key, Manifest, Report, Said, TaskState};
-use super::schema::StateSchema;
+use crate::manifest::{Entry, Key, Manifest, Report, Said, TaskState};
+use crate::marks::{Barrier, Control};
 use crate::rebalance::{Moved, Rebalance};
-use crate::stream::{Barrier, Control};
+use crate::schema::StateSchema;
 
 /// What a copy has saved.
 type Parts = Vec<(Key, Entry)>;
 
 /// Time since the run began.
-pub(crate) type Now = Duration;
+pub type Now = Duration;
 
 /// As an epoch that is durable: the job has come to its end, and everything is to be committed.
-pub(crate) const ALL: u64 = u64::MAX;
+pub const ALL: u64 = u64::MAX;
 
 /// What happens.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub enum Event {
     /// Time passes.
     Tick,
     /// A copy has something to say.
     Report(Report),
     /// Somebody wants a barrier that carries this. Of those that move buckets `id` is told by [`Action::Answer`].
-    Request { id: u64, control: Control },
+    Request {
+        /// By which it is answered.
+        id: u64,
+        /// What the barrier carries.
+        control: Control,
+    },
     /// The manifest of an epoch was written, or could not be.
-    Stored { epoch: u64, result: Result<(), StoreFailure> },
+    Stored {
+        /// The epoch.
+        epoch: u64,
+        /// Why it could not be.
+        result: Result<(), StoreFailure>,
+    },
 }
 
 /// Why a manifest could not be written.
 #[derive(Clone, Debug)]
-pub(crate) struct StoreFailure {
+pub struct StoreFailure {
+    /// What the store said.
     pub reason: String,
     /// Another job writes there: this one must end.
     pub fenced: bool,
@@ -60,7 +71,7 @@ fn refuse(id: u64, reason: String, actions: &mut Vec<Action>) {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     /// Ask all sources for this barrier.
     Inject(Barrier),
     /// Have the barrier of this epoch overtake rows.
@@ -70,7 +81,12 @@ pub(crate) enum Action {
     /// Tell everybody that this epoch is durable.
     Durable(u64),
     /// What has come of a rebalance that was asked for; in words, why it was refused.
-    Answer { id: u64, outcome: Result<Moved, String> },
+    Answer {
+        /// That of [`Event::Request`].
+        id: u64,
+        /// What has moved.
+        outcome: Result<Moved, String>,
+    },
     /// Tell people.
     Warn(String),
     /// End the run with this error.
@@ -81,8 +97,10 @@ pub(crate) enum Action {
 
 /// A task, as the coordinator knows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Member {
+pub struct Member {
+    /// Its name.
     pub name: String,
+    /// How many copies it has.
     pub copies: u32,
     /// Which copy owns which bucket; `None` where nothing is dealt by key.
     pub route: Option<Arc<RouteMap>>,
@@ -94,7 +112,7 @@ pub(crate) struct Member {
 
 impl Member {
     /// It goes on from a checkpoint: its states are of the version behind those.
-    pub(crate) fn behind(&mut self, manifest: &Manifest) {
+    pub fn behind(&mut self, manifest: &Manifest) {
         let then = manifest.tasks.get(&self.name).and_then(|state| state.schema.as_ref());
         if let (Some(now), Some(then)) = (&mut self.schema, then) {
             // Without states to take it may be anything, and begins anew.
@@ -103,14 +121,14 @@ impl Member {
     }
 
     /// The map that it goes on with from a checkpoint.
-    pub(crate) fn route_in(&self, manifest: &Manifest) -> Option<Arc<RouteMap>> {
+    pub fn route_in(&self, manifest: &Manifest) -> Option<Arc<RouteMap>> {
         self.route.as_ref().map(|own| manifest.route(&self.name, self.copies, own))
     }
 }
 
 /// Where a run begins.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Begin {
+pub struct Begin {
     /// The checkpoint that it goes on from.
     pub from: Option<Arc<Manifest>>,
     /// The newest epoch that has a manifest, which may be a damaged one: its number is taken.
@@ -140,7 +158,7 @@ struct Moving {
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub struct Pace {
     /// From the beginning of a checkpoint to that of the next; zero makes none but what is asked for, and the last.
     pub interval: Duration,
     /// Then a barrier overtakes rows; `None`: never.
@@ -150,7 +168,7 @@ pub(crate) struct Pace {
 }
 
 /// See the module.
-pub(crate) struct Coordinator {
+pub struct Coordinator {
     job: String,
     claim: u64,
     pace: Pace,
@@ -175,7 +193,7 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     /// For the tasks of a flow, in the flow's order.
-    pub(crate) fn new(job: &str, members: Vec<Member>, pace: Pace, begin: &Begin) -> Self {
+    pub fn new(job: &str, members: Vec<Member>, pace: Pace, begin: &Begin) -> Self {
         let from = begin.from.as_deref();
         let state = |member: &Member| {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
@@ -209,7 +227,7 @@ impl Coordinator {
     }
 
     /// What is to be done about an event. `at_ms` is the time of day, for manifests.
-    pub(crate) fn handle(&mut self, now: Now, at_ms: u64, event: Event) -> Vec<Action> {
+    pub fn handle(&mut self, now: Now, at_ms: u64, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
             Event::Tick => {}

@@ -24,11 +24,13 @@ impl EventTime {
     pub const FARTHEST_US: i64 = 200_000 * 365 * 86_400 * 1_000_000;
 
     /// Whether a row may have this time.
+    #[inline]
     pub fn is_of_row(self) -> bool {
         (-Self::FARTHEST_US..=Self::FARTHEST_US).contains(&self.0)
     }
 
     /// So many microseconds earlier.
+    #[inline]
     #[must_use]
     pub fn minus(self, us: i64) -> Self {
         EventTime(self.0.saturating_sub(us))
@@ -72,13 +74,13 @@ pub enum Control {
     Checkpoint,
     /// As a checkpoint; then sources end, and nothing behind the barrier is sent.
     Stop,
-    /// As a checkpoint; and buckets of a task move to other copies ([`rebalance`](crate::rebalance)).
+    /// As a checkpoint; and buckets of a task move to other copies ([`Rebalance`]).
     Rebalance(Rebalance),
 }
 
 impl Mark {
     /// The frame that carries it, but for its place.
-    pub(crate) fn frame(&self, header: Header) -> Frame {
+    pub fn frame(&self, header: Header) -> Frame {
         match self {
             Mark::Watermark(time) => Frame::bare(&Header { kind: Kind::Watermark, rows: time.0 as u64, ..header }),
             Mark::Idle => Frame::bare(&Header { kind: Kind::Idle, ..header }),
@@ -90,7 +92,7 @@ impl Mark {
     ///
     /// # Errors
     /// In words, when it carries none.
-    pub(crate) fn of_frame(frame: &Received) -> Result<Self, String> {
+    pub fn of_frame(frame: &Received) -> Result<Self, String> {
         match frame.header.kind {
             Kind::Watermark => Ok(Mark::Watermark(EventTime(frame.header.rows as i64))),
             Kind::Idle => Ok(Mark::Idle),
@@ -102,18 +104,23 @@ impl Mark {
 
 impl Barrier {
     /// The new map that it brings for a task.
-    pub(crate) fn route_of(&self, task: &str) -> Option<&RouteMap> {
+    pub fn route_of(&self, task: &str) -> Option<&RouteMap> {
         match &self.control {
             Control::Rebalance(rebalance) if rebalance.task == task => Some(&rebalance.map),
             Control::Rebalance(_) | Control::Checkpoint | Control::Stop => None,
         }
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a barrier is made of numbers and texts")
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+    /// What [`Barrier::encode`] made.
+    ///
+    /// # Errors
+    /// In words, for anything else.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|error| format!("bytes that are no barrier: {error}"))
     }
 }

@@ -9,18 +9,21 @@ use super::watermarks::Watermarks;
 
 /// Which streams are read further, after a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gate {
+pub enum Gate {
     /// All as before.
     Same,
     /// Not the one that brought it; with `release`, those that were held before are.
-    Hold { release: bool },
+    Hold {
+        /// Whether those that were held before are read again.
+        release: bool,
+    },
     /// All.
     Release,
 }
 
 /// See the module. Streams are numbered.
 #[derive(Default)]
-pub(crate) struct Confluence {
+pub struct Confluence {
     time: Watermarks,
     align: Alignment,
     /// What comes out next: the end of a stream may bring both.
@@ -29,7 +32,7 @@ pub(crate) struct Confluence {
 
 impl Confluence {
     /// Adds a stream, which may be `over` from the beginning.
-    pub(crate) fn add(&mut self, stream: usize, over: bool) {
+    pub fn add(&mut self, stream: usize, over: bool) {
         self.time.add();
         self.align.add();
         if over {
@@ -39,7 +42,7 @@ impl Confluence {
     }
 
     /// A stream brings a mark.
-    pub(crate) fn mark(&mut self, stream: usize, mark: Mark) -> Gate {
+    pub fn mark(&mut self, stream: usize, mark: Mark) -> Gate {
         match mark {
             Mark::Watermark(time) => self.time.advance(stream, time),
             Mark::Idle => self.time.idle(stream),
@@ -57,14 +60,14 @@ impl Confluence {
     }
 
     /// A barrier comes out next although not all streams have brought it; all are read further. Returns which have not.
-    pub(crate) fn overtake(&mut self, barrier: Barrier) -> Vec<bool> {
+    pub fn overtake(&mut self, barrier: Barrier) -> Vec<bool> {
         let open = self.align.overtake(&barrier);
         self.ready.push_back(Mark::Barrier(barrier));
         open
     }
 
     /// A stream has ended.
-    pub(crate) fn over(&mut self, stream: usize) -> Gate {
+    pub fn over(&mut self, stream: usize) -> Gate {
         // The barrier first: the time that the end sets free belongs to the next epoch, as the end itself does.
         let aligned = self.align.over(stream);
         let gate = if aligned.is_some() { Gate::Release } else { Gate::Same };
@@ -80,22 +83,24 @@ impl Confluence {
     }
 
     /// The next mark of all streams together.
-    pub(crate) fn next(&mut self) -> Option<Mark> {
+    #[inline]
+    pub fn next(&mut self) -> Option<Mark> {
         self.ready.pop_front()
     }
 
     /// Whether the stream has brought a barrier that others have not.
-    pub(crate) fn holds(&self, stream: usize) -> bool {
+    #[inline]
+    pub fn holds(&self, stream: usize) -> bool {
         self.align.holds(stream)
     }
 
     /// The time of the stream that is furthest ahead.
-    pub(crate) fn ahead(&self) -> EventTime {
+    pub fn ahead(&self) -> EventTime {
         self.time.ahead()
     }
 
     /// The stream that holds the time of all back.
-    pub(crate) fn slowest(&self) -> Option<usize> {
+    pub fn slowest(&self) -> Option<usize> {
         self.time.slowest()
     }
 }

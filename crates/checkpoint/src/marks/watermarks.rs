@@ -20,7 +20,7 @@ enum Told {
 }
 
 /// See the module. Streams are numbered; each begins active, at [`EventTime::MIN`].
-pub(crate) struct Watermarks {
+pub struct Watermarks {
     streams: Vec<(EventTime, State)>,
     told: Told,
     time: EventTime,
@@ -34,12 +34,13 @@ impl Default for Watermarks {
 
 impl Watermarks {
     /// Adds a stream.
-    pub(crate) fn add(&mut self) {
+    pub fn add(&mut self) {
         self.streams.push((EventTime::MIN, State::Active));
     }
 
     /// A stream's time has come to be `time`; a step back is ignored.
-    pub(crate) fn advance(&mut self, stream: usize, time: EventTime) {
+    #[inline]
+    pub fn advance(&mut self, stream: usize, time: EventTime) {
         let (at, state) = &mut self.streams[stream];
         *at = time.max(*at);
         *state = State::Active;
@@ -49,33 +50,34 @@ impl Watermarks {
     }
 
     /// A stream has nothing for now.
-    pub(crate) fn idle(&mut self, stream: usize) {
+    pub fn idle(&mut self, stream: usize) {
         self.streams[stream].1 = State::Idle;
     }
 
     /// A stream has ended.
-    pub(crate) fn over(&mut self, stream: usize) {
+    pub fn over(&mut self, stream: usize) {
         self.streams[stream].1 = State::Over;
     }
 
     /// What was told last of all streams' time.
-    pub(crate) fn time(&self) -> EventTime {
+    #[inline]
+    pub fn time(&self) -> EventTime {
         self.time
     }
 
     /// The stream that holds the time of all back.
-    pub(crate) fn slowest(&self) -> Option<usize> {
+    pub fn slowest(&self) -> Option<usize> {
         let active = self.streams.iter().enumerate().filter(|(_, (_, state))| *state == State::Active);
         active.min_by_key(|(_, (time, _))| *time).map(|(stream, _)| stream)
     }
 
     /// The time of the stream that is furthest ahead.
-    pub(crate) fn ahead(&self) -> EventTime {
+    pub fn ahead(&self) -> EventTime {
         self.streams.iter().map(|(time, _)| *time).max().unwrap_or(EventTime::MIN)
     }
 
     /// What is to be told of all together, until there is no news.
-    pub(crate) fn next(&mut self) -> Option<Mark> {
+    pub fn next(&mut self) -> Option<Mark> {
         let active = self.streams.iter().filter(|(_, state)| *state == State::Active).map(|(time, _)| *time).min();
         if active.is_none() && !self.streams.iter().any(|(_, state)| *state == State::Idle) {
             return None;

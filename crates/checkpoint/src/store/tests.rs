@@ -14,8 +14,8 @@ use object_store::{
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
-use super::super::manifest::TaskState;
 use super::*;
+use crate::manifest::TaskState;
 
 fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
@@ -217,7 +217,10 @@ fn a_folder_is_for_one_job() {
     let lock = hold(folder, "4").unwrap();
     assert!(hold(folder, "second").is_err_and(|error| error.to_string().contains("job \"4\", process")));
     drop(lock);
-    assert!(matches!(hold(memory, "first"), Ok(Hold::Nothing)) && matches!(hold(memory, "second"), Ok(Hold::Nothing)));
+    assert!(
+        matches!(hold(memory, "first"), Ok(Hold(Held::Nothing)))
+            && matches!(hold(memory, "second"), Ok(Hold(Held::Nothing)))
+    );
 }
 
 type Work = Box<dyn FnOnce() + Send>;

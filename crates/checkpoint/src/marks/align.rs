@@ -65,6 +65,7 @@ impl Alignment {
     }
 
     /// Whether the stream has brought the barrier that others have not.
+    #[inline]
     pub(crate) fn holds(&self, stream: usize) -> bool {
         self.barrier.is_some() && self.streams[stream].0
     }

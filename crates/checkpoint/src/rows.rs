@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tidemill_batch::memory::verify;
 use tidemill_batch::wire::{Decoder, Encoder};
 
-use super::packed::{self, cut_short};
+use crate::packed::{self, cut_short};
 
 /// The columns of a schema that are not packed.
 fn others(schema: &SchemaRef) -> Vec<usize> {

@@ -35,8 +35,8 @@ use tidemill_batch::BatchError;
 use tidemill_batch::memory::{Governor, MapWriter, verify};
 
 use self::signing::Signing;
-use super::lease::{Denied, Lease, LeaseView, Place, Process, held_by};
-use super::manifest::{Entry, Key, Manifest};
+use crate::lease::{Denied, Lease, LeaseView, Place, Process, held_by};
+use crate::manifest::{Entry, Key, Manifest};
 
 /// Claims of others that a claim may meet.
 const CLAIMS_MAX: u64 = 100;
@@ -120,7 +120,9 @@ impl std::fmt::Debug for CheckpointStore {
 }
 
 /// What keeps other jobs out of a place, or tries to: until it is dropped, or the process ends.
-pub(crate) enum Hold {
+pub struct Hold(Held);
+
+enum Held {
     Folder(#[expect(dead_code, reason = "the lock goes with the file")] File),
     Lease(Lease),
     /// There is nothing that could.
@@ -129,32 +131,32 @@ pub(crate) enum Hold {
 
 impl Hold {
     /// Whether others are kept out from now on; `None` yet.
-    pub(crate) fn outcome(&self) -> Option<Result<(), Denied>> {
-        match self {
-            Hold::Lease(lease) => lease.outcome(),
-            Hold::Folder(_) | Hold::Nothing => Some(Ok(())),
+    pub fn outcome(&self) -> Option<Result<(), Denied>> {
+        match &self.0 {
+            Held::Lease(lease) => lease.outcome(),
+            Held::Folder(_) | Held::Nothing => Some(Ok(())),
         }
     }
 
     /// Why others are not kept out after all.
-    pub(crate) fn unconditional(&self) -> Option<String> {
-        match self {
-            Hold::Lease(lease) => lease.unconditional(),
-            Hold::Folder(_) | Hold::Nothing => None,
+    pub fn unconditional(&self) -> Option<String> {
+        match &self.0 {
+            Held::Lease(lease) => lease.unconditional(),
+            Held::Folder(_) | Held::Nothing => None,
         }
     }
 
     /// The lease, where it may be lost.
-    pub(crate) fn lease(&self) -> Option<LeaseView> {
-        match self {
-            Hold::Lease(lease) => Some(lease.view()),
-            Hold::Folder(_) | Hold::Nothing => None,
+    pub fn lease(&self) -> Option<LeaseView> {
+        match &self.0 {
+            Held::Lease(lease) => Some(lease.view()),
+            Held::Folder(_) | Held::Nothing => None,
         }
     }
 
     /// Lets the next job in.
-    pub(crate) async fn give_back(self) {
-        if let Hold::Lease(lease) = self {
+    pub async fn give_back(self) {
+        if let Held::Lease(lease) = self.0 {
             lease.give_back().await;
         }
     }
@@ -169,7 +171,7 @@ struct Holder {
 
 /// What a store has to go on from.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub struct Kept {
     /// The newest first: by claim, then by epoch.
     pub manifests: Vec<Manifest>,
     /// Epochs whose manifest is damaged, with what is wrong.
@@ -178,12 +180,13 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// The newest epoch that is taken.
-    pub(crate) fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> u64 {
         let whole = self.manifests.iter().map(|manifest| manifest.epoch);
         whole.chain(self.damaged.iter().map(|(epoch, _)| *epoch)).max().unwrap_or(0)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
         self.manifests.is_empty() && self.damaged.is_empty()
     }
 }
@@ -245,14 +248,16 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// `Taken` when another job holds the folder; when there cannot be a lock or a thread.
-    pub(crate) fn hold(&self, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Hold, StoreError> {
+    pub fn hold(&self, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Hold, StoreError> {
         match (&self.folder, &self.leases) {
-            (Some(folder), _) => self.lock(folder, job).map(Hold::Folder),
+            (Some(folder), _) => self.lock(folder, job).map(|file| Hold(Held::Folder(file))),
             (None, Some(client)) => {
                 let place = Place { objects: Arc::clone(client), path: self.path("lease"), name: self.place.clone() };
-                Lease::want(place, job, owner, wake).map(Hold::Lease).map_err(|reason| self.failed(reason))
+                Lease::want(place, job, owner, wake)
+                    .map(|lease| Hold(Held::Lease(lease)))
+                    .map_err(|reason| self.failed(reason))
             }
-            (None, None) => Ok(Hold::Nothing),
+            (None, None) => Ok(Hold(Held::Nothing)),
         }
     }
 
@@ -281,7 +286,7 @@ impl CheckpointStore {
     }
 
     /// Why a run may not write, as an error of this store.
-    pub(crate) fn denied(&self, denied: Denied) -> StoreError {
+    pub fn denied(&self, denied: Denied) -> StoreError {
         match denied {
             Denied::Held(by) => self.taken(by),
             Denied::Failed(reason) => self.failed(reason),
@@ -301,7 +306,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's.
-    pub(crate) async fn claim(&self, known: u64, run: &str) -> Result<u64, StoreError> {
+    pub async fn claim(&self, known: u64, run: &str) -> Result<u64, StoreError> {
         let claims = self.numbers("claims").await?;
         let next = claims.first().map_or(known, |&last| last.max(known)).saturating_add(1);
         // Another's may come between; so many at once are no accident.
@@ -320,7 +325,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Taken`.
-    pub(crate) async fn sees_claim(&self, claim: u64, run: &str) -> Result<bool, StoreError> {
+    pub async fn sees_claim(&self, claim: u64, run: &str) -> Result<bool, StoreError> {
         if self.find(&self.claim_path(claim)).await?.is_some_and(|found| found == run.as_bytes()) {
             return Ok(true);
         }
@@ -331,7 +336,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Taken`.
-    pub(crate) async fn is_claimed(&self, claim: u64) -> Result<(), StoreError> {
+    pub async fn is_claimed(&self, claim: u64) -> Result<(), StoreError> {
         match self.numbers("claims").await?.first() {
             Some(&last) if last > claim => Err(self.taken_by_another().await),
             _ => Ok(()),
@@ -343,7 +348,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Taken`.
-    pub(crate) async fn adopt(&self, manifest: Manifest, claim: u64, epoch: u64) -> Result<Manifest, StoreError> {
+    pub async fn adopt(&self, manifest: Manifest, claim: u64, epoch: u64) -> Result<Manifest, StoreError> {
         let old = manifest.epoch;
         let manifest = Manifest { claim, epoch, ..manifest };
         self.replace(old, &manifest).await?;
@@ -355,7 +360,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Taken`. Then there is the one, or the other, or both.
-    pub(crate) async fn settle(&self, manifest: &Manifest, sinks: &[String]) -> Result<Option<Manifest>, StoreError> {
+    pub async fn settle(&self, manifest: &Manifest, sinks: &[String]) -> Result<Option<Manifest>, StoreError> {
         let mut settled = Manifest { epoch: manifest.epoch + 1, ..manifest.clone() };
         let of_sinks = settled.tasks.iter_mut().filter(|(name, _)| sinks.contains(name));
         let had: usize = of_sinks.map(|(_, state)| std::mem::take(&mut state.splits).len()).sum();
@@ -376,7 +381,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Taken`.
-    pub(crate) async fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    pub async fn make_durable(&self, manifest: &Manifest) -> Result<(), StoreError> {
         self.put_manifest(manifest).await?;
         self.is_claimed(manifest.claim).await
     }
@@ -385,7 +390,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's.
-    pub(crate) async fn kept(&self) -> Result<Kept, StoreError> {
+    pub async fn kept(&self) -> Result<Kept, StoreError> {
         let mut epochs = self.epochs().await?;
         loop {
             let mut kept = Kept::default();
@@ -469,7 +474,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Taken` when the epoch has a manifest already.
-    pub(crate) async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    pub async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let path = self.manifest_path(manifest.epoch);
         let bytes = Bytes::from(self.signing()?.sign(manifest.encode()));
         // A store's client tries again when an answer is lost, and then finds its own.
@@ -488,7 +493,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's.
-    pub(crate) async fn had_checkpoints(&self) -> Result<bool, StoreError> {
+    pub async fn had_checkpoints(&self) -> Result<bool, StoreError> {
         Ok(self.find(&self.path("made")).await?.is_some())
     }
 
@@ -496,7 +501,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's.
-    pub(crate) async fn put_state(
+    pub async fn put_state(
         &self,
         file: String,
         parts: Vec<(Key, Bytes, bool)>,
@@ -532,7 +537,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; `Damaged`, also when a part is not there.
-    pub(crate) async fn parts(&self, entries: &[&Entry]) -> Result<Vec<Bytes>, StoreError> {
+    pub async fn parts(&self, entries: &[&Entry]) -> Result<Vec<Bytes>, StoreError> {
         let mut parts = vec![Bytes::new(); entries.len()];
         let take = |at: usize, bytes| {
             parts[at] = bytes;
@@ -546,7 +551,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// As there; the spill directory's.
-    pub(crate) async fn parts_within(&self, entries: &[&Entry], governor: &Governor) -> Result<Vec<Bytes>, StoreError> {
+    pub async fn parts_within(&self, entries: &[&Entry], governor: &Governor) -> Result<Vec<Bytes>, StoreError> {
         let bytes = entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.len));
         if governor.settings().budget_bytes == 0 || bytes <= READ_BYTES_MAX {
             return self.parts(entries).await;
@@ -618,7 +623,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// The store's; what could be removed is.
-    pub(crate) async fn prune(&self, keep: usize, last: u64) -> Result<(), StoreError> {
+    pub async fn prune(&self, keep: usize, last: u64) -> Result<(), StoreError> {
         let Kept { mut manifests, damaged } = self.kept().await?;
         if manifests.is_empty() {
             // Nothing says what is needed.
@@ -729,7 +734,8 @@ impl CheckpointStore {
         }
     }
 
-    pub(crate) fn damaged(&self, reason: String) -> StoreError {
+    /// A checkpoint here is not what was written, for this reason.
+    pub fn damaged(&self, reason: String) -> StoreError {
         StoreError::Damaged { place: self.place.clone(), reason }
     }
 

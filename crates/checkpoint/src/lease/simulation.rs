@@ -12,7 +12,6 @@ use futures_util::FutureExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 
-use super::super::simulation::{Random, effort};
 use super::asker::ask_store;
 use super::process::Process;
 use super::protocol::{Answer, Ask, Claimant, Now, Record, Step, Terms};
@@ -31,6 +30,44 @@ const ANSWER_MAX: u64 = 100;
 const FAULTS_END: u64 = 2500;
 /// Long enough for what comes late, for a run to begin, and for it to wait for one that was killed.
 const END: u64 = FAULTS_END + 1200;
+
+/// How many of `all` seeds to try: the share that `SIMULATION_EFFORT` says, from 0 to 1. `make test-all` tries all.
+fn effort(all: u64) -> u64 {
+    let share = std::env::var("SIMULATION_EFFORT")
+        .map_or(0.2, |text| text.parse::<f64>().expect("SIMULATION_EFFORT is a number from 0 to 1"));
+    // Fewer than these would not come to all that can happen.
+    ((all as f64 * share.clamp(0.0, 1.0)) as u64).max(all / 10)
+}
+
+/// Whatever the seed decides (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// True once in `times`; never, for 0.
+    fn once_in(&mut self, times: usize) -> bool {
+        times > 0 && self.below(times) == 0
+    }
+
+    fn one_of(&mut self, choices: &[usize]) -> usize {
+        choices[self.below(choices.len())]
+    }
+}
 
 /// What was asked, and when it will be done.
 struct Asked {

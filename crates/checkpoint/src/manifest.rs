@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::RouteMap;
 use twox_hash::XxHash3_64;
 
-use super::schema::StateSchema;
 use crate::rebalance::Moved;
+use crate::schema::StateSchema;
 
 /// Changes when the layout does.
 const VERSION: u32 = 2;
@@ -127,7 +127,7 @@ impl Manifest {
 
     /// The map by which a task goes on that begins with `own`: as it was when the checkpoint was made, if the task has as many
     /// copies and buckets as then.
-    pub(crate) fn route(&self, task: &str, copies: u32, own: &Arc<RouteMap>) -> Arc<RouteMap> {
+    pub fn route(&self, task: &str, copies: u32, own: &Arc<RouteMap>) -> Arc<RouteMap> {
         let then = self.tasks.get(task).filter(|state| state.copies == copies).and_then(|state| state.route.as_ref());
         then.filter(|then| then.fits(own.buckets(), copies).is_ok())
             .map_or_else(|| Arc::clone(own), |then| Arc::new(then.clone()))
@@ -147,7 +147,7 @@ impl TaskState {
     }
 
     /// Whether it is what a sink has prepared, and nothing else.
-    pub(crate) fn has_only_prepared(&self) -> bool {
+    pub fn has_only_prepared(&self) -> bool {
         // As `split_name` names it.
         let is_number = |text: &str| text.parse::<u64>().is_ok();
         let is_prepared = |(name, _): &(String, Entry)| {
@@ -192,33 +192,57 @@ fn put<T>(all: &mut BTreeMap<u32, Vec<T>>, copy: u32, mine: Vec<T>) {
 
 /// What a copy tells the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub struct Report {
     /// The task's number in the flow.
     pub task: u32,
+    /// Which of its copies.
     pub copy: u32,
+    /// What it has to say.
     pub said: Said,
 }
 
+/// What a copy has to say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Said {
+pub enum Said {
     /// It has saved its state of an epoch.
-    Saved { epoch: u64, parts: Vec<(Key, Entry)> },
+    Saved {
+        /// The epoch.
+        epoch: u64,
+        /// Where each part lies.
+        parts: Vec<(Key, Entry)>,
+    },
     /// It could not.
-    Failed { epoch: u64, reason: String },
+    Failed {
+        /// The epoch.
+        epoch: u64,
+        /// Why not.
+        reason: String,
+    },
     /// It has come to its end, and saved this; said again, that it keeps nothing of it any more.
-    Ended { parts: Vec<(Key, Entry)> },
+    Ended {
+        /// Where each part lies.
+        parts: Vec<(Key, Entry)>,
+    },
     /// It has handed over and taken what a rebalance moves.
     Moved(Moved),
     /// It keeps nearly as much as it may until the next checkpoint behind this epoch.
-    Full { behind: u64 },
+    Full {
+        /// The epoch.
+        behind: u64,
+    },
 }
 
 impl Report {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a report is made of numbers and texts")
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+    /// What [`Report::encode`] made.
+    ///
+    /// # Errors
+    /// In words, for anything else.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|error| format!("bytes that are no report: {error}"))
     }
 }

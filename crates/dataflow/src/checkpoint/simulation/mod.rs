@@ -32,9 +32,8 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
+use tidemill_checkpoint::{CheckpointStore, Manifest};
 
-use super::manifest::Manifest;
-use super::store::CheckpointStore;
 use job::Job;
 
 /// Seeds of a whole run of the test; see [`effort`].
@@ -45,7 +44,7 @@ const STEPS_MAX: usize = 100_000;
 const LAST: u32 = u32::MAX;
 
 /// How many of `all` seeds to try: the share that `SIMULATION_EFFORT` says, from 0 to 1. `make test-all` tries all.
-pub(super) fn effort(all: u64) -> u64 {
+fn effort(all: u64) -> u64 {
     let share = std::env::var("SIMULATION_EFFORT")
         .map_or(0.2, |text| text.parse::<f64>().expect("SIMULATION_EFFORT is a number from 0 to 1"));
     // Fewer than these would not come to all that can happen.
@@ -53,10 +52,10 @@ pub(super) fn effort(all: u64) -> u64 {
 }
 
 /// Whatever the seed decides (splitmix64).
-pub(super) struct Random(u64);
+struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    fn new(seed: u64) -> Self {
         Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
     }
 
@@ -68,16 +67,16 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
     /// True once in `times`; never, for 0.
-    pub(super) fn once_in(&mut self, times: usize) -> bool {
+    fn once_in(&mut self, times: usize) -> bool {
         times > 0 && self.below(times) == 0
     }
 
-    pub(super) fn one_of(&mut self, choices: &[usize]) -> usize {
+    fn one_of(&mut self, choices: &[usize]) -> usize {
         choices[self.below(choices.len())]
     }
 }

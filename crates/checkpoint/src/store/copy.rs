@@ -5,7 +5,7 @@ use futures_util::TryStreamExt;
 use object_store::ObjectStoreExt;
 
 use super::{CheckpointStore, Kept, StoreError};
-use crate::checkpoint::manifest::Manifest;
+use crate::manifest::Manifest;
 
 /// How often the newest checkpoint may be cleared away by a running job while it is copied.
 const TRIES: usize = 20;

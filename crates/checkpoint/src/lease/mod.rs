@@ -48,7 +48,7 @@ pub(crate) struct Place {
 
 /// Why there is no lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Denied {
+pub enum Denied {
     /// Another has the place; who, if it is known.
     Held(String),
     /// The store does not answer as it should.
@@ -82,7 +82,7 @@ pub(crate) struct Lease {
 
 /// For who only wants to know whether it is held.
 #[derive(Clone)]
-pub(crate) struct LeaseView(Arc<Shared>);
+pub struct LeaseView(Arc<Shared>);
 
 impl Lease {
     /// Begins to want the place for a run of `job`. [`Lease::outcome`] says what has come of it, and `wake` is called when it does.
@@ -142,7 +142,7 @@ impl LeaseView {
     ///
     /// # Errors
     /// `Held`, when another has taken it; `Failed`, while it could not be renewed in time.
-    pub(crate) fn check(&self) -> Outcome {
+    pub fn check(&self) -> Result<(), Denied> {
         if let Some(by) = self.lost() {
             return Err(Denied::Held(by));
         }

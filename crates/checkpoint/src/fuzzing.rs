@@ -1,0 +1,79 @@
+//! What fuzz targets and property tests feed with bytes from nowhere: what checkpoints consist of. A decoder must not panic,
+//! not read beyond a message, and not take for whole what was damaged.
+
+use crate::manifest::{Manifest, Report};
+use crate::marks::Barrier;
+
+/// Decodes a manifest, a report and a barrier. Panics when what was decoded is not what it encodes to. Returns how many of
+/// the three it was.
+pub fn checkpoints(bytes: &[u8]) -> usize {
+    let manifest = Manifest::decode(bytes).ok();
+    if let Some(manifest) = &manifest {
+        assert_eq!(Manifest::decode(&manifest.encode()).as_ref(), Ok(manifest));
+        assert!(manifest.state_bytes() > 0 || manifest.files().is_empty());
+    }
+    let report = Report::decode(bytes).ok();
+    if let Some(report) = &report {
+        assert_eq!(Report::decode(&report.encode()).as_ref(), Ok(report));
+    }
+    let barrier = Barrier::decode(bytes).ok();
+    if let Some(barrier) = &barrier {
+        assert_eq!(Barrier::decode(&barrier.encode()).as_ref(), Ok(barrier));
+    }
+    usize::from(manifest.is_some()) + usize::from(report.is_some()) + usize::from(barrier.is_some())
+}
+
+/// A manifest with this JSON, whose checksum is right: mutation alone would never find one.
+pub fn manifest(json: &[u8]) -> Vec<u8> {
+    Manifest::around(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MANIFEST: &str = r#"{"job":"j","claim":1,"epoch":4,"at_ms":5,"finished":false,"tasks":{"t":{"copies":2,
+        "ended":[1],"buckets":{"3":[{"file":"a","offset":0,"len":18446744073709551615,"sum":1,"whole":true},
+        {"file":"a","offset":9,"len":9,"sum":1,"whole":false}]},
+        "splits":{"0":[["s",{"file":"b","offset":0,"len":2,"sum":3,"whole":true}]]},"shared":{}}}}"#;
+    const REPORT: &str = r#"{"task":1,"copy":2,"said":{"Saved":{"epoch":3,"parts":
+        [[{"Bucket":7},{"file":"a","offset":0,"len":9,"sum":1,"whole":true}]]}}}"#;
+    const BARRIER: &str = r#"{"epoch":3,"control":"Stop"}"#;
+    const REBALANCE: &str =
+        r#"{"epoch":3,"control":{"Rebalance":{"task":"t","map":{"version":2,"owners":[0,1,1,0]}}}}"#;
+    const MOVED: &str =
+        r#"{"task":1,"copy":2,"said":{"Moved":{"epoch":3,"buckets":4,"bytes":5,"waited":{"secs":0,"nanos":6}}}}"#;
+
+    #[test]
+    fn examples_of_checkpoints_are_known() {
+        assert_eq!(checkpoints(&manifest(MANIFEST.as_bytes())), 1);
+        assert_eq!((checkpoints(REPORT.as_bytes()), checkpoints(BARRIER.as_bytes())), (1, 1));
+        assert_eq!((checkpoints(MOVED.as_bytes()), checkpoints(REBALANCE.as_bytes())), (1, 1));
+        assert_eq!(checkpoints(REBALANCE.replace("[0,1,1,0]", "[]").as_bytes()), 0, "a map has buckets");
+        let unknown = BARRIER.replace("Stop", "Go");
+        assert_eq!(checkpoints(unknown.as_bytes()), 0, "what a barrier asks for must be known");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_checkpoints_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            prop_assert_eq!(checkpoints(&bytes), 0);
+            prop_assert_eq!(checkpoints(&manifest(&bytes)), 0);
+        }
+
+        /// Checksummed or not, what was changed is refused, or makes sense.
+        #[test]
+        fn changed_checkpoints_are_refused_or_make_sense(
+            which in 0usize..5, at in any::<prop::sample::Index>(), byte in any::<u8>(), remove in 0usize..9,
+        ) {
+            let mut bytes = [MANIFEST, REPORT, BARRIER, REBALANCE, MOVED][which].as_bytes().to_vec();
+            let at = at.index(bytes.len());
+            let to = (at + remove).min(bytes.len());
+            bytes.splice(at..to, [byte]);
+            checkpoints(&bytes);
+            checkpoints(&manifest(&bytes));
+        }
+    }
+}
