@@ -418,7 +418,7 @@ for call, who, words in (
         told = str(error).splitlines()[0]
     else:
         raise AssertionError(words)
-    assert "'s function has returned, while this one waits in " in told and words in told, told
+    assert "'s function returned while this one waits in " in told and words in told, told
     assert len(set(job.comm.allgather(told))) == 1
     assert time.monotonic() - begun < 9, "before the wait is explained as a long one"
     assert data.count() == 8
