@@ -162,7 +162,7 @@ except tm.DataSetError as error:
     )
     full = told("disk", tmp_path)
     assert full.startswith(f"spilling to {tmp_path}: ") and re.search(
-        r"written \d+ MiB .*--spill-dir, or give more memory", full
+        r"written \d+ MiB .*--spill-dir, or raise --memory", full
     ), full
     missing = told("disk", tmp_path / "file" / "folder") if (tmp_path / "file").write_text("") == 0 else ""
     assert missing.startswith(f"spilling to {tmp_path}/file/folder: ") and "--spill-dir" in missing, missing

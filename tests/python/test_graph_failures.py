@@ -84,15 +84,15 @@ def test_what_cannot_run_says_why() -> None:
         (two_inputs, "task 'b' has the input ports left, right; choose one: task['left']"),
         (alone, 'output port "out" of task "a" is not connected'),
         (connected(None), "2 copies cannot be joined one to one to 3; give both tasks as many"),
-        (connected(x.partition("m")), 'there is no column "m"; there are n'),
+        (connected(x.partition("m")), 'no column "m"; the columns are n'),
         (connected(x.gather(3)), "there is no copy 3 among 3"),
         (connected(x.partition("n", owners=[0, 3])), "the route map names copy 3; there are 3"),
         (
             connected(x.partition(), inputs={"in": {"m": "int64"}}),
-            'column "n" (Int64) arrives where "m" (Int64) is declared',
+            'column "n" (Int64) arrived, but "m" (Int64) is declared',
         ),
-        (connected(x.partition(), inputs={"in": {"n": "str"}}), 'column "n" (Int64) arrives where "n" (Utf8View)'),
-        (connected(x.partition(), inputs={"in": "objects"}), "arrives where"),
+        (connected(x.partition(), inputs={"in": {"n": "str"}}), 'column "n" (Int64) arrived, but "n" (Utf8View)'),
+        (connected(x.partition(), inputs={"in": "objects"}), "is declared"),
         (connected(x.reduce({"n": "mean"})), 'there is no reduction "mean"'),
         (connected(x.reduce("sum")), "of tables say which columns, as in {\"n\": 'sum'}"),
         (connected(x.join("n")), "a join has two sources, not 1"),
@@ -264,7 +264,7 @@ for graph, task, place, text in [
     (build(second=x.partition(lambda table, copies: [copies] * len(table))), "b", None, "named copy 2; there are 2"),
     (build(second=x.partition(lambda table, copies: [-1] * len(table))), "b", None, "named copy -1; there are 2"),
     (build(second=x.partition(lambda table, copies: [0.9] * len(table))), "b", None, "gave float64; it names the copy of each row in whole numbers"),
-    (build(second=x.partition(lambda table, copies: [0])), "b", None, "named 1 targets for"),
+    (build(second=x.partition(lambda table, copies: [0])), "b", None, "returned 1 targets for"),
     (build(second=x.reduce(boom)), None, None, "ZeroDivisionError: division by zero"),
     (build(second=x.reduce(lambda a, b: {"m": 1})), None, None, "not a dict with the columns n"),
     (build(send=fails(lambda out, context: sys.exit(3), 9)), "a", None, "SystemExit: 3"),
@@ -274,7 +274,7 @@ for graph, task, place, text in [
     except tm.GraphError as error:
         told = str(error)
         assert text in told, told
-        assert "Traceback (most recent call last)" in told or "named" in told, told
+        assert "Traceback (most recent call last)" in told or "named" in told or "returned" in told, told
         assert "ZeroDivisionError" not in text or "app.py" in told, told
         if task is not None:
             assert error.task == task and (place is None or error.copy == place), (error.task, error.copy)

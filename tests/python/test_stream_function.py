@@ -463,7 +463,7 @@ def test_options_that_are_wrong() -> None:
     refused("splits=.* are no names of splits", splits=[1])
     refused("a schema has at least one column", schema={})
     refused("name='' is no name of a source", name="")
-    refused('there is no column "at"', time="at")
+    refused('no column "at"', time="at")
     refused("splits=5 are no names of splits", splits=5)
     refused("poll_every=0 is no time between two looks", poll_every=0)
     refused("poll_every='soon' is no length of time", poll_every="soon")

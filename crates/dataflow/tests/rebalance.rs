@@ -274,8 +274,8 @@ fn what_makes_no_sense_is_refused() {
         ("numbers", named(1), "none of its inputs is dealt by key"),
         ("silent", named(1), "it does not say how what it keeps can move"),
         ("outside", even(), "the map is of version 1, and theirs of version 1"),
-        ("outside", named(2), "the map names copy 2, and the task has 2"),
-        ("outside", RouteMap::new(9, vec![0; 7]), "the map has 7 buckets, and the task's keys lie in 1024"),
+        ("outside", named(2), "the map names copy 2, but the task has 2"),
+        ("outside", RouteMap::new(9, vec![0; 7]), "the map has 7 buckets, but the task's keys use 1024"),
     ];
     let asked: Mutex<Option<Vec<Rebalancing>>> = Mutex::default();
     let elsewhere = AtomicU64::new(0);
