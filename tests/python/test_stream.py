@@ -346,7 +346,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         tm.DataSetError, match=r"such as write_stream\(print\), or look at its first rows with show\(\)"
     ):
         stream.collect()
-    with pytest.raises(tm.DataSetError, match=r'"key" .* does not tell time: cast it to a timestamp'):
+    with pytest.raises(tm.DataSetError, match=r'"key" .* is not a time: cast it to a timestamp'):
         tm.stream.from_table(table(some(10)), time="key")
     with pytest.raises(tm.DataSetError, match='no column "then"'):
         tm.stream.from_table(table(some(10)), time="then")
@@ -437,7 +437,7 @@ def test_sinks_that_are_given_wrong(tmp_path: Path) -> None:
         ),
     ):
         stream.write_stream(Sink(file))
-    with pytest.raises(tm.DataSetError, match="file: it is a file, and has to be a folder"):
+    with pytest.raises(tm.DataSetError, match="file: it is a file, but must be a folder"):
         stream.write_stream(lambda _: None, checkpoint=tmp_path / "file")
     with pytest.raises(tm.DataSetError, match=r"`path` is .*file, a file: it has to be a folder"):
         stream.write_stream(tm.stream.to_files(tmp_path / "file"))

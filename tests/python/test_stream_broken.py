@@ -127,4 +127,4 @@ def test_a_folder_of_each_worker_is_refused(tmp_path: Path) -> None:
     done = launched.run("run", "-n", "2", program, tmp_path / "checkpoints")
     assert done.returncode != 0
     told = done.stderr.decode()
-    assert re.search(r"worker 1 does not find there what worker 0 has written", told), told
+    assert re.search(r"worker 1 does not find what worker 0 wrote there", told), told

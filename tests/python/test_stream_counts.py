@@ -161,7 +161,7 @@ def test_keys_for_a_time_are_another_state(tmp_path: Path) -> None:
     written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop=lambda: True)
     for_a_time = tm.window(tm.stream.counting(3, ttl="1h"), on="time")
     with pytest.raises(
-        tm.DataSetError, match=r"it held windows of 3 rows every 3 rows, and now holds .* of keys for a"
+        tm.DataSetError, match=r"it held windows of 3 rows every 3 rows, but now holds .* of keys for a"
     ):
         written(stream.group_by("key", for_a_time).agg(n=tm.count()), checkpoint=tmp_path / "c")
 

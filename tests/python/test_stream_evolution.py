@@ -96,21 +96,21 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
 @pytest.mark.parametrize(
     ("query", "version", "said"),
     [
-        ("windows", "counted", r'"window \d" that .*"count\(x\)" \(count of Int64\) is new and cannot be null'),
-        ("windows", "other type", r'"sum\(row\)" was sum of Int64 and Int32, and is now sum of Float64'),
-        ("windows", "other function", r'"sum\(row\)" \(sum of Int64 and Int32\) is gone, or has another name'),
-        ("windows", "gone", r'"sum\(row\)" \(sum of Int64 and Int32\) is gone, or has another name'),
-        ("windows", "other key", r"its key was \(key: Int64\), and is now \(key: Int64, odd: Int64\)"),
-        ("windows", "by rows", "it held windows of .*, and now holds windows of .*, with results by rows"),
-        ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and cannot be null'),
-        ("function", "other type", r'"process \d" that .*"sum" was Int64, and is now Float64'),
-        ("function", "gone", r'"sum" \(Int64\) is gone'),
-        ("items", "other type", r'"list seen, row" was Int64, and is now Float64'),
-        ("items", "other names", r'"names of map of" was Int64, and is now Utf8'),
-        ("items", "gone", r'"names of map of" \(Int64\) is gone, or has another name'),
-        ("items", "other aggregate", '"aggregate sum" was Int64, and is now Float64'),
-        ("items", "no fields", r'"list seen, row" \(Int64\) is gone, or has another name'),
-        ("function", "without names", "held states of a function, and now holds states of a function, without names"),
+        ("windows", "counted", r'"window \d" that .*"count\(x\)" \(count of Int64\) is new and not nullable'),
+        ("windows", "other type", r'"sum\(row\)" was sum of Int64 and Int32, but is now sum of Float64'),
+        ("windows", "other function", r'"sum\(row\)" \(sum of Int64 and Int32\) was removed or renamed'),
+        ("windows", "gone", r'"sum\(row\)" \(sum of Int64 and Int32\) was removed or renamed'),
+        ("windows", "other key", r"its key was \(key: Int64\), but is now \(key: Int64, odd: Int64\)"),
+        ("windows", "by rows", "it held windows of .*, but now holds windows of .*, with results by rows"),
+        ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and not nullable'),
+        ("function", "other type", r'"process \d" that .*"sum" was Int64, but is now Float64'),
+        ("function", "gone", r'"sum" \(Int64\) was removed'),
+        ("items", "other type", r'"list seen, row" was Int64, but is now Float64'),
+        ("items", "other names", r'"names of map of" was Int64, but is now Utf8'),
+        ("items", "gone", r'"names of map of" \(Int64\) was removed or renamed'),
+        ("items", "other aggregate", '"aggregate sum" was Int64, but is now Float64'),
+        ("items", "no fields", r'"list seen, row" \(Int64\) was removed or renamed'),
+        ("function", "without names", "held states of a function, but now holds states of a function, without names"),
     ],
 )
 def test_other_changes_are_refused(folder: Path, query: str, version: str, said: str) -> None:
@@ -125,7 +125,7 @@ def test_other_changes_are_refused(folder: Path, query: str, version: str, said:
     assert messages, other.stderr.decode()
     for message in messages:
         assert re.search(said, message), message
-        assert "change the program back, or begin anew in another place" in message
+        assert "change the program back, or start fresh in another place" in message
     assert newest(folder) == at
     assert launched.run("run", "-n", "2", JOB, folder, query, "1", "stop").returncode == 0
     assert newest(folder) > at

@@ -492,7 +492,7 @@ def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
     # Without an end, lest it be over before it is asked to stop.
     stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
     written(stream.distinct("key"), checkpoint=tmp_path / "c", stop=lambda: True)
-    with pytest.raises(tm.DataSetError, match="it held distinct keys, and now holds distinct keys for a time"):
+    with pytest.raises(tm.DataSetError, match="it held distinct keys, but now holds distinct keys for a time"):
         written(stream.distinct("key", ttl="1h"), checkpoint=tmp_path / "c")
 
 

@@ -196,7 +196,7 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
     check("thrice", read)
     with pytest.raises(
         tm.DataSetError,
-        match=r'they hold state of a task "twice", which the job has no longer; a step is found again by the name that named\(\) gives it'
+        match=r'they hold state of a task "twice", which the job no longer has; a step is found again by the name that named\(\) gives it'
         r'.*call it what it was, by named\("twice"\); where it is gone, do without what it kept by forget=\["twice"\]',
     ):
         run("once", "thrice")

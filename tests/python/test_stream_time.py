@@ -127,9 +127,9 @@ def test_the_clock_goes_on_without_rows(tmp_path: Path) -> None:
 
 def test_a_column_that_is_there_already() -> None:
     table = tm.from_dict({"arrived": [1]}).collect()
-    with pytest.raises(tm.DataSetError, match="is there already"):
+    with pytest.raises(tm.DataSetError, match="already exists"):
         tm.stream.from_table(table, time=tm.stream.arrival())
-    with pytest.raises(tm.DataSetError, match="does not tell time"):
+    with pytest.raises(tm.DataSetError, match="is not a time"):
         tm.stream.from_table(table, time=tm.stream.punctuated("arrived", watermark="arrived"))
 
 
