@@ -72,7 +72,9 @@ impl Scatter {
         let target = targets.iter().fold(0, |most, &target| most.max(target));
         if target >= self.targets {
             let copies = self.targets;
-            return Err(format!("the partitioner returned target {target}, but the task has only {copies} copies").into());
+            return Err(
+                format!("the partitioner returned target {target}, but the task has only {copies} copies").into()
+            );
         }
         self.bytes += batch_bytes(&batch);
         self.assigned.extend_from_slice(targets);

@@ -209,11 +209,7 @@ impl Shared {
                     self.stall.answers.lock().insert((id, from), text);
                     self.stall.answered.notify_all();
                 }
-                None => notice!(
-                    self.rank,
-                    "ignored an invalid message of {} bytes from rank {from}",
-                    bytes.len()
-                ),
+                None => notice!(self.rank, "ignored an invalid message of {} bytes from rank {from}", bytes.len()),
             },
             news => self.faults.hear(news),
         }
@@ -331,9 +327,7 @@ impl Shared {
                 );
             }
             if ours == theirs {
-                return format!(
-                    "{call}: ranks {me} and {rank} both called {ours}, but earlier collectives differed"
-                );
+                return format!("{call}: ranks {me} and {rank} both called {ours}, but earlier collectives differed");
             }
             format!("{call}: rank {me} called {ours}, but rank {rank} called {theirs}")
         };
