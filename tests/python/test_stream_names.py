@@ -131,7 +131,7 @@ def test_wrong_names() -> None:
     refused('two steps are called "a"', windows.named("a"), rows.distinct().named("a"))
     refused('two steps are called "window 2", one of them by named', windows, rows.distinct().named("window 2"))
     refused("a union has several; name each before it", rows.union(stream()).named("a"))
-    refused("several queries have that step in common", windows, windows.named("a"))
+    refused("several queries share that step", windows, windows.named("a"))
     # Where they have it in common by its name it is one.
     named = windows.named("a")
     counts = list[int]()
