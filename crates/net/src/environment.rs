@@ -659,8 +659,8 @@ mod tests {
         let text = bad("TIDEMILL_RANK=1 TIDEMILL_SIZE=2 TIDEMILL_ROOT=a:1 TIDEMILL_SECRET=hush");
         assert!(text.contains("64 hexadecimal digits") && !text.contains("hush"), "{text}");
         assert!(bad("TIDEMILL_RANK=-1 TIDEMILL_SIZE=2").contains("TIDEMILL_RANK=-1"));
-        assert!(bad("TIDEMILL_RANK=1 TIDEMILL_SIZE=1").contains("rank 1 of 1"));
-        assert!(bad("OMPI_COMM_WORLD_RANK=4 OMPI_COMM_WORLD_SIZE=4").contains("rank 4 of 4"));
+        assert!(bad("TIDEMILL_RANK=1 TIDEMILL_SIZE=1").contains("rank 1 for 1"));
+        assert!(bad("OMPI_COMM_WORLD_RANK=4 OMPI_COMM_WORLD_SIZE=4").contains("rank 4 for 4"));
     }
 
     #[test]
