@@ -351,7 +351,7 @@ def test_durations_of_sql_are_pythons() -> None:
     made = tm.sql("select -x, -(n), -1 from t where -n < 0 order by -x limit 5", t=numbers)
     assert made.columns == ["(- t.x)", "(- t.n)", "Int64(-1)"] and str(made.to_dict()["(- t.x)"]) == "[-1.5, -0.0]"
     for wrong, of in (("arrow_cast(n, 'UInt8')", "UInt8"), ("'a' || n", "Utf8")):
-        with pytest.raises(tm.DataSetError, match=f"there is no minus of a {of}.*, only of signed numbers, durations"):
+        with pytest.raises(tm.DataSetError, match=f"there is no minus of {of}.*, only of signed numbers, durations"):
             tm.sql(f"select -({wrong}) from t", t=numbers)
     pairs = tm.sql("select a.d from t a join t b on a.d + a.u < b.d - b.u", t=table)
     assert pairs.count() == sum(
@@ -391,7 +391,7 @@ def test_texts_of_times() -> None:
     ):
         with pytest.raises(tm.DataSetError, match=why):
             evaluate(s.str.to_datetime("%Y-%m-%d"), s=[text])
-    with pytest.raises(tm.DataSetError, match='"%Q" is no format'):
+    with pytest.raises(tm.DataSetError, match='"%Q" is not a valid format'):
         evaluate(s.str.to_datetime("%Q"), s=["1"])
     assert evaluate(s.str.to_datetime("%Y-%m-%dT%H:%M%z"), s=["2020-01-02T00:30Z"]) == [dt.datetime(2020, 1, 2, 0, 30)]
     for wrong in ("%Q", "%Y-%"):
@@ -422,7 +422,7 @@ def test_texts_that_are_times_of_several_formats() -> None:
         dt.datetime(2024, 2, 29, 1),
         None,
     ]
-    with pytest.raises(tm.DataSetError, match=r'"soon" is no time as any of "%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y" says'):
+    with pytest.raises(tm.DataSetError, match=r'"soon" does not match any of the formats "%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y"'):
         evaluate(s.str.to_date(*forms), s=texts)
     table = tm.from_dict({"s": texts})
     assert tm.sql("select try_strptime(s, '%d.%m.%Y', '%Y-%m-%d') as t from t", t=table).to_dict()["t"] == [
@@ -494,7 +494,7 @@ def test_functions_of_wrong_types() -> None:
     for expr, name in ((s.sum(), "sum"), (s.mean(), "avg"), (s.std(), "stddev"), (s.median(), "median")):
         with pytest.raises(tm.DataSetError, match=f"^there is no {name} of Utf8; cast it"):
             data.select(r=expr).to_dict()
-    with pytest.raises(tm.DataSetError, match=r"^explode makes rows of lists, not of Utf8"):
+    with pytest.raises(tm.DataSetError, match=r"^explode turns lists into rows, and cannot take Utf8"):
         data.explode("s").to_dict()
 
 
@@ -554,7 +554,7 @@ def test_deep_expressions_and_plans_work_or_are_refused() -> None:
         together = together.union(data)
     assert filtered.count() == 10
     assert together.count() == 15_010
-    with pytest.raises(tm.DataSetError, match="more than 2000 operations within each other"):
+    with pytest.raises(tm.DataSetError, match="nests more than 2000 operations"):
         for number in range(200):
             any_of = any_of | (tm.col("a") == number)
     with pytest.raises(tm.DataSetError, match="more than 2000 steps"):

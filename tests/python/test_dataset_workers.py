@@ -157,7 +157,7 @@ except tm.DataSetError as error:
         return result.stdout.decode()
 
     assert re.match(
-        r"`ulimit -v` leaves this process \d+ MiB of addresses, and 4 query threads take \d+ MiB",
+        r"`ulimit -v` leaves this process \d+ MiB of address space, but 4 query threads take \d+ MiB",
         told("addresses", tmp_path),
     )
     full = told("disk", tmp_path)

@@ -600,7 +600,7 @@ def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:
             {},
             "line 2: '1,234.5' is not of type Float64",
         ),
-        ("date,ticker,close,close\n2024-01-02,a,1,2\n", {}, 'bad.csv: two of its columns are called "close"; give'),
+        ("date,ticker,close,close\n2024-01-02,a,1,2\n", {}, 'bad.csv: two of its columns are named "close"; give'),
         ("date,close\n2024-01-02,1\n", {}, "no column is called like an id"),
         ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a,cheap\n", {}, "line 3: 'cheap' is not of type Float64"),
         ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a\n", {}, "line 3: "),

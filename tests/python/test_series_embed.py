@@ -534,7 +534,7 @@ def test_groups(tmp_path: Path) -> None:
         (
             "Symbol,Sector,Sector\nA,Oil,Gas\n",
             {},
-            'groups.csv: two of its columns are called "Sector"; give each a name',
+            'groups.csv: two of its columns are named "Sector"; give each its own name',
         ),
         (
             "Symbol,Sector\nA,Oil\n",

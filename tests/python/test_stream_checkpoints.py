@@ -262,7 +262,7 @@ rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={
 def test_places_that_cannot_be(folder: Path) -> None:
     stream = tm.stream.rate(10, rows=10)
     for place, reason in {
-        "memory:///job": "checkpoints in memory are gone with the process",
+        "memory:///job": "checkpoints in memory are lost when the process ends",
         "https://localhost/job": "checkpoints need a folder or an object store",
         "s4://bucket/job": "no store has such a URL",
     }.items():
