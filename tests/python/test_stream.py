@@ -439,7 +439,7 @@ def test_sinks_that_are_given_wrong(tmp_path: Path) -> None:
         stream.write_stream(Sink(file))
     with pytest.raises(tm.DataSetError, match="file: it is a file, but must be a folder"):
         stream.write_stream(lambda _: None, checkpoint=tmp_path / "file")
-    with pytest.raises(tm.DataSetError, match=r"`path` is .*file, a file: it has to be a folder"):
+    with pytest.raises(tm.DataSetError, match=r"`path` is .*file, a file, but it must be a folder"):
         stream.write_stream(tm.stream.to_files(tmp_path / "file"))
 
 

@@ -95,7 +95,7 @@ def test_a_rate_goes_on_with_as_many_splits(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     stopped_early(tm.stream.rate(2000, rows=4000, splits=2), tmp_path / "checkpoints", rows)
     for splits in (1, 4):
-        with pytest.raises(tm.DataSetError, match=f"is of 2 splits, and `splits` is {splits}: it must not change"):
+        with pytest.raises(tm.DataSetError, match=f"has 2 splits, but `splits` is {splits}: it must not change"):
             stopped_early(tm.stream.rate(2000, rows=4000, splits=splits), tmp_path / "checkpoints", [])
 
 

@@ -285,7 +285,7 @@ def test_sinks_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a sink that has prepare needs write and commit, too"):
         files(quarantine=type("Half", (), {"prepare": None})())
     with pytest.raises(
-        tm.DataSetError, match='`key` is "x", and there is no such column, but source, place, partition'
+        tm.DataSetError, match='`key`: no column "x"; the columns are source, place, partition'
     ):
         files(quarantine=tm.stream.to_kafka("127.0.0.1:1", "dead", key="x"))
     with pytest.raises(tm.DataSetError, match="need each other"):
