@@ -131,7 +131,7 @@ def test_splits_that_are_not_named_any_more(tmp_path: Path) -> None:
     run("over", "a", "b")
     wanted = {"a", "b"}
     run("a", "b")
-    with pytest.raises(tm.DataSetError, match='numbers: the checkpoint has the split "b", which is not over'):
+    with pytest.raises(tm.DataSetError, match='numbers: the checkpoint has the unfinished split "b"'):
         run("a")
 
 
@@ -255,7 +255,7 @@ def test_a_source_that_had_come_to_its_end(tmp_path: Path) -> None:
     run("a", "b")
     run("a", "b")
     assert of(seen, "a") == of(seen, "b") == list(range(100))
-    with pytest.raises(tm.DataSetError, match='splits= names "c", and the source had come to its end before'):
+    with pytest.raises(tm.DataSetError, match='splits= names "c", but the source had already finished'):
         run("a", "b", "c")
 
 
