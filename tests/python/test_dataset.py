@@ -417,7 +417,7 @@ def test_tables_can_be_pickled(data: tm.DataSet) -> None:
         (lambda d: tm.from_dict({"l": [[[1]]]}).select(tm.col("l").max()), r"no max of List\(.*cannot be ordered"),
         (lambda d: d.with_row_index("x"), r'with_row_index: column "x" already exists'),
         (lambda d: d.sort([]), r"sort needs at least one column"),
-        (lambda d: d.collect(root=1), r"root=1: there is no such worker"),
+        (lambda d: d.collect(root=1), r"root=1: no such worker"),
     ],
 )
 def test_mistakes_are_named(data: tm.DataSet, wrong: object, message: str) -> None:

@@ -555,7 +555,11 @@ def npz(array: Any) -> bytes:
         ({"a.npy": b"no npy"}, lambda p: tm.read_npy(p / "a.npy"), r"a\.npy cannot be read as \.npy"),
         ({"a.npy": npy(np.zeros((2, 2, 2)))}, lambda p: tm.read_npy(p), r"a\.npy has shape \(2, 2, 2\); .*1 or 2 axes"),
         ({"a.npy": npy(np.array(["a"]))}, lambda p: tm.read_npy(p), r"a\.npy is of type <U1; read_npy reads bool"),
-        ({"a.bin.zst": b"1234"}, lambda p: tm.read_records(p, {"k": 4}), r"a\.bin\.zst: its name says that it is compressed"),
+        (
+            {"a.bin.zst": b"1234"},
+            lambda p: tm.read_records(p, {"k": 4}),
+            r"a\.bin\.zst: its name says that it is compressed",
+        ),
         ({"a.npy": npy(np.array(None))}, lambda p: tm.read_npy(p), r"a\.npy has shape \(\); .*1 or 2 axes"),
         ({"a.npy": npy(np.array([{}, 1]))}, lambda p: tm.read_npy(p), r"a\.npy is of type object; read_npy reads bool"),
         ({"a.npy": npy(np.zeros(2, "c16"))}, lambda p: tm.read_npy(p), r"a\.npy is of type complex128; .*with astype"),
@@ -976,7 +980,7 @@ def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:
     assert tm.read_text(tmp_path, each_host=True).count() == 2
     with pytest.raises(tm.DataSetError, match="there is no file or folder"):
         tm.read_json(tmp_path / "none", each_host=True)
-    with pytest.raises(tm.DataSetError, match=r"quarantine=.* cannot be with each_host=True"):
+    with pytest.raises(tm.DataSetError, match=r"quarantine=.* cannot be combined with each_host=True"):
         tm.read_csv(tmp_path, on_error="quarantine", quarantine=tmp_path.with_name("bad"), each_host=True)
 
 
@@ -1006,7 +1010,7 @@ def test_one_file(tmp_path: Path, format: str, options: dict[str, Any]) -> None:
         path = packed
     found = read(path, **layout).collect().to_dict()
     assert found == {"n": list(range(29_999, -1, -1)), 'a "b"': ["x,y"] * 30_000}
-    with pytest.raises(tm.DataSetError, match="is there already; overwrite=True replaces it"):
+    with pytest.raises(tm.DataSetError, match="already exists; overwrite=True replaces it"):
         write(path, single_file=True, **options)
     assert getattr(data.limit(1), f"write_{format}")(path, single_file=True, overwrite=True, **options) == 1
     assert read(path, **layout).count() == 1

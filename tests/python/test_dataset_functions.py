@@ -221,7 +221,7 @@ def test_functions_are_called_again() -> None:
     calls.clear()
     with pytest.raises(tm.DataSetError, match=r"flaky failed on the row.*busy"), pytest.warns(RuntimeWarning):
         data.flat_map(flaky, {"x": "int64"}, retries=1).count()
-    with pytest.raises(tm.DataSetError, match="retries is a number from 0 on, not -1"):
+    with pytest.raises(tm.DataSetError, match="retries must be a non-negative integer, not -1"):
         data.map_batches(lambda batch: batch, {"x": "int64"}, retries=-1)
 
 

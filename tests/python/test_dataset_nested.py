@@ -177,7 +177,7 @@ def test_columns_that_come_later_are_an_error() -> None:
         return {"a": 1} if len(calls) <= 200 else {"a": 1, "b": 2}
 
     data = tm.from_dict({"i": list(range(30_000))}).map(later)
-    with pytest.raises(tm.DataSetError, match=r"\['a', 'b'\] where those before had \['a'\]"):
+    with pytest.raises(tm.DataSetError, match=r"\['a', 'b'\] but earlier rows had \['a'\]"):
         data.collect()
 
 

@@ -73,11 +73,14 @@ def test_wide_and_long(sales: tm.DataSet) -> None:
     assert mixed.to_dict() == {"variable": ["a", "b"], "value": [1.0, 0.5]}
     for wrong, words in (
         (lambda: sales.pivot("nope", index="shop", values="sold"), 'no column "nope"'),
-        (lambda: sales.pivot("item", index="shop", values="sold", aggregate="mode"), "no aggregate 'mode'"),
-        (lambda: sales.pivot("sold", index="shop", values="item", on_values=["shop"]), "two columns called 'shop'"),
+        (lambda: sales.pivot("item", index="shop", values="sold", aggregate="mode"), "unknown aggregate 'mode'"),
+        (
+            lambda: sales.pivot("sold", index="shop", values="item", on_values=["shop"]),
+            "two columns would be named 'shop'",
+        ),
         (lambda: sales.unpivot(), "'shop' is Utf8 and 'sold' is Int64"),
         (lambda: sales.unpivot("nope"), 'no column "nope"'),
-        (lambda: sales.unpivot(index=sales.columns), "no column to make rows of"),
+        (lambda: sales.unpivot(index=sales.columns), "no column to turn into rows"),
         (lambda: sales.unpivot("sold", index="shop", value_name="shop"), "there is a column 'shop'"),
     ):
         with pytest.raises(tm.DataSetError, match=words):
@@ -128,7 +131,7 @@ def test_counts_and_groups(sales: tm.DataSet) -> None:
     coded = tm.from_arrow(pa.table({"k": [1, 1, 2], "c": pa.array(["a", "b", None]).dictionary_encode()}))
     assert rows(coded.group_by("k").max()) == [(1, "b"), (2, None)]
     assert coded.fill_null("?").sort("k").to_dict()["c"][2] == "?" and coded.describe()["c"][8] == "b"
-    with pytest.raises(tm.DataSetError, match="no column beside the keys"):
+    with pytest.raises(tm.DataSetError, match="no column besides the keys"):
         sales.select("shop").group_by("shop").sum()
     x = tm.col("sold")
     for made, same in (

@@ -100,7 +100,7 @@ def test_wrong_answers_are_named() -> None:
         data.lookup(Service(), on="nothing", schema=SCHEMA)
     with pytest.raises(tm.DataSetError, match='how is "left" or "inner", not \'right\''):
         data.lookup(Service(), on="x", schema=SCHEMA, how="right")  # type: ignore[arg-type]
-    with pytest.raises(tm.DataSetError, match="cache_rows is a number from 0 on, not -1"):
+    with pytest.raises(tm.DataSetError, match="cache_rows must be a non-negative integer, not -1"):
         data.lookup(Service(), on="x", schema=SCHEMA, cache_rows=-1)
 
 

@@ -567,7 +567,7 @@ def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
     with pytest.raises(tm.DataSetError, match=r'topic "poison", partition \d, offset \d: .*on_error'):
         read()
     with pytest.warns(
-        tm.BadRowsWarning, match=r'^3 records that are no rows were left out; the first: kafka poison: topic "poison"'
+        tm.BadRowsWarning, match=r'^3 records that are not rows were left out; the first: kafka poison: topic "poison"'
     ):
         assert read(on_error="skip") == [1, 2, 3]
     assert tm.skipped_rows() == 3
@@ -822,7 +822,7 @@ print(tm.skipped_rows())
     done = launched.run("run", "-n", "2", app)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == [b"6", b"6", b"[0]", b"[1]"]
-    assert done.stderr.count(b"6 records that are no rows were left out") == 1
+    assert done.stderr.count(b"6 records that are not rows were left out") == 1
     assert len(read(tmp_path / "out")) == 6
     found = [json.loads(line) for file in (tmp_path / "bad").iterdir() for line in file.read_text().splitlines()]
     assert {Path(record["file"]).name for record in found} == {f"{number}.json" for number in range(6)}

@@ -439,7 +439,7 @@ def test_functions_that_are_wrong() -> None:
         "mine, split 's': it yields pairs of rows and the position behind them, or None, not", lambda *_: [[{"n": 1}]]
     )
     fails("mine, split 's': the position .* cannot be pickled", lambda *_: [([{"n": 1}], threading.Lock())])
-    fails(r"mine, split 's': a row has the columns \['m'\] where \['n'\] were announced", lambda *_: [([{"m": 1}], 1)])
+    fails(r"mine, split 's': a row has the columns \['m'\] but \['n'\] were declared", lambda *_: [([{"m": 1}], 1)])
     fails("mine, split 's'.*'one'", lambda *_: [([{"n": "one"}], 1)])
     fails("mine, split 's': int has no __arrow_c_stream__", lambda *_: [(5, 1)])
     fails(r"rows have the columns \['m'\] where \['n'\] were announced", lambda *_: [(pa.table({"m": [1]}), 1)])

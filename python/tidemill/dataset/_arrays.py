@@ -34,7 +34,7 @@ def table_of_arrays(columns: Mapping[str, Any]) -> NativeTable:
     for given, values in columns.items():
         name = str(given)
         if name in arrays:
-            raise DataSetError(f"from_numpy: two columns are called {name!r}")
+            raise DataSetError(f"from_numpy: two columns are named {name!r}")
         arrays[name] = _array(name, values)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:

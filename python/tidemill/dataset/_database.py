@@ -112,7 +112,7 @@ def write(data: DataSet, table: str, connection: Connection, if_exists: Literal[
     if if_exists not in modes:
         raise DataSetError(f'write_database: if_exists is "fail", "append" or "replace", not {if_exists!r}')
     if not isinstance(table, str) or not table:
-        raise DataSetError(f"write_database: the table is called by a text, not {table!r}")
+        raise DataSetError(f"write_database: the table name must be a string, not {table!r}")
     job = init()
     rows = data.collect(root=0)
 
@@ -153,7 +153,7 @@ def _together(work: Callable[[], Any], call: str) -> Any:
         # Drivers say much over many lines; what went wrong is in all of it.
         if isinstance(failed, ModuleNotFoundError):
             return str(failed)
-        remedy = '; if_exists="append" adds to it, "replace" makes it anew' if "already exists" in str(failed) else ""
+        remedy = '; if_exists="append" adds to it, "replace" recreates it' if "already exists" in str(failed) else ""
         return f"{call}: {str(failed).strip()}{remedy}"
 
     return failing_together(init().comm, tried, error, says=says)

@@ -201,7 +201,7 @@ class DataSet(DataSetWriters):
             If `fraction` is not within 0 and 1.
         """
         if not 0 <= fraction <= 1:
-            raise ValueError(f"a fraction is from 0 to 1, not {fraction}")
+            raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
         from tidemill.dataset._functions import function
 
         return self.filter(function("random") < fraction)
@@ -381,7 +381,7 @@ class DataSet(DataSetWriters):
             raise DataSetError("lookup needs at least one column to look up")
         self.select(*keys)  # says which is not there
         if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
-            raise DataSetError(f"cache_rows is a number from 0 on, not {cache_rows!r}")
+            raise DataSetError(f"cache_rows must be a non-negative integer, not {cache_rows!r}")
         cache_s = None if cache_for is None else seconds(cache_for, "cache_for")
         return _map.looked_up(self, source, keys, schema, how, cache_rows, cache_s, retries)
 

@@ -87,7 +87,7 @@ def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None
         if names != wanted:
             raise DataSetError(
                 f"{file}: its columns are {', '.join(names)}, those of {files[0]} {', '.join(wanted)}: "
-                "read them apart, and put them together with union, by name"
+                "read them separately, and combine them with union, by name"
             )
 
 

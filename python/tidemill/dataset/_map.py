@@ -457,7 +457,7 @@ def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[
     Rows, keys and lists are the same each time, also where a call before has changed those that it was given.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise DataSetError(f"retries is a number from 0 on, not {retries!r}")
+        raise DataSetError(f"retries must be a non-negative integer, not {retries!r}")
     if retries == 0:
         return function
 
@@ -527,10 +527,10 @@ def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = N
     for row in rows:
         has = set(_checked(row))
         if schema is not None and has != known:
-            raise DataSetError(f"a row has the columns {list(row)} where {names} were announced")
+            raise DataSetError(f"a row has the columns {list(row)} but {names} were declared")
         if not has <= known:
             raise DataSetError(
-                f"a row has the columns {list(row)} where those before had {names}; give schema={{...}}, as types by column"
+                f"a row has the columns {list(row)} but earlier rows had {names}; give schema={{...}}, as types by column"
             )
     types = list(given.items()) if isinstance(given, Mapping) else given
     lists = [[row.get(name) for row in rows] for name in names]
@@ -562,5 +562,5 @@ def _taken(table: Any) -> NativeTable:
 
         table = pyarrow.Table.from_batches([pyarrow.record_batch(table)])
     if not hasattr(table, "__arrow_c_stream__"):
-        raise DataSetError(f"it returned {type(table).__name__}, which is no table")
+        raise DataSetError(f"it returned {type(table).__name__}, which is not a table")
     return NativeTable.take(table)

@@ -231,7 +231,7 @@ class DateTimes:
         """As text; `format` as in ``strftime``."""
         unknown = [found for found in re.findall("%[-_0]?(.?)", format) if not found or found not in _STRFTIME]
         if unknown:
-            raise DataSetError(f'"{format}" is no format of strftime: "%{unknown[0]}" is unknown')
+            raise DataSetError(f'"{format}" is not a valid format for strftime: "%{unknown[0]}" is unknown')
         # For the engine %f would be nanoseconds.
         return call(
             "to_char", self._expr, lit(re.sub("%(.)", lambda found: "%6f" if found[1] == "f" else found[0], format))

@@ -116,10 +116,10 @@ def _quarantine(
         return None
     where = at_home(folder)
     if _is_url(where):
-        raise DataSetError(f"quarantine={where!r}: it has to be a local folder")
+        raise DataSetError(f"quarantine={where!r} must be a local folder")
     if each_host:
         raise DataSetError(
-            f"quarantine={where!r} cannot be with each_host=True: files of two hosts may have one name; use on_error='skip'"
+            f"quarantine={where!r} cannot be combined with each_host=True: two hosts may have files of the same name; use on_error='skip'"
         )
     for path in paths:
         if is_read(f"{where}/{file}", path, folders=folders):

@@ -75,7 +75,7 @@ def pivoted(
     """See `DataSet.pivot`."""
     keys = names_of([index], "pivot")
     if aggregate not in ("first", "last", "sum", "mean", "min", "max", "median", "count"):
-        raise DataSetError(f"pivot: there is no aggregate {aggregate!r}")
+        raise DataSetError(f"pivot: unknown aggregate {aggregate!r}")
     data.select(*dict.fromkeys((on, values, *keys)))  # says which is not there
     if on_values is None:
         found = data.select(on).distinct().limit(_PIVOTED_MAX + 1).sort(on).collect()[on]
@@ -89,7 +89,7 @@ def pivoted(
     for value in found:
         name = "null" if value is None else str(value)
         if name in cells or name in keys:
-            raise DataSetError(f"pivot: there would be two columns called {name!r}; rename the key, or give on_values=")
+            raise DataSetError(f"pivot: two columns would be named {name!r}; rename the key, or give on_values=")
         cells[name] = getattr(col(values), aggregate)(where=col(on).eq_missing(value))
     if not cells:
         return data.select(*keys).distinct()
@@ -107,7 +107,7 @@ def unpivoted(
     keys = [] if index is None else names_of([index], "unpivot")
     wanted = [name for name in data.columns if name not in keys] if on is None else names_of([on], "unpivot")
     if not wanted:
-        raise DataSetError("unpivot: there is no column to make rows of")
+        raise DataSetError("unpivot: there is no column to turn into rows")
     data.select(*dict.fromkeys((*keys, *wanted)))  # says which is not there
     for name in (variable_name, value_name):
         if name in keys:
@@ -174,7 +174,7 @@ def _fits(value: Any, kind: str) -> bool:
     for of, names in _FILLED:
         if isinstance(value, of):
             return plain_kind(kind).startswith(names)
-    raise TypeError(f"fill_null: {value!r} is no value of a column")
+    raise TypeError(f"fill_null: {value!r} cannot be a value of a column")
 
 
 def _filled(name: str, kind: str, value: Any) -> Expr:

@@ -282,7 +282,7 @@ def _write_one(
         if file.is_dir():
             raise DataSetError(f"{place} is a folder; single_file=True writes a file: name another path")
         if file.exists() and not overwrite:
-            raise DataSetError(f"{place} is there already; overwrite=True replaces it")
+            raise DataSetError(f"{place} already exists; overwrite=True replaces it")
         file.parent.mkdir(parents=True, exist_ok=True)
         return str(file.parent / f".{file.name}.{secrets.token_hex(4)}")
 

@@ -272,7 +272,7 @@ def _number(what: str, given: Any) -> int:
     try:
         number = operator.index(given)
     except TypeError:
-        raise GraphError(f"{what}={given!r} is no whole number") from None
+        raise GraphError(f"{what}={given!r} must be an integer") from None
     if not 0 <= number < 1 << 32:
         raise GraphError(f"{what}={number} is not from 0 to {(1 << 32) - 1}")
     return number
@@ -298,7 +298,7 @@ def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, in
             targets = np.array([operator.index(function(message, copies)) for message in messages], dtype=np.int64)
         wrong = targets[(targets < 0) | (targets >= copies)]
         if wrong.size:
-            raise GraphError(f"{_name(function)} named copy {wrong[0]}; there are {copies}")
+            raise GraphError(f"{_name(function)} returned copy {wrong[0]}, but there are only {copies}")
         return targets
 
     return within("a function of an exchange", assign)
@@ -337,14 +337,14 @@ def _reduction(how: How, source: PortType | None, keys: Sequence[str] = ()) -> N
     if not isinstance(how, str):
         if not callable(how):
             raise GraphError(
-                f"{how!r} is no reduction: operations by column, one operation, or a function of two messages"
+                f"{how!r} is not a reduction: use operations by column, one operation, or a function of two messages"
             )
         return NativeReduction.of_function(_name(how), columns, _folding(how, kind))
     known = _OF_ARRAYS if kind == "arrays" else _OF_OBJECTS
     if kind == "table" and source is not None:
         raise GraphError(f'reduce({how!r}): of tables say which columns, as in {{"n": {how!r}}}')
     if how not in known:
-        raise GraphError(f"there is no reduction {how!r}; there are {', '.join(known)}, or a function of two messages")
+        raise GraphError(f"unknown reduction {how!r}; use {', '.join(known)}, or a function of two messages")
     return NativeReduction.of_function(how, columns, _folding(known[how], kind))
 
 
