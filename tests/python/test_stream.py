@@ -350,7 +350,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         tm.stream.from_table(table(some(10)), time="key")
     with pytest.raises(tm.DataSetError, match='no column "then"'):
         tm.stream.from_table(table(some(10)), time="then")
-    with pytest.raises(tm.DataSetError, match="is no length of time"):
+    with pytest.raises(tm.DataSetError, match="is not a duration"):
         tm.tumbling("ten seconds")
     with pytest.raises(tm.DataSetError, match="would skip rows"):
         tm.window(tm.sliding("1s", "2s"), on="ts")
@@ -427,7 +427,7 @@ def test_sinks_that_are_given_wrong(tmp_path: Path) -> None:
             pass
 
     stream = tm.stream.from_table(table(some(100)), time="ts")
-    with pytest.raises(tm.DataSetError, match="prepare of the sink Sink returns NoneType; it returns bytes"):
+    with pytest.raises(tm.DataSetError, match="prepare of the sink Sink returned NoneType; it must return bytes"):
         stream.write_stream(Sink())
     (tmp_path / "file").touch()
     with (
@@ -481,7 +481,7 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
     rows = table(some(10))
     stream = tm.stream.from_table(rows, time="ts")
     for options, message in (
-        ({"rows_per_batch": 0}, "rows_per_batch=0 is no whole number from 1 on"),
+        ({"rows_per_batch": 0}, "rows_per_batch=0 must be a positive integer"),
         ({"rows_per_s": -1}, "rows_per_s=-1 is no rate"),
         ({"rows_per_s": float("nan")}, "rows_per_s=nan is no rate"),
     ):
@@ -490,14 +490,14 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="list has no __arrow_c_stream__"):
         tm.stream.from_table([1])
     for options, message in (
-        ({"every": -1}, "every=-1 is less than nothing"),
+        ({"every": -1}, "every=-1 is negative"),
         ({"every": 0}, "every=0 is no time between two checkpoints"),
-        ({"unaligned_after": -1}, "unaligned_after=-1 is less than nothing"),
-        ({"timeout": 0}, "timeout=0 gives every checkpoint up"),
-        ({"keep": 0}, "keep=0 is no whole number from 1 on"),
-        ({"keep": -1}, "keep=-1 is no whole number from 1 on"),
+        ({"unaligned_after": -1}, "unaligned_after=-1 is negative"),
+        ({"timeout": 0}, "timeout=0 must be greater than zero"),
+        ({"keep": 0}, "keep=0 must be a positive integer"),
+        ({"keep": -1}, "keep=-1 must be a positive integer"),
         ({"checkpoint": ""}, "checkpoint= is a folder"),
-        ({"name": ""}, "name='' is no name of a job"),
+        ({"name": ""}, "name='' must be a non-empty string"),
     ):
         with pytest.raises(tm.DataSetError, match=message):
             written(stream, **{"checkpoint": tmp_path / "c", **options})
@@ -559,7 +559,7 @@ def test_owners_that_cannot_be(tmp_path: Path) -> None:
     written(counts, checkpoint=tmp_path, watch=watch, stop=lambda: len(messages) == 4)
     few, *others = messages
     assert "has 1024 buckets" in few and "1023 owners" in few
-    assert len(others) == 3 and all("is no copy of task 'window 2'; copies are 0 to " in one for one in others)
+    assert len(others) == 3 and all("is not a copy of task 'window 2'; copies are 0 to " in one for one in others)
 
 
 @pytest.mark.parametrize(

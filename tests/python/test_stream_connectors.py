@@ -143,7 +143,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         tm.stream.from_files(tmp_path, SCHEMA, format="xml")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="`on_error` is `ignore`, but must be one of `raise`, `skip`"):
         tm.stream.from_files(tmp_path, SCHEMA, on_error="ignore")  # type: ignore[arg-type]
-    with pytest.raises(tm.DataSetError, match=r"topic=.* is no name of a topic: a text that is not empty"):
+    with pytest.raises(tm.DataSetError, match=r"topic=.* must be a topic name, a non-empty string"):
         tm.stream.from_kafka("127.0.0.1:1", ["a", "b"], SCHEMA)  # type: ignore[arg-type]
     for sink in (
         tm.stream.to_kafka("127.0.0.1:1", "topic", key="zz"),
@@ -769,7 +769,7 @@ def test_topics_and_beginnings_that_are_none() -> None:
     """An empty topic was an error of the job, or none; of a beginning the engine's word for a time was offered."""
     for topic in ("", None):
         for made in (tm.stream.from_kafka, tm.stream.to_kafka):
-            with pytest.raises(tm.DataSetError, match=r"topic=.* is no name of a topic"):
+            with pytest.raises(tm.DataSetError, match=r"topic=.* must be a topic name"):
                 made("127.0.0.1:1", topic)  # type: ignore[operator]
     for start in ("2020-01-01", 5, None, ["earliest"]):
         with pytest.raises(tm.DataSetError, match=r'start=.* is not "earliest", "latest" or a datetime, such as'):

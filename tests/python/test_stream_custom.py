@@ -172,7 +172,7 @@ def test_results_are_a_stream() -> None:
     [
         (lambda times: times, "not a tuple of starts and ends"),
         (lambda times: (times[:3], times[:3]), r"3 starts for \d+ rows"),
-        (lambda times: (times, times), "into a window from .* to .*, where it is not"),
+        (lambda times: (times, times), "to the window from .* to .*, which does not contain it"),
         (lambda times: (times.cast(pa.int64()), times), "starts and ends of windows are timestamps"),
         (lambda times: (times, pa.array([[at] for at in times])), "both are times, or lists of them"),
         (lambda times: (times, pa.nulls(len(times), times.type)), "null as the end of a window from 1970-01-01"),

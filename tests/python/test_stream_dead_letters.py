@@ -284,9 +284,7 @@ def test_sinks_that_cannot_be(tmp_path: Path) -> None:
         files(quarantine=7)
     with pytest.raises(TypeError, match="a sink that has prepare needs write and commit, too"):
         files(quarantine=type("Half", (), {"prepare": None})())
-    with pytest.raises(
-        tm.DataSetError, match='`key`: no column "x"; the columns are source, place, partition'
-    ):
+    with pytest.raises(tm.DataSetError, match='`key`: no column "x"; the columns are source, place, partition'):
         files(quarantine=tm.stream.to_kafka("127.0.0.1:1", "dead", key="x"))
     with pytest.raises(tm.DataSetError, match="need each other"):
         files(quarantine=print, on_error="skip")
@@ -303,7 +301,7 @@ def test_sinks_that_cannot_be(tmp_path: Path) -> None:
         )
     with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
         files(quarantine=tm.stream.to_files(tmp_path / "out")).write_stream(tm.stream.to_files(tmp_path / "out"))
-    with pytest.raises(tm.DataSetError, match="two sinks of kafka are called 'dead'"):
+    with pytest.raises(tm.DataSetError, match="two sinks of kafka are named 'dead'"):
         dead = tm.stream.to_kafka("127.0.0.1:1", "dead", id="dead")
         tm.stream.write([(files(quarantine=dead), print), (files(quarantine=dead), print)])
     with pytest.raises(tm.DataSetError, match="the job would read what it writes"):

@@ -139,7 +139,7 @@ def test_states_with_fields() -> None:
     right: list[Any] = [None, {}, {"n": 1}, {"n": None, "name": "x", "ok": True, "mean": 2, "all": [1]}]
     assert [fields.wrong(state) for state in right] == [None] * 4
     assert fields.filled({"n": 1}) == {"n": 1, "name": None, "ok": None, "mean": None, "all": None}
-    assert "is no dict" in str(fields.wrong([1]))
+    assert "must be a dict" in str(fields.wrong([1]))
     assert "has 'm', which state= does not name" in str(fields.wrong({"m": 1}))
     for name, value in {"n": "x", "name": 1, "ok": 1, "mean": True, "all": 3}.items():
         assert f"has {value!r} as {name!r}, which is to be" in str(fields.wrong({name: value}))
@@ -190,7 +190,7 @@ def test_items_with_fields() -> None:
     wrong("an item of names of map of is 1, and is to be str", lambda c: c.map_state("of").update({1: {"n": 1}}))
     wrong("an item of map of has 'x' as 'n', which is to be Int64", lambda c: c.map_state("of").update(a={"n": "x"}))
     wrong("an item of map of has 'm', which the program does not name", lambda c: c.map_state("of").update(a={"m": 1}))
-    wrong("an item of map of is no dict of its fields", lambda c: c.map_state("of").update(a=1))
+    wrong("an item of map of must be a dict of its fields", lambda c: c.map_state("of").update(a=1))
     wrong("'other' is not among lists=, which names all", lambda c: c.list_state("other"))
     wrong("'all' is not among maps=, which names of", lambda c: c.map_state("all"))
     for others, said in (

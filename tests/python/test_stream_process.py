@@ -1090,7 +1090,7 @@ def test_what_cannot_be(tmp_path: Any) -> None:
             rows.key_by("k").process(running, schema)
     with pytest.raises(tm.DataSetError, match="schema= has texts for names and types"):
         rows.key_by("k").process(running, {"k": int})
-    with pytest.raises(tm.DataSetError, match="a schema has at least one column"):
+    with pytest.raises(tm.DataSetError, match="a schema needs at least one column"):
         rows.key_by("k").process(running, {})
     with pytest.raises(tm.DataSetError, match="of a table, use apply"):
         tm.from_arrow(table(10)).key_by("k").process(running, SCHEMA)

@@ -387,7 +387,7 @@ def test_ports_that_are_none(port: Any) -> None:
         lambda: tm.stream.from_socket("localhost", port, SCHEMA),
         lambda: tm.stream.from_webhook(port, SCHEMA),
     ):
-        with pytest.raises(tm.DataSetError, match=r"port=.* is no port: a whole number from 1 to 65535"):
+        with pytest.raises(tm.DataSetError, match=r"port=.* must be a port, an integer from 1 to 65535"):
             made()
 
 

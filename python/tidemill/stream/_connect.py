@@ -121,7 +121,7 @@ def rate(
         As for `from_table`.
     """
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
-        raise DataSetError(f"splits={splits!r} has to be at least 1, or None for one for each thread")
+        raise DataSetError(f"splits={splits!r} must be at least 1, or None for one per thread")
     step_us = None if step is None else float(micros(step, "step"))
     options = {"rows": rows, "keys": keys, "splits": splits, "seed": seed, "step_us": step_us}
     spec = described("rate", rows_per_second=speed(rows_per_s), **options)
@@ -210,7 +210,7 @@ def from_files(
         stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
     )
     if init().rank == 0 and not _is_there(at_home(path)):
-        warnings.warn(f"from_files: there is no file {at_home(path)} yet, and no row before one comes", stacklevel=2)
+        warnings.warn(f"from_files: there is no file {at_home(path)} yet, so no rows until one appears", stacklevel=2)
     return made
 
 
@@ -260,7 +260,7 @@ def to_files(
     storage = dict(storage_options) if storage_options else None
     keys = [partition_by] if isinstance(partition_by, str) else list(partition_by)
     if not all(isinstance(key, str) for key in keys):
-        raise DataSetError(f"partition_by={partition_by!r} is no list of names of columns, such as ['day']")
+        raise DataSetError(f"partition_by={partition_by!r} must be a list of column names, such as ['day']")
     options: dict[str, Any] = {"format": format, "prefix": prefix, "partition_by": keys or None}
     return Connector(described("files", path=at_home(path), storage_options=storage, **options))
 
@@ -377,7 +377,7 @@ def from_kafka(
 
 def _topic(topic: str) -> str:
     if not isinstance(topic, str) or not topic:
-        raise DataSetError(f"topic={topic!r} is no name of a topic: a text that is not empty")
+        raise DataSetError(f"topic={topic!r} must be a topic name, a non-empty string")
     return topic
 
 

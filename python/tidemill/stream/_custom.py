@@ -149,7 +149,7 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
     if pc.any(outside).as_py():
         row = pc.index(outside, True).as_py()
         raise DataSetError(
-            f"{name} puts a row of {at[row]} into a window from {starts[row]} to {ends[row]}, where it is not"
+            f"{name} assigned a row at {at[row]} to the window from {starts[row]} to {ends[row]}, which does not contain it"
         )
     columns = [*taken.columns, starts, ends]
     return pyarrow.RecordBatch.from_arrays(columns, names=[*names, _START, _END])

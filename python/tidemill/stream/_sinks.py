@@ -82,7 +82,9 @@ class _TableSink:
         prepared = self._sink.prepare(epoch)
         if not isinstance(prepared, bytes):
             name, kind = sink_name(self._sink), type(prepared).__name__
-            raise TypeError(f'prepare of the sink {name} returns {kind}; it returns bytes, b"" if there is nothing')
+            raise TypeError(
+                f'prepare of the sink {name} returned {kind}; it must return bytes, b"" if there is nothing'
+            )
         return prepared
 
     def commit(self, prepared: bytes) -> None:

@@ -50,7 +50,7 @@ class StateFields:
         if state is None:
             return None
         if not isinstance(state, dict):
-            return f"is no dict of its fields ({', '.join(self._types)}), but {type(state).__name__}"
+            return f"must be a dict of its fields ({', '.join(self._types)}), not {type(state).__name__}"
         for name, value in state.items():
             if name not in self._types:
                 return f"has {name!r}, which {self._argument} does not name; it names {', '.join(self._types)}"

@@ -70,7 +70,7 @@ def calendar(length: str, tz: str = "UTC") -> Windows:
     """
     found = re.fullmatch(r"(\d{1,9})\s*(d|w|mo|y)", length) if isinstance(length, str) else None
     if not found:
-        raise DataSetError(f'{length!r} is no length of a calendar; write "1d", "1w", "1mo" or "1y"')
+        raise DataSetError(f'{length!r} is not a calendar length; use "1d", "1w", "1mo" or "1y"')
     return Windows(found[2], int(found[1]), 0, tz)
 
 

@@ -131,7 +131,7 @@ def run(
 ) -> dict[str, Any]:
     """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
     if not isinstance(name, str) or not name:
-        raise DataSetError(f"name={name!r} is no name of a job: a text that is not empty")
+        raise DataSetError(f"name={name!r} must be a non-empty string")
     if guarantee is not None and guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     if stop is not None and checkpoint is None:
@@ -163,11 +163,11 @@ def run(
         if not os.fspath(checkpoint):
             raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise DataSetError(f"keep={keep!r} is no whole number from 1 on")
+            raise DataSetError(f"keep={keep!r} must be a positive integer")
         if every is not None and seconds(every, "every") == 0:
             raise DataSetError(f"every={every!r} is no time between two checkpoints; it is more than zero, as '1s' is")
         if seconds(timeout, "timeout") == 0:
-            raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
+            raise DataSetError(f"timeout={timeout!r} must be greater than zero")
         every_s = seconds((0.1 if at_most_once else 10) if every is None else every, "every")
         unaligned_s: float | None = None
         if unaligned_after == "every":
