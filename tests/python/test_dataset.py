@@ -186,7 +186,7 @@ def test_explode_and_repartition(data: tm.DataSet) -> None:
     assert rows(lists.explode("v")) == [("a", 1), ("a", 2), ("b", 3)]
     assert data.repartition(5).count() == len(KEYS)
     assert rows(data.repartition(3, "k")) == rows(data)
-    with pytest.raises(tm.DataSetError, match=r"repartition\(-1\): rows are in one partition at least"):
+    with pytest.raises(tm.DataSetError, match=r"repartition\(-1\): rows need at least one partition"):
         data.repartition(-1)
 
 
@@ -235,7 +235,7 @@ def test_sql(data: tm.DataSet) -> None:
     )
     assert both.to_pylist() == [{"Key": 1, "v": 2}]
     assert both.filter(tm.col("v") > 1).count() == 1
-    with pytest.raises(tm.DataSetError, match="sql: no table 'trades', there are data; give it by that name"):
+    with pytest.raises(tm.DataSetError, match="sql: no table 'trades', there are data; pass it under that name"):
         tm.sql("SELECT * FROM data WHERE x > (SELECT max(x) FROM trades)", data=data)
 
 
@@ -440,8 +440,8 @@ def test_wrong_kinds_of_arguments() -> None:
         lambda: data.drop(tm.col("x")): "drop takes names of columns, not an expression",
         lambda: data.distinct(5): "distinct takes names of columns, not 5",
         lambda: tm.from_dict([{"x": 1}]): "from_dict takes lists by column, .*, not a list",
-        lambda: tm.from_dict({"x": 5}): "column 'x' is a list of values, not 5",
-        lambda: tm.from_dict({"x": "ab"}): "column 'x' is a list of values, not 'ab'",
+        lambda: tm.from_dict({"x": 5}): "column 'x' must be a list of values, not 5",
+        lambda: tm.from_dict({"x": "ab"}): "column 'x' must be a list of values, not 'ab'",
     }.items():
         with pytest.raises(TypeError, match=words):
             call()

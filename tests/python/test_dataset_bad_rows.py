@@ -199,7 +199,7 @@ def test_bad_rows_do_not_lie_among_those_that_are_read(tmp_path: Path) -> None:
         (data / "*", data / "part"),
         (iter([data / "*.json"]), data),
     ]:
-        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; give bad rows a folder"):
+        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; use a separate folder"):
             tm.read_json(paths, on_error="quarantine", quarantine=quarantine)
     for paths, quarantine in [(data, data / "_bad"), (data / "a.json", data), (data, tmp_path / "bad")]:
         assert tm.read_json(paths, on_error="quarantine", quarantine=quarantine).count() in (1, 2)

@@ -392,7 +392,9 @@ def test_partitioned_output(tmp_path: Path) -> None:
     assert "ü b" in tm.read_csv(tmp_path / "csv").to_dict()["k"]
     (tmp_path / "csv/k=ü b").rename(tmp_path / "csv/k=b")
     assert rows(tm.read_csv(tmp_path / "csv").select("k", "x")) == rows(data)
-    with pytest.raises(tm.DataSetError, match=r"partition_by=\['x', 'k'\] are all columns; one at least stays in the"):
+    with pytest.raises(
+        tm.DataSetError, match=r"partition_by=\['x', 'k'\] are all columns; at least one must stay in the"
+    ):
         data.write_csv(tmp_path / "all", partition_by=["x", "k"])
 
 
@@ -700,7 +702,7 @@ def test_texts_that_stand_for_null_are_exact(tmp_path: Path, monkeypatch: pytest
     # A text that only contains the one for null is a value, for the type too.
     (tmp_path / "b.csv").write_text("q\n1\nN/A2\nN/A\n")
     assert tm.read_csv("~/b.csv", null="N/A", on_error=on_error).to_dict() == {"q": ["1", "N/A2", None]}
-    with pytest.raises(tm.DataSetError, match=r"null= is a text or several"):
+    with pytest.raises(tm.DataSetError, match=r"null= must be one or several strings"):
         tm.read_csv("~/a.csv", null=[1])  # type: ignore[list-item]
 
 

@@ -34,7 +34,11 @@ def test_rows_as_dicts() -> None:
     typed = tm.from_pylist(iter(given), {"a": "int8", "c": "date"})
     assert typed.schema["a"] == "Int8" and typed.schema["c"] == "Date32"
     assert tm.from_pylist([], {"a": "int64"}).to_dict() == {"a": []}
-    for wrong, words in (({"a": [1]}, "a list of rows"), ([1], "row 0 is a int"), ([{1: 2}], "names are texts, not 1")):
+    for wrong, words in (
+        ({"a": [1]}, "a list of rows"),
+        ([1], "row 0 is a int"),
+        ([{1: 2}], "names must be strings, not 1"),
+    ):
         with pytest.raises(TypeError, match=words):
             tm.from_pylist(wrong)  # type: ignore[arg-type]
 
@@ -81,12 +85,12 @@ def test_wide_and_long(sales: tm.DataSet) -> None:
         (lambda: sales.unpivot(), "'shop' is Utf8 and 'sold' is Int64"),
         (lambda: sales.unpivot("nope"), 'no column "nope"'),
         (lambda: sales.unpivot(index=sales.columns), "no column to turn into rows"),
-        (lambda: sales.unpivot("sold", index="shop", value_name="shop"), "there is a column 'shop'"),
+        (lambda: sales.unpivot("sold", index="shop", value_name="shop"), "column 'shop' already exists"),
     ):
         with pytest.raises(tm.DataSetError, match=words):
             wrong()
     many = tm.from_dict({"k": [1] * 1001, "v": list(range(1001))})
-    with pytest.raises(tm.DataSetError, match="more than 1000 values; give those that you want"):
+    with pytest.raises(tm.DataSetError, match="more than 1000 values; name those that you want"):
         many.pivot("v", index="k", values="v")
 
 

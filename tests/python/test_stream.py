@@ -482,8 +482,8 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
     stream = tm.stream.from_table(rows, time="ts")
     for options, message in (
         ({"rows_per_batch": 0}, "rows_per_batch=0 must be a positive integer"),
-        ({"rows_per_s": -1}, "rows_per_s=-1 is no rate"),
-        ({"rows_per_s": float("nan")}, "rows_per_s=nan is no rate"),
+        ({"rows_per_s": -1}, "rows_per_s=-1 must be positive, or 0"),
+        ({"rows_per_s": float("nan")}, "rows_per_s=nan must be positive, or 0"),
     ):
         with pytest.raises(tm.DataSetError, match=message):
             tm.stream.from_table(rows, **options)  # type: ignore[arg-type]
@@ -496,7 +496,7 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
         ({"timeout": 0}, "timeout=0 must be greater than zero"),
         ({"keep": 0}, "keep=0 must be a positive integer"),
         ({"keep": -1}, "keep=-1 must be a positive integer"),
-        ({"checkpoint": ""}, "checkpoint= is a folder"),
+        ({"checkpoint": ""}, "checkpoint= must be a folder"),
         ({"name": ""}, "name='' must be a non-empty string"),
     ):
         with pytest.raises(tm.DataSetError, match=message):
@@ -514,7 +514,7 @@ def test_options_of_checkpoints_without_any() -> None:
         "keep": 1,
     }
     for name, value in options.items():
-        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint=: it says how"):
+        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint=: it configures"):
             written(stream, **{name: value})
         with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint="):
             tm.stream.write([(stream, print)], **{name: value})
@@ -526,7 +526,7 @@ def test_windows_that_are_given_wrong() -> None:
     stream = tm.stream.from_table(table(some(10)), time="ts")
     window = tm.window(tm.tumbling("1s"), on="ts")
     early = tm.window(tm.tumbling("1s"), on="ts", early="1s")
-    with pytest.raises(TypeError, match=r"a window is tumbling\(.10s.\)"):
+    with pytest.raises(TypeError, match=r"a window must be tumbling\(.10s.\)"):
         tm.window("10s", on="ts")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="group_by has one window"):
         stream.group_by(window, tm.window(tm.stream.session("1s"), on="ts")).count()

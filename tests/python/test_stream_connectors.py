@@ -133,9 +133,9 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(tm.DataSetError, match="`keys` must be at least 1"):
         tm.stream.rate(keys=0)
     for speed in (-1, float("nan"), float("inf")):
-        with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* is no rate"):
+        with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* must be positive"):
             tm.stream.rate(speed)
-    with pytest.raises(tm.DataSetError, match="schema= is types by column"):
+    with pytest.raises(tm.DataSetError, match="schema= must be types by column"):
         tm.stream.from_files(tmp_path, 5)
     with pytest.raises(
         tm.DataSetError, match="files source: `format` is `xml`, but must be one of `json`, `csv`, `text`"
@@ -201,7 +201,7 @@ def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     counts = tm.stream.rate(rows=9).group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
     for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
-        with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
+        with pytest.raises(tm.DataSetError, match="two sinks write into the same folder"):
             counts.write_stream(tm.stream.to_files(one), late_to=tm.stream.to_files(other, prefix="late"))
     counts.write_stream(tm.stream.to_files("out"), late_to=tm.stream.to_files("late"))
 
@@ -428,7 +428,7 @@ def test_headers_that_are_written(kafka: Kafka, tmp_path: Path) -> None:
         with pytest.raises(tm.DataSetError, match=why):
             stream.write_stream(tm.stream.to_kafka("127.0.0.1:1", "t", headers=wrong))  # type: ignore[arg-type]
     for of in (5, b"h", {"h": 5}, {5: "h"}, ["h", None]):
-        with pytest.raises(TypeError, match="headers= has names of columns, or columns by the names of headers, not"):
+        with pytest.raises(TypeError, match="headers= must have column names, or columns by header name, not"):
             tm.stream.to_kafka("127.0.0.1:1", "t", headers=of)  # type: ignore[arg-type]
 
 
@@ -729,7 +729,7 @@ def test_quarantines_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("in/*.jsonl", "in"),
         ("in/**/*.jsonl", "in/deep/bad"),
     ):
-        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; give bad rows a folder"):
+        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; use a separate folder"):
             tm.stream.from_files(path, SCHEMA, quarantine=within, **options)
     for path, beside in (
         ("in", "in/_bad"),

@@ -436,7 +436,8 @@ def test_functions_that_are_wrong() -> None:
 
     fails("mine, split 's': it returned 5, which has no rows and positions", lambda split, position: 5)
     fails(
-        "mine, split 's': it yields pairs of rows and the position behind them, or None, not", lambda *_: [[{"n": 1}]]
+        "mine, split 's': it must yield pairs of rows and the position after them, or None, not",
+        lambda *_: [[{"n": 1}]],
     )
     fails("mine, split 's': the position .* cannot be pickled", lambda *_: [([{"n": 1}], threading.Lock())])
     fails(r"mine, split 's': a row has the columns \['m'\] but \['n'\] were declared", lambda *_: [([{"m": 1}], 1)])
@@ -468,7 +469,7 @@ def test_options_that_are_wrong() -> None:
     refused("poll_every=0 must be greater than zero", poll_every=0)
     refused("poll_every='soon' is not a duration", poll_every="soon")
     refused("guarantee='twice' is not 'exactly once' or", guarantee="twice")
-    with pytest.raises(TypeError, match="acknowledge= is a function of a split and a position"):
+    with pytest.raises(TypeError, match="acknowledge= must be a function of a split and a position"):
         tm.stream.from_function(numbers, SCHEMA, acknowledge=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="from_function takes a function of a split and a position"):
         tm.stream.from_function(5, SCHEMA)  # type: ignore[arg-type]

@@ -182,7 +182,7 @@ def test_what_is_wrong_names_its_sink(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a pair of a DataSet and its sink, not DataSet"):
         tm.stream.write([stream])  # type: ignore[list-item]
     files = tm.stream.to_files(tmp_path / "one")
-    with pytest.raises(tm.DataSetError, match=r"two sinks write into one folder, .*one; give each"):
+    with pytest.raises(tm.DataSetError, match=r"two sinks write into the same folder, .*one; give each"):
         tm.stream.write([(stream, files), (counts(stream), tm.stream.to_files(f"{tmp_path}/two/../one"))])
     kafka = [tm.stream.to_kafka("localhost:1", topic, id="job") for topic in ("a", "b")]
     with pytest.raises(tm.DataSetError, match="two sinks of kafka are named 'job'; give each its own id="):

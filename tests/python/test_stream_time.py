@@ -75,7 +75,7 @@ def test_options_of_times() -> None:
     for name in ("out_of_order", "idle_after"):
         with pytest.raises(tm.DataSetError, match=f"{name}=-5 is negative"):
             tm.stream.from_table(table, time=tm.stream.arrival(), **{name: -5})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="time is the name of a column"):
+    with pytest.raises(TypeError, match="time must be a column name"):
         tm.stream.from_table(table, time=5)  # type: ignore[arg-type]
 
 

@@ -296,9 +296,9 @@ def test_what_is_said_wrong(tmp_path: Path, files: Certificates) -> None:
         lambda: tm.stream.from_websocket("ws://localhost:1/", SCHEMA, tls=Tls()),
         lambda: table.write_stream(tm.stream.to_rabbitmq("amqp://localhost:1/%2f", "a", tls=Tls())),
     ):
-        with pytest.raises(tm.DataSetError, match="`tls` needs an? (amqps|wss):// `url`"):
+        with pytest.raises(tm.DataSetError, match=r"`tls` needs an? (amqps|wss):// `url`"):
             make()
     with pytest.raises(tm.DataSetError, match="a TLS server needs its own `certificate` and `key`"):
         tm.stream.from_webhook(1, SCHEMA, tls=Tls())
-    with pytest.raises(TypeError, match=r"tls is a tidemill.stream.Tls"):
+    with pytest.raises(TypeError, match=r"tls must be a tidemill.stream.Tls"):
         tm.stream.from_redis("rediss://localhost:1/0", "a", SCHEMA, tls=True)  # type: ignore[arg-type]

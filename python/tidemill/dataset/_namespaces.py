@@ -150,7 +150,7 @@ class Strings:
         """
         for format in formats:
             if not isinstance(format, str):
-                raise TypeError(f'a format is a text such as "%Y-%m-%d", not {format!r}')
+                raise TypeError(f'a format must be a string such as "%Y-%m-%d", not {format!r}')
         if not formats:
             return self._expr.cast("datetime[us]", strict=strict)
         return call("strptime" if strict else "try_strptime", self._expr, *map(lit, formats))

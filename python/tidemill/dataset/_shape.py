@@ -55,7 +55,7 @@ def concat(tables: Iterable[DataSet | ArrowStream], *, how: Literal["vertical", 
     if any(isinstance(table, (str, Expr)) for table in given):
         raise TypeError("concat puts tables below each other; concat_str joins texts")
     if how not in ("vertical", "diagonal"):
-        raise DataSetError(f'concat: how is "vertical" or "diagonal", not {how!r}')
+        raise DataSetError(f'concat: how must be "vertical" or "diagonal", not {how!r}')
     if not given:
         raise DataSetError("concat needs at least one table")
     made = [table if isinstance(table, DataSet) else from_arrow(table) for table in given]
@@ -81,7 +81,7 @@ def pivoted(
         found = data.select(on).distinct().limit(_PIVOTED_MAX + 1).sort(on).collect()[on]
         if len(found) > _PIVOTED_MAX:
             raise DataSetError(
-                f"pivot: {on!r} has more than {_PIVOTED_MAX} values; give those that you want, on_values=[...]"
+                f"pivot: {on!r} has more than {_PIVOTED_MAX} values; name those that you want with on_values=[...]"
             )
     else:
         found = list(on_values)
@@ -111,7 +111,7 @@ def unpivoted(
     data.select(*dict.fromkeys((*keys, *wanted)))  # says which is not there
     for name in (variable_name, value_name):
         if name in keys:
-            raise DataSetError(f"unpivot: there is a column {name!r}; give another variable_name= or value_name=")
+            raise DataSetError(f"unpivot: column {name!r} already exists; choose another variable_name= or value_name=")
     kinds = data.schema
     first = wanted[0]
     for name in wanted[1:]:

@@ -52,7 +52,7 @@ def check_alike(call: str, **arguments: str) -> None:
         for name, words in first.items():
             if given[name] != words:
                 raise DataSetError(
-                    f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it is the same on every worker"
+                    f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it must be the same on every worker"
                 )
 
 

@@ -253,7 +253,7 @@ class Graph:
             As `source`.
         """
         if function is None and each:
-            raise GraphError(f"task {name!r}: each=True is for a function, which is called with every message", name)
+            raise GraphError(f"task {name!r}: each=True needs a function, which is called with every message", name)
         called = collect if function is None else function
         return self._add(
             name, called, _inputs(inputs), {}, parallelism, per_worker, cores, memory, locations, comm, each, retries
@@ -282,13 +282,13 @@ class Graph:
         """
         given = [source] if isinstance(source, (Task, Port)) else _listed(source)
         if not given:
-            raise GraphError("connect: an edge has at least one source")
+            raise GraphError("connect: an edge needs at least one source")
         sources = [self._port(one, "output") for one in given]
         end = self._port(target, "input")
         exchange = direct() if exchange is None else exchange
         name = f"edge {' + '.join(f'{port.task.name}.{port.name}' for port in sources)} -> {end.task.name}.{end.name}"
         if not isinstance(exchange, Exchange):
-            raise GraphError(f"{name}: an exchange is made by a function of tidemill.exchange, not {exchange!r}")
+            raise GraphError(f"{name}: an exchange must come from a function of tidemill.exchange, not {exchange!r}")
         try:
             # Of a join or a union, each source must be one that the exchange can move.
             natives = [exchange._native(port.task._outputs[port.name]) for port in sources]
@@ -506,7 +506,7 @@ def _copies(what: str, given: Any) -> int:
     except TypeError:
         raise GraphError(f"{what}={given!r} must be an integer") from None
     if number < 1:
-        raise GraphError(f"{what}={number}; a task has at least one copy")
+        raise GraphError(f"{what}={number}; a task needs at least one copy")
     if number > _MOST_COPIES:
         raise GraphError(f"{what}={number}; a task has at most {_MOST_COPIES} copies")
     return number
@@ -538,7 +538,7 @@ def _check_calls(each: bool, retries: Any, comm: bool, inputs: list[str]) -> Non
         raise GraphError(f"retries={retries!r} must be a non-negative number of calls")
     if retries and comm:
         raise GraphError(
-            f"retries={retries} cannot be with comm=True: the other copies would wait for a call that fails here"
+            f"retries={retries} cannot be combined with comm=True: the other copies would wait for a call that fails here"
         )
     if each and len(inputs) != 1:
         raise GraphError(f"each=True is for one input port, not for {', '.join(inputs)}")
@@ -564,13 +564,13 @@ def _inputs(given: Iterable[str] | Mapping[str, object]) -> dict[str, object]:
         return dict(given)
     names = [given] if isinstance(given, str) else list(given)
     if len(set(names)) < len(names):
-        raise GraphError(f"inputs={names}: two ports have one name")
+        raise GraphError(f"inputs={names}: two ports have the same name")
     return dict.fromkeys(names)
 
 
 def _outputs(task: str, schema: object, outputs: Mapping[str, object] | None) -> dict[str, PortType]:
     if outputs is not None and schema is not None:
-        raise GraphError(f"task {task!r}: give the schema of the only output port, or outputs, not both", task)
+        raise GraphError(f"task {task!r}: pass schema for the only output port, or outputs, but not both", task)
     ports = {}
     for name, given in ({"out": schema} if outputs is None else outputs).items():
         try:

@@ -72,7 +72,9 @@ Placement = (
 def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], workers: int) -> list[tuple[str, list[int]]]:
     """A plan in the order of the tasks; those that are on every worker may be left out."""
     if not isinstance(given, Mapping):
-        raise GraphError(f"a placement gives a dict, the workers of each task's copies, not {type(given).__name__}")
+        raise GraphError(
+            f"a placement must return a dict with the workers of each task's copies, not {type(given).__name__}"
+        )
     unknown = [name for name in given if name not in {task.name for task in tasks}]
     if unknown:
         names = ", ".join(task.name for task in tasks)

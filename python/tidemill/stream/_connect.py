@@ -78,14 +78,16 @@ def bad_to(quarantine: Quarantine | None) -> tuple[object, str] | None:
     if quarantine is None or isinstance(quarantine, str | os.PathLike):
         return None
     if not (isinstance(quarantine, Connector) or callable(quarantine) or hasattr(quarantine, "prepare")):
-        raise TypeError(f"quarantine= is a folder, or a sink as write_stream takes it, not {type(quarantine).__name__}")
+        raise TypeError(
+            f"quarantine= must be a folder, or a sink as write_stream takes it, not {type(quarantine).__name__}"
+        )
     return native_sink(quarantine), sink_name(quarantine)
 
 
 def speed(rows_per_s: float) -> float:
     """Rows a second, as the engine takes them."""
     if not isinstance(rows_per_s, Real) or not 0 <= rows_per_s < float("inf"):
-        raise DataSetError(f"rows_per_s={rows_per_s!r} is no rate; it is 0, for as fast as rows are taken, or more")
+        raise DataSetError(f"rows_per_s={rows_per_s!r} must be positive, or 0 for as fast as possible")
     return float(rows_per_s)
 
 
@@ -217,7 +219,7 @@ def from_files(
 def _whole_millis(length: Duration, name: str) -> int:
     """Milliseconds of a pause, which is one at least."""
     if micros(length, name) < 1000:
-        raise DataSetError(f"{name}={length!r} is too short a pause: it is a millisecond at least")
+        raise DataSetError(f"{name}={length!r} is too short a pause: use at least a millisecond")
     return micros(length, name) // 1000
 
 
@@ -496,5 +498,5 @@ def _headers(given: Headers) -> list[tuple[str | None, str]]:
     for name, column in columns:
         if not (isinstance(name, str | None) and isinstance(column, str)):
             wrong = column if isinstance(name, str | None) else name
-            raise TypeError(f"headers= has names of columns, or columns by the names of headers, not {wrong!r}")
+            raise TypeError(f"headers= must have column names, or columns by header name, not {wrong!r}")
     return columns

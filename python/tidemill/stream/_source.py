@@ -109,7 +109,7 @@ def from_function(
     if guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     if acknowledge is not None and not callable(acknowledge):
-        raise TypeError(f"acknowledge= is a function of a split and a position, not {acknowledge!r}")
+        raise TypeError(f"acknowledge= must be a function of a split and a position, not {acknowledge!r}")
 
     def durable(places: list[tuple[str, bytes]]) -> None:
         for split, position in places:
@@ -200,7 +200,7 @@ class _Reader:
             return None, b""
         if not isinstance(found, tuple) or len(found) != 2:
             raise DataSetError(
-                f"{self._of}: it yields pairs of rows and the position behind them, or None, not {found!r}"
+                f"{self._of}: it must yield pairs of rows and the position after them, or None, not {found!r}"
             )
         rows, position = found
         try:

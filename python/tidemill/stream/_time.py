@@ -110,5 +110,5 @@ def times(
         return None
     of = TimeColumn(time, "latest") if isinstance(time, str) else time
     if not isinstance(of, TimeColumn):
-        raise TypeError(f"time is the name of a column, arrival() or punctuated(...), not {time!r}")
+        raise TypeError(f"time must be a column name, arrival() or punctuated(...), not {time!r}")
     return (of.column, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"), of.kind, of.watermark)

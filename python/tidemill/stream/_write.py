@@ -149,7 +149,7 @@ def run(
     needless = next((option for option, value in of_checkpoints.items() if value != _DEFAULTS[option]), None)
     if needless is not None and checkpoint is None:
         raise DataSetError(
-            f"{needless}= needs checkpoint=: it says how checkpoints are made, and without there are none"
+            f"{needless}= needs checkpoint=: it configures checkpoints, and without checkpoint= there are none"
         )
     forgotten = list(forget) if isinstance(forget, Iterable) and not isinstance(forget, str) else [forget]
     if isinstance(forget, str) or not all(isinstance(step, str) and step for step in forgotten):
@@ -161,7 +161,7 @@ def run(
     place: dict[str, Any] | None = None
     if checkpoint is not None:
         if not os.fspath(checkpoint):
-            raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
+            raise DataSetError("checkpoint= must be a folder or the URL of one, not empty")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise DataSetError(f"keep={keep!r} must be a positive integer")
         if every is not None and seconds(every, "every") == 0:
@@ -274,7 +274,7 @@ def _pairs(queries: Iterable[tuple[DataSet, Any]]) -> list[tuple[DataSet, Any]]:
     pairs = list(queries)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], DataSet)):
-            raise TypeError(f"each query is a pair of a DataSet and its sink, not {type(pair).__name__}")
+            raise TypeError(f"each query must be a pair of a DataSet and its sink, not {type(pair).__name__}")
     if not pairs:
-        raise DataSetError("a job writes at least one query; there is none")
+        raise DataSetError("a job needs at least one query to write, but there is none")
     return pairs
