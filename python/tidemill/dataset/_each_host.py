@@ -86,7 +86,7 @@ def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None
         names = [name for name, _ in schema.fields]
         if names != wanted:
             raise DataSetError(
-                f"{file}: its columns are {', '.join(names)}, those of {files[0]} {', '.join(wanted)}: "
+                f"{file}: its columns are {', '.join(names)}, but those of {files[0]} are {', '.join(wanted)}: "
                 "read them separately, and combine them with union, by name"
             )
 
