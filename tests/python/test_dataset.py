@@ -532,7 +532,7 @@ def test_sample_and_describe() -> None:
     assert data.sample(0.0).count() == 0 and data.sample(1.0).count() == 20_000
     # Six standard deviations: this does not fail by chance.
     assert abs(data.sample(0.25).count() - 5000) < 6 * (20_000 * 0.25 * 0.75) ** 0.5
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with pytest.raises(ValueError, match="between 0 and 1"):
         data.sample(2)
 
 

@@ -90,7 +90,7 @@ def test_reduce_and_keys() -> None:
             lambda: numbers(10).map_batches(lambda batch: batch, {"x": "int64"}).collect(),
             ["returned the columns x: Int64, k: Utf8, but x: Int64 were declared"],
         ),
-        (lambda: numbers(10).map(lambda row: {"z": 1}, {"y": "int64"}).collect(), ["['z'] where ['y']"]),
+        (lambda: numbers(10).map(lambda row: {"z": 1}, {"y": "int64"}).collect(), ["['z'] but ['y']"]),
         (lambda: numbers(10).map(lambda row: row["x"], {"y": "int64"}).collect(), ["a row must be a dict, not int"]),
         (lambda: numbers(10).map(lambda row: {"y": "a"}, {"y": "int64"}).collect(), ["'a'"]),
         (

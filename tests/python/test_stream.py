@@ -433,7 +433,7 @@ def test_sinks_that_are_given_wrong(tmp_path: Path) -> None:
     with (
         (tmp_path / "file").open() as file,
         pytest.raises(
-            tm.DataSetError, match=r"the sink Sink cannot be copied for each thread .*: .*; let it open files"
+            tm.DataSetError, match=r"the sink Sink cannot be copied for each thread: .*; let it open files"
         ),
     ):
         stream.write_stream(Sink(file))
