@@ -96,7 +96,7 @@ def init(*, transport: str | None = None, stall_warning: float | None = None) ->
     global _job
     with _lock:
         if _left:
-            raise CommError("the job has been left (MPI.Finalize); it cannot be joined again")
+            raise CommError("this process has left the job (MPI.Finalize) and cannot join it again")
         if _job is None:
             from tidemill import _tidemill
 
@@ -116,7 +116,7 @@ def _stall_warning() -> float:
     try:
         return float(text)
     except ValueError:
-        raise CommError(f"TIDEMILL_STALL_WARNING={text}: seconds, a number, are expected; 0 warns of nothing") from None
+        raise CommError(f"TIDEMILL_STALL_WARNING={text} must be a number of seconds; 0 turns warnings off") from None
 
 
 #: What tells a worker who it is: `tidemill run`'s own variables, and those of other launchers, which cannot be unset.
@@ -222,7 +222,7 @@ def leave() -> None:
     global _left
     with _lock:
         if _left:
-            raise CommError("the job has been left already")
+            raise CommError("this process has already left the job")
         _left = True
         if _job is not None and _job._process == os.getpid():
             _job._worker.leave()

@@ -351,7 +351,7 @@ def _settings(memory: str | int | None, spill_dir: str | os.PathLike[str] | None
             if isinstance(memory, bool) or (text != "none" and bytes_of(text) <= 0):
                 raise ValueError(text)
         except ValueError:
-            raise ValueError(f'memory is a size such as "512MiB" or "2GiB", or "none", not {memory!r}') from None
+            raise ValueError(f'memory must be a size such as "512MiB" or "2GiB", or "none", not {memory!r}') from None
         settings["TIDEMILL_MEMORY"] = text
     if spill_dir is not None:
         settings["TIDEMILL_SPILL_DIR"] = os.fspath(Path(spill_dir).absolute())

@@ -109,7 +109,7 @@ def test_numbers_of_json_are_not_cut(tmp_path: Path, compress: bool) -> None:
     file = tmp_path / ("a.json.gz" if compress else "a.json")
     file.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
     schema = {"n": "int64", "s": "str", "l": "List(Int64)"}
-    whole = f'reading {file}: line 2: 2.5 is not whole, as numbers of column "n" (Int64) are'
+    whole = f'reading {file}: line 2: 2.5 is not an integer, but column "n" is Int64'
     for data in [
         tm.read_json(file, schema=schema),
         tm.read_json(file, infer_rows=1),
@@ -199,7 +199,7 @@ def test_bad_rows_do_not_lie_among_those_that_are_read(tmp_path: Path) -> None:
         (data / "*", data / "part"),
         (iter([data / "*.json"]), data),
     ]:
-        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; give bad rows a folder"):
+        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; use a separate folder"):
             tm.read_json(paths, on_error="quarantine", quarantine=quarantine)
     for paths, quarantine in [(data, data / "_bad"), (data / "a.json", data), (data, tmp_path / "bad")]:
         assert tm.read_json(paths, on_error="quarantine", quarantine=quarantine).count() in (1, 2)

@@ -53,7 +53,7 @@ def fails(action, *words):
         text = str(error)
     else:
         raise AssertionError("rows came of what is damaged")
-    assert all(word in text for word in ("not what is read", "checksum", "is the disk sound?", *words)), text
+    assert all(word in text for word in ("differs from the data written", "checksum", "is the disk faulty?", *words)), text
 """
 
 QUERIES = """

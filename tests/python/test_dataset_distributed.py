@@ -244,11 +244,11 @@ def test_parts_of_different_columns(size: int) -> None:
     lines = standing.run_program(DIFFERENT, workers=size)[0].splitlines()
     last = f"worker {size - 1}"
     before = "from_local: the parts of a table have different columns: "
-    after = "; give every worker the same, by select and cast"
+    after = "; give every worker the same ones with select and cast"
     assert [line.removeprefix(before).removesuffix(after) for line in lines] == [
-        f'"y" is Float64 on worker 0, and Int64 on {last}',
-        f'"y" is Float64 on worker 0, and not there on {last}; "z" is not there on worker 0, and Float64 on {last}',
-        f'"a", "b" on worker 0, and "b", "a" on {last}',
+        f'"y" is Float64 on worker 0, but Int64 on {last}',
+        f'"y" is Float64 on worker 0, but not there on {last}; "z" is not there on worker 0, but Float64 on {last}',
+        f'"a", "b" on worker 0, but "b", "a" on {last}',
     ]
 
 
@@ -418,7 +418,7 @@ for call, who, words in (
         told = str(error).splitlines()[0]
     else:
         raise AssertionError(words)
-    assert "'s function has returned, while this one waits in " in told and words in told, told
+    assert "'s function returned while this one waits in " in told and words in told, told
     assert len(set(job.comm.allgather(told))) == 1
     assert time.monotonic() - begun < 9, "before the wait is explained as a long one"
     assert data.count() == 8

@@ -154,7 +154,7 @@ def test_a_value_that_does_not_fit_a_given_schema(
     tmp_path: Path, form: str, value: Any, kind: Any, wanted: str
 ) -> None:
     write(tmp_path, form, table(x=([value, None], kind)))
-    with pytest.raises(tm.DataSetError, match=r"[Cc]ast|no value of type"):
+    with pytest.raises(tm.DataSetError, match=r"[Cc]ast|not a value of type"):
         READ[form](tmp_path, schema={"x": wanted}).collect()
 
 

@@ -351,7 +351,7 @@ def test_durations_of_sql_are_pythons() -> None:
     made = tm.sql("select -x, -(n), -1 from t where -n < 0 order by -x limit 5", t=numbers)
     assert made.columns == ["(- t.x)", "(- t.n)", "Int64(-1)"] and str(made.to_dict()["(- t.x)"]) == "[-1.5, -0.0]"
     for wrong, of in (("arrow_cast(n, 'UInt8')", "UInt8"), ("'a' || n", "Utf8")):
-        with pytest.raises(tm.DataSetError, match=f"there is no minus of a {of}.*, only of signed numbers, durations"):
+        with pytest.raises(tm.DataSetError, match=f"there is no minus of {of}.*, only of signed numbers, durations"):
             tm.sql(f"select -({wrong}) from t", t=numbers)
     pairs = tm.sql("select a.d from t a join t b on a.d + a.u < b.d - b.u", t=table)
     assert pairs.count() == sum(
@@ -391,11 +391,11 @@ def test_texts_of_times() -> None:
     ):
         with pytest.raises(tm.DataSetError, match=why):
             evaluate(s.str.to_datetime("%Y-%m-%d"), s=[text])
-    with pytest.raises(tm.DataSetError, match='"%Q" is no format'):
+    with pytest.raises(tm.DataSetError, match='"%Q" is not a valid format'):
         evaluate(s.str.to_datetime("%Q"), s=["1"])
     assert evaluate(s.str.to_datetime("%Y-%m-%dT%H:%M%z"), s=["2020-01-02T00:30Z"]) == [dt.datetime(2020, 1, 2, 0, 30)]
     for wrong in ("%Q", "%Y-%"):
-        with pytest.raises(tm.DataSetError, match="is no format of strftime"):
+        with pytest.raises(tm.DataSetError, match="is not a valid format for strftime"):
             x.dt.format(wrong)
     for year, century in (("24", 2024), ("68", 2068), ("69", 1969), ("99", 1999)):
         assert evaluate(s.str.to_datetime("%d.%m.%y"), s=[f"2.1.{year}"]) == [dt.datetime(century, 1, 2)]
@@ -422,7 +422,9 @@ def test_texts_that_are_times_of_several_formats() -> None:
         dt.datetime(2024, 2, 29, 1),
         None,
     ]
-    with pytest.raises(tm.DataSetError, match=r'"soon" is no time as any of "%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y" says'):
+    with pytest.raises(
+        tm.DataSetError, match=r'"soon" does not match any of the formats "%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y"'
+    ):
         evaluate(s.str.to_date(*forms), s=texts)
     table = tm.from_dict({"s": texts})
     assert tm.sql("select try_strptime(s, '%d.%m.%Y', '%Y-%m-%d') as t from t", t=table).to_dict()["t"] == [
@@ -433,7 +435,7 @@ def test_texts_that_are_times_of_several_formats() -> None:
     ]
     with pytest.raises(tm.DataSetError, match="there is no strptime of Int64"):
         evaluate(x.str.to_datetime("%Y"), x=[1])
-    with pytest.raises(TypeError, match="a format is a text"):
+    with pytest.raises(TypeError, match="a format must be a string"):
         s.str.to_datetime(["%Y"])  # type: ignore[arg-type]
 
 
@@ -494,7 +496,7 @@ def test_functions_of_wrong_types() -> None:
     for expr, name in ((s.sum(), "sum"), (s.mean(), "avg"), (s.std(), "stddev"), (s.median(), "median")):
         with pytest.raises(tm.DataSetError, match=f"^there is no {name} of Utf8; cast it"):
             data.select(r=expr).to_dict()
-    with pytest.raises(tm.DataSetError, match=r"^explode makes rows of lists, not of Utf8"):
+    with pytest.raises(tm.DataSetError, match=r"^explode turns lists into rows, and cannot take Utf8"):
         data.explode("s").to_dict()
 
 
@@ -554,7 +556,7 @@ def test_deep_expressions_and_plans_work_or_are_refused() -> None:
         together = together.union(data)
     assert filtered.count() == 10
     assert together.count() == 15_010
-    with pytest.raises(tm.DataSetError, match="more than 2000 operations within each other"):
+    with pytest.raises(tm.DataSetError, match="nests more than 2000 operations"):
         for number in range(200):
             any_of = any_of | (tm.col("a") == number)
     with pytest.raises(tm.DataSetError, match="more than 2000 steps"):

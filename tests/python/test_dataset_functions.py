@@ -88,14 +88,14 @@ def test_reduce_and_keys() -> None:
         (lambda: numbers(10).map_batches(lambda batch: 3, {"y": "int64"}).collect(), ["int"]),
         (
             lambda: numbers(10).map_batches(lambda batch: batch, {"x": "int64"}).collect(),
-            ["returned the columns x: Int64, k: Utf8 where x: Int64 were announced"],
+            ["returned the columns x: Int64, k: Utf8, but x: Int64 were declared"],
         ),
-        (lambda: numbers(10).map(lambda row: {"z": 1}, {"y": "int64"}).collect(), ["['z'] where ['y']"]),
-        (lambda: numbers(10).map(lambda row: row["x"], {"y": "int64"}).collect(), ["a row is a dict, not int"]),
+        (lambda: numbers(10).map(lambda row: {"z": 1}, {"y": "int64"}).collect(), ["['z'] but ['y']"]),
+        (lambda: numbers(10).map(lambda row: row["x"], {"y": "int64"}).collect(), ["a row must be a dict, not int"]),
         (lambda: numbers(10).map(lambda row: {"y": "a"}, {"y": "int64"}).collect(), ["'a'"]),
         (
             lambda: numbers(10).flat_map(lambda row: row),
-            ["'x': 0", "flat_map takes a list of rows, and was given one row"],
+            ["'x': 0", "flat_map takes a list of rows, but got one row"],
         ),
         # What a function returns is looked at for many rows at once; the error names one all the same.
         (
@@ -121,7 +121,7 @@ def test_reduce_and_keys() -> None:
         ),
         (
             lambda: numbers(9).repartition(1).reduce(lambda one, two: 5),
-            ["failed on the rows {'x': 0,", "a row is a dict, not int"],
+            ["failed on the rows {'x': 0,", "a row must be a dict, not int"],
         ),
         (
             lambda: numbers(9).repartition(1).reduce(lambda one, two: {**one, "x": "a"}),
@@ -221,7 +221,7 @@ def test_functions_are_called_again() -> None:
     calls.clear()
     with pytest.raises(tm.DataSetError, match=r"flaky failed on the row.*busy"), pytest.warns(RuntimeWarning):
         data.flat_map(flaky, {"x": "int64"}, retries=1).count()
-    with pytest.raises(tm.DataSetError, match="retries is a number from 0 on, not -1"):
+    with pytest.raises(tm.DataSetError, match="retries must be a non-negative integer, not -1"):
         data.map_batches(lambda batch: batch, {"x": "int64"}, retries=-1)
 
 

@@ -143,11 +143,11 @@ def test_types_by_name() -> None:
     [
         ({"p": {"z": 1}}, pa.schema([("p", POINT)]), ["a field 'z'", "x, name"]),
         ({"p": {"x": "a"}}, pa.schema([("p", POINT)]), ["'a'"]),
-        ({"p": 3}, pa.schema([("p", POINT)]), ["3 is no dict"]),
-        ({"p": {1: 2}}, None, ["is no struct", "a map is a list of pairs"]),
-        ({"p": 3}, pa.schema([("p", pa.list_(POINT))]), ["3 is no list"]),
-        ({"p": [1]}, pa.schema([("p", pa.list_(pa.int64(), 2))]), ["no list of 2 values"]),
-        ({"p": [1]}, pa.schema([("p", pa.map_(pa.string(), pa.int64()))]), ["1 is no pair"]),
+        ({"p": 3}, pa.schema([("p", POINT)]), ["3 is not a dict"]),
+        ({"p": {1: 2}}, None, ["cannot become a struct", "a map is a list of pairs"]),
+        ({"p": 3}, pa.schema([("p", pa.list_(POINT))]), ["3 is not a list"]),
+        ({"p": [1]}, pa.schema([("p", pa.list_(pa.int64(), 2))]), ["not a list of 2 values"]),
+        ({"p": [1]}, pa.schema([("p", pa.map_(pa.string(), pa.int64()))]), ["1 is not a pair"]),
         ({"p": [(None, 1)]}, pa.schema([("p", pa.map_(pa.string(), pa.int64()))]), ["key"]),
         ({"p": {"x": None}}, None, ["only None in p", "give schema="]),
         ({"p": []}, None, ["only None in p", "give schema="]),
@@ -177,7 +177,7 @@ def test_columns_that_come_later_are_an_error() -> None:
         return {"a": 1} if len(calls) <= 200 else {"a": 1, "b": 2}
 
     data = tm.from_dict({"i": list(range(30_000))}).map(later)
-    with pytest.raises(tm.DataSetError, match=r"\['a', 'b'\] where those before had \['a'\]"):
+    with pytest.raises(tm.DataSetError, match=r"\['a', 'b'\] but earlier rows had \['a'\]"):
         data.collect()
 
 

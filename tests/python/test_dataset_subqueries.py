@@ -431,7 +431,7 @@ def test_the_rows_are_those_of_the_standard(workers: int, tmp_path: Path) -> Non
             "more than one row; aggregate it, or add LIMIT 1",
         ),
         ("select x as a, y as a from d", 'two columns of the query are named "a"'),
-        ("select * from l natural full join (values (1)) u", "name them with USING"),
+        ("select * from l natural full join (values (1)) u", "list them with USING"),
         ("select 1; select 2", "one query at a time"),
     ],
 )

@@ -189,14 +189,14 @@ def test_what_is_wrong_with_them_is_said() -> None:
             call()
     sliding = tm.aggregate_function("approx_distinct", x).over("k", order_by="i", rows=(-2, 0))
     with pytest.raises(
-        tm.DataSetError, match=r"approx_distinct of a frame that begins .*rows=\(None, 0\), or .*: to_list"
+        tm.DataSetError, match=r"approx_distinct of a frame whose start moves .*rows=\(None, 0\), or .*: to_list"
     ):
         data_of(table()).with_columns(n=sliding).explain()
     for function in ("row_number()", "lag(x)"):
         query = f"select {function} filter (where y = 1) over (order by i) from t"
-        with pytest.raises(tm.DataSetError, match=rf"{function[:3]}.* has no FILTER .*filter the rows before"):
+        with pytest.raises(tm.DataSetError, match=rf"{function[:3]}.* does not support FILTER .*filter the rows first"):
             tm.sql(query, t=data_of(table()))
-    with pytest.raises(tm.DataSetError, match="nth_value takes the number of a row as a constant"):
+    with pytest.raises(tm.DataSetError, match="nth_value takes a constant row number"):
         tm.sql("select nth_value(x, y) filter (where y = 1) over (order by i) from t", t=data_of(table())).collect()
     with pytest.raises(ValueError, match="nulls_last has 1 values for 2 columns"):
         x.sum().over(order_by=["x", "y"], nulls_last=[True])

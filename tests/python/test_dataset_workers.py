@@ -157,12 +157,12 @@ except tm.DataSetError as error:
         return result.stdout.decode()
 
     assert re.match(
-        r"`ulimit -v` leaves this process \d+ MiB of addresses, and 4 query threads take \d+ MiB",
+        r"`ulimit -v` leaves this process \d+ MiB of address space, but 4 query threads take \d+ MiB",
         told("addresses", tmp_path),
     )
     full = told("disk", tmp_path)
     assert full.startswith(f"spilling to {tmp_path}: ") and re.search(
-        r"written \d+ MiB .*--spill-dir, or give more memory", full
+        r"written \d+ MiB .*--spill-dir, or raise --memory", full
     ), full
     missing = told("disk", tmp_path / "file" / "folder") if (tmp_path / "file").write_text("") == 0 else ""
     assert missing.startswith(f"spilling to {tmp_path}/file/folder: ") and "--spill-dir" in missing, missing

@@ -75,7 +75,7 @@ def test_no_single_copies_is_said_once(tmp_path: Path) -> None:
     printed, said = job(tmp_path, PROCESS_VM_READV, "0,1,2")
     assert printed == [f"[{rank}] ['None', 'shm'] False" for rank in range(3)]
     [line] = said
-    assert "slower than it could be from rank(s) 0, 1, 2 to rank(s) 0, 1, 2: no single copies of large messages" in line
+    assert "slower than possible: from rank(s) 0, 1, 2 to rank(s) 0, 1, 2: no single copies of large messages" in line
     assert "process_vm_readv" in line and "ptrace_scope" in line, "the reason, and where to look"
 
 
@@ -89,7 +89,7 @@ def test_no_shared_memory_of_one_worker_is_said_once(tmp_path: Path) -> None:
     ]
     [line] = said
     assert (
-        "slower than it could be from rank(s) 1 to rank(s) 0, 2: no shared memory on this host: cannot create" in line
+        "slower than possible: from rank(s) 1 to rank(s) 0, 2: no shared memory on this host: cannot create" in line
     )
     assert "not permitted" in line
 

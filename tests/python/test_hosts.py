@@ -315,8 +315,8 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
 
         for read in tm.read_text, lambda path: tm.read_csv(path, header=False):
             for file, words in [
-                ("size.txt", f"/size.txt is not the same file on all hosts: on {{names[0]}} it has 4 bytes, on {{names[1]}} 8"),
-                ("time.txt", "/time.txt is not the same file on all hosts, or too large to be compared: it was last changed at "),
+                ("size.txt", f"/size.txt is not the same file on all hosts: it has 4 bytes on {{names[0]}}, but 8 on {{names[1]}}"),
+                ("time.txt", "/time.txt is not the same file on all hosts, or too large to compare: it was last changed at "),
                 ("there", f"/there/u.txt is on host {{names[0]}}, but not on {{names[1]}}"),
             ]:
                 error = told(lambda: read(f"{{data}}/{{file}}").count())
@@ -332,9 +332,9 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Hosts) 
         assert "/kinds.npy has the columns value Int32, and with those of other hosts " in error and "value Int64" in error, error
 
         error = told(lambda: tm.read_csv(f"{{data}}/own", each_host=True))
-        assert f"/own/n.csv on host {{names[1]}}: its columns are m, those of " in error and f"/own/n.csv on host {{names[0]}} n: " in error, error
+        assert f"/own/n.csv on host {{names[1]}}: its columns are m, but those of " in error and f"/own/n.csv on host {{names[0]}} are n: " in error, error
         error = told(lambda: tm.read_csv(f"{{data}}/kinds", each_host=True))
-        assert 'column "x" is Int64 in ' in error and f"k.csv on host {{names[0]}} and Utf8" in error and names[1] in error, error
+        assert 'column "x" is Int64 in ' in error and f"k.csv on host {{names[0]}} but Utf8" in error and names[1] in error, error
         assert tm.read_csv(f"{{data}}/types", each_host=True).sort("x").to_dict() == {{"x": [1.0, 2.5]}}
         assert tm.read_json(f"{{data}}/json", each_host=True).sort("n").to_dict() == {{"n": [1, 2], "s": [None, "x"]}}
         error = told(lambda: tm.read_csv(f"{{data}}/none*", each_host=True))
@@ -370,7 +370,7 @@ def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Hosts) 
     (error,) = told
     here, there = hosts.names
     assert (
-        f"files {apart}: {here} does not see {apart}/1.json, which {there} has; a stream's files lie where all" in error
+        f"files {apart}: {here} does not see {apart}/1.json, which {there} has; all hosts must see a stream's files" in error
     )
     shared.mkdir()
     for name, line in lines.items():

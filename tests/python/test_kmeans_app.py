@@ -128,7 +128,7 @@ def test_bad_rows_are_named_with_their_line(tmp_path: Path, capsys: pytest.Captu
     path = write(tmp_path / "bad.csv", "a,b\n" + "\n".join(rows) + "\n")
     assert main([str(path), "-k", "2", "--no-out"]) == 1
     error = capsys.readouterr().err
-    for line, reason in ((12, "3 fields where 2"), (62, "'x' is not a number"), (63, "nothing there"), (92, "'nan'")):
+    for line, reason in ((12, "3 fields, but 2"), (62, "'x' is not a number"), (63, "nothing there"), (92, "'nan'")):
         assert f"{path}:{line}: " in error
         assert reason in error
     assert main([str(path), "-k", "2", "--bad-rows", "skip", "--out", str(tmp_path / "out")]) == 0

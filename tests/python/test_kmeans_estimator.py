@@ -352,7 +352,7 @@ def test_how_many_threads_a_worker_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made(srun) == (32, "auto", True)
     assert made(srun._replace(threads=4)) == (4, "none", True)
     assert made(Share(cpus=1, workers=2, place=1, room=0, threads=1)) == (1, "none", False)
-    with pytest.raises(ValueError, match="TIDEMILL_THREADS must be a whole number of at least 1, not '0'"):
+    with pytest.raises(ValueError, match="TIDEMILL_THREADS must be a positive integer, not '0'"):
         made(alone, told="0")
 
 

@@ -78,7 +78,7 @@ def test_what_cannot_be_started_is_explained(tmp_path: Path) -> None:
     text.write_text("not a program")
     for words, code, message in [
         (["no-such-program"], 127, b"PATH"),
-        (["missing.py"], 127, b"no file"),
+        (["missing.py"], 127, b"no such file"),
         ([str(text)], 126, b"chmod +x"),
         ([str(tmp_path)], 126, b"folder"),
         (["-n", "0", "true"], 2, b"at least one worker"),

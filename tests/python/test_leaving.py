@@ -105,7 +105,7 @@ def test_a_job_without_a_secret_says_so(tmp_path: Path) -> None:
     with workers.Job(tmp_path, 2, program, env) as job:
         results = job.finish()
     assert [code for code, _, _ in results] == [0, 0], results
-    assert "tidemill: rank 0: the job has no secret: whoever can connect to 127.0.0.2" in results[0][2], results
+    assert "tidemill: rank 0: the job has no secret: anyone who can connect to 127.0.0.2" in results[0][2], results
     assert results[1][2] == ""
 
 

@@ -86,21 +86,21 @@ def test_what_was_used_last_is_remembered() -> None:
 def test_wrong_answers_are_named() -> None:
     data = tm.from_dict({"x": [1]})
     answers: dict[str, Any] = {
-        r"<lambda> gave 2 rows for 1 keys": lambda keys: [None, None],
-        r"<lambda> gave a int for 1; a row is a dict, or None": lambda keys: [7],
-        r"<lambda> gave the columns \['other'\] for 1; announced were \['square'\]": lambda keys: [{"other": 1}],
+        r"<lambda> returned 2 rows for 1 keys": lambda keys: [None, None],
+        r"<lambda> returned a int for 1; a row must be a dict, or None": lambda keys: [7],
+        r"<lambda> returned the columns \['other'\] for 1; expected \['square'\]": lambda keys: [{"other": 1}],
         "ZeroDivisionError": lambda keys: [1 / 0],
     }
     for message, source in answers.items():
         with pytest.raises(tm.DataSetError, match=message):
             data.lookup(source, on="x", schema={"square": "int64"}).collect()
-    with pytest.raises(tm.DataSetError, match="there is a column 'x' already"):
+    with pytest.raises(tm.DataSetError, match="column 'x' already exists"):
         data.lookup(Service(), on="x", schema={"x": "int64"})
     with pytest.raises(tm.DataSetError, match='"nothing"'):
         data.lookup(Service(), on="nothing", schema=SCHEMA)
-    with pytest.raises(tm.DataSetError, match='how is "left" or "inner", not \'right\''):
+    with pytest.raises(tm.DataSetError, match='how must be "left" or "inner", not \'right\''):
         data.lookup(Service(), on="x", schema=SCHEMA, how="right")  # type: ignore[arg-type]
-    with pytest.raises(tm.DataSetError, match="cache_rows is a number from 0 on, not -1"):
+    with pytest.raises(tm.DataSetError, match="cache_rows must be a non-negative integer, not -1"):
         data.lookup(Service(), on="x", schema=SCHEMA, cache_rows=-1)
 
 

@@ -111,14 +111,14 @@ def test_bad_input(prices: Path, tmp_path: Path) -> None:
     assert "no column 'px' for the values; there are: date, ticker, price, volume, split" in refused(
         prices, "--value", "px", *out
     )
-    assert "no window is full: it is 250d long, and there are 60 days with data, 2005-01-03 to 2005-03-25" in refused(
+    assert "no window is full: it is 250d long, but there are 60 days with data, 2005-01-03 to 2005-03-25" in refused(
         prices, *out
     )
     assert "--window (length=) '5 days'" in refused(prices, "--window", "5 days", *out)
     assert "--missing (missing_max) is a part of a window's times" in refused(
         tmp_path / "nothing.csv", "--missing", "5"
     )
-    assert "--glyph XXXXX: there is no such id" in refused(prices, "--glyph", "XXXXX", *short, *out)
+    assert "--glyph XXXXX: no such id" in refused(prices, "--glyph", "XXXXX", *short, *out)
     groups = tmp_path / "groups.csv"
     groups.write_text("ticker,sector\nnobody,Oil\n")
     assert "no id of the groups' column 'ticker' is among the series: nobody against" in refused(
@@ -218,7 +218,7 @@ def test_options_of_files(tmp_path: Path) -> None:
         (("--glyph", "A=heart"), "a shape is one of circle, square"),
         (("--follow",), "--follow wants one file"),
         (("--settle", "1"), "--settle is for --follow"),
-        (("--max-iter", "0"), "--max-iter is at least 1"),
+        (("--max-iter", "0"), "--max-iter must be at least 1"),
         (("prices.csv", "--follow", "--align", "common"), "--follow does not have them: align to a FILE"),
         (("--port", "70000"), "--port is from 0 to 65535"),
     ],

@@ -380,7 +380,7 @@ def test_a_text_that_is_no_number_names_its_column() -> None:
     """It was "Cannot cast string", of whichever column."""
     table = pa.table({"date": [20240102] * 2, "id": ["1", "b"], "price": ["99.5", "$100.12"], "volume": [1, 2]})
     with pytest.raises(
-        series.SeriesError, match=r"values in column 'price' are text, and one is no number: .*\$100\.12"
+        series.SeriesError, match=r"values in column 'price' are text, and one is not a number: .*\$100\.12"
     ):
         series.clean(table)
 
@@ -409,7 +409,7 @@ def test_columns_are_found_by_usual_names_and_by_choice() -> None:
     assert find_columns([*names, "cap"], {}).price is None
     assert find_columns(["Date", "Symbol", "Close", "Adj Close"], {"value": "Close"}).value == "Close"
     with pytest.raises(
-        series.SeriesError, match=r"no column is called like an id .*--id COLUMN; there are: date, x, price"
+        series.SeriesError, match=r"no column is named like an id .*--id COLUMN; there are: date, x, price"
     ):
         find_columns(["date", "x", "price"], {})
     with pytest.raises(series.SeriesError, match="no column 'px' for the values; there are: date, id, price"):
@@ -589,9 +589,9 @@ def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("day,ticker,worth\n2024-01-02,a,1\n", {}, "no column is called like a value"),
-        ("date,ticker,price\n", {}, "no row with id and time among the 0"),
-        ("date,ticker,price\n,a,1\n2024-01-02,,1\n", {}, "no row with id and time among the 2"),
+        ("day,ticker,worth\n2024-01-02,a,1\n", {}, "no column is named like a value"),
+        ("date,ticker,price\n", {}, "no row has an id and a time among the 0"),
+        ("date,ticker,price\n,a,1\n2024-01-02,,1\n", {}, "no row has an id and a time among the 2"),
         ("date,ticker,price\n2024-01-02,a,\n", {}, "no row has a value that is left after cleaning"),
         ("date,ticker,price\n02/01/2024,a,1\n", {}, "times in column 'date' are text, such as '02/01/2024'"),
         ("date,ticker,price\n2024-01-02,a,1\nlater,a,1\n", {}, "times in column 'date' are text, such as 'later'"),
@@ -600,8 +600,8 @@ def test_detected_splits_are_adjusted_and_listed(tmp_path: Path) -> None:
             {},
             "line 2: '1,234.5' is not of type Float64",
         ),
-        ("date,ticker,close,close\n2024-01-02,a,1,2\n", {}, 'bad.csv: two of its columns are called "close"; give'),
-        ("date,close\n2024-01-02,1\n", {}, "no column is called like an id"),
+        ("date,ticker,close,close\n2024-01-02,a,1,2\n", {}, 'bad.csv: two of its columns are named "close"; give'),
+        ("date,close\n2024-01-02,1\n", {}, "no column is named like an id"),
         ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a,cheap\n", {}, "line 3: 'cheap' is not of type Float64"),
         ("date,ticker,price\n2024-01-02,a,1\n2024-01-03,a\n", {}, "line 3: "),
         ("date,ticker,price,split\n2024-01-02,a,1,-2\n", {}, "the split of a at 2024-01-02 is -2: it is how many"),

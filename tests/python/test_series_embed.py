@@ -142,7 +142,9 @@ def test_an_id_that_is_called_like_a_reference_is_refused_with_what_helps() -> N
     panel = market()
     panel.ids = np.array(["constant", *panel.ids[1:]])
     windows = series.windows(panel.times, "60d", "60d")
-    with pytest.raises(series.SeriesError, match=r"id 'constant' is called like a reference series: .*--references no"):
+    with pytest.raises(
+        series.SeriesError, match=r"id 'constant' has the name of a reference series: .*--references no"
+    ):
         list(series.embed(panel, windows, of="values"))
     assert list(series.embed(panel, windows, of="values", with_references=False))
 
@@ -273,7 +275,7 @@ def test_keys_start_from_keys() -> None:
     assert [frame.positions.tolist() for frame in one] == [frame.positions.tolist() for frame in chain]
     assert one[3].positions.tolist() == whole[3]
     assert one[4].positions.tolist() != whole[4]
-    with pytest.raises(series.SeriesError, match="key_every is at least 1, not 0"):
+    with pytest.raises(series.SeriesError, match="key_every must be at least 1, not 0"):
         series.Embedder(key_every=0)
 
 
@@ -345,7 +347,7 @@ def test_frames_lie_on_points_that_were_given_but_are_not_stretched() -> None:
 
 
 def test_what_cannot_be_aligned_to_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(series.SeriesError, match="positions of 3 ids to align to; it takes 4 at least"):
+    with pytest.raises(series.SeriesError, match="positions of 3 ids to align to; at least 4 are needed"):
         series.Embedder(align={name: [0, 0, 1] for name in "abc"})
     for wrong in ([1, 2], [1, 2, NAN]):
         with pytest.raises(series.SeriesError, match="three numbers for each id, and 'd' has"):
@@ -353,7 +355,7 @@ def test_what_cannot_be_aligned_to_is_refused(tmp_path: Path) -> None:
     panel = market(ids=8)
     panel.values[40:, 3:5] = NAN
     with pytest.raises(
-        series.SeriesError, match=r"--align common .* needs 4 ids that all windows have, and there are 3;"
+        series.SeriesError, match=r"--align common .* needs 4 ids that all windows have, but there are 3;"
     ):
         list(series.embed(panel, series.windows(panel.times, "20d", "20d"), align="common"))
     path = tmp_path / "points.csv"
@@ -361,7 +363,7 @@ def test_what_cannot_be_aligned_to_is_refused(tmp_path: Path) -> None:
     found = series.read_positions(path)
     assert found.pop("A") == [1, 2, 3] and list(found) == ["10"] and np.isnan(found["10"][2])
     for text, message in (
-        ("id,x,y\nA,1,2\n", "columns of ids, x, y and z, and there is none for z; there are: id, x, y"),
+        ("id,x,y\nA,1,2\n", "columns of ids, x, y and z, but there is none for z; there are: id, x, y"),
         ("what,x,y,z\nA,1,2,3\n", "there is none for an id"),
         ("id,x,y,z\nA,1,2,3\nA,1,2,3\n", "have 'A' twice"),
         ("id,x,y,z\nA,1,2,far\n", "the positions to align to cannot be read: .*far"),
@@ -509,7 +511,7 @@ def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers
             return str(error)
 
     for text in standing.run(embed, workers=workers):
-        assert "--of changes (of=\"changes\") needs values above 0, and there is 0 in 's09'" in text
+        assert "--of changes (of=\"changes\") needs values above 0, but there is 0 in 's09'" in text
 
 
 def groups_of(path: Path, text: str, ids: list[str], **options: str) -> series.Groups:
@@ -534,7 +536,7 @@ def test_groups(tmp_path: Path) -> None:
         (
             "Symbol,Sector,Sector\nA,Oil,Gas\n",
             {},
-            'groups.csv: two of its columns are called "Sector"; give each a name',
+            'groups.csv: two of its columns are named "Sector"; give each its own name',
         ),
         (
             "Symbol,Sector\nA,Oil\n",

@@ -303,7 +303,7 @@ def test_parquet_files_that_cannot_be_followed(tmp_path: Path) -> None:
     with pytest.raises(series.SeriesError, match=r"prices\.parquet: times in column 'date' are .*, such as 'soon'"):
         series.Follower(path).poll()
     pq.write_table(pa.table({"date": [1.5], "price": [1.0]}), path)
-    with pytest.raises(series.SeriesError, match=r"prices\.parquet: no column is called like an id"):
+    with pytest.raises(series.SeriesError, match=r"prices\.parquet: no column is named like an id"):
         series.Follower(path).poll()
 
 
@@ -324,11 +324,11 @@ def test_parquet_and_csv_may_lie_in_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2024-01-03,s0,cheap,1,\n", "line 2: 'cheap' is no number, and the column of values has numbers"),
+        ("2024-01-03,s0,cheap,1,\n", "line 2: 'cheap' is not a number, but the column of values has numbers"),
         ("2024-01-03,s0,1\n", "line 2: 5 values expected, 3 found"),
         ('2024-01-03,"s0,1,1,\n', "line 2: a quote is not closed"),
-        ("2024-01-03,s0,1_000,1,\n", "line 2: '1_000' is no number"),
-        ("soon,s0,1,1,\n", "line 2: 'soon' is no time such as 2016-12-30"),
+        ("2024-01-03,s0,1_000,1,\n", "line 2: '1_000' is not a number"),
+        ("soon,s0,1,1,\n", "line 2: 'soon' is not a time such as 2016-12-30"),
     ],
 )
 def test_bad_rows_name_file_and_line(text: str, message: str, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_bad_rows_name_file_and_line(text: str, message: str, tmp_path: Path) ->
 def test_what_cannot_be_followed(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(series.SeriesError, match=r"prices.csv: no column is called like an id"):
+    with pytest.raises(series.SeriesError, match=r"prices.csv: no column is named like an id"):
         series.Follower(path).poll()
     path.write_text(HEAD + "".join(rows(range(3))))
     follower = series.Follower(path, settle_s=0.0, every_s=0.001)
@@ -361,7 +361,7 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
         series.Follower(packed).poll()
     twice = tmp_path / "twice.csv"
     twice.write_text("date,id,close,close\n")
-    with pytest.raises(series.SeriesError, match=r"twice.csv: column 'close' is there twice in the header"):
+    with pytest.raises(series.SeriesError, match=r"twice.csv: column 'close' appears twice in the header"):
         series.Follower(twice).poll()
     folder = tmp_path / "days"
     folder.mkdir()
@@ -475,7 +475,9 @@ def test_a_line_that_was_taken_as_whole_and_goes_on_is_an_error(tmp_path: Path) 
     assert counts(follower) == {"gaps": 7}
     with path.open("a") as file:
         file.write("2\n")
-    with pytest.raises(series.SeriesError, match=r"a.csv, line 26: .* now it goes on; write files one after the other"):
+    with pytest.raises(
+        series.SeriesError, match=r"a.csv, line 26: .* now it continues; write files one after the other"
+    ):
         until(follower, lambda: len(of(follower).times) == 7)
 
 
@@ -577,7 +579,7 @@ def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) ->
         file.write("2024-03-01,s0,cheap,1,\n")
     _, errors = running.communicate(timeout=launched.PATIENCE_S)
     assert running.returncode == 1
-    assert f"tidemill series: {path}, line {24 * 8 + 2}: 'cheap' is no number" in errors.decode()
+    assert f"tidemill series: {path}, line {24 * 8 + 2}: 'cheap' is not a number" in errors.decode()
 
 
 def followed(
@@ -683,7 +685,7 @@ def test_rows_that_have_changed_make_all_anew(tmp_path: Path) -> None:
     fields = lines[100].split(",")
     lines[100] = ",".join([*fields[:2], f"{float(fields[2]) * 1.01:.4f}", *fields[3:]])
     path.write_text(HEAD + "".join([*lines, *rows(range(30, 34))]))
-    assert "are not those that the frames were made of: all are made anew" in followed(path, out, 1, 8)
+    assert "differ from those that the frames were made of: all frames are recomputed" in followed(path, out, 1, 8)
     again = tmp_path / "again"
     assert launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", again).returncode == 0
     assert len(FrameReader(out)) == len(FrameReader(again)) == 8
@@ -697,12 +699,12 @@ def test_following_with_other_options_is_refused(tmp_path: Path) -> None:
     followed(path, out, 1, 6)
     done = launched.run("series", path, "--follow", "--window", "10d", "--shift", "2d", "--out", out)
     assert done.returncode == 1
-    assert b"has frames made with window='20d', not '10d'; --overwrite makes them anew" in done.stderr
+    assert b"has frames made with window='20d', not '10d'; --overwrite recomputes them" in done.stderr
     # Frames that nothing is known of are none to go on behind.
     (out / "following.npz").write_bytes(b"")
     done = launched.run("series", path, "--follow", "--window", "20d", "--shift", "2d", "--out", out)
     assert done.returncode == 1
-    assert b"--overwrite makes them anew" in done.stderr
+    assert b"--overwrite recomputes them" in done.stderr
     (out / "following.jsonl").unlink()
     done = launched.run("series", path, "--follow", "--window", "20d", "--shift", "2d", "--out", out)
     assert b"has frames already; --overwrite replaces them" in done.stderr

@@ -86,7 +86,7 @@ def test_steps_before_it_and_columns_that_are_named() -> None:
 
 def test_what_cannot_be_followed(tmp_path: Path) -> None:
     told = table(rows(range(3)))
-    with pytest.raises(series.SeriesError, match="no column is called like a value"):
+    with pytest.raises(series.SeriesError, match="no column is named like a value"):
         series.Follower(tm.stream.from_table(told, time="time").drop("value"))
     with pytest.raises(series.SeriesError, match="'volume' is Float64: cast it"):
         series.Follower(tm.stream.from_table(told, time="time"), columns={"time": "volume", "volume": None})

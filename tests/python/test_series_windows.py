@@ -102,7 +102,7 @@ def test_daily_windows_need_no_later_day() -> None:
 @pytest.mark.parametrize(
     ("length", "shift", "message"),
     [
-        ("11d", "1d", "no window is full: it is 11d long, and there are 10 days with data, 2024-01-01 to 2024-01-12"),
+        ("11d", "1d", "no window is full: it is 11d long, but there are 10 days with data, 2024-01-01 to 2024-01-12"),
         ("5x", "1d", "--window (length=) '5x': lengths are such as 250d"),
         ("5d", "0d", "--shift (shift=) '0d': lengths are such as"),
         ("1y", "5d", "both count days or rows, or both go by the calendar"),
@@ -255,7 +255,7 @@ def test_euclidean_distances_and_functions() -> None:
 def test_values_that_have_no_logarithm_are_refused() -> None:
     values = np.array([[1.0, 2.0], [0.0, 3.0]])
     with pytest.raises(
-        series.SeriesError, match=r"--of changes .* needs values above 0, and there is 0 in series 0; --of differences"
+        series.SeriesError, match=r"--of changes .* needs values above 0, but there is 0 in series 0; --of differences"
     ):
         series.distances(values)
     with pytest.raises(series.SeriesError, match=r"--length log .* needs values above 0"):

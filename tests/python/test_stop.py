@@ -64,7 +64,9 @@ def test_a_stream_that_is_stopped(tmp_path: Path, env: dict[str, str], jobs: lis
         launched.wait_until(functools.partial(has_rows, env, workers, job), "rows")
         stopped = launched.run("stop", "numbers", env=env)
         assert stopped.returncode == 0, stopped.stderr
-        assert stopped.stdout == b"stream 'numbers' has stopped; started again it goes on from its last checkpoint\n"
+        assert (
+            stopped.stdout == b"stream 'numbers' has stopped; when started again, it resumes from its last checkpoint\n"
+        )
         out, err = job.communicate(timeout=launched.PATIENCE_S)
         assert job.returncode == 0, err
         assert out.count(b"on it goes") == workers

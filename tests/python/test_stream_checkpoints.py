@@ -118,9 +118,9 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     for file in (place / "state").glob("*/*"):
         file.write_bytes(b"")
     damaged = launched.run("checkpoints", "-n", "1", place)
-    assert damaged.returncode == 1 and b"is cut short" in damaged.stdout, damaged
+    assert damaged.returncode == 1 and b"is truncated" in damaged.stdout, damaged
     quick = launched.run("checkpoints", "-n", "1", "--quick", place)
-    assert quick.returncode == 0 and b"cut short" not in quick.stdout, quick
+    assert quick.returncode == 0 and b"truncated" not in quick.stdout, quick
     rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
     with pytest.raises(tm.DataSetError, match="come again, which the job must not do"):
         rows.agg(n=tm.count()).write_stream(
@@ -139,7 +139,7 @@ def test_a_copy_that_cannot_be_cleared_away_says_both(tmp_path: Path) -> None:
     file = next(path for path in (fine / "state").rglob("*") if path.is_file())
     (full / file.relative_to(fine) / "within").mkdir(parents=True)
     failed = launched.run("checkpoints", "-n", "1", place, "--copy", full)
-    first, second = failed.stderr.decode().split("; and what had been copied could not be deleted: ")
+    first, second = failed.stderr.decode().split("; and the files already copied could not be deleted: ")
     assert failed.returncode == 2 and f"checkpoints in {full}: " in first and "delete" not in first
     assert file.name in second
 
@@ -180,9 +180,9 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
         assert written(checkpoint=copy) == whole
 
     full = copied(copies[0], copies[1])
-    assert full.returncode == 2 and b"there are checkpoints already" in full.stderr, full
+    assert full.returncode == 2 and b"it already has checkpoints" in full.stderr, full
     none = copied(place, tmp_path / "none")
-    assert none.returncode == 2 and b"no checkpoint that could be copied" in none.stderr, none
+    assert none.returncode == 2 and b"no checkpoint to copy" in none.stderr, none
     assert copied(copies[0], tmp_path / "none", "--epoch", epoch + 99).returncode == 2
     assert launched.run("checkpoints", "-n", "1", copies[0], "--epoch", "3").returncode == 2
 
@@ -262,7 +262,7 @@ rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={
 def test_places_that_cannot_be(folder: Path) -> None:
     stream = tm.stream.rate(10, rows=10)
     for place, reason in {
-        "memory:///job": "checkpoints in memory are gone with the process",
+        "memory:///job": "checkpoints in memory are lost when the process ends",
         "https://localhost/job": "checkpoints need a folder or an object store",
         "s4://bucket/job": "no store has such a URL",
     }.items():
@@ -299,13 +299,13 @@ def test_sources_go_on_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixtur
 
     (lines / "a.json").write_text('{"n": 1}\n')
     assert run() == [1]
-    assert "had come to its end" not in capfd.readouterr().err
+    assert "had finished" not in capfd.readouterr().err
     (lines / "b.json").write_text('{"n": 2}\n')
     with (lines / "a.json").open("a") as file:
         file.write('{"n": 3}\n')
     assert run() == [2, 3]
     assert re.search(
-        r'job "stream" had come to its end, at checkpoint \d+ in .*/c: its sources go on', capfd.readouterr().err
+        r'job "stream" had finished, at checkpoint \d+ in .*/c: its sources resume', capfd.readouterr().err
     )
     assert run() == []
     (lines / "c.json").write_text('{"n": 4}\n')
@@ -329,11 +329,11 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert run(tens) == 0
     assert "nothing to do, for its windows and other steps have given what they kept" in capfd.readouterr().err
     with pytest.raises(
-        tm.DataSetError, match=r"it held windows of 10000000 us .*, and now holds windows of 1000000 us"
+        tm.DataSetError, match=r"it held windows of 10000000 us .*, but now holds windows of 1000000 us"
     ):
         run(tm.window(tm.tumbling("1s"), on="at"))
     with pytest.raises(
-        tm.DataSetError, match=r'state of a task "window \d", which the job has no longer; a step is found again by'
+        tm.DataSetError, match=r'state of a task "window \d", which the job no longer has; a step is found again by'
     ):
         run(None)
 
@@ -344,7 +344,7 @@ def test_a_window_more_after_the_end(tmp_path: Path) -> None:
     numbers.write_stream(lambda rows: None, checkpoint=tmp_path)
     counts = numbers.group_by("number", tm.window(tm.stream.counting(1))).agg(n=tm.count())
     with pytest.raises(
-        tm.DataSetError, match=r'has come to its end and had no task "window \d"; begin anew in another'
+        tm.DataSetError, match=r'has finished and had no task "window \d"; start fresh in another'
     ):
         counts.write_stream(lambda rows: None, checkpoint=tmp_path)
 
@@ -372,7 +372,7 @@ def test_a_place_that_lost_its_epochs_is_refused(tmp_path: Path, capfd: pytest.C
     for left in launched.epochs(place):
         left.unlink()
     before = len(seen)
-    with pytest.raises(tm.DataSetError, match=r"epochs/, which says what they are, is gone.* Bring epochs/ back; or"):
+    with pytest.raises(tm.DataSetError, match=r"epochs/, which lists them, is missing.* Restore epochs/; or"):
         run()
     assert len(seen) == before
     # A run that is killed before its first checkpoint leaves a claim and states, and has committed nothing.
@@ -404,7 +404,7 @@ def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run()
     run()
     monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "another key of it.")
-    with pytest.raises(Exception, match="signed with another key, or changed since"):
+    with pytest.raises(Exception, match="signed with another key, or has changed since"):
         run()
     monkeypatch.delenv("TIDEMILL_CHECKPOINT_KEY")
     with pytest.raises(Exception, match="it is signed; set TIDEMILL_CHECKPOINT_KEY"):

@@ -77,7 +77,7 @@ def test_folders_of_values(tmp_path: Path, format: Any) -> None:
     wanted = {(n, None if n % 3 == 0 else "a/b c=%", str(n % 2)) for n in range(count)}
     assert len(found) == count
     assert {(int(row["n"]), row["place"], str(row["day"])) for row in found} == wanted
-    with pytest.raises(tm.DataSetError, match='names "nothing", which is no column; there are: n, place, day'):
+    with pytest.raises(tm.DataSetError, match='names "nothing", which is not a column; there are: n, place, day'):
         tm.stream.from_table(table).write_stream(tm.stream.to_files(tmp_path / "o", partition_by="nothing"))
 
 
@@ -127,30 +127,30 @@ counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={s
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        tm.DataSetError, match="rate source: `rows` is integer `-1`, and has to be a whole number from 0 on"
+        tm.DataSetError, match="rate source: `rows` is integer `-1`, but must be a non-negative integer"
     ):
         tm.stream.rate(rows=-1)
-    with pytest.raises(tm.DataSetError, match="`keys` has to be at least 1"):
+    with pytest.raises(tm.DataSetError, match="`keys` must be at least 1"):
         tm.stream.rate(keys=0)
     for speed in (-1, float("nan"), float("inf")):
-        with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* is no rate"):
+        with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* must be positive"):
             tm.stream.rate(speed)
-    with pytest.raises(tm.DataSetError, match="schema= is types by column"):
+    with pytest.raises(tm.DataSetError, match="schema= must be types by column"):
         tm.stream.from_files(tmp_path, 5)
     with pytest.raises(
-        tm.DataSetError, match="files source: `format` is `xml`, and has to be one of `json`, `csv`, `text`"
+        tm.DataSetError, match="files source: `format` is `xml`, but must be one of `json`, `csv`, `text`"
     ):
         tm.stream.from_files(tmp_path, SCHEMA, format="xml")  # type: ignore[arg-type]
-    with pytest.raises(tm.DataSetError, match="`on_error` is `ignore`, and has to be one of `raise`, `skip`"):
+    with pytest.raises(tm.DataSetError, match="`on_error` is `ignore`, but must be one of `raise`, `skip`"):
         tm.stream.from_files(tmp_path, SCHEMA, on_error="ignore")  # type: ignore[arg-type]
-    with pytest.raises(tm.DataSetError, match=r"topic=.* is no name of a topic: a text that is not empty"):
+    with pytest.raises(tm.DataSetError, match=r"topic=.* must be a topic name, a non-empty string"):
         tm.stream.from_kafka("127.0.0.1:1", ["a", "b"], SCHEMA)  # type: ignore[arg-type]
     for sink in (
         tm.stream.to_kafka("127.0.0.1:1", "topic", key="zz"),
         tm.stream.to_redis("redis://127.0.0.1:1/0", key="zz"),
         tm.stream.to_rabbitmq("amqp://127.0.0.1:1", exchange="x", key="zz"),
     ):
-        with pytest.raises(tm.DataSetError, match='`key` is "zz", and there is no such column, but number, time, key'):
+        with pytest.raises(tm.DataSetError, match='`key`: no column "zz"; the columns are number, time, key'):
             tm.stream.rate(rows=1).write_stream(sink)
     with pytest.raises(tm.DataSetError, match="files sink"):
         tm.stream.rate(rows=1).write_stream(tm.stream.to_files("https://host/folder"))
@@ -165,7 +165,7 @@ def test_files_that_are_compressed(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(rows.encode()))
     for format in ("json", "csv"):
         stream = tm.stream.from_files(tmp_path, SCHEMA, format=format, stop_at_end=True)  # type: ignore[arg-type]
-        with pytest.raises(tm.DataSetError, match=r"a\.gz.*: it is compressed, and has to be unpacked before"):
+        with pytest.raises(tm.DataSetError, match=r"a\.gz.*: it is compressed and must be unpacked first"):
             stream.write_stream(lambda _: None)
 
 
@@ -201,7 +201,7 @@ def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     counts = tm.stream.rate(rows=9).group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
     for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
-        with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
+        with pytest.raises(tm.DataSetError, match="two sinks write into the same folder"):
             counts.write_stream(tm.stream.to_files(one), late_to=tm.stream.to_files(other, prefix="late"))
     counts.write_stream(tm.stream.to_files("out"), late_to=tm.stream.to_files("late"))
 
@@ -308,7 +308,7 @@ def test_kafka_jobs_of_one_name(kafka: Kafka, tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(launched.PATIENCE_S)
-    assert failed and 'another job writes with the id "same", too' in failed[0], failed
+    assert failed and 'another job also writes with the id "same"' in failed[0], failed
 
 
 def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
@@ -339,13 +339,13 @@ def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
     assert read("anew", 5) == list(range(100, 105))
     delete("anew")
     make("anew", 0, 150)
-    with pytest.raises(tm.DataSetError, match='"anew" was made anew: the record 104 of partition 0 is not the one'):
+    with pytest.raises(tm.DataSetError, match='"anew" was recreated: record 104 of partition 0 is not the one'):
         read("anew", 1)
     make("fewer", 0, 10, partitions=2)
     assert read("fewer", 10) == list(range(10))
     delete("fewer")
     make("fewer", 0, 10)
-    with pytest.raises(tm.DataSetError, match='"fewer" was made anew: it has 1 partitions, and the checkpoint'):
+    with pytest.raises(tm.DataSetError, match='"fewer" was recreated: it has 1 partitions, but the checkpoint'):
         read("fewer", 1000)
     # Records that the topic keeps no longer tell nothing, and there is nothing to be told.
     make("short", 0, 10)
@@ -420,15 +420,15 @@ def test_headers_that_are_written(kafka: Kafka, tmp_path: Path) -> None:
     ]
 
     for wrong, why in (
-        ("x", 'column "x" is Int64; one that has all headers of a record is a list of structs of `name`'),
+        ("x", 'column "x" is Int64; a column with all headers of a record must be a list of structs of `name`'),
         ({"h": "all"}, 'column "all" is Map.*a header has one value'),
-        ("y", '`headers` is "y", and there is no such column, but x, trace, n, all'),
-        (["all", {"a": "x", "b": "trace", "c": "n"}], "takes all columns, and none is left for values"),
+        ("y", '`headers`: no column "y"; the columns are x, trace, n, all'),
+        (["all", {"a": "x", "b": "trace", "c": "n"}], "takes all columns, so none is left for values"),
     ):
         with pytest.raises(tm.DataSetError, match=why):
             stream.write_stream(tm.stream.to_kafka("127.0.0.1:1", "t", headers=wrong))  # type: ignore[arg-type]
     for of in (5, b"h", {"h": 5}, {5: "h"}, ["h", None]):
-        with pytest.raises(TypeError, match="headers= has names of columns, or columns by the names of headers, not"):
+        with pytest.raises(TypeError, match="headers= must have column names, or columns by header name, not"):
             tm.stream.to_kafka("127.0.0.1:1", "t", headers=of)  # type: ignore[arg-type]
 
 
@@ -470,9 +470,9 @@ def test_what_is_known_of_records(kafka: Kafka) -> None:
     assert read(when + timedelta(days=1)) == []
     # No broker knows such a time, and all records are behind it.
     assert [row["x"] for row in read(datetime(1969, 12, 31))] == [0, 2, 3]
-    with pytest.raises(tm.DataSetError, match='adds a column "x", which there is already'):
+    with pytest.raises(tm.DataSetError, match='adds a column "x", which already exists'):
         read(x="offset")
-    with pytest.raises(tm.DataSetError, match="`metadata` is `size`, and has to be one of `topic`, `partition`"):
+    with pytest.raises(tm.DataSetError, match="`metadata` is `size`, but must be one of `topic`, `partition`"):
         read(o="size")
     raw = tm.stream.from_kafka(
         kafka.bootstrap, "known", format="raw", metadata={"of": "topic", "h": "headers"}, stop_at_end=True
@@ -540,7 +540,7 @@ def test_avro(kafka: Kafka) -> None:
         return seen
 
     with pytest.warns(
-        tm.BadRowsWarning, match=r"^2 records .* offset 2: its schema has the number 9, of which there is"
+        tm.BadRowsWarning, match=r"^2 records .* offset 2: its schema has the number 9, but no such schema"
     ):
         assert read(avro_schema=schema, avro_writers={7: old, 258: json.dumps(new)}) == [
             {"x": 2, "s": None},
@@ -567,7 +567,7 @@ def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
     with pytest.raises(tm.DataSetError, match=r'topic "poison", partition \d, offset \d: .*on_error'):
         read()
     with pytest.warns(
-        tm.BadRowsWarning, match=r'^3 records that are no rows were left out; the first: kafka poison: topic "poison"'
+        tm.BadRowsWarning, match=r'^3 records that are not rows were left out; the first: kafka poison: topic "poison"'
     ):
         assert read(on_error="skip") == [1, 2, 3]
     assert tm.skipped_rows() == 3
@@ -717,7 +717,7 @@ def test_quarantines_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         lambda: tm.stream.from_socket("127.0.0.1", 1, SCHEMA, quarantine=url, **options),
         lambda: tm.stream.from_websocket("ws://127.0.0.1:1", SCHEMA, quarantine=url, **options),
     ):
-        with pytest.raises(tm.DataSetError, match=r"quarantine='s3://bucket/bad': it has to be a local folder"):
+        with pytest.raises(tm.DataSetError, match=r"quarantine='s3://bucket/bad' must be a local folder"):
             make()
     assert not (tmp_path / "s3:").exists()
     for path, within in (
@@ -729,7 +729,7 @@ def test_quarantines_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("in/*.jsonl", "in"),
         ("in/**/*.jsonl", "in/deep/bad"),
     ):
-        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; give bad rows a folder"):
+        with pytest.raises(tm.DataSetError, match=r"quarantine=.* is within .*, which is read; use a separate folder"):
             tm.stream.from_files(path, SCHEMA, quarantine=within, **options)
     for path, beside in (
         ("in", "in/_bad"),
@@ -769,7 +769,7 @@ def test_topics_and_beginnings_that_are_none() -> None:
     """An empty topic was an error of the job, or none; of a beginning the engine's word for a time was offered."""
     for topic in ("", None):
         for made in (tm.stream.from_kafka, tm.stream.to_kafka):
-            with pytest.raises(tm.DataSetError, match=r"topic=.* is no name of a topic"):
+            with pytest.raises(tm.DataSetError, match=r"topic=.* must be a topic name"):
                 made("127.0.0.1:1", topic)  # type: ignore[operator]
     for start in ("2020-01-01", 5, None, ["earliest"]):
         with pytest.raises(tm.DataSetError, match=r'start=.* is not "earliest", "latest" or a datetime, such as'):
@@ -822,7 +822,7 @@ print(tm.skipped_rows())
     done = launched.run("run", "-n", "2", app)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == [b"6", b"6", b"[0]", b"[1]"]
-    assert done.stderr.count(b"6 records that are no rows were left out") == 1
+    assert done.stderr.count(b"6 records that are not rows were left out") == 1
     assert len(read(tmp_path / "out")) == 6
     found = [json.loads(line) for file in (tmp_path / "bad").iterdir() for line in file.read_text().splitlines()]
     assert {Path(record["file"]).name for record in found} == {f"{number}.json" for number in range(6)}
@@ -872,7 +872,7 @@ def test_redis_entries_of_nulls(redis_server: Redis) -> None:
 
 def test_redis_bytes_that_are_no_text(redis_server: Redis) -> None:
     rows = pa.table({"k": ["a"], "raw": [b"\xff"]})
-    with pytest.raises(tm.DataSetError, match='column "raw" has bytes that are no UTF-8: write them as text'):
+    with pytest.raises(tm.DataSetError, match='column "raw" has bytes that are not UTF-8: write them as text'):
         tm.stream.from_table(rows).write_stream(tm.stream.to_redis(redis_server.url, key="k", prefix="raw:"))
 
 
@@ -936,7 +936,7 @@ def test_redis_passwords_are_not_shown() -> None:
     """A password in a message or a plan ends up in logs."""
     sink = tm.stream.to_redis("redis://:swordfish@127.0.0.1:1/0", key="key")
     assert "swordfish" not in repr(sink)
-    with pytest.raises(tm.DataSetError, match="redis source: `url` has to be") as error:
+    with pytest.raises(tm.DataSetError, match="redis source: `url` must be") as error:
         tm.stream.from_redis("rediss:/:swordfish@x", "a", SCHEMA)
     assert "swordfish" not in str(error.value)
     with pytest.raises(tm.DataSetError, match="expire="):

@@ -172,9 +172,9 @@ def test_results_are_a_stream() -> None:
     [
         (lambda times: times, "not a tuple of starts and ends"),
         (lambda times: (times[:3], times[:3]), r"3 starts for \d+ rows"),
-        (lambda times: (times, times), "into a window from .* to .*, where it is not"),
-        (lambda times: (times.cast(pa.int64()), times), "starts and ends of windows are timestamps"),
-        (lambda times: (times, pa.array([[at] for at in times])), "both are times, or lists of them"),
+        (lambda times: (times, times), "to the window from .* to .*, which does not contain it"),
+        (lambda times: (times.cast(pa.int64()), times), "starts and ends of windows must be timestamps"),
+        (lambda times: (times, pa.array([[at] for at in times])), "both must be times, or lists of times"),
         (lambda times: (times, pa.nulls(len(times), times.type)), "null as the end of a window from 1970-01-01"),
         (lambda times: 1 / 0, "division by zero"),
     ],
@@ -190,7 +190,7 @@ def test_what_is_asked_wrong() -> None:
         tm.stream.custom("10s")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="custom: no column 'kez'; there are at, key, row"):
         counts(data, tm.stream.custom(tens, columns="kez"))
-    with pytest.raises(tm.DataSetError, match="there is a column 'window_end' already"):
+    with pytest.raises(tm.DataSetError, match="column 'window_end' already exists"):
         counts(data.with_columns(window_end=tm.lit(1)), tm.stream.custom(tens))
     with pytest.raises(tm.DataSetError, match="rename the result's columns"):
         tm.window(tm.stream.custom(tens), on="at").alias("w")

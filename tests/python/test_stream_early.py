@@ -377,7 +377,7 @@ def test_steps_are_another_state(tmp_path: Path) -> None:
         return stream.group_by("key", tm.window(tm.tumbling("1h"), on="time", **early)).agg(n=tm.count())
 
     counts().write_stream(lambda rows: None, checkpoint=tmp_path / "c", stop=lambda: True)
-    with pytest.raises(tm.DataSetError, match=r"and now holds windows of .*, in steps of 60000000 us"):
+    with pytest.raises(tm.DataSetError, match=r"but now holds windows of .*, in steps of 60000000 us"):
         counts(early_time="1m").write_stream(print, checkpoint=tmp_path / "c")
 
 

@@ -96,21 +96,21 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
 @pytest.mark.parametrize(
     ("query", "version", "said"),
     [
-        ("windows", "counted", r'"window \d" that .*"count\(x\)" \(count of Int64\) is new and cannot be null'),
-        ("windows", "other type", r'"sum\(row\)" was sum of Int64 and Int32, and is now sum of Float64'),
-        ("windows", "other function", r'"sum\(row\)" \(sum of Int64 and Int32\) is gone, or has another name'),
-        ("windows", "gone", r'"sum\(row\)" \(sum of Int64 and Int32\) is gone, or has another name'),
-        ("windows", "other key", r"its key was \(key: Int64\), and is now \(key: Int64, odd: Int64\)"),
-        ("windows", "by rows", "it held windows of .*, and now holds windows of .*, with results by rows"),
-        ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and cannot be null'),
-        ("function", "other type", r'"process \d" that .*"sum" was Int64, and is now Float64'),
-        ("function", "gone", r'"sum" \(Int64\) is gone'),
-        ("items", "other type", r'"list seen, row" was Int64, and is now Float64'),
-        ("items", "other names", r'"names of map of" was Int64, and is now Utf8'),
-        ("items", "gone", r'"names of map of" \(Int64\) is gone, or has another name'),
-        ("items", "other aggregate", '"aggregate sum" was Int64, and is now Float64'),
-        ("items", "no fields", r'"list seen, row" \(Int64\) is gone, or has another name'),
-        ("function", "without names", "held states of a function, and now holds states of a function, without names"),
+        ("windows", "counted", r'"window \d" that .*"count\(x\)" \(count of Int64\) is new and not nullable'),
+        ("windows", "other type", r'"sum\(row\)" was sum of Int64 and Int32, but is now sum of Float64'),
+        ("windows", "other function", r'"sum\(row\)" \(sum of Int64 and Int32\) was removed or renamed'),
+        ("windows", "gone", r'"sum\(row\)" \(sum of Int64 and Int32\) was removed or renamed'),
+        ("windows", "other key", r"its key was \(key: Int64\), but is now \(key: Int64, odd: Int64\)"),
+        ("windows", "by rows", "it held windows of .*, but now holds windows of .*, with results by rows"),
+        ("pairs", "not null", r'"join \d" that .*"left y" \(Int64\) is new and not nullable'),
+        ("function", "other type", r'"process \d" that .*"sum" was Int64, but is now Float64'),
+        ("function", "gone", r'"sum" \(Int64\) was removed'),
+        ("items", "other type", r'"list seen, row" was Int64, but is now Float64'),
+        ("items", "other names", r'"names of map of" was Int64, but is now Utf8'),
+        ("items", "gone", r'"names of map of" \(Int64\) was removed or renamed'),
+        ("items", "other aggregate", '"aggregate sum" was Int64, but is now Float64'),
+        ("items", "no fields", r'"list seen, row" \(Int64\) was removed or renamed'),
+        ("function", "without names", "held states of a function, but now holds states of a function, without names"),
     ],
 )
 def test_other_changes_are_refused(folder: Path, query: str, version: str, said: str) -> None:
@@ -125,7 +125,7 @@ def test_other_changes_are_refused(folder: Path, query: str, version: str, said:
     assert messages, other.stderr.decode()
     for message in messages:
         assert re.search(said, message), message
-        assert "change the program back, or begin anew in another place" in message
+        assert "change the program back, or start fresh in another place" in message
     assert newest(folder) == at
     assert launched.run("run", "-n", "2", JOB, folder, query, "1", "stop").returncode == 0
     assert newest(folder) > at
@@ -139,10 +139,10 @@ def test_states_with_fields() -> None:
     right: list[Any] = [None, {}, {"n": 1}, {"n": None, "name": "x", "ok": True, "mean": 2, "all": [1]}]
     assert [fields.wrong(state) for state in right] == [None] * 4
     assert fields.filled({"n": 1}) == {"n": 1, "name": None, "ok": None, "mean": None, "all": None}
-    assert "is no dict" in str(fields.wrong([1]))
+    assert "must be a dict" in str(fields.wrong([1]))
     assert "has 'm', which state= does not name" in str(fields.wrong({"m": 1}))
     for name, value in {"n": "x", "name": 1, "ok": 1, "mean": True, "all": 3}.items():
-        assert f"has {value!r} as {name!r}, which is to be" in str(fields.wrong({name: value}))
+        assert f"has {value!r} as {name!r}, which must be" in str(fields.wrong({name: value}))
 
     rows = tm.from_dict({"k": [1], "s": [1]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
     keyed = tm.stream.from_table(rows, time="at").key_by("k")
@@ -150,9 +150,9 @@ def test_states_with_fields() -> None:
     def wrong(key: Any, rows: Any, context: tm.stream.KeyContext) -> None:
         context.state = {"n": 1.5}
 
-    with pytest.raises(tm.DataSetError, match=r"the state of the key \{'k': 1\} has 1.5 as 'n', which is to be Int64"):
+    with pytest.raises(tm.DataSetError, match=r"the state of the key \{'k': 1\} has 1.5 as 'n', which must be Int64"):
         keyed.process(wrong, {"k": "int64"}, state={"n": "int64"}).write_stream(print)
-    with pytest.raises(tm.DataSetError, match="state= has at least one field"):
+    with pytest.raises(tm.DataSetError, match="state= needs at least one field"):
         keyed.process(wrong, {"k": "int64"}, state={})
 
 
@@ -180,22 +180,22 @@ def test_items_with_fields() -> None:
     written(lambda c: (c.list_state("all").extend([1, None]), c.map_state("of").update({"a": {"n": 1}, "b": {}})))
     written(lambda c: c.list_state("other").append("x"), lists=None)
     written(lambda c: (c.aggregate_state("sum", "sum").add(1), c.aggregate_state("pair", "max").add({"n": 1})))
-    wrong("aggregate sum is 1.5, and is to be int64", lambda c: c.aggregate_state("sum", "sum").add(1.5))
+    wrong("aggregate sum is 1.5, but must be int64", lambda c: c.aggregate_state("sum", "sum").add(1.5))
     wrong(
-        "aggregate pair has 'x' as 'n', which is to be Int64",
+        "aggregate pair has 'x' as 'n', which must be Int64",
         lambda c: c.aggregate_state("pair", "max").add({"n": "x"}),
     )
     wrong("'all' is not among aggregates=, which names sum, pair", lambda c: c.aggregate_state("all", "sum"))
-    wrong("an item of list all is 'x', and is to be int64", lambda c: c.list_state("all").append("x"))
-    wrong("an item of names of map of is 1, and is to be str", lambda c: c.map_state("of").update({1: {"n": 1}}))
-    wrong("an item of map of has 'x' as 'n', which is to be Int64", lambda c: c.map_state("of").update(a={"n": "x"}))
+    wrong("an item of list all is 'x', but must be int64", lambda c: c.list_state("all").append("x"))
+    wrong("an item of names of map of is 1, but must be str", lambda c: c.map_state("of").update({1: {"n": 1}}))
+    wrong("an item of map of has 'x' as 'n', which must be Int64", lambda c: c.map_state("of").update(a={"n": "x"}))
     wrong("an item of map of has 'm', which the program does not name", lambda c: c.map_state("of").update(a={"m": 1}))
-    wrong("an item of map of is no dict of its fields", lambda c: c.map_state("of").update(a=1))
+    wrong("an item of map of must be a dict of its fields", lambda c: c.map_state("of").update(a=1))
     wrong("'other' is not among lists=, which names all", lambda c: c.list_state("other"))
     wrong("'all' is not among maps=, which names of", lambda c: c.map_state("all"))
     for others, said in (
         ({"lists": {"all": {}}}, "list all has items of a type, or with at least one field"),
-        ({"maps": {"of": "int64"}}, "map of has a type of names and one of items"),
+        ({"maps": {"of": "int64"}}, "map of needs a type of names and one of items"),
         ({"lists": {"all": "inty"}}, "inty"),
         ({"aggregates": {"sum": {}}}, "aggregate sum is of a type, or a dict with at least one field"),
     ):

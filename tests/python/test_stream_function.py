@@ -47,7 +47,7 @@ def test_each_split_is_read_in_order() -> None:
     seen = written(rows)
     assert len(seen) == 700 and all(of(seen, split) == list(range(100)) for split in splits)
     text = rows.explain()
-    assert "source numbers 1" in text and "numbers: is read again from where the checkpoint says" in text
+    assert "source numbers 1" in text and "numbers: is read again from the position in the checkpoint" in text
 
 
 @pytest.mark.parametrize("kind", ["list", "table", "arrow", "coded", "polars"])
@@ -131,7 +131,7 @@ def test_splits_that_are_not_named_any_more(tmp_path: Path) -> None:
     run("over", "a", "b")
     wanted = {"a", "b"}
     run("a", "b")
-    with pytest.raises(tm.DataSetError, match='numbers: the checkpoint has the split "b", which is not over'):
+    with pytest.raises(tm.DataSetError, match='numbers: the checkpoint has the unfinished split "b"'):
         run("a")
 
 
@@ -255,7 +255,7 @@ def test_a_source_that_had_come_to_its_end(tmp_path: Path) -> None:
     run("a", "b")
     run("a", "b")
     assert of(seen, "a") == of(seen, "b") == list(range(100))
-    with pytest.raises(tm.DataSetError, match='splits= names "c", and the source had come to its end before'):
+    with pytest.raises(tm.DataSetError, match='splits= names "c", but the source had already finished'):
         run("a", "b", "c")
 
 
@@ -387,7 +387,7 @@ def test_what_is_acknowledged(tmp_path: Path) -> None:
         source = tm.stream.from_function(
             read, SCHEMA, splits=["a", "b"], guarantee="at least once", acknowledge=acknowledge
         )
-        assert "gives again what it does not know to have arrived" in source.explain()
+        assert "sends again what it cannot tell was received" in source.explain()
         source.write_stream(
             lambda table: seen.extend(table.to_pylist()),
             checkpoint=tmp_path,
@@ -436,16 +436,17 @@ def test_functions_that_are_wrong() -> None:
 
     fails("mine, split 's': it returned 5, which has no rows and positions", lambda split, position: 5)
     fails(
-        "mine, split 's': it yields pairs of rows and the position behind them, or None, not", lambda *_: [[{"n": 1}]]
+        "mine, split 's': it must yield pairs of rows and the position after them, or None, not",
+        lambda *_: [[{"n": 1}]],
     )
     fails("mine, split 's': the position .* cannot be pickled", lambda *_: [([{"n": 1}], threading.Lock())])
-    fails(r"mine, split 's': a row has the columns \['m'\] where \['n'\] were announced", lambda *_: [([{"m": 1}], 1)])
+    fails(r"mine, split 's': a row has the columns \['m'\] but \['n'\] were declared", lambda *_: [([{"m": 1}], 1)])
     fails("mine, split 's'.*'one'", lambda *_: [([{"n": "one"}], 1)])
     fails("mine, split 's': int has no __arrow_c_stream__", lambda *_: [(5, 1)])
-    fails(r"rows have the columns \['m'\] where \['n'\] were announced", lambda *_: [(pa.table({"m": [1]}), 1)])
-    fails(r"column 'n' is Float64 where Int64 was announced: cast it", lambda *_: [(pa.table({"n": [1.7]}), 1)])
+    fails(r"rows have the columns \['m'\] but \['n'\] were declared", lambda *_: [(pa.table({"m": [1]}), 1)])
+    fails(r"column 'n' is Float64 but Int64 was declared: cast it", lambda *_: [(pa.table({"n": [1.7]}), 1)])
     coded = pa.table({"n": pa.array([1.7]).dictionary_encode()})
-    fails("column 'n' is Dictionary.* where Int64 was announced: cast it", lambda *_: [(coded, 1)])
+    fails("column 'n' is Dictionary.* but Int64 was declared: cast it", lambda *_: [(coded, 1)])
     fails("mine, split 's': rows came with the position None", lambda *_: [([{"n": 1}], None)])
     fails("(?s)mine, split 's'.*no such machine", raises)
     fails("(?s)mine, split 's'.*argument", lambda split: [])
@@ -458,17 +459,17 @@ def test_options_that_are_wrong() -> None:
         with pytest.raises(tm.DataSetError, match=why):
             tm.stream.from_function(numbers, **{"schema": SCHEMA, **options})
 
-    refused("splits=.* are no names of splits", splits=[])
-    refused("splits=.* are no names of splits", splits=["a", "a"])
-    refused("splits=.* are no names of splits", splits=[1])
-    refused("a schema has at least one column", schema={})
-    refused("name='' is no name of a source", name="")
-    refused('there is no column "at"', time="at")
-    refused("splits=5 are no names of splits", splits=5)
-    refused("poll_every=0 is no time between two looks", poll_every=0)
-    refused("poll_every='soon' is no length of time", poll_every="soon")
+    refused("splits=.* must be one or more non-empty names", splits=[])
+    refused("splits=.* must be one or more non-empty names", splits=["a", "a"])
+    refused("splits=.* must be one or more non-empty names", splits=[1])
+    refused("a schema needs at least one column", schema={})
+    refused("name='' must be a non-empty string", name="")
+    refused('no column "at"', time="at")
+    refused("splits=5 must be one or more non-empty names", splits=5)
+    refused("poll_every=0 must be greater than zero", poll_every=0)
+    refused("poll_every='soon' is not a duration", poll_every="soon")
     refused("guarantee='twice' is not 'exactly once' or", guarantee="twice")
-    with pytest.raises(TypeError, match="acknowledge= is a function of a split and a position"):
+    with pytest.raises(TypeError, match="acknowledge= must be a function of a split and a position"):
         tm.stream.from_function(numbers, SCHEMA, acknowledge=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="from_function takes a function of a split and a position"):
         tm.stream.from_function(5, SCHEMA)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ __all__ = ["folder", "server"]
 
 JOB = Path(store_job.__file__)
 URL = "s3://jobs/mine"
-WAITS = b"if it does not renew that"
+WAITS = b"if it does not renew"
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_job_elsewhere_that_does_no_more(
     jobs.append(start(folder, server))
     new_epoch(jobs[1], folder, server)
     process = old["process"]["pid"]
-    assert f'they are of job "stored", process {process} on elsewhere, with a lease until' in told(folder).decode()
+    assert f'held by job "stored", process {process} on elsewhere, with a lease until' in told(folder).decode()
     end(jobs[1], folder)
 
 
@@ -163,7 +163,7 @@ def test_a_store_that_is_away_for_longer_than_a_lease(
     jobs.append(start(folder, server))
     new_epoch(jobs[0], folder, server)
     server.stop()
-    launched.wait_until(lambda: b"nothing is committed before it is" in told(folder), "a job that tells of its lease")
+    launched.wait_until(lambda: b"nothing is committed until it is" in told(folder), "a job that tells of its lease")
     committed, seen = len(read(folder / "results")), (folder / "seen").stat().st_size
     launched.wait_until(lambda: (folder / "seen").stat().st_size > seen, "rows that come to the sink all the same")
     assert len(read(folder / "results")) == committed

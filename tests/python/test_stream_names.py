@@ -131,7 +131,7 @@ def test_wrong_names() -> None:
     refused('two steps are called "a"', windows.named("a"), rows.distinct().named("a"))
     refused('two steps are called "window 2", one of them by named', windows, rows.distinct().named("window 2"))
     refused("a union has several; name each before it", rows.union(stream()).named("a"))
-    refused("several queries have that step in common", windows, windows.named("a"))
+    refused("several queries share that step", windows, windows.named("a"))
     # Where they have it in common by its name it is one.
     named = windows.named("a")
     counts = list[int]()
@@ -196,7 +196,7 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
     check("thrice", read)
     with pytest.raises(
         tm.DataSetError,
-        match=r'they hold state of a task "twice", which the job has no longer; a step is found again by the name that named\(\) gives it'
+        match=r'they hold state of a task "twice", which the job no longer has; a step is found again by the name that named\(\) gives it'
         r'.*call it what it was, by named\("twice"\); where it is gone, do without what it kept by forget=\["twice"\]',
     ):
         run("once", "thrice")

@@ -626,7 +626,7 @@ def test_lists_and_maps(tmp_path: Any) -> None:
     def never(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.map_state("items", ttl="0s")
 
-    with pytest.raises(tm.DataSetError, match="the ttl of 'items', '0s', must be more than zero"):
+    with pytest.raises(tm.DataSetError, match="the ttl of 'items', '0s', must be greater than zero"):
         written(stream(table(100)).key_by("k").process(never, SCHEMA))
 
 
@@ -769,7 +769,7 @@ def test_aggregates_that_cannot_be() -> None:
         "'a' is a AggregateState of the key, not a MapState",
         lambda c: (c.aggregate_state("a", "sum"), c.map_state("a")),
     )
-    refused("the ttl of 'a', '0s', must be more than zero", lambda c: c.aggregate_state("a", "sum", ttl="0s"))
+    refused("the ttl of 'a', '0s', must be greater than zero", lambda c: c.aggregate_state("a", "sum", ttl="0s"))
     refused("division", lambda c: [c.aggregate_state("a", lambda x, y: x / y).add(n) for n in (1, 0)])
 
 
@@ -1086,11 +1086,11 @@ def test_what_cannot_be(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match="process takes a function"):
         rows.key_by("k").process(5, SCHEMA)  # type: ignore[arg-type]
     for schema in (None, 5, ["k"]):
-        with pytest.raises(tm.DataSetError, match="schema= is types by column"):
+        with pytest.raises(tm.DataSetError, match="schema= must be types by column"):
             rows.key_by("k").process(running, schema)
-    with pytest.raises(tm.DataSetError, match="schema= has texts for names and types"):
+    with pytest.raises(tm.DataSetError, match="schema= must have strings for names and types"):
         rows.key_by("k").process(running, {"k": int})
-    with pytest.raises(tm.DataSetError, match="a schema has at least one column"):
+    with pytest.raises(tm.DataSetError, match="a schema needs at least one column"):
         rows.key_by("k").process(running, {})
     with pytest.raises(tm.DataSetError, match="of a table, use apply"):
         tm.from_arrow(table(10)).key_by("k").process(running, SCHEMA)

@@ -118,7 +118,7 @@ def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
     rows = tm.stream.rate(rows=3)
     with rabbitmq.connect() as connection:
         connection.channel().exchange_declare("unbound", "direct", durable=True)
-    with pytest.raises(tm.DataSetError, match=r'exchange "unbound": no queue takes routing key "x"'):
+    with pytest.raises(tm.DataSetError, match=r'exchange "unbound": no queue is bound to routing key "x"'):
         rows.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="unbound", routing_key="x"))
     with pytest.raises(tm.DataSetError, match=r'exchange "nowhere": .*NOT_FOUND'):
         rows.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, exchange="nowhere", routing_key="x"))
@@ -129,7 +129,7 @@ def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
     with pytest.raises(tm.DataSetError, match="ACCESS_REFUSED") as error:
         tm.stream.from_rabbitmq(url, "clicks", format="text").write_stream(lambda _: None)
     assert "swordfish" not in str(error.value)
-    with pytest.raises(tm.DataSetError, match="`url` has to be amqp"):
+    with pytest.raises(tm.DataSetError, match="`url` must be amqp"):
         tm.stream.from_rabbitmq("http://x", "clicks", format="text")
     with pytest.raises(tm.DataSetError, match="takes a queue, or an exchange"):
         tm.stream.to_rabbitmq(url, "counts", exchange="x")
@@ -234,9 +234,9 @@ def test_bytes_and_what_is_known_of_messages(rabbitmq: RabbitMQ, tmp_path: Path)
         connection.channel().basic_publish("", "known", b"")
     launched.wait_until(lambda: waiting(rabbitmq, "known") == 2, "two messages")
     assert sorted(row["value"] for row in read(format="raw")) == [b"", b"\xff\x00"]
-    with pytest.raises(tm.DataSetError, match='`metadata` adds a column "value", which there is already'):
+    with pytest.raises(tm.DataSetError, match='`metadata` adds a column "value", which already exists'):
         tm.stream.from_rabbitmq(rabbitmq.url, "known", format="raw", metadata={"value": "message_id"})
-    with pytest.raises(tm.DataSetError, match="raw has one column, of bytes: give it no schema, or such a one"):
+    with pytest.raises(tm.DataSetError, match="raw has one column, of bytes: omit the schema, or use that one"):
         tm.stream.from_rabbitmq(rabbitmq.url, "known", {"x": "int64"}, format="raw")
 
 

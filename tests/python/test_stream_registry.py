@@ -204,7 +204,7 @@ def test_registries_that_refuse(kafka: Kafka, registry: Registry, monkeypatch: p
         tm.stream.from_kafka(kafka.bootstrap, "unknown", **options)
     registry.incompatible = True
     stream = tm.stream.from_table(tm.from_dict({"x": [1]}).collect())
-    with pytest.raises(tm.DataSetError, match=r"does not go with those that the subject has .field x is gone") as error:
+    with pytest.raises(tm.DataSetError, match=r"is not compatible with those of the subject .field x is gone") as error:
         stream.write_stream(tm.stream.to_kafka(kafka.bootstrap, "locked", format="avro", registry=registry.url))
     assert "swordfish" not in str(error.value)
 
@@ -213,7 +213,7 @@ def test_what_is_said_wrong() -> None:
     for options, message in (
         ({"format": "avro"}, "avro needs `avro_schema`, or a `registry`"),
         ({"format": "raw", "registry": "http://localhost:1"}, "`registry` is for `format` json and avro"),
-        ({"format": "avro", "registry": "localhost:1"}, "`registry` has to be http://HOST:PORT"),
+        ({"format": "avro", "registry": "localhost:1"}, "`registry` must be http://HOST:PORT"),
     ):
         with pytest.raises(tm.DataSetError, match=message):
             tm.stream.from_kafka("localhost:1", "a", **options)  # type: ignore[arg-type]

@@ -79,9 +79,9 @@ def test_what_is_shared_is_done_once() -> None:
     assert sum(name.startswith("source") for name in names) == 1
     assert [name for name in names if name.startswith("window") and "half" not in name] == ["window 2"]
     text = tm.stream.explain([(windows, print), (some, print), (busy, print)])
-    assert "shared steps: is done once, and several queries have its rows" in text
+    assert "shared steps: runs once, and several queries use its rows" in text
     # Of the window, whose beginning and end become columns.
-    assert "shared steps, 2: is done once, and several queries have its rows" in text
+    assert "shared steps, 2: runs once, and several queries use its rows" in text
 
 
 def test_one_query_is_as_it_is_alone() -> None:
@@ -136,7 +136,9 @@ def test_time_is_waited_for_by_whoever_does() -> None:
     """A source without time= that only the second query waits for is named all the same."""
     stream = tm.stream.from_table(table())
     queries = [(stream.select("n"), print), (counts(stream), print)]
-    assert "table: it has no time=, so what waits for time behind it" in tm.stream.explain(queries)
+    assert "table: it has no time=, so windows, ttl= and whatever else waits for event time" in tm.stream.explain(
+        queries
+    )
     assert "it has no time=" not in tm.stream.explain(queries[:1])
     first, second = seen_by(*(query for query, _ in queries))
     assert len(first) == sum(row["rows"] for row in second) == 2000
@@ -180,10 +182,10 @@ def test_what_is_wrong_names_its_sink(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a pair of a DataSet and its sink, not DataSet"):
         tm.stream.write([stream])  # type: ignore[list-item]
     files = tm.stream.to_files(tmp_path / "one")
-    with pytest.raises(tm.DataSetError, match=r"two sinks write into one folder, .*one; give each"):
+    with pytest.raises(tm.DataSetError, match=r"two sinks write into the same folder, .*one; give each"):
         tm.stream.write([(stream, files), (counts(stream), tm.stream.to_files(f"{tmp_path}/two/../one"))])
     kafka = [tm.stream.to_kafka("localhost:1", topic, id="job") for topic in ("a", "b")]
-    with pytest.raises(tm.DataSetError, match="two sinks of kafka are called 'job'; give each an id= of its own"):
+    with pytest.raises(tm.DataSetError, match="two sinks of kafka are named 'job'; give each its own id="):
         tm.stream.write([(stream, kafka[0]), (counts(stream), kafka[1])])
 
 

@@ -89,7 +89,7 @@ def test_a_server_that_goes_away(tmp_path: Path, capfd: pytest.CaptureFixture[st
             stop=lambda: len(rows) == 3,
         )
     assert rows == [0, 1, 2]
-    assert "closed by the server; what it sends until there is a connection is lost" in capfd.readouterr().err
+    assert "closed by the server; what it sends until it is connected again is lost" in capfd.readouterr().err
 
 
 def frame(data: bytes, code: int = 1) -> bytes:
@@ -144,7 +144,7 @@ tm.stream.from_socket("127.0.0.1", int(port), {"x": "int64"}, stop_at_end=True).
 
     cases = {
         "": "came before the job was restarted is lost",
-        str(tmp_path / "c"): "came after the checkpoint that the job goes on from is lost",
+        str(tmp_path / "c"): "came after the checkpoint that the job resumes from is lost",
     }
     for place, lost in cases.items():
         with serving(talk, end) as port:
@@ -230,7 +230,7 @@ def test_bytes_of_a_websocket() -> None:
         raw = tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", named, format="raw", stop_at_end=True)
         assert raw.columns == ["message"]
         assert seen(raw) == [b"\xff\x00", b"text", b""]
-    with pytest.raises(tm.DataSetError, match="raw has one column, of bytes: give it no schema, or such a one"):
+    with pytest.raises(tm.DataSetError, match="raw has one column, of bytes: omit the schema, or use that one"):
         tm.stream.from_websocket("ws://127.0.0.1:1/", SCHEMA, format="raw")
 
 
@@ -316,7 +316,7 @@ def test_a_websocket_server_that_restarts(capfd: pytest.CaptureFixture[str]) -> 
     with serving(*talks) as port:
         assert seen(tm.stream.from_websocket(f"ws://127.0.0.1:{port}/", SCHEMA, stop_at_end=True)) == [1]
     told = capfd.readouterr().err
-    assert told.count("what it sends until there is a connection is lost") == 1 and "503 Service Unavailable" in told
+    assert told.count("what it sends until it is connected again is lost") == 1 and "503 Service Unavailable" in told
     with (
         serving(partial(refuse, b"404 Not Found")) as port,
         pytest.raises(tm.DataSetError, match=f"websocket 127.0.0.1:{port}: .*404"),
@@ -370,7 +370,7 @@ def test_posts(tmp_path: Path) -> None:
     assert [status for status, *_ in answers] == [200, 200, 200, 200, 400, 400, 400, 413, 404, 405, 415]
     assert [text for _, text, _ in answers][:4] == ["1 rows\n", "2 rows\n", "2 rows\n", "0 rows\n"]
     assert answers[5][1].startswith("row 2: ")
-    assert answers[-1][1] == "the body is compressed (gzip): rows come as they are\n"
+    assert answers[-1][1] == "the body is compressed (gzip): send rows uncompressed\n"
     with pytest.raises(tm.DataSetError, match=r'answer. "durable" needs a job that makes checkpoints'):
         tm.stream.from_webhook(port, SCHEMA, answer="durable").write_stream(print)
     with (
@@ -387,7 +387,7 @@ def test_ports_that_are_none(port: Any) -> None:
         lambda: tm.stream.from_socket("localhost", port, SCHEMA),
         lambda: tm.stream.from_webhook(port, SCHEMA),
     ):
-        with pytest.raises(tm.DataSetError, match=r"port=.* is no port: a whole number from 1 to 65535"):
+        with pytest.raises(tm.DataSetError, match=r"port=.* must be a port, an integer from 1 to 65535"):
             made()
 
 
@@ -439,7 +439,7 @@ def test_posts_of_who_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert rows == [1] and "swordfish" not in str(answers)
     other = {"token": "TIDEMILL_WEBHOOK_SECRET", "signature": "TIDEMILL_WEBHOOK_TOKEN"}[auth]
     monkeypatch.setenv(other, "perch")
-    with pytest.raises(tm.DataSetError, match="let `auth` say which"):
+    with pytest.raises(tm.DataSetError, match="choose with `auth` what"):
         tm.stream.from_webhook(port, SCHEMA)
 
 

@@ -246,5 +246,5 @@ def test_logs_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     made = [record for record in caplog.records if record.name == "tidemill.stream.checkpoints"]
     assert any(re.match(r"checkpoint \d+ was made in", record.getMessage()) for record in made)
     monkeypatch.setenv("TIDEMILL_METRICS", "nowhere")
-    with pytest.raises(tm.DataSetError, match="is no address"):
+    with pytest.raises(tm.DataSetError, match="is not an address"):
         stream.write_stream(print)

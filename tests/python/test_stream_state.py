@@ -130,7 +130,7 @@ def test_a_spill_disk_that_fills_up(folder: Path, query: str) -> None:
         assert running.wait(launched.PATIENCE_S) == 0, errors.read_text()
         assert list(small.iterdir()) == []
     told = errors.read_text().partition("starting the job again")[0]
-    assert f"spilling to {small}: " in told and re.search(r"of its disk's 256 MiB \d+ MiB are free", told), told
+    assert f"spilling to {small}: " in told and re.search(r"\d+ MiB of its disk's 256 MiB are free", told), told
     assert "--spill-dir" in told
     check(folder, query)
 

@@ -248,7 +248,7 @@ def test_a_disk_of_results_that_is_full(folder: Path, small: Path) -> None:
     for rank in range(2):
         told = (folder / f"{rank}.told").read_text()
         assert f"{small}/out/.part-" in told and "No space left on device" in told, told
-        assert "free space there and start the job again: with checkpoint= it goes on from its last checkpoint" in told
+        assert "free space there and start the job again: with checkpoint= it resumes from its last checkpoint" in told
     ballast.unlink()
     done = max(number for number in numbers_in(small / "out")) if list((small / "out").glob("*.csv")) else 0
     again = launched.run(*command, str(done + 20_000), small / "out")

@@ -117,7 +117,7 @@ def test_redis(tmp_path: Path, files: Certificates, monkeypatch: pytest.MonkeyPa
         assert found == [{"name": "one"}, None]
         monkeypatch.delenv("TIDEMILL_TLS_CERTIFICATE")
         monkeypatch.delenv("TIDEMILL_TLS_KEY")
-        with pytest.raises(tm.DataSetError, match=r"(?i)certificate.?required.*give certificate= and key="):
+        with pytest.raises(tm.DataSetError, match=r"(?i)certificate.?required.*set certificate= and key="):
             written(tm.stream.from_redis(server.url, "numbers", SCHEMA, stop_at_end=True))
     finally:
         server.stop()
@@ -213,10 +213,10 @@ CLIENTS: dict[str, Callable[[int, Tls], tm.DataSet]] = {
 @pytest.mark.parametrize(
     ("server", "ca", "message"),
     [
-        ("server", "other-ca", "nobody who is trusted has signed.*ca= or TIDEMILL_TLS_CA"),
-        ("elsewhere", "ca", 'not valid for name.*"localhost".*ask for the server by a name'),
+        ("server", "other-ca", "no trusted authority signed.*ca= or TIDEMILL_TLS_CA"),
+        ("elsewhere", "ca", 'not valid for name.*"localhost".*connect to the server by a name'),
         ("expired", "ca", "certificate expired.*the server needs a new certificate"),
-        (None, "ca", "does not speak TLS at this port"),
+        (None, "ca", "does not speak TLS on this port"),
     ],
 )
 def test_who_is_not_trusted(files: Certificates, client: str, server: str | None, ca: str, message: str) -> None:
@@ -286,19 +286,19 @@ def test_what_is_said_wrong(tmp_path: Path, files: Certificates) -> None:
     refused(Tls(ca=tmp_path / "none.pem"), "none.pem: No such file")
     (tmp_path / "text.pem").write_text("text")
     refused(Tls(ca=tmp_path / "text.pem"), "text.pem: there is no certificate in PEM")
-    refused(Tls(certificate=files.path("client")), "TIDEMILL_TLS_CERTIFICATE.*its key.*need each other")
+    refused(Tls(certificate=files.path("client")), "TIDEMILL_TLS_CERTIFICATE.*`key`.*need each other")
     wrong = Tls(ca=files.path("ca"), certificate=files.path("client"), key=files.path("server-key"))
-    refused(wrong, "client.pem and the key .*server-key.pem do not fit")
-    refused(Tls(), "`tls` needs a `url` of rediss://", "redis://localhost:1/0")
-    refused(Tls(ca=files.path("ca")), "without a look at the certificate", "rediss://localhost:1/0#insecure")
+    refused(wrong, "client.pem and the key .*server-key.pem do not match")
+    refused(Tls(), "`tls` needs a rediss:// `url`", "redis://localhost:1/0")
+    refused(Tls(ca=files.path("ca")), "without certificate checks", "rediss://localhost:1/0#insecure")
     for make in (
         lambda: tm.stream.from_rabbitmq("amqp://localhost:1/%2f", "a", SCHEMA, tls=Tls()),
         lambda: tm.stream.from_websocket("ws://localhost:1/", SCHEMA, tls=Tls()),
         lambda: table.write_stream(tm.stream.to_rabbitmq("amqp://localhost:1/%2f", "a", tls=Tls())),
     ):
-        with pytest.raises(tm.DataSetError, match="`tls` needs a `url` of"):
+        with pytest.raises(tm.DataSetError, match=r"`tls` needs an? (amqps|wss):// `url`"):
             make()
-    with pytest.raises(tm.DataSetError, match="a server needs `certificate` and `key`"):
+    with pytest.raises(tm.DataSetError, match="a TLS server needs its own `certificate` and `key`"):
         tm.stream.from_webhook(1, SCHEMA, tls=Tls())
-    with pytest.raises(TypeError, match=r"tls is a tidemill.stream.Tls"):
+    with pytest.raises(TypeError, match=r"tls must be a tidemill.stream.Tls"):
         tm.stream.from_redis("rediss://localhost:1/0", "a", SCHEMA, tls=True)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_wrong_input(tmp_path: Path) -> None:
     (tmp_path / "short.bin").write_bytes(b"x" * 150)
     result = launched.run("terasort", "-n", "2", tmp_path / "short.bin", tmp_path / "out")
     assert result.returncode == 2
-    assert b"does not hold records of 100 bytes" in result.stderr
+    assert b"is not a multiple of the record size, 100 bytes" in result.stderr
     result = launched.run("teravalidate", tmp_path / "short.bin")
     assert result.returncode == 2
     assert b"ends within a record" in result.stderr

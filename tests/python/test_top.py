@@ -156,10 +156,10 @@ def test_options_that_make_no_sense(env: dict[str, str]) -> None:
     # What would print again and again, or once, is for a person; what a program reads is there at once.
     wrong = launched.run("top", "--json", "--every", "2", env=env)
     assert wrong.returncode == 2
-    assert b"--json looks once, so there is no --every" in wrong.stderr
+    assert b"--json looks once, so it does not allow --every" in wrong.stderr
     wrong = launched.run("top", "--json", "--workers", env=env)
     assert wrong.returncode == 2
-    assert b"--json has each worker by itself" in wrong.stderr
+    assert b"--json lists each worker anyway" in wrong.stderr
     for once in ((), ("--once",)):
         none = launched.run("top", "--json", *once, env=env)
         assert (none.returncode, none.stdout) == (1, b"[]\n")

@@ -122,7 +122,7 @@ def test_a_failing_generator_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 def test_the_command_line() -> None:
     assert tpch._numbers("1, 6,10-12") == [1, 6, 10, 11, 12]
     for wrong in ["", "0", "23", "1,x", "5-3", "20-30", "-1"]:
-        with pytest.raises(argparse.ArgumentTypeError, match="is no query; there are 1 to 22"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a query; choose 1 to 22"):
             tpch._numbers(wrong)
     for wrong in ["0", "nan", "-1", "x"]:
         with pytest.raises(argparse.ArgumentTypeError, match="must be a number from"):

@@ -149,7 +149,7 @@ def test_frames_that_others_record_are_those_of_the_writer(tmp_path: Path) -> No
         known.append(recorder.points)
     recorded = {number: recorder.record(number, known[number], **frames[number]) for number in (2, 0, 1)}
     parts = FrameWriter(tmp_path / "parts", categories=steps)
-    with pytest.raises(FrameError, match="frame 1 was made to be put behind as many, and there are 0"):
+    with pytest.raises(FrameError, match="frame 1 was made to follow as many frames, but there are 0"):
         parts.put(recorded[1])
     for number in range(3):
         name(parts, number)
@@ -189,7 +189,7 @@ def test_a_reader_sees_whole_frames_as_they_come(tmp_path: Path) -> None:
         ({"positions": [[1e308, 0], [-1e308, 0]]}, r"a coordinate of point 0 is 1e\+308"),
         ({"positions": np.zeros((2, 3)), "values": {"mass": [np.inf, 1e300]}}, r"value 'mass' of point 1 is 1e\+300"),
         ({"positions": np.zeros((2, 3)), "ids": ["a"]}, "1 ids for 2 points"),
-        ({"positions": np.zeros((2, 3)), "ids": ["a", "a"]}, "'a' is there twice"),
+        ({"positions": np.zeros((2, 3)), "ids": ["a", "a"]}, "'a' appears twice"),
         ({"positions": np.zeros((1, 3)), "groups": {"kind": ["a", "b"]}}, "'kind' has shape"),
         ({"positions": np.zeros((1, 3)), "values": {"price": [1, 2]}}, "'price' has shape"),
         ({"positions": np.zeros((1, 3)), "labels": []}, "0 labels"),
@@ -273,7 +273,7 @@ def test_a_frame_that_was_refused_leaves_no_categories(tmp_path: Path, wrong: di
 def test_an_id_twice_is_found_at_once(tmp_path: Path) -> None:
     """Among 200,000: looking back through all of them for each would take hours."""
     ids = [f"p{number}" for number in range(200_000)]
-    with pytest.raises(FrameError, match="'p199998' is there twice"):
+    with pytest.raises(FrameError, match="'p199998' appears twice"):
         FrameWriter(tmp_path).write_frame(np.zeros((200_001, 3)), ids=[*ids, "p199998"])
 
 
@@ -343,7 +343,7 @@ def test_a_heat_map_says_what_its_edges_are(tmp_path: Path) -> None:
 
 
 def test_damaged_folders_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(FrameError, match="is no folder"):
+    with pytest.raises(FrameError, match="is not a folder"):
         FrameReader(tmp_path / "absent")
     with pytest.raises(FrameError, match=r"there is no index\.jsonl"):
         FrameReader(tmp_path)
@@ -355,7 +355,7 @@ def test_damaged_folders_are_explained(tmp_path: Path) -> None:
         with pytest.raises(FrameError, match="frame-000001"):
             FrameReader(tmp_path)[1]
     frame.write_bytes(whole[:8] + b"[" + whole[9:])
-    with pytest.raises(FrameError, match="makes no sense"):
+    with pytest.raises(FrameError, match="is invalid"):
         FrameReader(tmp_path)[1]
     index = tmp_path / "index.jsonl"
     lines = index.read_text().splitlines()

@@ -228,7 +228,7 @@ BAD = [
     ("a.txt", b"0 1 2 3 1\n1 2 3\n", "line 2: it has 3 fields"),
     ("a.txt", b"0 1 2 nan 1\n", "line 1: z is 'nan'"),
     ("a.txt", b"0 1 2 1e999 1\n", "line 1: z is '1e999'"),
-    ("a.txt", b"0 1 2 3 1\n\n0 1 2 3 1\n", "line 3: the index 0 is there already, in line 1"),
+    ("a.txt", b"0 1 2 3 1\n\n0 1 2 3 1\n", "line 3: the index 0 already appeared, in line 1"),
     ("a.txt", b"zero 1 2 3 1\n", "line 1: the index 'zero'"),
     ("a.txt", b"0 1 2 3 red\n", "line 1: the cluster 'red'"),
     ("a.txt", b"0 1 2 3 1 \xff\n", "line 1: it is not UTF-8"),
@@ -243,7 +243,7 @@ BAD = [
     ("a.csv", b"x,y,mass\n1,2,3\n3,4,1e300\n", "value 'mass' of point 1 is 1e+300"),
     ("a.txt", b"0 1 2 1e39 1\n", "a coordinate of point 0 is 1e+39"),
     ("a.csv", b"x,X,y\n1,2,3\n", "two columns"),
-    ("a.csv", b"id,x,y\na,1,2\na,3,4\n", "'a' is there twice"),
+    ("a.csv", b"id,x,y\na,1,2\na,3,4\n", "'a' appears twice"),
     ("a.csv", b"0,0,1\n1,1,2\n", "its first line names column '0' twice; give each a name of its own, and put a line of names"),
     ("a.tsv", b"\xef\xbb\xbfx\ty\tx\n1\t1\t2\n", "names column 'x' twice"),
     ("a.csv", "x,y\n1,2\n".encode("utf-16"), "it is UTF-16 and not UTF-8; save the file"),
@@ -254,7 +254,7 @@ BAD = [
     ("a.parquet", b"PAR1 nonsense PAR1", "cannot be read as Parquet"),
     ("a.arrow", b"nonsense" * 10, "cannot be read as Arrow"),
     ("a.json", b'{"points": [[1, 2], [3, 4,]]}', "line 1, column"),
-    ("a.json", b'{"points": [[1, NaN]]}', "NaN is no JSON"),
+    ("a.json", b'{"points": [[1, NaN]]}', "NaN is not JSON"),
     ("a.json", b"[" * 100_000, "nested too deep"),
     ("a.json", b"{}", 'a list "points"'),
     ("a.json", b'{"points": [{"x": 1, "y": [1]}]}', "point 0: 'y' is neither"),
@@ -264,14 +264,14 @@ BAD = [
     ("a.json", b'{"points": [[1, 2]], "edges": [[0, 5]]}', "edge 0 has the end '5'"),
     ("a.json", b'{"points": [[1, 2]], "clusters": [{"key": 1, "color": "red"}]}', "cluster 0"),
     ("a.json", b'{"frames": [{"points": [[1, 2]]}, {"points": []}]}', "frame 1"),
-    ("a.pviz", b"<plotviz><points>", "line 1: this is no XML"),
+    ("a.pviz", b"<plotviz><points>", "line 1: this is not XML"),
     ("a.pviz", b"<html/>", "<html>, not <plotviz>"),
     ("a.pviz", b"<plotviz/>", "no <point>"),
     ("a.xml", PVIZ.replace('x="1"', 'x="one"').encode(), "line 10: x of a location is 'one'"),
-    ("a.xml", PVIZ.replace("<key>7</key>", "<key>0</key>").encode(), "line 10: the point '0' is there already"),
+    ("a.xml", PVIZ.replace("<key>7</key>", "<key>0</key>").encode(), "line 10: the point '0' already appeared"),
     ("a.xml", PVIZ.replace("<key>7</key>", "").encode(), "line 10: a point has no <key>"),
     ("a.xml", PVIZ.replace('g="128"', 'g="300"').encode(), "line 5: g of a color"),
-    ("a.xml", PVIZ.replace('<vertex key="9"/>', '<vertex key="8"/>').encode(), "the end '8', which is no point"),
+    ("a.xml", PVIZ.replace('<vertex key="9"/>', '<vertex key="8"/>').encode(), "the end '8', which is not a point"),
     ("a.xml", b"<plotviz>" + b"<a>" * 100, "nested more than"),
     ("a.xml", PVIZ.replace("first", "x" * 20_000).encode(), "longer than"),
     (
@@ -284,7 +284,7 @@ BAD = [
         b'<!DOCTYPE plotviz [<!ENTITY f SYSTEM "file:///etc/passwd">]><plotviz>&f;</plotviz>',
         "a document type or entity is not allowed",
     ),
-    ("a.zip", b"PK nonsense", "no archive that can be unpacked"),
+    ("a.zip", b"PK nonsense", "not an archive that can be unpacked"),
     ("a.index", b"b.txt\n", "there is no file 'b.txt' in the upload"),
 ]  # fmt: skip
 
@@ -378,7 +378,7 @@ def test_damaged_uploads_are_plots_or_upload_errors(library: Library, tmp_path: 
     # The archive that showed it: its directory is said to be longer than the file.
     lie = bytearray(whole["a.zip"])
     lie[-10:-6] = (len(lie) - 22).to_bytes(4, "little")
-    with pytest.raises(UploadError, match=r"a\.zip: this is no archive that can be unpacked"):
+    with pytest.raises(UploadError, match=r"a\.zip: this is not an archive that can be unpacked"):
         library.add(write(tmp_path, "a.zip", bytes(lie)))
 
 
@@ -668,7 +668,7 @@ def test_what_is_no_library_is_explained(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with sqlite3.connect(tmp_path / "other" / "library.sqlite") as db:
         db.execute("CREATE TABLE mine (x)")
-    with pytest.raises(FrameError, match="is no library"):
+    with pytest.raises(FrameError, match="is not a library"):
         Library(tmp_path / "other")
     (tmp_path / "file").write_text("")
     with pytest.raises(FrameError, match="cannot be a library"):

@@ -251,7 +251,7 @@ def test_a_page_with_older_frames_is_never_given_newer_ones(server: Server, fold
     waiting.start()
     write_market(folder, points=40, frames=9, seed=1)
     waiting.join(launched.PATIENCE_S)
-    assert waited[0][0] == 409 and b"written anew; load the page again" in waited[0][1]
+    assert waited[0][0] == 409 and b"rewritten; reload the page" in waited[0][1]
     assert answers(run) == {409}
     assert ask(server, f"/api/selections/mine?run={run}", "PUT", body=b'{"rows":[1]}')[0] == 409
     assert ask(server, f"/api/selections/mine?run={run}", "DELETE")[0] == 409
@@ -280,7 +280,7 @@ def test_other_hosts_want_a_token_that_was_chosen(folder: Path) -> None:
 
 def test_the_command_explains_what_it_cannot_show(tmp_path: Path) -> None:
     for words, said in (
-        ([tmp_path / "absent"], "is no folder"),
+        ([tmp_path / "absent"], "is not a folder"),
         ([tmp_path], "there is no index.jsonl"),
         ([tmp_path / "d", "--demo", "--points", "9", "--frames", "2", "--host", "0.0.0.0"], "--token"),
         ([tmp_path / "d", "--demo"], "leave out --demo"),
@@ -364,7 +364,7 @@ def test_columns_of_a_table_are_shown_by_name(tmp_path: Path) -> None:
     assert "frame-000000.safetensors" in text and "<script" in text
     for options, said in (
         ({"ids": "name"}, r"no column 'name'; there are 'id', 'x', 'y', 'cluster', 'note', 'size'"),
-        ({"coordinates": ["x", "note"]}, "column 'note' does not hold numbers, so it is no coordinate"),
+        ({"coordinates": ["x", "note"]}, "column 'note' does not hold numbers, so it cannot be a coordinate"),
         ({"values": "note"}, "column 'note' does not hold numbers: show it with groups="),
         ({"groups": "cluster"}, "row 1 is not finite"),
     ):
@@ -414,14 +414,14 @@ def test_tables_of_groups_and_values_are_their_columns(library: str) -> None:
     [
         ({"frames": [np.eye(3)] * 2, "times": ["a"]}, "times has 1 names for 2 frames"),
         ({"points": np.eye(3), "times": ["a", "b"]}, "times has 2 names for 1 frame$"),
-        ({"frames": [np.eye(3)] * 2, "groups": [[1, 2, 3]]}, "group 'group' has arrays for 1 frames, and there are 2"),
+        ({"frames": [np.eye(3)] * 2, "groups": [[1, 2, 3]]}, "group 'group' has arrays for 1 frames, but there are 2"),
         ({"frames": [np.eye(3)] * 2, "values": {"v": np.eye(3)}}, "value 'v' has arrays for 3 frames"),
         ({"points": np.eye(3), "groups": [[1, 2, 3]]}, r"grouping 'group' has shape \(1, 3\) for 3 points"),
         ({"points": [1, 2]}, r"points has shape \(2,\), not \(n, d\), .*reshape\(-1, 1\)"),
         ({"frames": np.eye(3)}, r"frame 0 has shape \(3,\)"),
         ({"frames": []}, "frames is empty"),
-        ({"points": KMeans(2)}, "a KMeans is given that is no array of numbers .* groups=estimator.labels_"),
-        ({"points": [[1, 2], [3]]}, "a list is given that is no array of numbers"),
+        ({"points": KMeans(2)}, "a KMeans is not an array of numbers .* groups=estimator.labels_"),
+        ({"points": [[1, 2], [3]]}, "a list is not an array of numbers"),
         ({"frames": [np.eye(3), np.eye(3)[:1]], "ids": [["a", "b", "c"], ["a"]]}, "ids is one list .* FrameWriter"),
         ({"points": 1e300 * np.eye(9)}, r"points: a coordinate of point 0 is 1e\+300"),
     ],

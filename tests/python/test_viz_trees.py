@@ -62,7 +62,7 @@ def test_newick() -> None:
     ("text", "said"),
     [
         ("", "without a semicolon"), ("(a,b)", "without a semicolon"), ("(a,b;", "brackets are closed"), ("a,b;", "outside"),
-        ("(a,b));", "character 6 of 7: '\\)' is outside"), ("(a:x,b);", "'x' is no number"), ("(a:,b);", "',' cannot stand here"),
+        ("(a,b));", "character 6 of 7: '\\)' is outside"), ("(a:x,b);", "'x' is not a number"), ("(a:,b);", "',' cannot stand here"),
         ("(a b,c);", "'b' cannot stand"), ("('a,b);", "not closed"), ("[a;", "not closed"), ("(a,b)(c);", "'\\(' cannot"),
         ("(a,b);c", "semicolon ends"), ("(a:1:2);", "cannot stand"),
     ],
@@ -115,16 +115,16 @@ def test_a_tree_goes_into_frames(tmp_path: Path) -> None:
             writer.write_frame(places, ids=ids, edges=edges)
         writer.write_frame(places[:2], ids=ids[:2])
         writer.write_frame(places, ids=ids, edges=edges[:1])
-        with pytest.raises(FrameError, match="edge 0 has the end 'z', which is no point"):
+        with pytest.raises(FrameError, match="edge 0 has the end 'z', which is not a point"):
             writer.write_frame(places, ids=["z1", *ids[1:]], edges=[("z", "b")])
         writer.write_frame(np.zeros((2, 3)), ids=["z1", "b"], edges=[("z1", "b")])
     reader = FrameReader(tmp_path / "map")
     assert [None if frame.edges is None else len(frame.edges) for frame in reader] == [4, 4, 4, None, 1, 1]
     assert len(list((tmp_path / "map").glob("edges-*"))) == 3
     assert [[reader.ids[row] for row in edge] for edge in reader[5].edges] == [["z1", "b"]]  # type: ignore[union-attr]
-    with pytest.raises(FrameError, match="1 leaves of the tree are no points, such as 'c'"):
+    with pytest.raises(FrameError, match="1 leaves of the tree are not points, such as 'c'"):
         place_tree(tree, ["a", "b"], np.zeros((2, 3)))
     with pytest.raises(FrameError, match="3 ids for points"):
         place_tree(tree, ["a", "b", "c"], np.zeros((2, 3)))
-    with pytest.raises(FrameError, match="two nodes of the tree are called 'a'"):
+    with pytest.raises(FrameError, match="two nodes of the tree are named 'a'"):
         place_tree(read_newick("(a,a);"), ["a"], np.zeros((1, 3)))

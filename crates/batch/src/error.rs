@@ -10,8 +10,8 @@ pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
 pub enum BatchError {
     /// The memory budget is used up, and spilling did not help.
     #[error(
-        "memory: \"{wants}\" asked for {bytes} bytes over the budget of {budget_bytes}; \"{holder}\" holds most \
-         ({held_bytes} bytes); give more with --memory, or use fewer copies"
+        "memory: \"{wants}\" asked for {bytes} bytes over the budget of {budget_bytes}; \"{holder}\" holds the most \
+         ({held_bytes} bytes); raise --memory, or use fewer copies"
     )]
     Memory {
         /// Who asked.

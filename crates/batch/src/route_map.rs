@@ -29,7 +29,7 @@ impl TryFrom<Encoded> for RouteMap {
 
     fn try_from(encoded: Encoded) -> Result<Self, Self::Error> {
         match encoded.owners.is_empty() {
-            true => Err("a route map has at least one bucket"),
+            true => Err("a route map needs at least one bucket"),
             false => Ok(RouteMap { version: encoded.version, owners: encoded.owners }),
         }
     }
@@ -41,7 +41,7 @@ impl RouteMap {
     /// # Panics
     /// When either number is 0.
     pub fn even(buckets: u32, copies: u32) -> Self {
-        assert!(buckets > 0 && copies > 0, "a route map has at least one bucket and one copy");
+        assert!(buckets > 0 && copies > 0, "a route map needs at least one bucket and one copy");
         let owner = |bucket: u32| (u64::from(bucket) * u64::from(copies) / u64::from(buckets)) as u32;
         RouteMap { version: 1, owners: (0..buckets).map(owner).collect() }
     }
@@ -51,7 +51,7 @@ impl RouteMap {
     /// # Panics
     /// When there is no bucket.
     pub fn new(version: u64, owners: Vec<u32>) -> Self {
-        assert!(!owners.is_empty(), "a route map has at least one bucket");
+        assert!(!owners.is_empty(), "a route map needs at least one bucket");
         RouteMap { version, owners }
     }
 
@@ -90,10 +90,10 @@ impl RouteMap {
     /// In words.
     pub fn fits(&self, buckets: u32, copies: u32) -> Result<(), String> {
         if self.buckets() != buckets {
-            return Err(format!("the map has {} buckets, and the task's keys lie in {buckets}", self.buckets()));
+            return Err(format!("the map has {} buckets, but the task's keys use {buckets}", self.buckets()));
         }
         match self.copies().find(|&copy| copy >= copies) {
-            Some(copy) => Err(format!("the map names copy {copy}, and the task has {copies}, from 0")),
+            Some(copy) => Err(format!("the map names copy {copy}, but the task has {copies}, counted from 0")),
             None => Ok(()),
         }
     }

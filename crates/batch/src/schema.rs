@@ -10,7 +10,7 @@ pub fn columns(schema: &SchemaRef, names: &[String]) -> Result<Vec<usize>, Strin
     let position = |name: &String| {
         schema.index_of(name).map_err(|_| {
             let has: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-            format!("there is no column \"{name}\"; there are {}", has.join(", "))
+            format!("no column \"{name}\"; the columns are {}", has.join(", "))
         })
     };
     names.iter().map(position).collect()
@@ -22,12 +22,12 @@ pub fn columns(schema: &SchemaRef, names: &[String]) -> Result<Vec<usize>, Strin
 /// In words, when they do not fit.
 pub fn fits(found: &Schema, wanted: &Schema) -> Result<(), String> {
     if found.fields().len() != wanted.fields().len() {
-        return Err(format!("{} columns arrive where {} are declared", found.fields().len(), wanted.fields().len()));
+        return Err(format!("{} columns arrived, but {} are declared", found.fields().len(), wanted.fields().len()));
     }
     for (found, wanted) in found.fields().iter().zip(wanted.fields()) {
         if found.name() != wanted.name() || found.data_type() != wanted.data_type() {
             return Err(format!(
-                "column \"{}\" ({}) arrives where \"{}\" ({}) is declared",
+                "column \"{}\" ({}) arrived, but \"{}\" ({}) is declared",
                 found.name(),
                 found.data_type(),
                 wanted.name(),
@@ -35,7 +35,7 @@ pub fn fits(found: &Schema, wanted: &Schema) -> Result<(), String> {
             ));
         }
         if found.is_nullable() && !wanted.is_nullable() {
-            return Err(format!("column \"{}\" may be null but is declared not to be", found.name()));
+            return Err(format!("column \"{}\" can be null, but is declared non-null", found.name()));
         }
     }
     Ok(())

@@ -251,7 +251,7 @@ impl Coordinator {
     fn report(&mut self, report: Report, actions: &mut Vec<Action>) {
         let id = (report.task, report.copy);
         let Some(state) = self.states.get_mut(report.task as usize) else {
-            return self.fail(format!("a report of task {}, which there is not", report.task), actions);
+            return self.fail(format!("report for unknown task {}", report.task), actions);
         };
         let arrived = match report.said {
             Said::Saved { epoch, parts } => {
@@ -343,7 +343,7 @@ impl Coordinator {
         };
         let Some(pending) = self.pending.take_if(late) else { return };
         actions.push(Action::Warn(format!(
-            "checkpoint {} was given up after {:.0?}: {} had not saved",
+            "checkpoint {} was abandoned after {:.0?}: {} had not saved",
             pending.barrier.epoch,
             self.pace.timeout,
             self.shown(pending.missing.iter().copied()),
@@ -356,17 +356,18 @@ impl Coordinator {
         }
         let waits = match (&self.pending, &self.moving) {
             (Some(Pending { barrier: Barrier { control: Control::Rebalance(_), .. }, missing, .. }), _) => {
-                format!("{} have not come to it", self.shown(missing.iter().copied()))
+                format!("{} have not reached it", self.shown(missing.iter().copied()))
             }
             (None, Some(moving)) => {
                 let missing = moving.missing.iter().map(|&copy| (moving.task, copy));
-                format!("{} have not got theirs", self.shown(missing))
+                format!("{} have not received theirs", self.shown(missing))
             }
             _ => return,
         };
         self.told = true;
         actions.push(Action::Warn(format!(
-            "checkpoint {}, at which buckets move, has taken longer than {:.0?}, and there is no other until it is over: {waits}",
+            "checkpoint {}, at which buckets move, has taken longer than {:.0?}, and no other can begin until it is \
+             over: {waits}",
             self.epoch, self.pace.timeout,
         )));
     }
@@ -392,7 +393,7 @@ impl Coordinator {
             let name = || &self.members[moving.task as usize].name;
             let outcome = match moving.begun {
                 true => Ok(moving.moved),
-                false => Err(format!("task \"{}\" came to its end before its buckets could move", name())),
+                false => Err(format!("task \"{}\" ended before its buckets could move", name())),
             };
             actions.push(Action::Answer { id: moving.id, outcome });
         }
@@ -401,7 +402,7 @@ impl Coordinator {
             if let (Some(reason), Control::Stop) = (&pending.failed, &pending.barrier.control) {
                 self.fail(format!("the job could not be stopped at checkpoint {epoch}: {reason}"), actions);
             } else if let Some(reason) = pending.failed {
-                actions.push(Action::Warn(format!("checkpoint {epoch} was given up: {reason}")));
+                actions.push(Action::Warn(format!("checkpoint {epoch} was abandoned: {reason}")));
             } else {
                 self.store(epoch, false, at_ms, actions);
             }
@@ -446,20 +447,21 @@ impl Coordinator {
         let refused = |reason: &str| Err(format!("the buckets of task \"{task}\" cannot move: {reason}"));
         let Some(at) = self.members.iter().position(|member| &member.name == task) else {
             let names: Vec<&str> = self.members.iter().map(|member| member.name.as_str()).collect();
-            return Err(format!("there is no task \"{task}\"; there are {}", names.join(", ")));
+            return Err(format!("no task \"{task}\"; the tasks are {}", names.join(", ")));
         };
         let Member { copies, route, stays, .. } = &self.members[at];
         if let Some(reason) = stays {
             return refused(reason);
         }
-        let Some(route) = route else { return refused("they are not dealt by key") };
+        let Some(route) = route else { return refused("they are not partitioned by key") };
         if let Err(reason) = map.fits(route.buckets(), *copies) {
             return refused(&reason);
         }
         let (version, now) = (map.version(), route.version());
         if version <= now {
             return refused(&format!(
-                "the map is of version {version}, and theirs of version {now}; make the new one from that (Progress::route)"
+                "the map has version {version}, but theirs has version {now}; make the new map from that one \
+                 (Progress::route)"
             ));
         }
         match (0..*copies).find(|&copy| !self.running.contains(&(at as u32, copy))) {
@@ -483,7 +485,7 @@ impl Coordinator {
         if self.over || self.stopping || self.running.is_empty() {
             for (id, control) in std::mem::take(&mut self.requests) {
                 if let Control::Rebalance(_) = control {
-                    refuse(id, "the job is coming to its end".into(), actions);
+                    refuse(id, "the job is ending".into(), actions);
                 }
             }
             return;
@@ -546,7 +548,7 @@ mod tests {
         assert_eq!(warned(10, Event::Tick), none);
         let late = warned(11, Event::Tick);
         let told = "checkpoint 1, at which buckets move, has taken longer than 10s";
-        assert!(late[0].starts_with(told) && late[0].ends_with("\"count\" (copy 1) have not come to it"), "{late:?}");
+        assert!(late[0].starts_with(told) && late[0].ends_with("\"count\" (copy 1) have not reached it"), "{late:?}");
         assert_eq!(warned(60, Event::Tick), none);
     }
 }

@@ -100,19 +100,19 @@ impl Manifest {
     /// # Errors
     /// In words, for anything else.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let end = bytes.iter().take(80).position(|&byte| byte == b'\n').ok_or("it is no checkpoint")?;
-        let line = std::str::from_utf8(&bytes[..end]).map_err(|_| "it is no checkpoint")?;
-        let mut words = line.strip_prefix(TITLE).ok_or("it is no checkpoint")?.split_whitespace();
-        let version = words.next().ok_or("it is no checkpoint")?;
+        let end = bytes.iter().take(80).position(|&byte| byte == b'\n').ok_or("it is not a checkpoint")?;
+        let line = std::str::from_utf8(&bytes[..end]).map_err(|_| "it is not a checkpoint")?;
+        let mut words = line.strip_prefix(TITLE).ok_or("it is not a checkpoint")?.split_whitespace();
+        let version = words.next().ok_or("it is not a checkpoint")?;
         if version != VERSION.to_string() {
-            return Err(format!("it is of version {version} of the format; this Tidemill reads version {VERSION}"));
+            return Err(format!("its format has version {version}; this Tidemill reads version {VERSION}"));
         }
         let sum = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
         let json = &bytes[end + 1..];
         if sum != Some(XxHash3_64::oneshot(json)) {
-            return Err("its checksum is wrong: it is damaged, or was not written to its end".into());
+            return Err("its checksum is wrong: it is damaged or incomplete".into());
         }
-        serde_json::from_slice(json).map_err(|error| format!("it makes no sense: {error}"))
+        serde_json::from_slice(json).map_err(|error| format!("it is invalid: {error}"))
     }
 
     /// Every object it needs. One without bytes is not written.
@@ -243,7 +243,7 @@ impl Report {
     /// # Errors
     /// In words, for anything else.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        serde_json::from_slice(bytes).map_err(|error| format!("bytes that are no report: {error}"))
+        serde_json::from_slice(bytes).map_err(|error| format!("not a report: {error}"))
     }
 }
 

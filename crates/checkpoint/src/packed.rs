@@ -112,7 +112,7 @@ fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Result<&'a [u8], ArrowError> 
 }
 
 pub(super) fn cut_short() -> ArrowError {
-    ArrowError::IpcError("rows cut short".into())
+    ArrowError::IpcError("rows are truncated".into())
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowErr
     }
     .into_iter();
     if !rest.is_empty() {
-        return Err(ArrowError::IpcError(format!("{} bytes behind the rows", rest.len())));
+        return Err(ArrowError::IpcError(format!("{} extra bytes after the rows", rest.len())));
     }
     let of = |at| if others.contains(&at) { decoded.next() } else { packed.next() };
     let columns = (0..schema.fields().len()).map(of).map(|column| column.expect("one for each field")).collect();

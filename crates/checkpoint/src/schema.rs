@@ -59,7 +59,7 @@ impl StateSchema {
     /// In words, what has changed that must not, and the remedy.
     pub fn behind(&self, then: &StateSchema) -> Result<u32, String> {
         if self.kind != then.kind {
-            return Err(format!("it held {}, and now holds {}; {REMEDY}", then.kind, self.kind));
+            return Err(format!("it held {}, but now holds {}; {REMEDY}", then.kind, self.kind));
         }
         let keys = |schema: &StateSchema| -> Vec<StateField> {
             schema
@@ -74,25 +74,26 @@ impl StateSchema {
                 let keys = schema.fields.iter().filter(|field| field.key);
                 keys.map(|key| format!("{}: {}", key.name, key.of)).collect::<Vec<_>>().join(", ")
             };
-            return Err(format!("its key was ({}), and is now ({}); {REMEDY}", named(then), named(self)));
+            return Err(format!("its key was ({}), but is now ({}); {REMEDY}", named(then), named(self)));
         }
         for old in then.fields.iter().filter(|field| !field.key) {
             let Some(new) = self.fields.iter().find(|field| field.name == old.name) else {
-                return Err(format!("its field \"{}\" ({}) is gone, or has another name; {REMEDY}", old.name, old.of));
+                return Err(format!("its field \"{}\" ({}) was removed or renamed; {REMEDY}", old.name, old.of));
             };
             if new.of != old.of {
-                return Err(format!("its field \"{}\" was {}, and is now {}; {REMEDY}", old.name, old.of, new.of));
+                return Err(format!("its field \"{}\" was {}, but is now {}; {REMEDY}", old.name, old.of, new.of));
             }
             if old.nullable && !new.nullable {
                 let StateField { name, of, .. } = old;
-                return Err(format!("its field \"{name}\" ({of}) might be null, and may not be any more; {REMEDY}"));
+                return Err(format!("its field \"{name}\" ({of}) was nullable, but no longer is; {REMEDY}"));
             }
         }
         let known: BTreeSet<&str> = then.fields.iter().map(|field| field.name.as_str()).collect();
         let mut added = self.fields.iter().filter(|field| !known.contains(field.name.as_str())).peekable();
         if let Some(field) = added.clone().find(|field| !field.nullable) {
             return Err(format!(
-                "its field \"{}\" ({}) is new and cannot be null, and what was saved before has no value for it; {REMEDY}",
+                "its field \"{}\" ({}) is new and not nullable, but what was saved before has no value for it; \
+                 {REMEDY}",
                 field.name, field.of
             ));
         }
@@ -107,7 +108,7 @@ impl StateSchema {
 }
 
 const REMEDY: &str =
-    "only fields that may be null can be added to a state: change the program back, or begin anew in another place";
+    "only nullable fields can be added to a state: change the program back, or start fresh in another place";
 
 #[cfg(test)]
 mod tests {
@@ -139,28 +140,28 @@ mod tests {
         let again = StateSchema { version: 2, ..evolved.clone() };
         assert_eq!(evolved.behind(&again), Ok(2));
         let refused = [
-            (vec![key.clone(), sum.clone()], "its field \"n\" (Int64) is gone, or has another name"),
-            (vec![key.clone(), field("z", "Int64", true, false), n.clone()], "its field \"x\" (Int64) is gone"),
+            (vec![key.clone(), sum.clone()], "its field \"n\" (Int64) was removed or renamed"),
+            (vec![key.clone(), field("z", "Int64", true, false), n.clone()], "its field \"x\" (Int64) was removed"),
             (
                 vec![key.clone(), field("x", "Utf8", true, false), n.clone()],
-                "its field \"x\" was Int64, and is now Utf8",
+                "its field \"x\" was Int64, but is now Utf8",
             ),
-            (vec![key.clone(), field("x", "Int64", false, false), n.clone()], "\"x\" (Int64) might be null"),
+            (vec![key.clone(), field("x", "Int64", false, false), n.clone()], "\"x\" (Int64) was nullable"),
             (
                 vec![key.clone(), sum.clone(), n.clone(), field("y", "Utf8", false, false)],
-                "\"y\" (Utf8) is new and cannot be null",
+                "\"y\" (Utf8) is new and not nullable",
             ),
             (
                 vec![key.clone(), more.clone(), field("k", "Utf8", true, true), sum.clone(), n.clone()],
-                "its key was (user: Utf8), and is now",
+                "its key was (user: Utf8), but is now",
             ),
-            (vec![field("user", "Int64", true, true), sum.clone(), n.clone()], "and is now (user: Int64)"),
+            (vec![field("user", "Int64", true, true), sum.clone(), n.clone()], "but is now (user: Int64)"),
         ];
         for (fields, why) in refused {
             let error = behind(&fields).unwrap_err();
-            assert!(error.contains(why) && error.contains("begin anew"), "{error}");
+            assert!(error.contains(why) && error.contains("start fresh"), "{error}");
         }
         let other = StateSchema::new("sessions", old.fields.clone());
-        assert!(other.behind(&old).unwrap_err().contains("it held windows of 10 s, and now holds sessions"));
+        assert!(other.behind(&old).unwrap_err().contains("it held windows of 10 s, but now holds sessions"));
     }
 }

@@ -176,11 +176,11 @@ impl Communicator {
             send: cut(send, send_len),
             recv: cut(recv, recv_len),
             blocks: call.common_blocks().map(|blocks| {
-                assert_eq!(blocks.len(), self.0.ranks.len(), "{} has one block a rank", call.collective);
+                assert_eq!(blocks.len(), self.0.ranks.len(), "{} has one block per rank", call.collective);
                 let own = blocks[self.0.rank as usize].len;
                 assert!(
                     call.collective != Collective::Allgatherv || own == call.count,
-                    "this rank sends {} elements where recv_blocks say {own}",
+                    "this rank sends {} elements, but recv_blocks say {own}",
                     call.count
                 );
                 blocks.iter().map(|block| Block { start: block.start * item, len: block.len * item }).collect()

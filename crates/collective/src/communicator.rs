@@ -39,7 +39,7 @@ pub enum CollectiveError {
         comm: String,
     },
     /// A buffer is shorter or longer than the call needs.
-    #[error("{collective}: the {buffer} buffer has {found} bytes where {needed} are needed")]
+    #[error("{collective}: the {buffer} buffer has {found} bytes, but {needed} are needed")]
     Length {
         /// The call.
         collective: Collective,
@@ -53,7 +53,7 @@ pub enum CollectiveError {
     /// An earlier collective on the communicator was given up halfway.
     #[error(
         "comm \"{comm}\" is unusable: a collective on it was interrupted or failed; {}",
-        if *from_parent { "make a new communicator from its parent" } else { "the job has to be started again" }
+        if *from_parent { "make a new communicator from its parent" } else { "start the job again" }
     )]
     Abandoned {
         /// The communicator.
@@ -62,7 +62,7 @@ pub enum CollectiveError {
         from_parent: bool,
     },
     /// No more communicators can be made.
-    #[error("too many communicators: a job makes at most 2^31 over its number of workers")]
+    #[error("too many communicators: a job can make at most 2^31 divided by its number of workers")]
     TooMany,
 }
 

@@ -136,7 +136,7 @@ impl fmt::Display for DType {
 
 /// The text names no dtype of Tidemill.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no dtype is called {0:?}: use a NumPy name such as int32 or float64, a pair such as double_int, or V<bytes>")]
+#[error("unknown dtype {0:?}: use a NumPy name such as int32 or float64, a pair such as double_int, or V<bytes>")]
 pub struct UnknownDType(pub String);
 
 impl FromStr for DType {

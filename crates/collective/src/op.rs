@@ -200,7 +200,7 @@ impl fmt::Display for Op {
 
 /// The text names no predefined operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no predefined operation is called {0:?}")]
+#[error("unknown predefined operation {0:?}")]
 pub struct UnknownOp(pub String);
 
 impl FromStr for Op {

@@ -89,7 +89,7 @@ pub(crate) fn decode(message: &[u8]) -> Option<(i32, Vec<u64>, usize)> {
 /// Memory for `len` bytes, of a length that a peer has named.
 fn room(len: u64, from: Rank) -> Result<Vec<u8>, NetError> {
     let mut room = Vec::new();
-    let refused = || NetError::Operation(format!("no memory for the {len} bytes that worker {from} sends"));
+    let refused = || NetError::Operation(format!("not enough memory for the {len} bytes that worker {from} sends"));
     room.try_reserve_exact(usize::try_from(len).map_err(|_| refused())?).map_err(|_| refused())?;
     Ok(room)
 }
@@ -169,7 +169,7 @@ impl Receive {
 
     /// The message is there: posts receives for its arrays. Returns whether there are any.
     fn post_arrays(&mut self, engine: &mut Engine) -> Result<Option<GroupId>, NetError> {
-        let nonsense = || NetError::Operation(format!("worker {} sent no parcel where one was received", self.source));
+        let nonsense = || NetError::Operation(format!("worker {} sent no parcel, but one was expected", self.source));
         let (key, lengths, start) = decode(&self.parcel.body).ok_or_else(nonsense)?;
         self.parcel.body.drain(..start);
         if lengths.is_empty() {

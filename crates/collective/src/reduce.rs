@@ -95,7 +95,7 @@ fn check_lengths(dtype: DType, lengths: &[usize]) {
         lengths.iter().all(|&len| len == lengths[0]),
         "operands of a reduction differ in length: {lengths:?} bytes"
     );
-    assert!(lengths[0].is_multiple_of(size), "{} bytes are no whole number of {dtype} elements", lengths[0]);
+    assert!(lengths[0].is_multiple_of(size), "{} bytes are not a whole number of {dtype} elements", lengths[0]);
 }
 
 /// Where the operands lie and where the result goes.

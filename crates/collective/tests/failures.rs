@@ -74,7 +74,7 @@ fn different_counts_of_vector_collectives_are_named_on_every_rank() {
     let cases = [
         (Gatherv, [2, 2, 2], 1, "sent 8 bytes"),
         (Scatterv, [2, 2, 2], 3, "expected 24"),
-        (Alltoallv, [3, 2, 2], 2, "are the counts alike"),
+        (Alltoallv, [3, 2, 2], 2, "do both pass the same counts"),
         (Allgatherv, [2, 1, 2], 1, "5 x int64"),
         (Allgatherv, [3, 1, 2], 1, "counts with digest"),
         (ReduceScatter, [3, 1, 2], 6, "counts with digest"),

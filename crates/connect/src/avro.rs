@@ -46,7 +46,7 @@ impl Avro {
         if !writers.is_empty() {
             found = found.learning();
             for (number, writer) in writers {
-                let wrong = |error| format!("the schema of number {number} is no Avro schema: {error}");
+                let wrong = |error| format!("the schema with number {number} is not an Avro schema: {error}");
                 found.learn(*number, avro(writer)).map_err(wrong)?;
             }
         }
@@ -105,7 +105,7 @@ impl Avro {
         let number = u32::from_be_bytes(*number);
         match self.knows(number) {
             true => Ok(number),
-            false => Err(format!("its schema has the number {number}, of which there is no schema")),
+            false => Err(format!("its schema has the number {number}, but no such schema exists")),
         }
     }
 
@@ -126,7 +126,7 @@ impl Avro {
             };
             let read = sound(|| decoder.decode(record)).map_err(|reason| failure(reason, Some(at)))?;
             if decoder.capacity() != records.len() - at || read != record.len() {
-                return Err(failure("it is not one record of its schema".into(), Some(at)));
+                return Err(failure("it is not a single record of its schema".into(), Some(at)));
             }
         }
         let rows = sound(|| decoder.flush()).map_err(|reason| failure(reason, None))?;
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(rows.column(1).as_string::<i32>().value(1), "a");
         let (rows, bad) = found(&avro, &[&[0, 0, 0, 0, 9, 4], seven, &[1, 0, 0, 0, 7, 4]]);
         assert_eq!((rows, bad.len()), (vec![2], 2));
-        assert_eq!(bad[0], (0, "its schema has the number 9, of which there is no schema".into()));
+        assert_eq!(bad[0], (0, "its schema has the number 9, but no such schema exists".into()));
         assert!(Avro::new(&json!("nonsense"), &BTreeMap::new()).is_err());
     }
 }

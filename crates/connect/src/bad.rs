@@ -64,7 +64,7 @@ pub(crate) enum BytesAs {
 fn local<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let folder = String::deserialize(deserializer)?;
     if folder.is_empty() || folder.contains("://") {
-        return Err(D::Error::custom(format!("quarantine={folder:?}: it has to be a local folder")));
+        return Err(D::Error::custom(format!("quarantine={folder:?} must be a local folder")));
     }
     Ok(folder.into())
 }
@@ -201,7 +201,7 @@ impl Handler {
         let words: Vec<String> = place.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect();
         let text = format!("{}: {reason}", words.join(", "));
         if self.on_error == OnError::Raise {
-            return Err(format!("{text}; on_error \"skip\" or \"quarantine\" goes on without it").into());
+            return Err(format!("{text}; on_error \"skip\" or \"quarantine\" continues without it").into());
         }
         match &self.on_error {
             OnError::Quarantine(_) => writeln!(self.lines, "{}", line(place, reason, bytes, besides()))?,

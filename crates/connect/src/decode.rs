@@ -200,7 +200,7 @@ impl Decoder {
                     }
                 }
                 if decoder.capacity() != records.len() - at {
-                    let reason = "the line is no row: it is empty, or a quote is not closed";
+                    let reason = "the line is not a row: it is empty, or a quote is not closed";
                     return Err(ArrowError::CsvError(reason.into()));
                 }
             }
@@ -234,7 +234,7 @@ impl Decoder {
 pub(crate) fn compressed(bytes: &[u8]) -> Option<&'static str> {
     let begins: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
     begins.iter().any(|begin| bytes.starts_with(begin)).then_some(
-        "it is compressed, and has to be unpacked before (tidemill.read_json and read_csv unpack whole files themselves)",
+        "it is compressed and must be unpacked first (tidemill.read_json and read_csv unpack whole files themselves)",
     )
 }
 

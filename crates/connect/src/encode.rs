@@ -137,7 +137,7 @@ impl RowFormat {
         match self {
             RowFormat::Json => json_lines(rows, NotFinite::Text, out),
             RowFormat::Csv => arrow::csv::WriterBuilder::new().with_header(header).build(out).write(rows),
-            RowFormat::Parquet => Err(ArrowError::NotYetImplemented("Parquet has files, and no lines".into())),
+            RowFormat::Parquet => Err(ArrowError::NotYetImplemented("Parquet has files, not lines".into())),
         }
     }
 }
@@ -196,7 +196,8 @@ impl EncoderFactory for NotFinite {
         let Some(found) = texts.iter().flatten().next() else { return Ok(None) };
         if *self == NotFinite::Refused {
             return Err(ArrowError::JsonError(format!(
-                "column \"{}\" has {found}, which is no number of a JSON schema: make it null before, or write without `registry`",
+                "column \"{}\" has {found}, which is not a number in a JSON schema: make it null first, or write \
+                 without `registry`",
                 field.name()
             )));
         }

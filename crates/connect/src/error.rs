@@ -7,7 +7,7 @@ use std::io::{Error, ErrorKind};
 #[non_exhaustive]
 pub enum ConnectError {
     /// There is no such kind.
-    #[error("no kind of {role} is called {kind}; there are {known}")]
+    #[error("unknown kind of {role}: {kind}; use one of {known}")]
     Kind {
         /// Source or sink.
         role: &'static str,
@@ -37,7 +37,8 @@ pub(crate) fn with_remedy(error: &Error) -> String {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             format!(
-                "{error}; free space there and start the job again: with checkpoint= it goes on from its last checkpoint"
+                "{error}; free space there and start the job again: with checkpoint= it resumes from its last \
+                 checkpoint"
             )
         }
         _ => error.to_string(),

@@ -80,7 +80,7 @@ impl<T: Send + 'static> Feed<T> {
         thread::Builder::new()
             .name(name.clone())
             .spawn(work)
-            .map_err(|error| format!("no thread for {name}: {error}"))?;
+            .map_err(|error| format!("cannot start a thread for {name}: {error}"))?;
         Ok(Feed { items, ended, name, _wants: wants })
     }
 

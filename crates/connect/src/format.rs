@@ -47,7 +47,7 @@ impl LineFormat {
     /// In words, when that is more than a byte.
     pub(crate) fn layout(self, delimiter: char) -> Result<Layout, String> {
         if !delimiter.is_ascii() {
-            return Err("`delimiter` has to be one ASCII character".into());
+            return Err("`delimiter` must be one ASCII character".into());
         }
         Ok(match self {
             LineFormat::Json => Layout::Json,
@@ -79,7 +79,7 @@ pub(crate) fn schema(
     match given.fields().as_ref() {
         [field] if kinds.contains(field.data_type()) => Ok(given),
         _ => {
-            let reason = format!("{name} has one column, of {of}: give it no schema, or such a one");
+            let reason = format!("{name} has one column, of {of}: omit the schema, or use that one");
             Err(ConnectError::option(connector, reason))
         }
     }
@@ -111,6 +111,6 @@ mod tests {
             assert!(error.contains("has one column, of "), "{error}");
         }
         let error = schema("x", Layout::Json, "value", None).unwrap_err().to_string();
-        assert!(error.contains("a schema is needed"), "{error}");
+        assert!(error.contains("needs a schema"), "{error}");
     }
 }

@@ -112,7 +112,7 @@ impl Lists {
 fn one<'a>(name: &'a str, field: &Field, values: &ArrayRef) -> Result<Part<'a>, TaskError> {
     if field.data_type().is_nested() {
         return Err(format!(
-            "`headers`: column \"{}\" is {}, and a header has one value, bytes or a text",
+            "`headers`: column \"{}\" is {}, but a header has one value, bytes or a string",
             field.name(),
             field.data_type()
         )
@@ -125,8 +125,9 @@ fn all<'a>(field: &'a Field, values: &ArrayRef) -> Result<Part<'a>, TaskError> {
     let (column, kind) = (field.name(), field.data_type());
     let wrong = || {
         format!(
-            "`headers`: column \"{column}\" is {kind}; one that has all headers of a record is a list of structs of `name` (text) and `value` \
-             (bytes or text), as sources give them, or a map, and one that has the value of one header needs a name"
+            "`headers`: column \"{column}\" is {kind}; a column with all headers of a record must be a list of \
+             structs of `name` (string) and `value` (bytes or string), as sources give them, or a map, and a column \
+             with the value of one header needs a name"
         )
     };
     let (lists, [name, value]) = match kind {
@@ -176,7 +177,7 @@ impl RowHeaders<'_> {
                     for entry in lists.of(row) {
                         if lists.entries.is_null(entry) || names.is_null(entry) {
                             let text = format!(
-                                "`headers`: column \"{column}\" has a header without a name: give it one, or leave it out"
+                                "`headers`: column \"{column}\" has a header without a name: name it, or leave it out"
                             );
                             return Err(text.into());
                         }
@@ -290,7 +291,7 @@ mod tests {
             "{}",
             error(&[named("h", "others")])
         );
-        assert!(error(&[named("h", "m")]).contains("`headers` is \"m\", and there is no such column"));
+        assert!(error(&[named("h", "m")]).contains("`headers`: no column \"m\"; the columns are"));
         assert!(error(&[all("nameless")]).contains("without a name"), "{}", error(&[all("nameless")]));
     }
 }

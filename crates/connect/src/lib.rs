@@ -156,7 +156,7 @@ pub fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Re
         "websocket" => sockets::websocket(spec, schema),
         "files" => files::source(spec, schema, open),
         "kafka" => kafka::source(spec, schema),
-        other => unreachable!("{other} is no kind of source"),
+        other => unreachable!("{other} is not a kind of source"),
     }
 }
 
@@ -172,7 +172,7 @@ pub fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Result<Sink
         "kafka" => kafka::sink(spec, schema),
         "rabbitmq" => rabbitmq::sink(spec, schema),
         "redis" => redis::sink(spec, schema),
-        other => unreachable!("{other} is no kind of sink"),
+        other => unreachable!("{other} is not a kind of sink"),
     }
 }
 

@@ -37,7 +37,7 @@ pub type OpenObjects = dyn Fn(&str, &BTreeMap<String, String>) -> Result<Objects
 /// # Errors
 /// Always.
 pub fn no_objects(url: &str, _: &BTreeMap<String, String>) -> Result<Objects, String> {
-    Err(format!("`path` is {url:?}: it has to be a local path"))
+    Err(format!("`path` is {url:?}, but it must be a local path"))
 }
 
 impl fmt::Debug for Objects {

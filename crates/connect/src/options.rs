@@ -71,11 +71,11 @@ fn plain(error: &str, option: Option<&str>) -> String {
         other => other,
     };
     let wanted = match wanted {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0 on",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer",
         "f32" | "f64" => "a number",
         other => other,
     };
-    format!("`{option}` is {given}, and has to be {wanted}")
+    format!("`{option}` is {given}, but must be {wanted}")
 }
 
 /// The column that an option names.
@@ -85,7 +85,7 @@ fn plain(error: &str, option: Option<&str>) -> String {
 pub(crate) fn column(schema: &SchemaRef, option: &str, name: &str) -> Result<usize, String> {
     schema.index_of(name).map_err(|_| {
         let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-        format!("`{option}` is \"{name}\", and there is no such column, but {}", names.join(", "))
+        format!("`{option}`: no column \"{name}\"; the columns are {}", names.join(", "))
     })
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn column(schema: &SchemaRef, option: &str, name: &str) -> Result<usi
 pub(crate) fn needed(connector: &str, schema: Option<SchemaRef>) -> Result<SchemaRef, ConnectError> {
     match schema {
         Some(schema) if !schema.fields().is_empty() => Ok(schema),
-        _ => Err(ConnectError::option(connector, "a schema is needed: what its columns are called and of which types")),
+        _ => Err(ConnectError::option(connector, "needs a schema (column names and types)")),
     }
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn with_metadata<'a>(
     let mut fields: Vec<Arc<Field>> = values.fields().iter().cloned().collect();
     for (name, kind) in metadata {
         if fields.iter().any(|field| field.name() == name) {
-            return Err(format!("`metadata` adds a column \"{name}\", which there is already: give it another name"));
+            return Err(format!("`metadata` adds a column \"{name}\", which already exists: choose another name"));
         }
         fields.push(Arc::new(Field::new(name, kind, true)));
     }
@@ -145,7 +145,7 @@ impl<'de> Deserialize<'de> for Secret {
         // Its own error would show the value.
         match Value::deserialize(deserializer)? {
             Value::String(secret) => Ok(Secret(secret)),
-            _ => Err(D::Error::custom("an address or password has to be a string")),
+            _ => Err(D::Error::custom("an address or password must be a string")),
         }
     }
 }
@@ -182,15 +182,12 @@ mod tests {
         assert_eq!(unknown, "some source: no option `row`, expected one of `password`, `rows`, `how`");
         assert_eq!(error(json!({})), "some source: missing option `rows`");
         let wrong = error(json!({"rows": -1, "kind": "some"}));
-        assert_eq!(wrong, "some source: `rows` is integer `-1`, and has to be a whole number from 0 on");
-        assert_eq!(
-            error(json!({"rows": [1]})),
-            "some source: `rows` is a list, and has to be a whole number from 0 on"
-        );
+        assert_eq!(wrong, "some source: `rows` is integer `-1`, but must be a non-negative integer");
+        assert_eq!(error(json!({"rows": [1]})), "some source: `rows` is a list, but must be a non-negative integer");
         let word = error(json!({"rows": 1, "how": "fsat"}));
-        assert_eq!(word, "some source: `how` is `fsat`, and has to be `fast` or `slow`");
+        assert_eq!(word, "some source: `how` is `fsat`, but must be `fast` or `slow`");
         let kind = kind(&json!({"kind": "soem"}), "source", &["some", "other"]).unwrap_err().to_string();
-        assert_eq!(kind, "no kind of source is called `soem`; there are some, other");
+        assert_eq!(kind, "unknown kind of source: `soem`; use one of some, other");
     }
 
     /// A password in a message ends up in logs.
@@ -199,6 +196,6 @@ mod tests {
         let some: Some = read("x", &json!({"password": "swordfish", "rows": 1})).unwrap();
         assert!(!format!("{some:?}").contains("swordfish"));
         let error = read::<Some>("x", &json!({"password": 987_654, "rows": 1})).unwrap_err().to_string();
-        assert_eq!(error, "x: `password`: an address or password has to be a string");
+        assert_eq!(error, "x: `password`: an address or password must be a string");
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn seal(header: &Header, records: &[u8]) -> Bytes {
 pub(crate) fn open(bytes: &[u8]) -> Result<(Header, &[u8]), TaskError> {
     let parts =
         bytes.split_first_chunk().and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
-    let (header, records) = parts.ok_or("the checkpoint has what no such sink prepared")?;
+    let (header, records) = parts.ok_or("the checkpoint has data that no such sink prepared")?;
     Ok((serde_json::from_slice(header)?, records))
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn with_headers(
         if record.is_none() {
             bytes = &[];
         }
-        Some(record.ok_or_else(|| "what a sink prepared is cut short".into()))
+        Some(record.ok_or_else(|| "the data that a sink prepared is truncated".into()))
     })
 }
 

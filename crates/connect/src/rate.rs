@@ -111,13 +111,13 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let wrong = |reason: &str| Err(ConnectError::option(NAME, reason));
     let counts = [("keys", options.keys), ("batch_rows", options.batch_rows.into())];
     if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
-        return wrong(&format!("`{name}` has to be at least 1"));
+        return wrong(&format!("`{name}` must be at least 1"));
     }
     if !(options.rows_per_second >= 0.0 && options.rows_per_second.is_finite()) {
-        return wrong("`rows_per_second` has to be 0, for as fast as rows are taken, or more");
+        return wrong("`rows_per_second` must be positive, or 0 for as fast as possible");
     }
     if !(options.step_us() >= 0.0 && options.step_us().is_finite()) {
-        return wrong("`step_us` has to be 0 or more");
+        return wrong("`step_us` must be 0 or more");
     }
     let made = Arc::new(Schema::new(vec![
         Field::new("number", DataType::Int64, false),
@@ -125,7 +125,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         Field::new("key", DataType::Int64, false),
     ]));
     if schema.is_some_and(|schema| schema != made) {
-        return wrong("it has columns of its own (number int64, time timestamp[us], key int64): give it no schema");
+        return wrong("it has its own columns (number int64, time timestamp[us], key int64): omit the schema");
     }
     let (copies_max, schema) = (options.splits, SchemaRef::clone(&made));
     Ok(SourceSpec {
@@ -208,10 +208,10 @@ fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), Ta
         (Ok(split), Some((next, of))) if split < of => match of == splits {
             true => Ok((split, next)),
             false => {
-                Err(format!("the checkpoint is of {of} splits, and `splits` is {splits}: it must not change").into())
+                Err(format!("the checkpoint has {of} splits, but `splits` is {splits}: it must not change").into())
             }
         },
-        _ => Err(format!("the checkpoint has a split \"{name}\", which no rate source made").into()),
+        _ => Err(format!("the checkpoint has a split \"{name}\" that no rate source made").into()),
     }
 }
 
@@ -342,6 +342,6 @@ mod tests {
             source(&spec, None).unwrap_err();
         }
         let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Int64, true)]));
-        assert!(source(&json!({}), Some(schema)).unwrap_err().to_string().contains("give it no schema"));
+        assert!(source(&json!({}), Some(schema)).unwrap_err().to_string().contains("omit the schema"));
     }
 }

@@ -55,7 +55,7 @@ impl Encoder {
         let is_header = |column: &usize| headers.as_ref().is_some_and(|headers| headers.has(*column));
         let whole: Vec<usize> = (0..schema.fields().len()).filter(|column| !is_header(column)).collect();
         if value.is_none() && whole.is_empty() && headers.is_some() {
-            return Err("`headers` takes all columns, and none is left for values: name one as `value`".into());
+            return Err("`headers` takes all columns, so none is left for values: name one as `value`".into());
         }
         Encoder { value, key, headers, whole, numbered: None }.looked_at(schema)
     }
@@ -114,8 +114,8 @@ impl Encoder {
             let bytes: usize = [&key, &value, &headers].into_iter().flatten().map(Vec::len).sum();
             if bytes > bytes_max {
                 return Err(format!(
-                    "a row makes a record of {bytes} bytes, and `record_bytes_max` is {bytes_max}: raise it, and what the \
-                     server takes (max.message.bytes of a topic, max_message_size of RabbitMQ) with it"
+                    "a row makes a record of {bytes} bytes, but `record_bytes_max` is {bytes_max}: raise it, and the \
+                     server's limit (max.message.bytes of a topic, max_message_size of RabbitMQ) with it"
                 )
                 .into());
             }

@@ -51,9 +51,7 @@ impl Tls {
         }
         if certificate.is_some() != key.is_some() {
             return Err(
-                "a certificate of one's own (`certificate`, or TIDEMILL_TLS_CERTIFICATE) and its key (`key`, or \
-                        TIDEMILL_TLS_KEY) need each other"
-                    .into(),
+                "`certificate` (or TIDEMILL_TLS_CERTIFICATE) and `key` (or TIDEMILL_TLS_KEY) need each other".into()
             );
         }
         Ok(Tls { ca: or(given.ca, "TIDEMILL_TLS_CA"), certificate, key })
@@ -114,7 +112,7 @@ impl Tls {
     pub(crate) fn server(given: &Tls) -> Result<Arc<ServerConfig>, String> {
         let tls = Tls::or_environment(Some(given))?;
         let Some((chain, key)) = tls.own()? else {
-            return Err("a server needs `certificate` and `key` of its own for TLS".into());
+            return Err("a TLS server needs its own `certificate` and `key`".into());
         };
         let builder = ServerConfig::builder_with_provider(provider());
         let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
@@ -139,8 +137,8 @@ impl Tls {
             if store.is_empty() {
                 let why = found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default();
                 return Err(format!(
-                    "the system trusts no authority{why}: install its certificates (Debian's ca-certificates), or say whom to \
-                     trust with `ca` or TIDEMILL_TLS_CA"
+                    "the system trusts no authority{why}: install its certificates (Debian's ca-certificates), or set \
+                     a trusted one with `ca` or TIDEMILL_TLS_CA"
                 ));
             }
             return Ok(store);
@@ -154,13 +152,13 @@ impl Tls {
     fn own(&self) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, String> {
         let (Some(certificate), Some(key)) = (&self.certificate, &self.key) else { return Ok(None) };
         let found = PrivateKeyDer::from_pem_file(key);
-        let found = found.map_err(|error| unread(key, "key (it may be none with a password)", &error))?;
+        let found = found.map_err(|error| unread(key, "key (it must not have a password)", &error))?;
         Ok(Some((certificates(certificate)?, found)))
     }
 
     fn unfit(&self, error: &rustls::Error) -> String {
         let name = |file: &Option<PathBuf>| file.as_deref().unwrap_or(Path::new("")).display().to_string();
-        format!("the certificate {} and the key {} do not fit: {error}", name(&self.certificate), name(&self.key))
+        format!("the certificate {} and the key {} do not match: {error}", name(&self.certificate), name(&self.key))
     }
 }
 
@@ -181,7 +179,7 @@ fn unread(file: &Path, what: &str, error: &PemError) -> String {
     match error {
         PemError::Io(error) => format!("{}: {error}", file.display()),
         PemError::NoItemsFound => format!("{}: there is no {what} in PEM in it", file.display()),
-        other => format!("{}: it is no {what} in PEM: {other}", file.display()),
+        other => format!("{}: not a {what} in PEM: {other}", file.display()),
     }
 }
 
@@ -190,28 +188,29 @@ pub(crate) fn remedy(error: &str) -> Option<&'static str> {
     const REMEDIES: [(&str, &str); 9] = [
         (
             "UnknownIssuer",
-            "nobody who is trusted has signed the server's certificate: say who has, with ca= or TIDEMILL_TLS_CA",
+            "no trusted authority signed the server's certificate: set the one that did with ca= or TIDEMILL_TLS_CA",
         ),
         (
             "BadSignature",
-            "nobody who is trusted has signed the server's certificate: say who has, with ca= or TIDEMILL_TLS_CA",
+            "no trusted authority signed the server's certificate: set the one that did with ca= or TIDEMILL_TLS_CA",
         ),
         (
             "not valid for name",
-            "ask for the server by a name that its certificate is for, or give it one for this name",
+            "connect to the server by a name that its certificate covers, or give it a certificate for this name",
         ),
         ("certificate expired", "the server needs a new certificate, unless this machine's clock is wrong"),
-        ("not valid yet", "the server's certificate is for later, unless this machine's clock is wrong"),
+        ("not valid yet", "the server's certificate is not valid yet, unless this machine's clock is wrong"),
         (
             "CaUsedAsEndEntity",
-            "the server's certificate is that of an authority: it needs one of its own, signed by it",
+            "the server's certificate is that of an authority: it needs its own, signed by that authority",
         ),
         (
             "CertificateRequired",
-            "the server wants to know who asks: give certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY",
+            "the server requires a client certificate: set certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and \
+             TIDEMILL_TLS_KEY",
         ),
-        ("InvalidContentType", "the server does not speak TLS at this port"),
-        ("certificate", "see what is said of the certificate"),
+        ("InvalidContentType", "the server does not speak TLS on this port"),
+        ("certificate", "see the reason given for the certificate"),
     ];
     // Of what is no error of TLS, nothing is known.
     let ours = ["invalid peer certificate", "fatal alert", "corrupt message", "received corrupt"];
@@ -219,7 +218,7 @@ pub(crate) fn remedy(error: &str) -> Option<&'static str> {
         return None;
     }
     let found = REMEDIES.iter().find(|(words, _)| error.contains(words));
-    Some(found.map_or("server and client do not agree on TLS", |(_, remedy)| remedy))
+    Some(found.map_or("server and client cannot agree on TLS", |(_, remedy)| remedy))
 }
 
 /// An error of a connection with what is to be done about it.
@@ -263,7 +262,7 @@ mod tests {
             ("invalid peer certificate: certificate expired: verification time 1 (UNIX), ...", "new certificate"),
             ("received fatal alert: CertificateRequired", "certificate= and key="),
             ("received corrupt message of type InvalidContentType", "does not speak TLS"),
-            ("received fatal alert: HandshakeFailure", "do not agree"),
+            ("received fatal alert: HandshakeFailure", "cannot agree"),
         ] {
             assert!(remedy(error).unwrap().contains(words), "{error}");
         }

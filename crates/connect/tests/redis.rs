@@ -84,7 +84,7 @@ fn hashes_are_written_once() {
     });
     set["url"] = json!("rediss:/:sharkfish@x");
     let error = tidemill_connect::sink(&set, &counts(), &tidemill_connect::no_objects).unwrap_err().to_string();
-    assert!(error.contains("`url` has to be") && !error.contains("sharkfish"), "{error}");
+    assert!(error.contains("`url` must be") && !error.contains("sharkfish"), "{error}");
 }
 
 /// A stream that is named later is read from its beginning, by one copy, and those that were read before are not read
@@ -168,7 +168,7 @@ fn entries_that_are_gone() {
     let _: i64 = redis::cmd("DEL").arg("in").query(&mut redis.connect()).unwrap();
     add(2);
     let error = run(40).unwrap_err().to_string();
-    assert!(error.contains("it was made anew"), "{error}");
+    assert!(error.contains("it was recreated"), "{error}");
     assert_eq!(copied(), 30);
 }
 

@@ -53,7 +53,7 @@ pub enum DataflowError {
     /// The memory budget is used up, and spilling did not help.
     #[error(
         "memory: \"{wants}\" asked for {bytes} bytes over the budget of {budget_bytes}; \"{holder}\" holds most \
-         ({held_bytes} bytes); give more with --memory, or use fewer copies"
+         ({held_bytes} bytes); raise --memory, or use fewer copies"
     )]
     Memory {
         /// Who asked.

@@ -174,7 +174,7 @@ pub trait Operator: Send {
     fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
         match parts.first() {
             Some((bucket, _)) => {
-                Err(format!("bucket {bucket} came from another copy: the operator cannot take it").into())
+                Err(format!("bucket {bucket} came from another copy, but the operator cannot take it").into())
             }
             None => Ok(()),
         }
@@ -306,7 +306,7 @@ pub(crate) async fn drive(
                 continue;
             }
             Some((port, None)) => operator.on_input_end(port, &mut emit)?,
-            None => return Err("the operator wants none of the ports that have not ended".into()),
+            None => return Err("the operator accepts no input although ports are still open".into()),
         };
         send(&mut operator, flow, &mut emit, &mut outputs, &work).await?;
     }
@@ -324,7 +324,7 @@ async fn send(
     loop {
         for (port, batch) in emit.0.drain(..) {
             if port >= outputs.len() {
-                return Err(format!("the operator emits to output port {port} of {}", outputs.len()).into());
+                return Err(format!("the operator sent to output port {port} of {}", outputs.len()).into());
             }
             outputs.port(port).send(batch).await?;
         }

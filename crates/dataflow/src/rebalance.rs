@@ -54,7 +54,9 @@ impl Rebalancing {
             self.outcome = match self.answer.try_recv() {
                 Ok(outcome) => Some(outcome),
                 Err(oneshot::error::TryRecvError::Empty) => None,
-                Err(oneshot::error::TryRecvError::Closed) => Some(Err("the run ended before buckets had moved".into())),
+                Err(oneshot::error::TryRecvError::Closed) => {
+                    Some(Err("the run ended before the buckets had moved".into()))
+                }
             };
         }
         self.outcome.clone()

@@ -270,12 +270,12 @@ fn what_makes_no_sense_is_refused() {
     let even = || RouteMap::even(BUCKETS, 2);
     let named = |copy| even().moved(&[(3, copy)]);
     let cases = [
-        ("nobody", named(1), "there is no task \"nobody\"; there are numbers, silent, outside"),
-        ("numbers", named(1), "none of its inputs is dealt by key"),
-        ("silent", named(1), "it does not say how what it keeps can move"),
-        ("outside", even(), "the map is of version 1, and theirs of version 1"),
-        ("outside", named(2), "the map names copy 2, and the task has 2"),
-        ("outside", RouteMap::new(9, vec![0; 7]), "the map has 7 buckets, and the task's keys lie in 1024"),
+        ("nobody", named(1), "no task \"nobody\"; the tasks are numbers, silent, outside"),
+        ("numbers", named(1), "none of its inputs is partitioned by key"),
+        ("silent", named(1), "its operator does not say how its state can move"),
+        ("outside", even(), "the map has version 1, but theirs has version 1"),
+        ("outside", named(2), "the map names copy 2, but the task has 2"),
+        ("outside", RouteMap::new(9, vec![0; 7]), "the map has 7 buckets, but the task's keys use 1024"),
     ];
     let asked: Mutex<Option<Vec<Rebalancing>>> = Mutex::default();
     let elsewhere = AtomicU64::new(0);
@@ -335,7 +335,7 @@ fn a_run_without_checkpoints_refuses() {
         let placement = tidemill_dataflow::placement::RoundRobin;
         runner.run_placed(&graph, &placement, &mut look).unwrap();
         let reason = asked.and_then(|mut asked| asked.outcome()).map(Result::unwrap_err);
-        assert!(reason.is_none_or(|reason| reason.contains("checkpoints, which this run does not make")));
+        assert!(reason.is_none_or(|reason| reason.contains("checkpoints, but this run makes none")));
     })
     .unwrap();
 }

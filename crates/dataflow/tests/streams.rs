@@ -512,7 +512,7 @@ fn damaged_checkpoints_are_left_out() {
         std::fs::write(path, "tidemill checkpoint 2 0000\n{}").unwrap();
     }
     let error = run(2, folder.path(), 2000, None, &world, quiet).unwrap_err().to_string();
-    assert!(error.contains("none can be read; remove them to begin anew"), "{error}");
+    assert!(error.contains("none can be read; remove them to start fresh"), "{error}");
 }
 
 /// Two jobs in one place would take each other's checkpoints for their own.
@@ -538,7 +538,7 @@ fn one_place_is_for_one_job() {
         runner.run_job(&graph, &RoundRobin, Some(&checkpoints), &mut |_| Ok(())).unwrap_err().to_string()
     });
     for error in other.unwrap() {
-        assert!(error.contains("they are of job \"counting\", not of \"another\""), "{error}");
+        assert!(error.contains("they belong to job \"counting\", not to \"another\""), "{error}");
     }
 }
 

@@ -188,8 +188,8 @@ impl DataSet {
         if let Some(aggregate) = functions.first() {
             if let Some(rows) = exprs.iter().find_map(|expr| beside(expr, &functions)) {
                 return Err(DataSetError::Query(format!(
-                    "select: {} has one value for all rows, and {rows:?} one for each; give the former a window with over(), or make one \
-                     value of the latter, such as with first()",
+                    "select: {} has one value for all rows, but {rows:?} has one per row; give the former a window \
+                     with over(), or reduce the latter to one value, such as with first()",
                     aggregate.human_display()
                 )));
             }
@@ -335,7 +335,9 @@ impl DataSet {
     /// `UnknownColumn`; `Query` if there is a column of this name.
     pub fn with_row_index(&self, name: &str, first: i64, mut by: Vec<Sort>) -> Result<Self> {
         if self.frame.schema().has_column_with_unqualified_name(name) {
-            return Err(DataSetError::Query(format!("with_row_index: there is a column {name:?}; give another name=")));
+            return Err(DataSetError::Query(format!(
+                "with_row_index: column {name:?} already exists; choose another name="
+            )));
         }
         for key in &mut by {
             key.expr = with_durations(std::mem::take(&mut key.expr), self.frame.schema())?.unalias();
@@ -392,7 +394,7 @@ impl DataSet {
     /// `UnknownColumn`; `Query` for types without equality, or if it is no stream.
     pub fn distinct_for(&self, subset: &[String], ttl: i64) -> Result<Self> {
         if !self.is_stream() || ttl <= 0 {
-            return Err(DataSetError::Query("distinct takes a ttl of more than zero for rows of streams".into()));
+            return Err(DataSetError::Query("distinct takes a positive ttl, for rows of streams".into()));
         }
         subset.iter().try_for_each(|name| self.check_column(name))?;
         let (names, mut keys, mut rest) = (self.names(), Vec::new(), Vec::new());
@@ -500,7 +502,7 @@ fn check_names(exprs: &[Expr]) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     match exprs.iter().map(output_name).find(|name| !seen.insert(name.clone())) {
         Some(name) => Err(DataSetError::Query(format!(
-            "there would be two columns called {name:?}; give one of them another name, with name=expression or alias()"
+            "two columns would be named {name:?}; rename one of them with name=expression or alias()"
         ))),
         None => Ok(()),
     }

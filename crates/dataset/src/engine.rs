@@ -153,8 +153,8 @@ impl GovernedPool {
         let can_spill = reservation.consumer().can_spill();
         let least = (held + additional as u64) * 100 / if can_spill { percent } else { 100 };
         DataFusionError::ResourcesExhausted(format!(
-            "{} asked for {additional} bytes with {} held; the worker's budget is {budget} bytes, of which exchanges and queries \
-             hold {held}; it needs a budget of at least {} MiB",
+            "{} asked for {additional} bytes while holding {}; the worker's budget is {budget} bytes, of which \
+             exchanges and queries hold {held}; it needs a budget of at least {} MiB",
             reservation.consumer().name(),
             reservation.size(),
             // Where the shares of others were in the way, more than there is.
@@ -249,8 +249,9 @@ impl Engine {
             && left < config.address_bytes()
         {
             return Err(DataSetError::Io(format!(
-                "`ulimit -v` leaves this process {} MiB of addresses, and {} query threads take {} MiB, most of which they \
-                 never touch: raise it, start fewer threads (--threads), or limit the memory with --memory instead",
+                "`ulimit -v` leaves this process {} MiB of address space, but {} query threads take {} MiB, most of \
+                 which they never touch: raise it, start fewer threads (--threads), or limit memory with --memory \
+                 instead",
                 left >> 20,
                 config.threads,
                 config.address_bytes() >> 20

@@ -142,9 +142,9 @@ fn shared_text(error: &DataFusionError) -> DataSetError {
             DataSetError::Query(wrong_type(text).unwrap_or_else(|| text.clone()))
         }
         DataFusionError::SQL(error, _) => DataSetError::Query(format!("SQL: {error}")),
-        DataFusionError::Execution(text) if text.ends_with("Overflow in AvgAccumulator") => DataSetError::Data(
-            "an average is beyond the range of its type; cast what is averaged to float64 first".into(),
-        ),
+        DataFusionError::Execution(text) if text.ends_with("Overflow in AvgAccumulator") => {
+            DataSetError::Data("an average is beyond the range of its type; cast the values to float64 first".into())
+        }
         DataFusionError::Execution(text) => match refused(text) {
             Some(told) => DataSetError::Query(told),
             None => DataSetError::Data(text.clone()),
@@ -179,7 +179,7 @@ fn schema_text(error: &SchemaError) -> String {
     match error {
         SchemaError::AmbiguousReference { field } if field.relation.is_none() => {
             let name = &field.name;
-            format!("more than one table has a column {name:?}; put the table's name before it, as in t.{name}")
+            format!("more than one table has a column {name:?}; put the table's name in front, as in t.{name}")
         }
         other => other.to_string(),
     }
@@ -206,7 +206,7 @@ fn wrong_type(text: &str) -> Option<String> {
     }
     let (_, given) = text.split_once("trying to unnest on invalid data type ")?;
     let given = given.split('.').next()?;
-    Some(format!("explode makes rows of lists, not of {given}"))
+    Some(format!("explode turns lists into rows, and cannot take {given}"))
 }
 
 /// What a function of ours says of its arguments, without what DataFusion says around it.
@@ -280,7 +280,7 @@ mod tests {
                  cast it to a type that has one. No function matches the given name and argument types 'avg(Utf8)'.",
                 "there is no avg of Utf8; cast it to a type that has one",
             ),
-            ("trying to unnest on invalid data type Utf8", "explode makes rows of lists, not of Utf8"),
+            ("trying to unnest on invalid data type Utf8", "explode turns lists into rows, and cannot take Utf8"),
         ] {
             let error = DataSetError::from(DataFusionError::Internal(text.into()));
             assert_eq!(error, DataSetError::Query(told.into()));

@@ -146,7 +146,7 @@ pub fn exact(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, ArrowError> {
                 None => Ok(made),
                 Some(row) => {
                     let value = array_value_to_string(array, row)?;
-                    Err(ArrowError::CastError(format!("{value} ({from}) is no value of type {to}")))
+                    Err(ArrowError::CastError(format!("{value} ({from}) is not a value of type {to}")))
                 }
             }
         }
@@ -190,7 +190,7 @@ fn list_of<O: OffsetSizeTrait>(array: &GenericListArray<O>, of: &Arc<Field>) -> 
 /// Keys and values, whatever they are called.
 fn map_of(array: &MapArray, entries: &Arc<Field>, sorted: bool) -> Result<ArrayRef, ArrowError> {
     let DataType::Struct(pair) = entries.data_type() else {
-        return Err(ArrowError::CastError(format!("{entries} are no entries of a map")));
+        return Err(ArrowError::CastError(format!("{entries} are not entries of a map")));
     };
     let columns = array.entries().columns().iter().zip(pair).map(|(column, field)| exact(column, field.data_type()));
     let pairs = StructArray::try_new(pair.clone(), columns.collect::<Result<_, _>>()?, None)?;

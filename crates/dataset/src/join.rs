@@ -50,7 +50,7 @@ impl How {
             "cross" => How::Cross,
             other => {
                 return Err(DataSetError::Query(format!(
-                    "no join {other:?}; there are inner, left, right, full, semi, anti and cross"
+                    "unknown join {other:?}; use inner, left, right, full, semi, anti or cross"
                 )));
             }
         })
@@ -90,10 +90,10 @@ impl DataSet {
         ttl: Option<i64>,
     ) -> Result<DataSet> {
         if ttl.is_some_and(|ttl| ttl <= 0 || !self.is_stream() || !right.is_stream()) {
-            return Err(DataSetError::Query("join takes a ttl of more than zero for rows of two streams".into()));
+            return Err(DataSetError::Query("join takes a positive ttl, for rows of two streams".into()));
         }
         if on.is_empty() != (how == How::Cross) {
-            return Err(DataSetError::Query("every join but a cross join needs columns to join on".into()));
+            return Err(DataSetError::Query("every join except a cross join needs columns to join on".into()));
         }
         let (left_schema, right_schema) = (self.schema()?, right.schema()?);
         for (left_key, right_key) in on {

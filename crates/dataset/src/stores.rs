@@ -157,7 +157,7 @@ pub(crate) fn local_path(text: &str) -> Result<Option<String>> {
         Some(path) => Ok(Some(path.to_string_lossy().into_owned())),
         None => {
             let text = without_passwords(text);
-            Err(DataSetError::Io(format!("{text} names no local file; it should begin with file:///")))
+            Err(DataSetError::Io(format!("{text} does not name a local file; it should begin with file:///")))
         }
     }
 }
@@ -222,7 +222,11 @@ pub(crate) fn parse(text: &str) -> Result<Parsed> {
     let base = format!("{scheme}://{authority}");
     let known = Url::parse(&base).map_err(|error| wrong(error.to_string()));
     let known = ObjectStoreScheme::parse(&known?).map(|(scheme, _)| scheme).map_err(|_| {
-        wrong("no store has such a URL; there are s3://bucket/..., gs://, az://, abfss://, http://, https://, file:/// and memory:///".into())
+        wrong(
+            "no store has such a URL; use s3://bucket/..., gs://, az://, abfss://, http://, https://, file:/// or \
+             memory:///"
+                .into(),
+        )
     })?;
     let path = Path::parse(key).map_err(|error| wrong(error.to_string()))?;
     Ok(Parsed { scheme: known, base, path, is_folder })
@@ -433,7 +437,7 @@ mod tests {
         for text in ["memory:///a", "https://host/a"] {
             assert!(streamed(text).unwrap_err().to_string().contains("streams need a folder or an object store"));
         }
-        assert!(place("memory:///a", true).unwrap_err().to_string().contains("gone with the process"));
+        assert!(place("memory:///a", true).unwrap_err().to_string().contains("lost when the process ends"));
         assert!(place("https://host/a", true).unwrap_err().to_string().contains("need a folder or an object store"));
     }
 

@@ -73,8 +73,9 @@ fn with_parameters(name: &str) -> Option<DataType> {
 
 fn unknown(name: &str) -> DataSetError {
     DataSetError::Query(format!(
-        "no type {name:?}; there are bool, int8 to int64, uint8 to uint64, float16 to float64, str, bytes, date, time, \
-         datetime, datetime[ns], datetime[us, Europe/Paris], duration, decimal(precision, scale), and Arrow's own such as 'List(Int64)'"
+        "unknown type {name:?}; use bool, int8 to int64, uint8 to uint64, float16 to float64, str, bytes, date, time, \
+         datetime, datetime[ns], datetime[us, Europe/Paris], duration, decimal(precision, scale), or Arrow's own such \
+         as 'List(Int64)'"
     ))
 }
 

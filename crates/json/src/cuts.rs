@@ -173,7 +173,7 @@ fn cut_in(value: &Value, field: &Field, column: &str) -> Option<String> {
         }
         (Value::Number(number), kind) if is_whole(kind) => {
             let fraction = number.as_f64().is_some_and(|value| value.fract() != 0.0);
-            fraction.then(|| format!("{number} is not whole, as numbers of column {column:?} ({kind}) are"))
+            fraction.then(|| format!("{number} is not an integer, but column {column:?} is {kind}"))
         }
         (Value::String(text), kind) if kind.is_temporal() => {
             let why = times::lost(text, kind)?;

@@ -100,7 +100,7 @@ fn describe(exit: Exit, killed: Option<Killed>) -> String {
 
 /// Why a worker may have been killed that nobody killed.
 fn out_of_memory(killed: Option<Killed>) -> String {
-    const FEWER: &str = "use fewer workers (-n), or a lower --memory, which leaves more to the program";
+    const FEWER: &str = "use fewer workers (-n), or lower --memory, which leaves more to the program";
     match killed {
         Some(Killed::Here(Some((file, limit)))) => format!(
             " by the kernel's out-of-memory killer: this container may use {} (cgroup {file}); raise that limit, {FEWER}",
@@ -114,7 +114,7 @@ fn out_of_memory(killed: Option<Killed>) -> String {
                 ", probably by the kernel's out-of-memory killer, which has killed on this machine (see `dmesg`); {FEWER}"
             )
         }
-        None => " (if nobody did that, the system ran out of memory: see `dmesg`)".into(),
+        None => " (if nobody sent that signal, the system ran out of memory: see `dmesg`)".into(),
     }
 }
 

@@ -148,7 +148,7 @@ pub struct AppArgs {
 /// What is to be printed instead: usage errors, and the texts of `--help` and `--version`.
 pub fn parse(args: Vec<OsString>) -> Result<Request, clap::Error> {
     if let Some(file) = args.get(1).filter(|word| word.as_encoded_bytes().ends_with(b".py")) {
-        let text = format!("programs are started with `run`: tidemill run {}\n", file.to_string_lossy());
+        let text = format!("start programs with `run`: tidemill run {}\n", file.to_string_lossy());
         return Err(clap::Error::raw(clap::error::ErrorKind::InvalidSubcommand, text));
     }
     let matches = command().try_get_matches_from(args)?;
@@ -279,10 +279,10 @@ fn parse_size(text: &str) -> Result<u64, String> {
 
 fn parse_workers(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
-        Ok(0) => Err("a job has at least one worker".into()),
+        Ok(0) => Err("a job needs at least one worker".into()),
         Ok(count) if count > WORKERS_MAX => Err(format!("at most {WORKERS_MAX} workers can be started on one host")),
         Ok(count) => Ok(count),
-        Err(_) => Err("expected a whole number".into()),
+        Err(_) => Err("expected an integer".into()),
     }
 }
 
@@ -291,7 +291,7 @@ const WORKERS_MAX: usize = 4096;
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_string())?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| "expected a number of seconds, 0 or more".to_string())
+    Duration::try_from_secs_f64(seconds).map_err(|_| "expected a non-negative number of seconds".to_string())
 }
 
 #[cfg(test)]

@@ -50,11 +50,11 @@ impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotFound(file) if file.components().count() > 1 || is_python(file) => {
-                write!(f, "there is no file {}", file.display())
+                write!(f, "no such file: {}", file.display())
             }
             Self::NotFound(file) => write!(
                 f,
-                "there is no program {0} in PATH; a program in this folder is started as ./{0}, a Python module as -m {0}",
+                "no program {0} in PATH; start a program in this folder as ./{0}, or a Python module as -m {0}",
                 file.display()
             ),
             Self::NotExecutable(file) if file.is_dir() => write!(f, "{} is a folder, not a program", file.display()),
@@ -244,8 +244,8 @@ mod tests {
     fn what_cannot_run_is_explained() {
         for (words, code, text) in [
             (&["no-such-program"][..], 127, "PATH"),
-            (&["./no/such"], 127, "no file"),
-            (&["missing.py"], 127, "no file"),
+            (&["./no/such"], 127, "no such file"),
+            (&["missing.py"], 127, "no such file"),
             (&["/etc/passwd"], 126, "chmod +x"),
             (&["/etc/"], 126, "folder"),
             (&["--theads", "2"], 2, "unknown option --theads"),

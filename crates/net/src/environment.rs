@@ -146,7 +146,7 @@ pub enum EnvironmentError {
         expected: &'static str,
     },
     /// The rank is not below the size.
-    #[error("{launcher} calls this rank {rank} of {size} workers; ranks count from 0 and stay below the size")]
+    #[error("{launcher} set rank {rank} for {size} workers; ranks run from 0 to size - 1")]
     RankOutOfRange {
         /// Who says so.
         launcher: Launcher,
@@ -157,8 +157,8 @@ pub enum EnvironmentError {
     },
     /// The launcher meant many workers, but this would be a job of one.
     #[error(
-        "{evidence}, but this process would be a job of one worker. {remedy}; \
-         or, if a job of one is what you want here, set TIDEMILL_RANK=0 and TIDEMILL_SIZE=1"
+        "{evidence}, but this process would form a job of one worker. {remedy}; or, if you want a job of one worker, \
+         set TIDEMILL_RANK=0 and TIDEMILL_SIZE=1"
     )]
     ManyJobsOfOne {
         /// What shows it.
@@ -167,7 +167,7 @@ pub enum EnvironmentError {
         remedy: String,
     },
     /// The launcher offers nothing by which workers on several hosts could meet.
-    #[error("workers on several hosts have nothing to meet by: {reason}; {remedy}")]
+    #[error("workers on several hosts have no meeting point: {reason}; {remedy}")]
     NoMeeting {
         /// What is missing.
         reason: String,
@@ -196,11 +196,11 @@ impl<'a> Reader<'a> {
     }
 
     fn number(&self, name: &str) -> Result<Option<u32>, EnvironmentError> {
-        self.parse(name, "a whole number from 0")
+        self.parse(name, "a non-negative integer")
     }
 
     fn seconds(&self, name: &str, default: Duration) -> Result<Duration, EnvironmentError> {
-        let expected = "a number of seconds above 0";
+        let expected = "a positive number of seconds";
         let Some(seconds) = self.parse::<f64>(name, expected)? else { return Ok(default) };
         let valid = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
         let value = || seconds.to_string();
@@ -384,7 +384,7 @@ fn open_mpi(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     let tasks = env.number("SLURM_STEP_NUM_TASKS")?.unwrap_or(1);
     if size == 1 && tasks > 1 && env.has("SLURM_PROCID") {
         return Err(EnvironmentError::ManyJobsOfOne {
-            evidence: format!("srun started {tasks} tasks and each started an mpirun of one worker"),
+            evidence: format!("srun started {tasks} tasks, and each started an mpirun of one worker"),
             remedy: "Use one launcher: `srun python app.py`, or mpirun without srun".into(),
         });
     }
@@ -565,7 +565,7 @@ fn torch(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
             return Err(EnvironmentError::Missing {
                 present: "WORLD_SIZE".into(),
                 missing: if host.is_some() { "MASTER_PORT".into() } else { "MASTER_ADDR".into() },
-                remedy: "set both to where rank 0 can listen".into(),
+                remedy: "set both to an address on which rank 0 can listen".into(),
             });
         }
     };
@@ -659,8 +659,8 @@ mod tests {
         let text = bad("TIDEMILL_RANK=1 TIDEMILL_SIZE=2 TIDEMILL_ROOT=a:1 TIDEMILL_SECRET=hush");
         assert!(text.contains("64 hexadecimal digits") && !text.contains("hush"), "{text}");
         assert!(bad("TIDEMILL_RANK=-1 TIDEMILL_SIZE=2").contains("TIDEMILL_RANK=-1"));
-        assert!(bad("TIDEMILL_RANK=1 TIDEMILL_SIZE=1").contains("rank 1 of 1"));
-        assert!(bad("OMPI_COMM_WORLD_RANK=4 OMPI_COMM_WORLD_SIZE=4").contains("rank 4 of 4"));
+        assert!(bad("TIDEMILL_RANK=1 TIDEMILL_SIZE=1").contains("rank 1 for 1"));
+        assert!(bad("OMPI_COMM_WORLD_RANK=4 OMPI_COMM_WORLD_SIZE=4").contains("rank 4 for 4"));
     }
 
     #[test]

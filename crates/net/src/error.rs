@@ -29,7 +29,7 @@ pub enum NetError {
         rank: Rank,
     },
     /// A worker is done with a communicator in which this call needs it.
-    #[error("worker {rank}'s function has returned, while this one waits in {call}")]
+    #[error("worker {rank}'s function returned while this one waits in {call}")]
     PeerEnded {
         /// Who.
         rank: Rank,
@@ -47,7 +47,7 @@ pub enum NetError {
         room_bytes: u64,
     },
     /// Two workers made different collective calls where the same was due.
-    #[error("collective calls differ: {0}")]
+    #[error("collective calls do not match: {0}")]
     Mismatch(String),
     /// A reduction could not be done.
     #[error("{0}")]
@@ -56,9 +56,9 @@ pub enum NetError {
     #[error("interrupted by a signal")]
     Interrupted,
     /// The endpoint was closed by `leave`.
-    #[error("the job has been left (finalized); no further communication is possible")]
+    #[error("this worker has left the job (finalized) and can no longer communicate")]
     Closed,
     /// The process was forked; only the original process may communicate.
-    #[error("this process is a fork of a worker; only the worker itself may communicate (start processes by spawn)")]
+    #[error("this process is a fork of a worker; only the worker itself may communicate (start processes with spawn)")]
     Forked,
 }

@@ -26,7 +26,7 @@ fn arm() {
         // runs in the child of a threaded process must.
         let rc = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if rc != 0 {
-            crate::notice!("pthread_atfork failed ({rc}): a forked child of this process may disturb the job");
+            crate::notice!("pthread_atfork failed ({rc}): a forked child of this process may disrupt the job");
         }
         File::options().read(true).write(true).open("/dev/null").ok()
     });

@@ -107,7 +107,7 @@ pub(crate) unsafe trait RingMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Corrupt {
     /// A slot is neither empty nor full.
-    #[error("a ring slot has turn {found} where {expected} or the one before was possible")]
+    #[error("a ring slot has turn {found}, but {expected} or the one before was expected")]
     Turn {
         /// What the slot says.
         found: u32,
@@ -115,7 +115,7 @@ pub(crate) enum Corrupt {
         expected: u32,
     },
     /// A frame is longer than the ring allows.
-    #[error("a frame claims {len} payload bytes where at most {max} are possible")]
+    #[error("a frame claims {len} payload bytes, but at most {max} are possible")]
     Length {
         /// What the stamp says.
         len: usize,
@@ -123,7 +123,7 @@ pub(crate) enum Corrupt {
         max: usize,
     },
     /// The consumer gave back what it never had.
-    #[error("the consumer of a ring returned space it was never given")]
+    #[error("the consumer of a ring returned space that it was never given")]
     Returned,
 }
 
@@ -171,7 +171,7 @@ impl<M: RingMemory> Producer<M> {
     /// If `payload` is longer than [`Shape::frame_bytes_max`] or than `header.len` says.
     #[inline]
     pub fn push(&mut self, header: &Header, payload: &[u8]) -> Result<bool, Corrupt> {
-        assert!(payload.len() <= self.shape.frame_bytes_max(), "frame of {} bytes over the limit", payload.len());
+        assert!(payload.len() <= self.shape.frame_bytes_max(), "frame of {} bytes exceeds the limit", payload.len());
         assert!(payload.len() as u64 == header.len, "payload and header.len differ");
         if self.used_slots - self.returned_slots == self.shape.slots as u64 {
             self.refresh()?;

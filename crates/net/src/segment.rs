@@ -37,7 +37,7 @@ pub enum SegmentError {
         source: io::Error,
     },
     /// What was opened is not what the peer announced: its process ended and the number was reused, or a bug.
-    #[error("process {pid} shares something else than it announced: {reason}")]
+    #[error("process {pid} shares something other than what it announced: {reason}")]
     Mismatch {
         /// The peer's process.
         pid: u32,
@@ -113,7 +113,7 @@ impl Segment {
         let found = check(unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) }).map(|_| stat.st_size as usize);
         let mismatch = |reason| SegmentError::Mismatch { pid, reason };
         if seals < 0 || seals & SIZE_SEALS != SIZE_SEALS {
-            return Err(mismatch("its descriptor is no sealed memory".into()));
+            return Err(mismatch("its descriptor is not sealed memory".into()));
         }
         match found {
             Ok(found) if found == len => {}

@@ -260,7 +260,7 @@ fn a_rank_given_twice_is_an_error_on_every_worker() {
     let results = join_these([0, 1, 2, 2].into_iter().map(|rank| job.config(rank)));
     let texts = errors(results);
     assert_eq!(texts.len(), 4);
-    assert!(texts.iter().all(|t| t.contains("two workers call themselves rank 2")), "{texts:?}");
+    assert!(texts.iter().all(|t| t.contains("two workers claim rank 2")), "{texts:?}");
 }
 
 #[test]

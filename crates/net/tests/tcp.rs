@@ -259,8 +259,8 @@ fn bytes_that_are_no_frames_are_reported_as_corrupt() {
     let good = header(Rank(1), 0, 3);
     let cases: Vec<(&str, Header)> = vec![
         ("unknown kind 99", Header { kind_raw: 99, ..good }),
-        ("bytes in a frame", Header { len: (1 << 20) + 1, ..good }),
-        ("bytes in a frame", Header { len: u64::MAX, ..good }),
+        ("bytes exceeds the limit", Header { len: (1 << 20) + 1, ..good }),
+        ("bytes exceeds the limit", Header { len: u64::MAX, ..good }),
         ("reserved", Header { reserved: [0, 1, 0], ..good }),
     ];
     for (text, bad) in cases {

@@ -61,8 +61,9 @@ fn kernel_instruction_sets() -> Vec<&'static str> {
 /// The set to use: `TIDEMILL_SIMD` if it names one, else the widest.
 pub(crate) fn isa() -> PyResult<Isa> {
     match std::env::var("TIDEMILL_SIMD") {
-        Ok(name) if !name.is_empty() => Isa::named(&name)
-            .ok_or_else(|| PyValueError::new_err(format!("TIDEMILL_SIMD={name}: this processor has no such set"))),
+        Ok(name) if !name.is_empty() => Isa::named(&name).ok_or_else(|| {
+            PyValueError::new_err(format!("TIDEMILL_SIMD={name}: this processor does not have that instruction set"))
+        }),
         _ => Ok(Isa::best()),
     }
 }

@@ -24,7 +24,7 @@ fn fits(condition: bool, message: &'static str) -> PyResult<()> {
 
 impl MdsDistances {
     fn check_block(&self, at: usize, shape: &[usize]) -> PyResult<()> {
-        fits(shape[1] == self.0.n() && at + shape[0] <= self.0.rows(), "the block must be rows that there are")
+        fits(shape[1] == self.0.n() && at + shape[0] <= self.0.rows(), "the block must consist of existing rows")
     }
 
     fn symmetry(&self, weights: bool) -> PyResult<Symmetry<'_>> {

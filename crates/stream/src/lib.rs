@@ -83,7 +83,7 @@ impl StreamJob {
         let Some(wanted) = self.guarantee else { return Ok(()) };
         let refused = |why: String| Err(DataSetError::Query(format!("the job cannot give {wanted}: {why}")));
         let Some(checkpoints) = &self.checkpoints else {
-            return refused("it makes no checkpoints; say where they lie with checkpoint=".into());
+            return refused("it makes no checkpoints; set their location with checkpoint=".into());
         };
         if checkpoints.at_most_once && checkpoints.interval.is_zero() {
             return refused(
@@ -97,7 +97,8 @@ impl StreamJob {
                     format!("what came from {source} since the last checkpoint cannot be read again")
                 }
                 _ => format!(
-                    "{source} gives some rows again, and nothing tells which; messages of RabbitMQ are told apart by id="
+                    "{source} may deliver some rows again, and nothing identifies them; id= identifies messages of \
+                     RabbitMQ"
                 ),
             });
         }
@@ -105,8 +106,8 @@ impl StreamJob {
         if let (Guarantee::ExactlyOnce, Some((source, folder))) = (wanted, folders) {
             let folder = folder.display();
             return refused(format!(
-                "{source} may write a bad record into quarantine=\"{folder}\" again after a failure; give it a sink that commits, as \
-                 quarantine=tm.stream.to_files(\"{folder}\") is"
+                "{source} may write a bad record into quarantine=\"{folder}\" again after a failure; use a sink that \
+                 commits, such as quarantine=tm.stream.to_files(\"{folder}\")"
             ));
         }
         if let Some(StreamSink { name: sink, guarantee: gives, .. }) =

@@ -34,6 +34,6 @@ def queries(text: str, numbers: Sequence[int]) -> list[int]:
         found = re.fullmatch(r"\s*(\d{1,2})(?:\s*-\s*(\d{1,2}))?\s*", word)
         named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
         if not named or named[0] not in numbers or named[-1] not in numbers:
-            raise argparse.ArgumentTypeError(f"{word.strip()!r} is no query; there are {numbers[0]} to {numbers[-1]}")
+            raise argparse.ArgumentTypeError(f"{word.strip()!r} is not a query; choose {numbers[0]} to {numbers[-1]}")
         chosen += named
     return chosen

@@ -63,7 +63,7 @@ def read(comm: Comm, path: Path, choose: Choose, *, delimiter: str | None = None
 
     def work() -> Share:
         if not path.is_file():
-            raise TableError(f"{path}: there is no such file")
+            raise TableError(f"{path}: no such file")
         if name.endswith(".npy"):
             return _read_npy(comm, path, choose)
         if name.endswith((".parquet", ".pq")):
@@ -397,7 +397,7 @@ class _Parser:
             reasons[at] = (
                 "not UTF-8 text, or a quoted field with a line break"
                 if row is None
-                else f"{len(row)} fields where {width} are expected"
+                else f"{len(row)} fields, but {width} are expected"
             )
         columns = list(zip(*whole, strict=True)) or [()] * width
         converted: list[Any] = []

@@ -206,14 +206,14 @@ def _check_options(parser: Parser, options: argparse.Namespace) -> None:
         if options.delimiter or options.null:
             parser.error("--delimiter and --null are of files, not of streams")
     if options.max_iter < 1 or not options.tol >= 0:
-        parser.error("--max-iter is at least 1, --tol at least 0")
+        parser.error("--max-iter must be at least 1, --tol at least 0")
     if options.align == "common" and options.follow:
         parser.error(
             "--align common wants all windows at once, and --follow does not have them: align to a FILE, such as the common.csv that a "
             "run with --align common leaves"
         )
     if options.key_every < 1:
-        parser.error("--key-every is at least 1")
+        parser.error("--key-every must be at least 1")
     if not 0 <= options.port < 65536:
         parser.error("--port is from 0 to 65535")
 

@@ -85,9 +85,9 @@ def select(columns: Sequence[Column], keep: str | None, drop: str | None) -> lis
             elif dash and first.strip().isdigit() and last.strip().isdigit():
                 found.extend(range(int(first), int(last) + 1))
             else:
-                raise TableError(f"there is no column {word!r}; the columns are {_listed(names)}")
+                raise TableError(f"no column {word!r}; the columns are {_listed(names)}")
         if any(number >= len(names) for number in found):
-            raise TableError(f"there is no column {max(found)}; the table has {len(names)}, from 0 to {len(names) - 1}")
+            raise TableError(f"no column {max(found)}; the table has {len(names)}, from 0 to {len(names) - 1}")
         return found
 
     kept = list(dict.fromkeys(numbers(keep))) if keep else list(range(len(names)))

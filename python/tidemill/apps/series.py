@@ -315,7 +315,7 @@ class _Command:
             self.say(f"{shown}: {why}; {has}")
         missing = [one for one in options.glyphs if one not in set(panel.ids.tolist())]
         if missing and not options.follow:
-            raise series.SeriesError(f"--glyph {missing[0]}: there is no such id")
+            raise series.SeriesError(f"--glyph {missing[0]}: no such id")
         # Frames that are there are replaced when there is one to replace them by.
         self.folder = series.FrameFolder(
             options.out,
@@ -376,7 +376,9 @@ class _Command:
         for line in standing.lines:
             end = windows[line["window"]].end
             if follower.fingerprint(panel.times[end - 1]) != line["fingerprint"]:
-                self.say(f"rows up to {line['time']} are not those that the frames were made of: all are made anew")
+                self.say(
+                    f"rows up to {line['time']} differ from those that the frames were made of: all frames are recomputed"
+                )
                 self.options.overwrite = True
                 return 0
         self.embedder.past = standing.past

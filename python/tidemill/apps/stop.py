@@ -64,11 +64,11 @@ def _stop(job: dict[str, Any], timeout_s: float | None) -> int:
             asked.unlink(missing_ok=True)
             return _fail(f"stream {job['job']!r} ended before it had made its last checkpoint; its own output says why")
         if timeout_s is not None and time.monotonic() - begun > timeout_s:
-            return _fail(f"stream {job['job']!r} has not stopped after {timeout_s:g} s; it goes on trying")
+            return _fail(f"stream {job['job']!r} has not stopped after {timeout_s:g} s; it keeps trying")
         time.sleep(_LOOK_S)
     # That it has stopped stays there for whoever has asked, too. It may not have seen this one's question.
     asked.unlink(missing_ok=True)
-    print(f"stream {job['job']!r} has stopped; started again it goes on from its last checkpoint")
+    print(f"stream {job['job']!r} has stopped; when started again, it resumes from its last checkpoint")
     return 0
 
 

@@ -77,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="look once, print what the workers tell, as JSON, and end")
     options = parser.parse_args(argv)
     if options.json and options.every is not None:
-        parser.error("--json looks once, so there is no --every")
+        parser.error("--json looks once, so it does not allow --every")
     if options.json and options.workers:
-        parser.error("--json has each worker by itself, so there is no --workers")
+        parser.error("--json lists each worker anyway, so it does not allow --workers")
     every = 1.0 if options.every is None else options.every
     if not 0.1 <= every <= 3600:
         parser.error("--every is from 0.1 to 3600 seconds")

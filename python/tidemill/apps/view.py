@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.token is not None and options.token_file is not None:
         parser.error("give --token or --token-file")
     if options.points < 2 or options.frames < 1:
-        parser.error("--points is at least 2, --frames at least 1")
+        parser.error("--points must be at least 2, --frames at least 1")
     if not 0 <= options.port < 65536:
         parser.error("--port is from 0 to 65535")
     try:

@@ -34,7 +34,7 @@ def table_of_arrays(columns: Mapping[str, Any]) -> NativeTable:
     for given, values in columns.items():
         name = str(given)
         if name in arrays:
-            raise DataSetError(f"from_numpy: two columns are called {name!r}")
+            raise DataSetError(f"from_numpy: two columns are named {name!r}")
         arrays[name] = _array(name, values)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -65,15 +65,15 @@ def _array(name: str, values: Any) -> numpy.ndarray:
             # As the values are: NumPy would make texts of numbers beside texts.
             array = np.fromiter(values, dtype=object, count=len(values))
     if array.ndim == 0:
-        raise DataSetError(f"from_numpy: column {name!r} is one value, not an array of a value for each row")
+        raise DataSetError(f"from_numpy: column {name!r} is one value, not an array with a value for each row")
     if array.dtype.kind == "V":
         raise DataSetError(
-            f"from_numpy: column {name!r} holds records ({array.dtype}); give each of their fields as a column: "
+            f"from_numpy: column {name!r} holds records ({array.dtype}); pass each field as a column: "
             f"{{field: array[field] for field in array.dtype.names}}"
         )
     if array.dtype.kind == "c":
         raise DataSetError(
-            f"from_numpy: column {name!r} holds complex numbers, which tables have not; give array.real and array.imag"
+            f"from_numpy: column {name!r} holds complex numbers, which tables do not support; pass array.real and array.imag"
         )
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         raise DataSetError(f"from_numpy: column {name!r} is of {array.dtype}; tables have floats of up to 64 bits")

@@ -49,7 +49,7 @@ def run(function: Callable[[Any, Table], Any], table: Table) -> DataSet:
         if made[worker] != made[0]:
             raise DataSetError(
                 f"bsp: {name} returned the columns {_words(made[0])} on worker 0 and {_words(made[worker])} on worker {worker}; "
-                "they are the same on every worker"
+                "they must be the same on every worker"
             )
     return from_local(part[0])
 

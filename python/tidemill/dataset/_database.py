@@ -86,9 +86,9 @@ def read_database(
     check_outside(DataSetError)
     job = init()
     if not isinstance(query, str):
-        raise TypeError(f"read_database: the query is a text, not a {type(query).__name__}")
+        raise TypeError(f"read_database: the query must be a string, not a {type(query).__name__}")
     if partition_on is not None and not isinstance(partition_on, str):
-        raise TypeError(f"read_database: partition_on is the name of a column, not {partition_on!r}")
+        raise TypeError(f"read_database: partition_on must be a column name, not {partition_on!r}")
     if partition_on is None or job.size == 1:
         whole = _together(lambda: _read(connection, query) if job.rank == 0 else None, "read_database")
         if job.size == 1:
@@ -110,9 +110,9 @@ def write(data: DataSet, table: str, connection: Connection, if_exists: Literal[
     """See `DataSet.write_database`."""
     modes = {"fail": "create", "append": "create_append", "replace": "replace"}
     if if_exists not in modes:
-        raise DataSetError(f'write_database: if_exists is "fail", "append" or "replace", not {if_exists!r}')
+        raise DataSetError(f'write_database: if_exists must be "fail", "append" or "replace", not {if_exists!r}')
     if not isinstance(table, str) or not table:
-        raise DataSetError(f"write_database: the table is called by a text, not {table!r}")
+        raise DataSetError(f"write_database: the table name must be a string, not {table!r}")
     job = init()
     rows = data.collect(root=0)
 
@@ -153,7 +153,7 @@ def _together(work: Callable[[], Any], call: str) -> Any:
         # Drivers say much over many lines; what went wrong is in all of it.
         if isinstance(failed, ModuleNotFoundError):
             return str(failed)
-        remedy = '; if_exists="append" adds to it, "replace" makes it anew' if "already exists" in str(failed) else ""
+        remedy = '; if_exists="append" adds to it, "replace" recreates it' if "already exists" in str(failed) else ""
         return f"{call}: {str(failed).strip()}{remedy}"
 
     return failing_together(init().comm, tried, error, says=says)
@@ -167,7 +167,7 @@ def _opened(connection: Connection) -> Any:
         if not colon or driver is None:
             shown = re.sub(r"//[^@/]*@", "//...@", connection)
             raise DataSetError(
-                f"no driver is known for {shown!r}; there are sqlite:///path/to.db and postgresql://..., and for others a function that "
+                f"no driver is known for {shown!r}; use sqlite:///path/to.db or postgresql://..., or for others a function that "
                 "opens a connection, such as lambda: adbc_driver_manager.dbapi.connect(driver=...)"
             )
         connect = needed(f"{driver}.dbapi", f"a database of {scheme}").connect
@@ -178,27 +178,27 @@ def _opened(connection: Connection) -> Any:
     if hasattr(connection, "cursor"):
         if init().size > 1:
             raise DataSetError(
-                "in a job of several workers give a URI or a function that opens a connection, not an open one"
+                "in a job of several workers, pass a URI or a function that opens a connection, not an open one"
             )
         return nullcontext(connection)
     if callable(connection):
         return closing(connection())
-    raise TypeError(f"a connection is a URI or a function that opens one, not a {type(connection).__name__}")
+    raise TypeError(f"a connection must be a URI or a function that opens one, not a {type(connection).__name__}")
 
 
 def _read(connection: Connection, query: str) -> Table:
     with _opened(connection) as opened, closing(opened.cursor()) as cursor:
         cursor.execute(query)
         if cursor.description is None:
-            raise DataSetError("the statement gives no rows; read_database takes a query")
+            raise DataSetError("the statement returns no rows; read_database takes a query")
         if hasattr(cursor, "fetch_arrow"):
             found = Table(NativeTable.take(cursor.fetch_arrow()))
             if not found.columns:
-                raise DataSetError("the statement gives no rows; read_database takes a query")
+                raise DataSetError("the statement returns no rows; read_database takes a query")
             return found
         names = [column[0] for column in cursor.description]
         if len(set(names)) < len(names):
-            raise DataSetError(f"two columns have the same name: {', '.join(names)}; give them others, by AS")
+            raise DataSetError(f"two columns have the same name: {', '.join(names)}; rename them with AS")
         rows = cursor.fetchall()
         columns = [(name, [row[at] for row in rows], None) for at, name in enumerate(names)]
         return Table(NativeTable.from_lists(columns))

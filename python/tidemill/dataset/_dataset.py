@@ -180,7 +180,7 @@ class DataSet(DataSetWriters):
         """At most `count` rows after the first `skip`: of a sorted table the first, else any. `offset` is another name of `skip`."""
         if offset is not None:
             if skip:
-                raise ValueError("limit: skip and offset are the same; give one of them")
+                raise ValueError("limit: skip and offset are the same; pass only one")
             skip = offset
         if count < 0 or skip < 0:
             raise ValueError("limit cannot be negative")
@@ -201,7 +201,7 @@ class DataSet(DataSetWriters):
             If `fraction` is not within 0 and 1.
         """
         if not 0 <= fraction <= 1:
-            raise ValueError(f"a fraction is from 0 to 1, not {fraction}")
+            raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
         from tidemill.dataset._functions import function
 
         return self.filter(function("random") < fraction)
@@ -243,7 +243,7 @@ class DataSet(DataSetWriters):
         {'index': [0, 1, 2], 'x': [1, 2, 3]}
         """
         if isinstance(offset, bool) or not isinstance(offset, int):
-            raise TypeError(f"with_row_index: offset is a whole number, not {offset!r}")
+            raise TypeError(f"with_row_index: offset must be an integer, not {offset!r}")
         return self._step(self._native.with_row_index(name, offset, sort_keys(order_by)))
 
     def fill_null(self, value: Any, *subset: str | Iterable[str]) -> DataSet:
@@ -277,7 +277,7 @@ class DataSet(DataSetWriters):
         """
         wanted = names_of(names, "value_counts") or self.columns
         if "count" in wanted:
-            raise DataSetError('value_counts: there is a column "count"; rename it first')
+            raise DataSetError('value_counts: column "count" already exists; rename it first')
         counted = self.group_by(*wanted).count()
         # Equal counts in the order of their values.
         return counted.sort("count", *wanted, descending=[True, *(False for _ in wanted)])
@@ -375,13 +375,13 @@ class DataSet(DataSetWriters):
         from tidemill.stream._time import seconds
 
         if how not in ("left", "inner"):
-            raise DataSetError(f'how is "left" or "inner", not {how!r}')
+            raise DataSetError(f'how must be "left" or "inner", not {how!r}')
         keys = [on] if isinstance(on, str) else list(on)
         if not keys:
             raise DataSetError("lookup needs at least one column to look up")
         self.select(*keys)  # says which is not there
         if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
-            raise DataSetError(f"cache_rows is a number from 0 on, not {cache_rows!r}")
+            raise DataSetError(f"cache_rows must be a non-negative integer, not {cache_rows!r}")
         cache_s = None if cache_for is None else seconds(cache_for, "cache_for")
         return _map.looked_up(self, source, keys, schema, how, cache_rows, cache_s, retries)
 
@@ -447,7 +447,7 @@ class DataSet(DataSetWriters):
         if not isinstance(other, DataSet):
             raise TypeError(f"join needs a DataSet, not {type(other).__name__}; from_arrow makes one of a table")
         if on is not None and (left_on is not None or right_on is not None):
-            raise DataSetError("join: give either on, or left_on and right_on")
+            raise DataSetError("join: pass either on, or left_on and right_on")
         given = (on, on) if on is not None else (left_on, right_on)
         left, right = ([] if keys is None else names_of([keys], "join") for keys in given)
         if len(left) != len(right):
@@ -552,7 +552,7 @@ class DataSet(DataSetWriters):
             If `partitions` is less than 1, there is no such column, or the rows are those of a stream.
         """
         if partitions < 1:
-            raise DataSetError(f"repartition({partitions}): rows are in one partition at least")
+            raise DataSetError(f"repartition({partitions}): rows need at least one partition")
         if self._native.is_stream():
             # Lowering a stream drops partitionings, as those of the planner mean nothing there.
             raise DataSetError(

@@ -86,8 +86,8 @@ def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None
         names = [name for name, _ in schema.fields]
         if names != wanted:
             raise DataSetError(
-                f"{file}: its columns are {', '.join(names)}, those of {files[0]} {', '.join(wanted)}: "
-                "read them apart, and put them together with union, by name"
+                f"{file}: its columns are {', '.join(names)}, but those of {files[0]} are {', '.join(wanted)}: "
+                "read them separately, and combine them with union, by name"
             )
 
 

@@ -59,7 +59,7 @@ def _threads(job: Job) -> int:
     text = os.environ.get("TIDEMILL_THREADS", "")
     if text:
         if not (text.isascii() and text.isdigit() and int(text)):
-            raise DataSetError(f"TIDEMILL_THREADS must be a whole number of at least 1, not {text!r}")
+            raise DataSetError(f"TIDEMILL_THREADS must be a positive integer, not {text!r}")
         return int(text)
     return max(job._worker.threads())
 

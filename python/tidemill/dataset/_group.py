@@ -86,7 +86,7 @@ class GroupBy:
                 if name not in keys and plain_kind(kind).startswith(kinds)
             ]
             if not wanted:
-                raise DataSetError(f"{which}: there is no column beside the keys to make one of")
+                raise DataSetError(f"{which}: there is no column besides the keys to aggregate")
         return self.agg(*(getattr(col(name), which)() for name in wanted))
 
 

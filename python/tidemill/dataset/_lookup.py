@@ -122,16 +122,16 @@ class Lookup:
             listed = list(answer)
             if len(listed) != len(keys):
                 raise DataSetError(
-                    f"{self._name} gave {len(listed)} rows for {len(keys)} keys; it gives one, or None, for each"
+                    f"{self._name} returned {len(listed)} rows for {len(keys)} keys; it must return one, or None, for each"
                 )
             found = dict(zip(keys, listed, strict=True))
         for key, row in found.items():
             if row is not None and not isinstance(row, Mapping):
-                raise DataSetError(f"{self._name} gave a {type(row).__name__} for {key!r}; a row is a dict, or None")
-            if row and not row.keys() <= set(self._names):
                 raise DataSetError(
-                    f"{self._name} gave the columns {list(row)} for {key!r}; announced were {self._names}"
+                    f"{self._name} returned a {type(row).__name__} for {key!r}; a row must be a dict, or None"
                 )
+            if row and not row.keys() <= set(self._names):
+                raise DataSetError(f"{self._name} returned the columns {list(row)} for {key!r}; expected {self._names}")
         return found
 
 

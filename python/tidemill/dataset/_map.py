@@ -85,7 +85,7 @@ def map_rows(
     def listed(row: Row) -> list[Row]:
         made = function(row)
         if isinstance(made, Mapping):
-            raise TypeError("flat_map takes a list of rows, and was given one row; return [row], or use map")
+            raise TypeError("flat_map takes a list of rows, but got one row; return [row], or use map")
         # Rows of a generator are made, and may fail, where they are asked for.
         return list(made)
 
@@ -137,9 +137,9 @@ def looked_up(
     added = NativeTable.empty(given_schema(schema))
     there = [field for field, _ in added.fields if field in data.columns]
     if there:
-        raise DataSetError(f"{name}: there is a column {there[0]!r} already; rename it, or what is looked up")
+        raise DataSetError(f"{name}: column {there[0]!r} already exists; rename it, or what is looked up")
     if not added.fields:
-        raise DataSetError(f"{name}: a schema has at least one column")
+        raise DataSetError(f"{name}: a schema needs at least one column")
     by_rows = getattr(source, "of_rows", None)
     ask = within("a source of lookup", _retried(source if by_rows is None else by_rows, retries, name))
     call = Lookup(ask, name, keys, added, how, cache_rows, cache_s, takes_rows=by_rows is not None)
@@ -303,11 +303,11 @@ class KeyedRows:
             raise DataSetError(f"{name}: ttl={ttl!r} must be more than zero")
         given = given_schema(schema)
         if given == []:
-            raise DataSetError(f"{name}: a schema has at least one column")
+            raise DataSetError(f"{name}: a schema needs at least one column")
         keeps: Any = None if state is None else given_schema(state, "state")
         if keeps == []:
             raise DataSetError(
-                f"{name}: state= has at least one field; without it a state is anything that can be pickled"
+                f"{name}: state= needs at least one field; without it a state is anything that can be pickled"
             )
 
         def resolve(types: Schema) -> list[tuple[str, str]]:
@@ -364,11 +364,11 @@ def given_schema(schema: Schema, what: str = "schema") -> Any:
     """A schema as the engine takes it; `what` names the argument in errors."""
     if not isinstance(schema, Mapping):
         if not hasattr(schema, "__arrow_c_schema__"):
-            raise DataSetError(f'{what}= is types by column, {{"n": "int64"}}, or an Arrow schema, not {schema!r}')
+            raise DataSetError(f'{what}= must be types by column, {{"n": "int64"}}, or an Arrow schema, not {schema!r}')
         return schema
     for name, of in schema.items():
         if not isinstance(name, str) or not isinstance(of, str):
-            raise DataSetError(f'{what}= has texts for names and types, "n": "int64", not {name!r}: {of!r}')
+            raise DataSetError(f'{what}= must have strings for names and types, "n": "int64", not {name!r}: {of!r}')
     return list(schema.items())
 
 
@@ -384,7 +384,7 @@ def _mapped(data: DataSet, name: str, function: OnTable, schema: Schema | None) 
         return data._step(data._native.map_batches(name, as_found, found))
     given = given_schema(schema)
     if given == []:
-        raise DataSetError(f"{name}: a schema has at least one column")
+        raise DataSetError(f"{name}: a schema needs at least one column")
     return data._step(data._native.map_batches(name, lambda native: on_table(native, None), given))
 
 
@@ -457,7 +457,7 @@ def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[
     Rows, keys and lists are the same each time, also where a call before has changed those that it was given.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise DataSetError(f"retries is a number from 0 on, not {retries!r}")
+        raise DataSetError(f"retries must be a non-negative integer, not {retries!r}")
     if retries == 0:
         return function
 
@@ -527,10 +527,10 @@ def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = N
     for row in rows:
         has = set(_checked(row))
         if schema is not None and has != known:
-            raise DataSetError(f"a row has the columns {list(row)} where {names} were announced")
+            raise DataSetError(f"a row has the columns {list(row)} but {names} were declared")
         if not has <= known:
             raise DataSetError(
-                f"a row has the columns {list(row)} where those before had {names}; give schema={{...}}, as types by column"
+                f"a row has the columns {list(row)} but earlier rows had {names}; give schema={{...}}, as types by column"
             )
     types = list(given.items()) if isinstance(given, Mapping) else given
     lists = [[row.get(name) for row in rows] for name in names]
@@ -539,7 +539,7 @@ def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = N
 
 def _checked(row: Any) -> Mapping[str, Any]:
     if not isinstance(row, Mapping):
-        raise DataSetError(f"a row is a dict, not {type(row).__name__}")
+        raise DataSetError(f"a row must be a dict, not {type(row).__name__}")
     return row
 
 
@@ -562,5 +562,5 @@ def _taken(table: Any) -> NativeTable:
 
         table = pyarrow.Table.from_batches([pyarrow.record_batch(table)])
     if not hasattr(table, "__arrow_c_stream__"):
-        raise DataSetError(f"it returned {type(table).__name__}, which is no table")
+        raise DataSetError(f"it returned {type(table).__name__}, which is not a table")
     return NativeTable.take(table)

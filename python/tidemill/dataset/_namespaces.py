@@ -150,7 +150,7 @@ class Strings:
         """
         for format in formats:
             if not isinstance(format, str):
-                raise TypeError(f'a format is a text such as "%Y-%m-%d", not {format!r}')
+                raise TypeError(f'a format must be a string such as "%Y-%m-%d", not {format!r}')
         if not formats:
             return self._expr.cast("datetime[us]", strict=strict)
         return call("strptime" if strict else "try_strptime", self._expr, *map(lit, formats))
@@ -231,7 +231,7 @@ class DateTimes:
         """As text; `format` as in ``strftime``."""
         unknown = [found for found in re.findall("%[-_0]?(.?)", format) if not found or found not in _STRFTIME]
         if unknown:
-            raise DataSetError(f'"{format}" is no format of strftime: "%{unknown[0]}" is unknown')
+            raise DataSetError(f'"{format}" is not a valid format for strftime: "%{unknown[0]}" is unknown')
         # For the engine %f would be nanoseconds.
         return call(
             "to_char", self._expr, lit(re.sub("%(.)", lambda found: "%6f" if found[1] == "f" else found[0], format))

@@ -116,15 +116,15 @@ def _quarantine(
         return None
     where = at_home(folder)
     if _is_url(where):
-        raise DataSetError(f"quarantine={where!r}: it has to be a local folder")
+        raise DataSetError(f"quarantine={where!r} must be a local folder")
     if each_host:
         raise DataSetError(
-            f"quarantine={where!r} cannot be with each_host=True: files of two hosts may have one name; use on_error='skip'"
+            f"quarantine={where!r} cannot be combined with each_host=True: two hosts may have files of the same name; use on_error='skip'"
         )
     for path in paths:
         if is_read(f"{where}/{file}", path, folders=folders):
             raise DataSetError(
-                f"quarantine={where!r} is within {path!r}, which is read; give bad rows a folder of their own"
+                f"quarantine={where!r} is within {path!r}, which is read; use a separate folder for bad rows"
             )
     return where
 
@@ -302,7 +302,7 @@ def null_pattern(null: str | Sequence[str] | None) -> str | None:
         return None
     texts = [null] if isinstance(null, str) else list(null)
     if not all(isinstance(text, str) for text in texts):
-        raise DataSetError(f'null= is a text or several, such as ["N/A", "-"], not {null!r}')
+        raise DataSetError(f'null= must be one or several strings, such as ["N/A", "-"], not {null!r}')
     # Escapes that Python and Rust share; Rust refuses to escape a space.
     escaped = [re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text) for text in texts]
     return f"^(?:{'|'.join([*escaped, ''])})$"
@@ -604,11 +604,11 @@ def from_pylist(rows: Iterable[Mapping[str, Any]], schema: Mapping[str, str] | N
     columns: dict[str, None] = {}
     for at, row in enumerate(given):
         if not isinstance(row, Mapping):
-            raise TypeError(f'from_pylist: row {at} is a {type(row).__name__}; rows are dicts, such as {{"a": 1}}')
+            raise TypeError(f'from_pylist: row {at} is a {type(row).__name__}; rows must be dicts, such as {{"a": 1}}')
         columns.update(dict.fromkeys(row))
     for name in columns:
         if not isinstance(name, str):
-            raise TypeError(f"from_pylist: the columns' names are texts, not {name!r}")
+            raise TypeError(f"from_pylist: column names must be strings, not {name!r}")
     columns.update(dict.fromkeys(schema or {}))
     return from_dict({name: [row.get(name) for row in given] for name in columns}, schema)
 
@@ -618,7 +618,7 @@ def _listed(engine: QueryEngine, columns: Mapping[str, Sequence[Any]], schema: M
         raise TypeError(f'from_dict takes lists by column, {{"a": [1, 2]}}, not a {type(columns).__name__}')
     for name, values in columns.items():
         if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
-            raise TypeError(f"from_dict: column {name!r} is a list of values, not {values!r}")
+            raise TypeError(f"from_dict: column {name!r} must be a list of values, not {values!r}")
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataSetError(f"columns have different lengths: {lengths}")
@@ -664,4 +664,6 @@ def sql(query: str, /, **tables: DataSet | ArrowStream) -> DataSet:
         if "/" in name or Path(name).suffix:
             raise DataSetError(f"sql: there is no file {str(Path(name).absolute())!r}") from None
         there = f"there are {', '.join(tables)}" if tables else "there are none"
-        raise DataSetError(f"sql: no table {name!r}, {there}; give it by that name, or a file in quotes") from None
+        raise DataSetError(
+            f"sql: no table {name!r}, {there}; pass it under that name, or name a file in quotes"
+        ) from None

@@ -55,7 +55,7 @@ def concat(tables: Iterable[DataSet | ArrowStream], *, how: Literal["vertical", 
     if any(isinstance(table, (str, Expr)) for table in given):
         raise TypeError("concat puts tables below each other; concat_str joins texts")
     if how not in ("vertical", "diagonal"):
-        raise DataSetError(f'concat: how is "vertical" or "diagonal", not {how!r}')
+        raise DataSetError(f'concat: how must be "vertical" or "diagonal", not {how!r}')
     if not given:
         raise DataSetError("concat needs at least one table")
     made = [table if isinstance(table, DataSet) else from_arrow(table) for table in given]
@@ -75,13 +75,13 @@ def pivoted(
     """See `DataSet.pivot`."""
     keys = names_of([index], "pivot")
     if aggregate not in ("first", "last", "sum", "mean", "min", "max", "median", "count"):
-        raise DataSetError(f"pivot: there is no aggregate {aggregate!r}")
+        raise DataSetError(f"pivot: unknown aggregate {aggregate!r}")
     data.select(*dict.fromkeys((on, values, *keys)))  # says which is not there
     if on_values is None:
         found = data.select(on).distinct().limit(_PIVOTED_MAX + 1).sort(on).collect()[on]
         if len(found) > _PIVOTED_MAX:
             raise DataSetError(
-                f"pivot: {on!r} has more than {_PIVOTED_MAX} values; give those that you want, on_values=[...]"
+                f"pivot: {on!r} has more than {_PIVOTED_MAX} values; name those that you want with on_values=[...]"
             )
     else:
         found = list(on_values)
@@ -89,7 +89,7 @@ def pivoted(
     for value in found:
         name = "null" if value is None else str(value)
         if name in cells or name in keys:
-            raise DataSetError(f"pivot: there would be two columns called {name!r}; rename the key, or give on_values=")
+            raise DataSetError(f"pivot: two columns would be named {name!r}; rename the key, or give on_values=")
         cells[name] = getattr(col(values), aggregate)(where=col(on).eq_missing(value))
     if not cells:
         return data.select(*keys).distinct()
@@ -107,11 +107,11 @@ def unpivoted(
     keys = [] if index is None else names_of([index], "unpivot")
     wanted = [name for name in data.columns if name not in keys] if on is None else names_of([on], "unpivot")
     if not wanted:
-        raise DataSetError("unpivot: there is no column to make rows of")
+        raise DataSetError("unpivot: there is no column to turn into rows")
     data.select(*dict.fromkeys((*keys, *wanted)))  # says which is not there
     for name in (variable_name, value_name):
         if name in keys:
-            raise DataSetError(f"unpivot: there is a column {name!r}; give another variable_name= or value_name=")
+            raise DataSetError(f"unpivot: column {name!r} already exists; choose another variable_name= or value_name=")
     kinds = data.schema
     first = wanted[0]
     for name in wanted[1:]:
@@ -174,7 +174,7 @@ def _fits(value: Any, kind: str) -> bool:
     for of, names in _FILLED:
         if isinstance(value, of):
             return plain_kind(kind).startswith(names)
-    raise TypeError(f"fill_null: {value!r} is no value of a column")
+    raise TypeError(f"fill_null: {value!r} cannot be a value of a column")
 
 
 def _filled(name: str, kind: str, value: Any) -> Expr:

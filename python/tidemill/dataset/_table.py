@@ -90,7 +90,7 @@ class Table:
         import numpy as np
 
         if copy is False:
-            raise ValueError("the columns of a table are no array without a copy")
+            raise ValueError("the columns of a table cannot become an array without a copy")
         columns = list(self.to_numpy().values())
         array = np.column_stack(columns) if columns else np.empty((self.num_rows, 0))
         return array if dtype is None else array.astype(dtype)

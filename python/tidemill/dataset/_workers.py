@@ -52,7 +52,7 @@ def check_alike(call: str, **arguments: str) -> None:
         for name, words in first.items():
             if given[name] != words:
                 raise DataSetError(
-                    f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it is the same on every worker"
+                    f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it must be the same on every worker"
                 )
 
 
@@ -83,7 +83,7 @@ def collect(data: NativeDataSet, root: int | None = None) -> Table:
     """
     job = init()
     if root is not None and not 0 <= root < job.size:
-        raise DataSetError(f"root={root}: there is no such worker, the job has {job.size}")
+        raise DataSetError(f"root={root}: no such worker; the job has {job.size}")
     table = _run(data, "all" if root is None else root)
     report_bad_rows(data)
     return Table(table)
@@ -158,7 +158,7 @@ def report_bad_records(count: int, first: str | None) -> None:
     _skipped = sum(count for count, _ in everybody)
     if _skipped and job.rank == 0:
         found = next(first for _, first in everybody if first is not None)
-        records = "1 record that is no row was" if _skipped == 1 else f"{_skipped} records that are no rows were"
+        records = "1 record that is not a row was" if _skipped == 1 else f"{_skipped} records that are not rows were"
         warnings.warn(f"{records} left out; the first: {found}", BadRowsWarning, stacklevel=4)
 
 

@@ -220,7 +220,7 @@ def _write(
     _workers.check_alike(f"write_{format}", path=repr(place))
     keys = names_of([partition_by], "partition_by")
     if keys and set(keys) >= set(data.names):
-        raise DataSetError(f"partition_by={keys} are all columns; one at least stays in the files")
+        raise DataSetError(f"partition_by={keys} are all columns; at least one must stay in the files")
     # What is sorted goes the way of several workers also on one: in ranges, one for each thread, which is faster.
     workers = init().comm if format in ("records", "text", "npy") else _workers.comm()
     with _workers.reading() as watch:
@@ -257,7 +257,7 @@ def _write_one(
     if "://" in place:
         raise DataSetError(f"single_file=True writes a file on a shared file system; {place} is in a store")
     if names_of([partition_by], "partition_by"):
-        raise DataSetError("single_file=True is one file, and partition_by= many folders: choose one")
+        raise DataSetError("single_file=True writes one file, but partition_by= many folders: choose one")
     if format == "csv" and compression == "zstd" and layout["header"]:
         raise DataSetError("single_file=True has no header where compression='zstd': take 'gzip', or header=False")
     _workers.check_alike(f"write_{format}", path=repr(place), single_file="True")
@@ -280,9 +280,9 @@ def _write_one(
 
     def begin() -> str:
         if file.is_dir():
-            raise DataSetError(f"{place} is a folder; single_file=True writes a file: name another path")
+            raise DataSetError(f"{place} is a folder; single_file=True writes a file: choose another path")
         if file.exists() and not overwrite:
-            raise DataSetError(f"{place} is there already; overwrite=True replaces it")
+            raise DataSetError(f"{place} already exists; overwrite=True replaces it")
         file.parent.mkdir(parents=True, exist_ok=True)
         return str(file.parent / f".{file.name}.{secrets.token_hex(4)}")
 

@@ -253,7 +253,7 @@ class Graph:
             As `source`.
         """
         if function is None and each:
-            raise GraphError(f"task {name!r}: each=True is for a function, which is called with every message", name)
+            raise GraphError(f"task {name!r}: each=True needs a function, which is called with every message", name)
         called = collect if function is None else function
         return self._add(
             name, called, _inputs(inputs), {}, parallelism, per_worker, cores, memory, locations, comm, each, retries
@@ -282,13 +282,13 @@ class Graph:
         """
         given = [source] if isinstance(source, (Task, Port)) else _listed(source)
         if not given:
-            raise GraphError("connect: an edge has at least one source")
+            raise GraphError("connect: an edge needs at least one source")
         sources = [self._port(one, "output") for one in given]
         end = self._port(target, "input")
         exchange = direct() if exchange is None else exchange
         name = f"edge {' + '.join(f'{port.task.name}.{port.name}' for port in sources)} -> {end.task.name}.{end.name}"
         if not isinstance(exchange, Exchange):
-            raise GraphError(f"{name}: an exchange is made by a function of tidemill.exchange, not {exchange!r}")
+            raise GraphError(f"{name}: an exchange must come from a function of tidemill.exchange, not {exchange!r}")
         try:
             # Of a join or a union, each source must be one that the exchange can move.
             natives = [exchange._native(port.task._outputs[port.name]) for port in sources]
@@ -434,7 +434,9 @@ class Graph:
     def _port(self, given: Task | Port, side: str) -> Port:
         task = given.task if isinstance(given, Port) else given
         if not isinstance(task, Task) or task._graph is not self:
-            raise GraphError(f"connect: {given!r} is no task of this graph; give what source, compute and sink return")
+            raise GraphError(
+                f"connect: {given!r} is not a task of this graph; use what source, compute and sink return"
+            )
         ports = task.outputs if side == "output" else task.inputs
         if isinstance(given, Port):
             if given.name not in ports:
@@ -456,7 +458,9 @@ class Graph:
             tasks = [_of_job(task._info, job.size) for task in self._tasks]
             if not isinstance(placement, Mapping):
                 if not callable(placement):
-                    raise GraphError(f"placement={placement!r} is no name, no plan and no function that makes one")
+                    raise GraphError(
+                        f"placement={placement!r} must be a placement name, a plan, or a function returning a plan"
+                    )
                 infos = [WorkerInfo(rank, *worker) for rank, worker in enumerate(workers)]
                 placement = placement(tasks, infos)
             return self._native.plan(checked(placement, tasks, job.size), workers)
@@ -500,9 +504,9 @@ def _copies(what: str, given: Any) -> int:
     try:
         number = operator.index(given)
     except TypeError:
-        raise GraphError(f"{what}={given!r} is no whole number") from None
+        raise GraphError(f"{what}={given!r} must be an integer") from None
     if number < 1:
-        raise GraphError(f"{what}={number}; a task has at least one copy")
+        raise GraphError(f"{what}={number}; a task needs at least one copy")
     if number > _MOST_COPIES:
         raise GraphError(f"{what}={number}; a task has at most {_MOST_COPIES} copies")
     return number
@@ -514,7 +518,7 @@ def _cores(given: Any) -> float:
     except TypeError:
         cores = math.nan
     if not 0 <= cores < math.inf:
-        raise GraphError(f"cores={given!r} is no number of cores from 0 on")
+        raise GraphError(f"cores={given!r} must be a non-negative number of cores")
     return cores
 
 
@@ -522,19 +526,19 @@ def _memory(given: Any) -> int:
     try:
         found = bytes_of(given) if isinstance(given, str) else operator.index(given)
     except (TypeError, ValueError):
-        raise GraphError(f"memory={given!r} is no size such as 512MiB or 2GiB") from None
+        raise GraphError(f"memory={given!r} must be a size such as 512MiB or 2GiB") from None
     if not 0 <= found < 1 << 64:
-        raise GraphError(f"memory={given!r} is no number of bytes from 0 on")
+        raise GraphError(f"memory={given!r} must be a non-negative number of bytes")
     return found
 
 
 def _check_calls(each: bool, retries: Any, comm: bool, inputs: list[str]) -> None:
     """How often a function is called."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise GraphError(f"retries={retries!r} is no number of calls from 0 on")
+        raise GraphError(f"retries={retries!r} must be a non-negative number of calls")
     if retries and comm:
         raise GraphError(
-            f"retries={retries} cannot be with comm=True: the other copies would wait for a call that fails here"
+            f"retries={retries} cannot be combined with comm=True: the other copies would wait for a call that fails here"
         )
     if each and len(inputs) != 1:
         raise GraphError(f"each=True is for one input port, not for {', '.join(inputs)}")
@@ -546,7 +550,7 @@ def _hosts(given: Any) -> list[list[str]]:
     hosts = None if found is None else [_parts(one) for one in found]
     made = [] if hosts is None else [one for one in hosts if one is not None]
     if hosts is None or len(made) < len(hosts) or not all(isinstance(host, str) for one in made for host in one):
-        raise GraphError(f'locations={given!r} is no list of hosts for each copy, such as [["host1"], ["host2"]]')
+        raise GraphError(f'locations={given!r} must be a list of hosts per copy, such as [["host1"], ["host2"]]')
     return made
 
 
@@ -560,13 +564,13 @@ def _inputs(given: Iterable[str] | Mapping[str, object]) -> dict[str, object]:
         return dict(given)
     names = [given] if isinstance(given, str) else list(given)
     if len(set(names)) < len(names):
-        raise GraphError(f"inputs={names}: two ports have one name")
+        raise GraphError(f"inputs={names}: two ports have the same name")
     return dict.fromkeys(names)
 
 
 def _outputs(task: str, schema: object, outputs: Mapping[str, object] | None) -> dict[str, PortType]:
     if outputs is not None and schema is not None:
-        raise GraphError(f"task {task!r}: give the schema of the only output port, or outputs, not both", task)
+        raise GraphError(f"task {task!r}: pass schema for the only output port, or outputs, but not both", task)
     ports = {}
     for name, given in ({"out": schema} if outputs is None else outputs).items():
         try:
@@ -579,7 +583,7 @@ def _outputs(task: str, schema: object, outputs: Mapping[str, object] | None) ->
 def _check_function(task: str, function: Callable[..., Any], ports: list[str]) -> None:
     """Whether a function takes its ports and the context: else every copy would fail."""
     if not callable(function):
-        raise GraphError(f"task {task!r}: {function!r} is no function", task)
+        raise GraphError(f"task {task!r}: {function!r} is not callable", task)
     for one in function, type(function).__call__:
         if inspect.isgeneratorfunction(one) or inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
             raise GraphError(

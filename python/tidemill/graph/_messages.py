@@ -48,7 +48,7 @@ class PortType:
         except (DataSetError, TypeError, ValueError) as error:
             raise GraphError(f"schema={schema!r}: {error}") from None
         if not self.schema.fields:
-            raise GraphError("schema={}: a table has at least one column")
+            raise GraphError("schema={}: a table needs at least one column")
 
     @property
     def columns(self) -> list[str]:

@@ -72,11 +72,13 @@ Placement = (
 def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], workers: int) -> list[tuple[str, list[int]]]:
     """A plan in the order of the tasks; those that are on every worker may be left out."""
     if not isinstance(given, Mapping):
-        raise GraphError(f"a placement gives a dict, the workers of each task's copies, not {type(given).__name__}")
+        raise GraphError(
+            f"a placement must return a dict with the workers of each task's copies, not {type(given).__name__}"
+        )
     unknown = [name for name in given if name not in {task.name for task in tasks}]
     if unknown:
         names = ", ".join(task.name for task in tasks)
-        raise GraphError(f"the plan places {unknown[0]!r}, which is no task; there are {names}")
+        raise GraphError(f"the plan places {unknown[0]!r}, which is not a task; the tasks are {names}")
     plan = []
     for task in tasks:
         if task.name in given:
@@ -84,7 +86,7 @@ def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], worke
                 chosen = [operator.index(worker) for worker in given[task.name]]
             except TypeError:
                 raise GraphError(
-                    f"the plan gives task {task.name!r} {given[task.name]!r}, which is no list of workers, such as [0, 1]",
+                    f"the plan gives task {task.name!r} {given[task.name]!r}, which is not a list of workers, such as [0, 1]",
                     task.name,
                 ) from None
         elif task.per_worker:
@@ -95,6 +97,8 @@ def checked(given: Mapping[str, Sequence[int]], tasks: Sequence[TaskInfo], worke
             )
         wrong = [worker for worker in chosen if not 0 <= worker < workers]
         if wrong:
-            raise GraphError(f"the plan puts task {task.name!r} on worker {wrong[0]}; there are {workers}", task.name)
+            raise GraphError(
+                f"the plan puts task {task.name!r} on worker {wrong[0]}, but there are only {workers}", task.name
+            )
         plan.append((task.name, chosen))
     return plan

@@ -73,7 +73,7 @@ class Result:
 
     def __getitem__(self, task: str) -> dict[int, Any]:
         if task not in self.values:
-            raise GraphError(f"the graph has no task {task!r}; there are {', '.join(self.values)}", task)
+            raise GraphError(f"the graph has no task {task!r}; the tasks are {', '.join(self.values)}", task)
         return self.values[task]
 
     def edge(self, part: str) -> EdgeReport:
@@ -86,7 +86,7 @@ class Result:
         """
         found = next((edge for edge in self.edges if part in edge.edge), None)
         if found is None:
-            raise GraphError(f"no edge is called {part!r}; there are {', '.join(edge.edge for edge in self.edges)}")
+            raise GraphError(f"no edge {part!r}; the edges are {', '.join(edge.edge for edge in self.edges)}")
         return found
 
     def __repr__(self) -> str:

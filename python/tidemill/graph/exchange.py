@@ -56,7 +56,7 @@ class Exchange:
         """The exchange of what a port sends."""
         if self._by_column and source.kind != "table":
             raise GraphError(
-                f"{self!r} looks at columns, and the port sends {source.kind}; give it a schema of columns, such as "
+                f"{self!r} needs columns, but the port sends {source.kind}; give it a schema of columns, such as "
                 '{"n": "int64"}'
             )
         return self._make(source)
@@ -124,10 +124,10 @@ def partition(
         or as this says: the copy of each bucket.
     """
     if by is not None and ranges is not None:
-        raise GraphError("partition: give columns, a function, or ranges, not several of them")
+        raise GraphError("partition: pass columns, a function, or ranges, but only one of them")
     if (by is None or callable(by)) and (buckets is not None or owners is not None):
         what = "buckets" if owners is None else "owners"
-        raise GraphError(f"partition: {what}= is of the keys that columns make; name the columns, partition(by=...)")
+        raise GraphError(f"partition: {what}= applies to keys made of columns; name the columns, partition(by=...)")
     if ranges is not None:
         keys = [(name, False, None) for name in _columns(ranges)]
         return Exchange(lambda _: NativeExchange.ranges(keys), by_column=True)
@@ -260,7 +260,7 @@ def union(by: Exchange | None = None) -> Exchange:
     """
     each = direct() if by is None else by
     if not isinstance(each, Exchange):
-        raise GraphError(f"union: by={by!r} is made by a function of tidemill.exchange, such as partition")
+        raise GraphError(f"union: by={by!r} must come from a function of tidemill.exchange, such as partition")
     return Exchange(lambda source: NativeExchange.union(each._make(source)), by_column=each._by_column)
 
 
@@ -272,7 +272,7 @@ def _number(what: str, given: Any) -> int:
     try:
         number = operator.index(given)
     except TypeError:
-        raise GraphError(f"{what}={given!r} is no whole number") from None
+        raise GraphError(f"{what}={given!r} must be an integer") from None
     if not 0 <= number < 1 << 32:
         raise GraphError(f"{what}={number} is not from 0 to {(1 << 32) - 1}")
     return number
@@ -298,7 +298,7 @@ def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, in
             targets = np.array([operator.index(function(message, copies)) for message in messages], dtype=np.int64)
         wrong = targets[(targets < 0) | (targets >= copies)]
         if wrong.size:
-            raise GraphError(f"{_name(function)} named copy {wrong[0]}; there are {copies}")
+            raise GraphError(f"{_name(function)} returned copy {wrong[0]}, but there are only {copies}")
         return targets
 
     return within("a function of an exchange", assign)
@@ -307,7 +307,7 @@ def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, in
 def _whole(targets: Any, function: Callable[..., Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
     given = np.asarray(targets)
     if given.dtype.kind not in "biu" and given.size:
-        raise GraphError(f"{_name(function)} gave {given.dtype}; it names the copy of each row in whole numbers")
+        raise GraphError(f"{_name(function)} returned {given.dtype}; it must return the copy of each row as integers")
     return np.ascontiguousarray(given, dtype=np.int64)
 
 
@@ -329,7 +329,7 @@ def _reduction(how: How, source: PortType | None, keys: Sequence[str] = ()) -> N
     if isinstance(how, Mapping):
         if source is not None and source.kind != "table":
             raise GraphError(
-                f'a reduction of columns, and the port sends {source.kind}; give "sum" or a function of two messages'
+                f'a reduction of columns, but the port sends {source.kind}; use "sum" or a function of two messages'
             )
         return NativeReduction.of_columns(list(how.items()))
     kind = "table" if source is None else source.kind
@@ -337,14 +337,14 @@ def _reduction(how: How, source: PortType | None, keys: Sequence[str] = ()) -> N
     if not isinstance(how, str):
         if not callable(how):
             raise GraphError(
-                f"{how!r} is no reduction: operations by column, one operation, or a function of two messages"
+                f"{how!r} is not a reduction: use operations by column, one operation, or a function of two messages"
             )
         return NativeReduction.of_function(_name(how), columns, _folding(how, kind))
     known = _OF_ARRAYS if kind == "arrays" else _OF_OBJECTS
     if kind == "table" and source is not None:
-        raise GraphError(f'reduce({how!r}): of tables say which columns, as in {{"n": {how!r}}}')
+        raise GraphError(f'reduce({how!r}): for tables, say which columns, as in {{"n": {how!r}}}')
     if how not in known:
-        raise GraphError(f"there is no reduction {how!r}; there are {', '.join(known)}, or a function of two messages")
+        raise GraphError(f"unknown reduction {how!r}; use {', '.join(known)}, or a function of two messages")
     return NativeReduction.of_function(how, columns, _folding(known[how], kind))
 
 

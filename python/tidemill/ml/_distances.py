@@ -260,7 +260,7 @@ def table(
             remedy = {
                 "NaN": "Where a distance is missing, give it weight 0.",
                 "infinite": "Where a distance is unknown, give NaN and weight 0. Input X contains infinity.",
-                "negative": "Negative values in data are no distances: of similarities, form distances first.",
+                "negative": "Negative values in data are not distances: convert similarities to distances first.",
             }[why]
             if why == "negative" and block[row, column] >= -rounding * np.nanmax(np.abs(block)):
                 remedy = "That is rounding: np.maximum(X, 0) takes it away."

@@ -72,7 +72,7 @@ _GPU = (
 )
 
 _A_LIST = "a list being [buffer, count, datatype]"
-_SMALL = "for Python objects there are the calls with a small letter, such as bcast for Bcast"
+_SMALL = "for Python objects use the lowercase calls, such as bcast for Bcast"
 
 
 def _no_buffer(given: object) -> str:

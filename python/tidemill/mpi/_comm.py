@@ -285,7 +285,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
         """One communicator for each host (``MPI.COMM_TYPE_SHARED``). Collective."""
         if split_type not in (c.COMM_TYPE_SHARED, c.UNDEFINED, c.COMM_TYPE_HW_GUIDED, c.COMM_TYPE_HW_UNGUIDED):
-            raise fail("ERR_ARG", f"{split_type} is no type to split by")
+            raise fail("ERR_ARG", f"{split_type} is not a type to split by")
         by_resource = bool(info) and info.Get("mpi_hw_resource_type") == "mpi_shared_memory"
         if split_type == c.UNDEFINED or (split_type != c.COMM_TYPE_SHARED and not by_resource):
             return self.Split(c.UNDEFINED, key)
@@ -618,7 +618,7 @@ def _predefined_attribute(keyval: int) -> Any:
     if keyval == c.UNIVERSE_SIZE:
         return current_size()
     if keyval not in known:
-        raise fail("ERR_KEYVAL", f"{keyval} is no attribute key")
+        raise fail("ERR_KEYVAL", f"{keyval} is not an attribute key")
     return known[keyval]
 
 

@@ -657,7 +657,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         count = items_in(layout, target.size)
         end = position + count * layout.size
         if position < 0 or end > source.size:
-            raise fail("ERR_TRUNCATE", f"{count} items need the bytes up to {end}, but there are {source.size}")
+            raise fail("ERR_TRUNCATE", f"{count} items need the bytes up to {end}, but there are only {source.size}")
         layout.unpack(source[position:end].copy(), target, count)
         return int(end)
 

@@ -150,7 +150,7 @@ def _add(errorclass: int | None) -> int:
 def Add_error_string(errorcode: int, string: str) -> None:
     """Says what a code or class of the program's own means."""
     if errorcode not in added_classes:
-        raise fail("ERR_ARG", f"{errorcode} is no code of the program's own")
+        raise fail("ERR_ARG", f"{errorcode} is not a code of the program's own")
     added_strings[errorcode] = string
 
 
@@ -170,7 +170,7 @@ def _remove(number: int) -> None:
     if any(of == number and code != number for code, of in added_classes.items()):
         raise fail("ERR_ARG", f"{number} still has codes; remove them first")
     if added_classes.pop(number, None) is None:
-        raise fail("ERR_ARG", f"{number} is no code of the program's own")
+        raise fail("ERR_ARG", f"{number} is not a code of the program's own")
 
 
 def Remove_error_string(errorcode: int) -> None:

@@ -165,14 +165,14 @@ class Attributes(Handle, Generic[HandleT]):
         """The value under a key, or ``None``."""
         self._check_usable()
         if keyval not in _keyvals:
-            raise fail("ERR_KEYVAL", f"{keyval} is no attribute key")
+            raise fail("ERR_KEYVAL", f"{keyval} is not an attribute key")
         return self._attributes.get(keyval)
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
         """Attaches a value; one that was there is deleted first."""
         self._check_usable()
         if keyval not in _keyvals:
-            raise fail("ERR_KEYVAL", f"{keyval} is no attribute key")
+            raise fail("ERR_KEYVAL", f"{keyval} is not an attribute key")
         if keyval in self._attributes:
             self.Delete_attr(keyval)
         self._attributes[keyval] = attrval
@@ -214,7 +214,7 @@ class Attributes(Handle, Generic[HandleT]):
     def Free_keyval(cls, keyval: int) -> int:
         """Forgets a key; returns ``MPI.KEYVAL_INVALID``."""
         if _keyvals.pop(keyval, None) is None:
-            raise fail("ERR_KEYVAL", f"{keyval} is no attribute key")
+            raise fail("ERR_KEYVAL", f"{keyval} is not an attribute key")
         return KEYVAL_INVALID
 
     def _check_usable(self) -> None:

@@ -63,7 +63,7 @@ def base_of(positions: Mapping[str, ArrayLike]) -> Base:
         if point.shape != (3,) or not np.isfinite(point).all():
             raise SeriesError(f"positions to align to are three numbers for each id, and {name!r} has {point.tolist()}")
     if len(points) < IDS_MIN:
-        raise SeriesError(f"there are positions of {len(points)} ids to align to; it takes {IDS_MIN} at least")
+        raise SeriesError(f"there are positions of {len(points)} ids to align to; at least {IDS_MIN} are needed")
     return Base(np.array(list(points)), np.array(list(points.values())))
 
 
@@ -89,7 +89,7 @@ def read_positions(source: Source, *, id: str | None = None) -> dict[str, list[f
     if key is None or key not in data.columns or lacking:
         wanted = "an id" if key is None else repr(key) if key not in data.columns else lacking[0]
         raise SeriesError(
-            f"positions to align to are in columns of ids, x, y and z, and there is none for {wanted}; there are: {', '.join(data.columns)}"
+            f"positions to align to need columns of ids, x, y and z, but there is none for {wanted}; there are: {', '.join(data.columns)}"
         )
     try:
         told = data.select(

@@ -222,7 +222,7 @@ class StreamTail:
 def _told(failure: Exception) -> str:
     """What a stream failed with, in the words of series."""
     return str(failure).replace(
-        'on_error "skip" or "quarantine" goes on', '--bad-rows skip (on_error="skip" of the source) goes on'
+        'on_error "skip" or "quarantine" continues', '--bad-rows skip (on_error="skip" of the source) continues'
     )
 
 

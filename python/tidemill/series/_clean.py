@@ -176,7 +176,7 @@ def _numbered(cleaning: _Cleaning, rows: Rows) -> _Numbered:
     ids = sorted({name for names, _ in everyone for name in names})
     numbers = np.unique(np.concatenate([stamps for _, stamps in everyone]))
     if not ids or not len(numbers):
-        raise SeriesError(f"there is no row with id and time among the {report.rows:,} of the source")
+        raise SeriesError(f"no row has an id and a time among the {report.rows:,} of the source")
     times: NDArray[Any] = numbers
     if rows.dated:
         times = numbers.astype("datetime64[us]")

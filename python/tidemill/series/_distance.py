@@ -156,7 +156,7 @@ def _compared(values: Array, of: Of) -> Array:
 def _above_zero(values: Array, what: str, remedy: str) -> None:
     if values.size and not values.min() > 0:
         least = int(values.min(axis=0).argmin())
-        raise SeriesError(f"{what} needs values above 0, and there is {values.min():g} in series {least}; {remedy}")
+        raise SeriesError(f"{what} needs values above 0, but there is {values.min():g} in series {least}; {remedy}")
 
 
 def _scale(values: Array, of: Of) -> Array:

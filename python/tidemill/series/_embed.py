@@ -203,7 +203,7 @@ class Embedder:
         elif self.align not in ("previous", "first", "common"):
             raise SeriesError(f"align is 'previous', 'first', 'common' or positions by id, not {self.align!r}")
         if self.key_every < 1:
-            raise SeriesError(f"key_every is at least 1, not {self.key_every}")
+            raise SeriesError(f"key_every must be at least 1, not {self.key_every}")
         check_missing(self.missing_max)
         check_length(self.kind, self.length)
         if self.with_references is None:
@@ -278,7 +278,7 @@ class Embedder:
         taken = [name for name in REFERENCES if self.with_references and name in panel.ids]
         if taken:
             raise SeriesError(
-                f"the id {taken[0]!r} is called like a reference series: rename it, or leave these out "
+                f"the id {taken[0]!r} has the name of a reference series: rename it, or leave these out "
                 "with --references no (with_references=False)"
             )
         wanted: list[Window] = []
@@ -310,7 +310,7 @@ class Embedder:
         count = int(whole.seen([window], self.missing_max).sum())
         if count < IDS_MIN:
             raise SeriesError(
-                f'--align common (align="common") needs {IDS_MIN} ids that all windows have, and there are {count}; choose fewer windows, '
+                f'--align common (align="common") needs {IDS_MIN} ids that all windows have, but there are {count}; choose fewer windows, '
                 "allow more missing values (--missing), or align to the frame before: --align previous"
             )
         making = self._frame(self._sharing(panel), whole, window)

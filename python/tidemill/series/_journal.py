@@ -88,14 +88,14 @@ class Journal:
             return None
         if not count:
             return None
-        doubt = f"{self._folder} has frames that do not fit {LINES}; --overwrite makes them anew"
+        doubt = f"{self._folder} has frames that do not fit {LINES}; --overwrite recomputes them"
         try:
             # The end of a line may be missing, if it is that of a frame that is not there.
             head, *lines = [json.loads(line) for line in told if line.endswith("\n")]
             for name, value in self._options.items():
                 if head["options"].get(name) != value:
                     raise SeriesError(
-                        f"{self._folder} has frames made with {name}={head['options'].get(name)!r}, not {value!r}; --overwrite makes them anew"
+                        f"{self._folder} has frames made with {name}={head['options'].get(name)!r}, not {value!r}; --overwrite recomputes them"
                     )
             with np.load(self._folder / STATE, allow_pickle=False) as arrays:
                 ahead = int(arrays["frames"]) - count

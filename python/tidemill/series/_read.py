@@ -183,7 +183,7 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Colu
         hit = next((by_plain[word] for word in usual if word in by_plain), None)
         if hit is None and role in _NEEDED:
             raise SeriesError(
-                f"no column is called like {'an' if role == 'id' else 'a'} {role} ({', '.join(usual)}); name it: {role}=..., --{role} COLUMN; there are: {there}"
+                f"no column is named like {'an' if role == 'id' else 'a'} {role} ({', '.join(usual)}); name it: {role}=..., --{role} COLUMN; there are: {there}"
             )
         if hit is None or hit in found.values():
             continue
@@ -350,7 +350,7 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
         ]
         if texts and "Cannot cast string" in str(error):
             raise SeriesError(
-                f"values in column {' or '.join(texts)} are text, and one is no number: {error}; numbers are such as 100.12, "
+                f"values in column {' or '.join(texts)} are text, and one is not a number: {error}; numbers are such as 100.12, "
                 "without signs of currencies or commas"
             ) from error
         raise

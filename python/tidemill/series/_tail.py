@@ -289,7 +289,7 @@ class FileTail:
             end = re.match("\r?\n", text)
             if end is None:
                 raise SeriesError(
-                    f"{path}, line {state.line}: it had no line feed, and was taken when a later file had come, but now it goes on; "
+                    f"{path}, line {state.line}: it had no line feed and was used when a later file appeared, but now it continues; "
                     "write files one after the other, or under a name that begins with a dot and rename them"
                 )
             text = text[end.end() :]
@@ -331,7 +331,7 @@ class FileTail:
 
     def _header(self, path: str, state: _File, names: list[str]) -> None:
         if (twice := next((name for place, name in enumerate(names) if name in names[:place]), None)) is not None:
-            raise SeriesError(f"{path}: column {twice!r} is there twice in the header; give each a name of its own")
+            raise SeriesError(f"{path}: column {twice!r} appears twice in the header; give each its own name")
         try:
             columns = find_columns(names, self._chosen)
         except SeriesError as error:
@@ -367,10 +367,10 @@ class FileTail:
             self._dated = micros is not None or not is_whole
         if not self._dated:
             if not is_whole:
-                raise ValueError(f"{text!r} is no whole number, as the times before are")
+                raise ValueError(f"{text!r} is not an integer, unlike earlier times")
             return int(text)
         if micros is None:
-            raise ValueError(f"{text!r} is no time such as 2016-12-30 or 2016-12-30T17:00:00")
+            raise ValueError(f"{text!r} is not a time such as 2016-12-30 or 2016-12-30T17:00:00")
         return micros
 
 
@@ -408,5 +408,5 @@ def _number(role: str, text: str) -> float:
     if not text:
         return float("nan")
     if _NUMBER.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no number, and the column of {role}s has numbers")
+        raise ValueError(f"{text!r} is not a number, but the column of {role}s has numbers")
     return float(text)

@@ -133,7 +133,7 @@ def windows(
     edges = (_by_calendar if span.by_calendar else _by_count)(stamps, span, step, is_open)
     if not edges:
         raise SeriesError(
-            f"no window is full: it is {length} long, and there are {_extent(stamps)}; choose a shorter length"
+            f"no window is full: it is {length} long, but there are {_extent(stamps)}; choose a shorter length"
         )
     return [
         Window(number, 0 if accumulate else begin, end, label(stamps[end - 1]))

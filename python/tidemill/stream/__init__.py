@@ -131,7 +131,7 @@ def from_table(
     native = table._native if isinstance(table, Table) else _taken(table)
     told = times(time, out_of_order, idle_after)
     if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
-        raise DataSetError(f"rows_per_batch={rows_per_batch!r} is no whole number from 1 on")
+        raise DataSetError(f"rows_per_batch={rows_per_batch!r} must be a positive integer")
     return DataSet(stream_of_table(engine(), native, name, told, rows_per_batch, speed(rows_per_s)))
 
 

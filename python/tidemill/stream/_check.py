@@ -30,9 +30,9 @@ def _check_apart(sinks: list[Spec]) -> None:
     for sink in sinks:
         own = (sink["kind"], _folder(sink) if sink["kind"] == "files" else sink.get("id"))
         if own in seen and own[0] == "files":
-            raise DataSetError(f"two sinks write into one folder, {own[1]}; give each a folder of its own")
+            raise DataSetError(f"two sinks write into the same folder, {own[1]}; give each its own folder")
         if own in seen and own[1] is not None:
-            raise DataSetError(f"two sinks of {own[0]} are called {own[1]!r}; give each an id= of its own")
+            raise DataSetError(f"two sinks of {own[0]} are named {own[1]!r}; give each its own id=")
         seen.add(own)
 
 

@@ -78,14 +78,16 @@ def bad_to(quarantine: Quarantine | None) -> tuple[object, str] | None:
     if quarantine is None or isinstance(quarantine, str | os.PathLike):
         return None
     if not (isinstance(quarantine, Connector) or callable(quarantine) or hasattr(quarantine, "prepare")):
-        raise TypeError(f"quarantine= is a folder, or a sink as write_stream takes it, not {type(quarantine).__name__}")
+        raise TypeError(
+            f"quarantine= must be a folder, or a sink as write_stream takes it, not {type(quarantine).__name__}"
+        )
     return native_sink(quarantine), sink_name(quarantine)
 
 
 def speed(rows_per_s: float) -> float:
     """Rows a second, as the engine takes them."""
     if not isinstance(rows_per_s, Real) or not 0 <= rows_per_s < float("inf"):
-        raise DataSetError(f"rows_per_s={rows_per_s!r} is no rate; it is 0, for as fast as rows are taken, or more")
+        raise DataSetError(f"rows_per_s={rows_per_s!r} must be positive, or 0 for as fast as possible")
     return float(rows_per_s)
 
 
@@ -121,7 +123,7 @@ def rate(
         As for `from_table`.
     """
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
-        raise DataSetError(f"splits={splits!r} has to be at least 1, or None for one for each thread")
+        raise DataSetError(f"splits={splits!r} must be at least 1, or None for one per thread")
     step_us = None if step is None else float(micros(step, "step"))
     options = {"rows": rows, "keys": keys, "splits": splits, "seed": seed, "step_us": step_us}
     spec = described("rate", rows_per_second=speed(rows_per_s), **options)
@@ -210,14 +212,14 @@ def from_files(
         stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
     )
     if init().rank == 0 and not _is_there(at_home(path)):
-        warnings.warn(f"from_files: there is no file {at_home(path)} yet, and no row before one comes", stacklevel=2)
+        warnings.warn(f"from_files: there is no file {at_home(path)} yet, so no rows until one appears", stacklevel=2)
     return made
 
 
 def _whole_millis(length: Duration, name: str) -> int:
     """Milliseconds of a pause, which is one at least."""
     if micros(length, name) < 1000:
-        raise DataSetError(f"{name}={length!r} is too short a pause: it is a millisecond at least")
+        raise DataSetError(f"{name}={length!r} is too short a pause: use at least a millisecond")
     return micros(length, name) // 1000
 
 
@@ -260,7 +262,7 @@ def to_files(
     storage = dict(storage_options) if storage_options else None
     keys = [partition_by] if isinstance(partition_by, str) else list(partition_by)
     if not all(isinstance(key, str) for key in keys):
-        raise DataSetError(f"partition_by={partition_by!r} is no list of names of columns, such as ['day']")
+        raise DataSetError(f"partition_by={partition_by!r} must be a list of column names, such as ['day']")
     options: dict[str, Any] = {"format": format, "prefix": prefix, "partition_by": keys or None}
     return Connector(described("files", path=at_home(path), storage_options=storage, **options))
 
@@ -377,7 +379,7 @@ def from_kafka(
 
 def _topic(topic: str) -> str:
     if not isinstance(topic, str) or not topic:
-        raise DataSetError(f"topic={topic!r} is no name of a topic: a text that is not empty")
+        raise DataSetError(f"topic={topic!r} must be a topic name, a non-empty string")
     return topic
 
 
@@ -496,5 +498,5 @@ def _headers(given: Headers) -> list[tuple[str | None, str]]:
     for name, column in columns:
         if not (isinstance(name, str | None) and isinstance(column, str)):
             wrong = column if isinstance(name, str | None) else name
-            raise TypeError(f"headers= has names of columns, or columns by the names of headers, not {wrong!r}")
+            raise TypeError(f"headers= must have column names, or columns by header name, not {wrong!r}")
     return columns

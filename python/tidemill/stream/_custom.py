@@ -79,7 +79,7 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
     """The rows with their windows, a row for each."""
     for name in (_START, _END):
         if name in data.columns:
-            raise DataSetError(f"there is a column {name!r} already, which windows add; rename it first")
+            raise DataSetError(f"column {name!r} already exists, but windows add one; rename it first")
     missing = [name for name in window.given if name not in data.columns]
     if missing:
         raise DataSetError(f"custom: no column {missing[0]!r}; there are {', '.join(data.columns)}")
@@ -114,14 +114,16 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
     times = batch[_TIME]
     made = window.assign(times, *(batch[column] for column in window.given))
     if not isinstance(made, tuple) or len(made) != 2:
-        raise DataSetError(f"{name} returns {type(made).__name__}, not a tuple of starts and ends")
+        raise DataSetError(f"{name} returned {type(made).__name__}, not a tuple of starts and ends")
     starts, ends = (_array(pyarrow, array) for array in made)
     for what, array in (("starts", starts), ("ends", ends)):
         if len(array) != batch.num_rows:
-            raise DataSetError(f"{name} returns {len(array)} {what} for {batch.num_rows} rows; it is one for each")
+            raise DataSetError(
+                f"{name} returned {len(array)} {what} for {batch.num_rows} rows; it must return one per row"
+            )
     if _is_list(pyarrow, starts) != _is_list(pyarrow, ends):
         raise DataSetError(
-            f"{name} returns {starts.type} for starts and {ends.type} for ends; both are times, or lists of them"
+            f"{name} returned {starts.type} for starts and {ends.type} for ends; both must be times, or lists of times"
         )
     rows = pyarrow.array(range(batch.num_rows), pyarrow.int64())
     is_list = _is_list(pyarrow, starts)
@@ -136,7 +138,7 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
     if ends.null_count:
         start = starts[pc.index(ends.is_null(), True).as_py()]
         raise DataSetError(
-            f"{name} returns null as the end of a window from {start} on; a row whose start is null is in no window"
+            f"{name} returned null as the end of a window from {start} on; a row whose start is null is in no window"
         )
     if is_list:
         # A row that is put into a window twice is in it once.
@@ -149,7 +151,7 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
     if pc.any(outside).as_py():
         row = pc.index(outside, True).as_py()
         raise DataSetError(
-            f"{name} puts a row of {at[row]} into a window from {starts[row]} to {ends[row]}, where it is not"
+            f"{name} assigned a row at {at[row]} to the window from {starts[row]} to {ends[row]}, which does not contain it"
         )
     columns = [*taken.columns, starts, ends]
     return pyarrow.RecordBatch.from_arrays(columns, names=[*names, _START, _END])
@@ -179,6 +181,6 @@ def _is_list(pyarrow: Any, array: Any) -> bool:
 def _times(pyarrow: Any, array: Any, name: str) -> Any:
     types = pyarrow.types
     if not (types.is_timestamp(array.type) or types.is_date(array.type) or types.is_null(array.type)):
-        raise DataSetError(f"{name} returns {array.type}; starts and ends of windows are timestamps")
+        raise DataSetError(f"{name} returned {array.type}; starts and ends of windows must be timestamps")
     # Fractions of a microsecond would be lost in silence.
     return array.cast(pyarrow.timestamp("us"))

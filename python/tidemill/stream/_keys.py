@@ -49,6 +49,6 @@ def find(keys: Sequence[Expr], aggregates: Sequence[NativeExpr]) -> WindowKey | 
     for name in (other.output_name for other in (*others, *aggregates)):
         if name in added:
             raise DataSetError(
-                f"group_by: a window adds a column {name!r}, so nothing else may be called that; give it another name with alias"
+                f"group_by: a window adds a column {name!r}, so nothing else may have that name; rename it with alias"
             )
     return window

@@ -50,7 +50,7 @@ def address(given: str) -> tuple[str, int]:
     """
     host, _, port = given.strip().rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise DataSetError(f"TIDEMILL_METRICS={given!r} is no address; it is HOST:PORT, such as 127.0.0.1:9100")
+        raise DataSetError(f"TIDEMILL_METRICS={given!r} is not an address; use HOST:PORT, such as 127.0.0.1:9100")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

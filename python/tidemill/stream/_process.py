@@ -293,7 +293,7 @@ class KeyContext:
         if ttl is not None:
             lives = micros(ttl, "ttl")
             if lives <= 0:
-                raise DataSetError(f"the ttl of {name!r}, {ttl!r}, must be more than zero")
+                raise DataSetError(f"the ttl of {name!r}, {ttl!r}, must be greater than zero")
             items._live(lives)
         if _NEVER < self._now < _END:
             items._expire(self._now)

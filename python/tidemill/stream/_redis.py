@@ -229,5 +229,5 @@ def _listed(names: str | Iterable[str]) -> list[str]:
 def _whole_seconds(duration: Duration, name: str) -> int:
     whole, rest = divmod(micros(duration, name), 1_000_000)
     if rest or whole < 1:
-        raise DataSetError(f"{name}={duration!r} has to be whole seconds, at least one")
+        raise DataSetError(f"{name}={duration!r} must be whole seconds, at least one")
     return whole

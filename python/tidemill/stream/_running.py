@@ -84,11 +84,11 @@ class Running:
         now = self.owners.get(task)
         if now is not None and len(owners) != len(now):
             raise DataSetError(
-                f"task {task!r} has {len(now)} buckets, each with an owner; there are {len(owners)} owners"
+                f"task {task!r} has {len(now)} buckets, each with an owner, but there are {len(owners)} owners"
             )
         for owner in owners:
             if isinstance(owner, bool) or not isinstance(owner, Integral) or not 0 <= owner < self._copies:
-                raise DataSetError(f"{owner!r} is no copy of task {task!r}; copies are 0 to {self._copies - 1}")
+                raise DataSetError(f"{owner!r} is not a copy of task {task!r}; copies are 0 to {self._copies - 1}")
         try:
             self._native.rebalance(task, list(owners))
         except KeyError as error:

@@ -46,7 +46,7 @@ def native_sink(sink: AnySink) -> Any:
         return sink.spec
     if not hasattr(sink, "prepare"):
         if not callable(sink):
-            raise TypeError("a sink is a function of a table, or has the methods write, prepare and commit")
+            raise TypeError("a sink must be a function of a table, or have the methods write, prepare and commit")
         called = within("a sink", sink)
 
         def write(rows: NativeTable) -> None:
@@ -70,7 +70,7 @@ class _TableSink:
             return _TableSink(copy.deepcopy(self._sink, memo))
         except Exception as error:
             raise DataSetError(
-                f"the sink {sink_name(self._sink)} cannot be copied for each thread to have one of its own: {error}; let it open files and "
+                f"the sink {sink_name(self._sink)} cannot be copied for each thread: {error}; let it open files and "
                 "connections in its first write, not before, or give it a __deepcopy__"
             ) from error
 
@@ -82,7 +82,9 @@ class _TableSink:
         prepared = self._sink.prepare(epoch)
         if not isinstance(prepared, bytes):
             name, kind = sink_name(self._sink), type(prepared).__name__
-            raise TypeError(f'prepare of the sink {name} returns {kind}; it returns bytes, b"" if there is nothing')
+            raise TypeError(
+                f'prepare of the sink {name} returned {kind}; it must return bytes, b"" if there is nothing'
+            )
         return prepared
 
     def commit(self, prepared: bytes) -> None:

@@ -90,13 +90,13 @@ def from_function(
         raise TypeError(f"from_function takes a function of a split and a position, not {read!r}")
     called = _name(read) if name is None else name
     if not isinstance(called, str) or not called:
-        raise DataSetError(f"name={name!r} is no name of a source: a text that is not empty")
+        raise DataSetError(f"name={name!r} must be a non-empty string")
     given = given_schema(schema)
     if given == []:
-        raise DataSetError(f"{called}: a schema has at least one column")
+        raise DataSetError(f"{called}: a schema needs at least one column")
     names = [splits] if isinstance(splits, str) else list(splits) if isinstance(splits, Iterable) else []
     if not names or not all(isinstance(split, str) and split for split in names) or len(set(names)) < len(names):
-        raise DataSetError(f"splits={splits!r} are no names of splits: one text or more, each once, and none empty")
+        raise DataSetError(f"splits={splits!r} must be one or more non-empty names, without repeats")
     _workers.check_alike("stream.from_function", splits=repr(names), name=repr(called), guarantee=repr(guarantee))
     empty = _table([], schema)
 
@@ -105,13 +105,11 @@ def from_function(
 
     rest = seconds(poll_every, "poll_every")
     if rest == 0:
-        raise DataSetError(
-            f"poll_every={poll_every!r} is no time between two looks; it is more than zero, as '10ms' is"
-        )
+        raise DataSetError(f"poll_every={poll_every!r} must be greater than zero, for example '10ms'")
     if guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     if acknowledge is not None and not callable(acknowledge):
-        raise TypeError(f"acknowledge= is a function of a split and a position, not {acknowledge!r}")
+        raise TypeError(f"acknowledge= must be a function of a split and a position, not {acknowledge!r}")
 
     def durable(places: list[tuple[str, bytes]]) -> None:
         for split, position in places:
@@ -202,7 +200,7 @@ class _Reader:
             return None, b""
         if not isinstance(found, tuple) or len(found) != 2:
             raise DataSetError(
-                f"{self._of}: it yields pairs of rows and the position behind them, or None, not {found!r}"
+                f"{self._of}: it must yield pairs of rows and the position after them, or None, not {found!r}"
             )
         rows, position = found
         try:
@@ -228,10 +226,10 @@ class _Reader:
             native = rows._native if isinstance(rows, Table) else _taken(rows)
             announced, found = (dict(table.fields) for table in (self._empty, native))
             if sorted(announced) != sorted(found):
-                raise DataSetError(f"rows have the columns {list(found)} where {list(announced)} were announced")
+                raise DataSetError(f"rows have the columns {list(found)} but {list(announced)} were declared")
             for column, wanted in announced.items():
                 if not _may_be(found[column], wanted):
-                    raise DataSetError(f"column {column!r} is {found[column]} where {wanted} was announced: cast it")
+                    raise DataSetError(f"column {column!r} is {found[column]} but {wanted} was declared: cast it")
             return native.cast(self._empty)
         except (DataSetError, TypeError) as error:
             raise DataSetError(f"{self._of}: {error}") from error

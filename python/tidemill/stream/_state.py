@@ -50,7 +50,7 @@ class StateFields:
         if state is None:
             return None
         if not isinstance(state, dict):
-            return f"is no dict of its fields ({', '.join(self._types)}), but {type(state).__name__}"
+            return f"must be a dict of its fields ({', '.join(self._types)}), not {type(state).__name__}"
         for name, value in state.items():
             if name not in self._types:
                 return f"has {name!r}, which {self._argument} does not name; it names {', '.join(self._types)}"
@@ -59,7 +59,7 @@ class StateFields:
                 continue
             # True is an int to Python, and to nobody else.
             if not isinstance(value, classes) or (isinstance(value, bool) and classes[0] is not bool):
-                return f"has {value!r} as {name!r}, which is to be {self._types[name]}"
+                return f"has {value!r} as {name!r}, which must be {self._types[name]}"
         return None
 
     def filled(self, state: Any) -> Any:
@@ -90,7 +90,7 @@ class _Items:
         """Raise what is wrong with a value, if anything is."""
         wrong = self._fields.wrong({"": value} if self._is_plain else value)
         if wrong is not None:
-            wrong = f"is {value!r}, and is to be {self._types['']}" if self._is_plain else wrong
+            wrong = f"is {value!r}, but must be {self._types['']}" if self._is_plain else wrong
             raise DataSetError(f"{self._value} {wrong}")
 
     def filled(self, value: Any) -> Any:
@@ -123,7 +123,7 @@ class Declared:
         if maps is not None:
             for name, pair in maps.items():
                 if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-                    raise DataSetError(f"map {name} has a type of names and one of items, not {pair!r}")
+                    raise DataSetError(f"map {name} needs a type of names and one of items, not {pair!r}")
             self._items[MAP] = {
                 name: (_Items(f"names of map {name}", names, resolve), _Items(f"map {name}", of, resolve))
                 for name, (names, of) in maps.items()

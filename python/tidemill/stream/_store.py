@@ -93,10 +93,10 @@ class Store:
         with contextlib.suppress(OSError):
             disk = os.statvfs(self._folder)
             free, size = (disk.f_frsize * blocks >> 20 for blocks in (disk.f_bavail, disk.f_blocks))
-            room = f"of its disk's {size} MiB {free} MiB are free; "
+            room = f"{free} MiB of its disk's {size} MiB are free; "
         return DataSetError(
-            f"spilling to {self._folder}: the states of keys cannot be kept there: {reason}; {room}free space there, name "
-            "another directory with --spill-dir, or give more memory with --memory, so that less is written"
+            f"spilling to {self._folder}: the states of keys cannot be kept there: {reason}; {room}free space there, choose "
+            "another directory with --spill-dir, or raise --memory so that less is written"
         )
 
     def put(self, states: Iterable[Stored]) -> None:

@@ -27,11 +27,11 @@ def micros(length: Duration, what: str) -> int:
     us = _micros(length)
     # A NaN equals nothing.
     if us is None or us != us:
-        raise DataSetError(f'{what}={length!r} is no length of time; write "250ms", "10s", "5m", "1h30m" or seconds')
+        raise DataSetError(f'{what}={length!r} is not a duration; use "250ms", "10s", "5m", "1h30m" or seconds')
     if us < 0:
-        raise DataSetError(f"{what}={length!r} is less than nothing; a length of time is from 0 on")
+        raise DataSetError(f"{what}={length!r} is negative; a duration must be 0 or more")
     if us > _US_MAX:
-        raise DataSetError(f"{what}={length!r} is too long; a length of time is at most {_YEARS_MAX:,} years")
+        raise DataSetError(f"{what}={length!r} is too long; a duration is at most {_YEARS_MAX:,} years")
     return round(us)
 
 
@@ -110,5 +110,5 @@ def times(
         return None
     of = TimeColumn(time, "latest") if isinstance(time, str) else time
     if not isinstance(of, TimeColumn):
-        raise TypeError(f"time is the name of a column, arrival() or punctuated(...), not {time!r}")
+        raise TypeError(f"time must be a column name, arrival() or punctuated(...), not {time!r}")
     return (of.column, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"), of.kind, of.watermark)

@@ -33,6 +33,6 @@ def files(tls: Tls | None) -> dict[str, str] | None:
     if tls is None:
         return None
     if not isinstance(tls, Tls):
-        raise TypeError(f"tls is a tidemill.stream.Tls, not {tls!r}")
+        raise TypeError(f"tls must be a tidemill.stream.Tls, not {tls!r}")
     named = {"ca": tls.ca, "certificate": tls.certificate, "key": tls.key}
     return {name: os.fspath(file) for name, file in named.items() if file is not None}

@@ -70,7 +70,7 @@ def calendar(length: str, tz: str = "UTC") -> Windows:
     """
     found = re.fullmatch(r"(\d{1,9})\s*(d|w|mo|y)", length) if isinstance(length, str) else None
     if not found:
-        raise DataSetError(f'{length!r} is no length of a calendar; write "1d", "1w", "1mo" or "1y"')
+        raise DataSetError(f'{length!r} is not a calendar length; use "1d", "1w", "1mo" or "1y"')
     return Windows(found[2], int(found[1]), 0, tz)
 
 
@@ -88,7 +88,7 @@ def counting(size: int, slide: int | None = None, *, ttl: Duration | None = None
     """
     for number in (size, slide):
         if number is not None and not _is_whole(number):
-            raise TypeError(f"a window has a whole number of rows, not {number!r}")
+            raise TypeError(f"a window needs an integer number of rows, not {number!r}")
         if number is not None and number > _ROWS_MAX:
             raise DataSetError(f"a window of {number} rows is too large; the largest has {_ROWS_MAX}")
     return Windows("count", size, size if slide is None else slide, ttl=None if ttl is None else micros(ttl, "ttl"))
@@ -170,7 +170,7 @@ def window(
     [{'user': 'a', 'n': 1}, {'user': 'a', 'n': 1}, {'user': 'b', 'n': 1}]
     """
     if not isinstance(windows, Windows):
-        raise TypeError(f'a window is tumbling("10s"), session("1m") or the like, not {windows!r}')
+        raise TypeError(f'a window must be tumbling("10s"), session("1m") or the like, not {windows!r}')
     if windows.kind == "count":
         if late != 0 or early is not None or early_time is not None or early_rows is not None:
             raise DataSetError(
@@ -178,7 +178,7 @@ def window(
             )
         if (on is None) != (windows.ttl is None):
             raise DataSetError(
-                "windows of rows look at no time, so on= is for counting(..., ttl=): the time that keys are remembered by"
+                "windows of rows do not use time, so on= is for counting(..., ttl=): the time that keys are remembered by"
             )
         on = lit(0) if on is None else on
     if early_rows is not None and not _is_whole(early_rows):

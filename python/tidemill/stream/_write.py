@@ -131,7 +131,7 @@ def run(
 ) -> dict[str, Any]:
     """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
     if not isinstance(name, str) or not name:
-        raise DataSetError(f"name={name!r} is no name of a job: a text that is not empty")
+        raise DataSetError(f"name={name!r} must be a non-empty string")
     if guarantee is not None and guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     if stop is not None and checkpoint is None:
@@ -149,7 +149,7 @@ def run(
     needless = next((option for option, value in of_checkpoints.items() if value != _DEFAULTS[option]), None)
     if needless is not None and checkpoint is None:
         raise DataSetError(
-            f"{needless}= needs checkpoint=: it says how checkpoints are made, and without there are none"
+            f"{needless}= needs checkpoint=: it configures checkpoints, and without checkpoint= there are none"
         )
     forgotten = list(forget) if isinstance(forget, Iterable) and not isinstance(forget, str) else [forget]
     if isinstance(forget, str) or not all(isinstance(step, str) and step for step in forgotten):
@@ -161,13 +161,13 @@ def run(
     place: dict[str, Any] | None = None
     if checkpoint is not None:
         if not os.fspath(checkpoint):
-            raise DataSetError("checkpoint= is a folder or the URL of one, which cannot be empty")
+            raise DataSetError("checkpoint= must be a folder or the URL of one, not empty")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise DataSetError(f"keep={keep!r} is no whole number from 1 on")
+            raise DataSetError(f"keep={keep!r} must be a positive integer")
         if every is not None and seconds(every, "every") == 0:
             raise DataSetError(f"every={every!r} is no time between two checkpoints; it is more than zero, as '1s' is")
         if seconds(timeout, "timeout") == 0:
-            raise DataSetError(f"timeout={timeout!r} gives every checkpoint up; it is more than zero")
+            raise DataSetError(f"timeout={timeout!r} must be greater than zero")
         every_s = seconds((0.1 if at_most_once else 10) if every is None else every, "every")
         unaligned_s: float | None = None
         if unaligned_after == "every":
@@ -274,7 +274,7 @@ def _pairs(queries: Iterable[tuple[DataSet, Any]]) -> list[tuple[DataSet, Any]]:
     pairs = list(queries)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], DataSet)):
-            raise TypeError(f"each query is a pair of a DataSet and its sink, not {type(pair).__name__}")
+            raise TypeError(f"each query must be a pair of a DataSet and its sink, not {type(pair).__name__}")
     if not pairs:
-        raise DataSetError("a job writes at least one query; there is none")
+        raise DataSetError("a job needs at least one query to write, but there is none")
     return pairs

@@ -47,9 +47,9 @@ def by_name(
         if column is not None:
             found[name] = column
         elif coordinates is not None:
-            raise ValueError(f"column {name!r} does not hold numbers, so it is no coordinate")
+            raise ValueError(f"column {name!r} does not hold numbers, so it cannot be a coordinate")
     if not found:
-        raise ValueError("no column of numbers is left to say where points are: name some with coordinates=[...]")
+        raise ValueError("no numeric column is left for the positions of points: name some with coordinates=[...]")
     return (
         np.column_stack(list(found.values())),
         _column(points, told["ids"]) if "ids" in told else ids,

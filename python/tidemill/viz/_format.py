@@ -119,7 +119,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
             if not 2 <= length <= min(size - 8, _HEADER_BYTES_MAX):
                 raise FrameError(
-                    f"{path} is no file of tensors, or is cut off: its header cannot be {length} bytes long"
+                    f"{path} is not a tensor file, or is truncated: its header cannot be {length} bytes long"
                 )
             header = json.loads(file.read(length))
         data = np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, np.uint8)
@@ -139,7 +139,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     except FrameError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FrameError(f"the header of {path} makes no sense: {error!r}") from error
+        raise FrameError(f"the header of {path} is invalid: {error!r}") from error
     return tensors
 
 
@@ -167,7 +167,7 @@ def read_index(folder: Path, begin: int = 0) -> tuple[list[dict[str, Any]], int]
             file.seek(begin)
             text = file.read()
     except FileNotFoundError:
-        what = "has no frames: there is no " + INDEX if folder.is_dir() else "is no folder"
+        what = "has no frames: there is no " + INDEX if folder.is_dir() else "is not a folder"
         raise FrameError(f"{folder} {what}; `tidemill view --demo {folder}` makes frames to try") from None
     except OSError as error:
         raise FrameError(f"{path} cannot be read: {error.strerror}") from error
@@ -180,7 +180,7 @@ def read_index(folder: Path, begin: int = 0) -> tuple[list[dict[str, Any]], int]
         except ValueError:
             told = None
         if not isinstance(told, dict):
-            raise FrameError(f"{path}: line {number} behind byte {begin} is no JSON object")
+            raise FrameError(f"{path}: line {number} after byte {begin} is not a JSON object")
         lines.append(told)
     if begin == 0 and lines and (lines[0].get("format") != FORMAT or lines[0].get("version") != VERSION):
         raise FrameError(

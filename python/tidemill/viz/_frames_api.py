@@ -54,7 +54,7 @@ def answer(ask: Ask, folder: Path, path: str, query: dict[str, str]) -> None:
 def check_run(folder: Path, query: dict[str, str]) -> None:
     """Refuse to answer of other frames than the page has."""
     if "run" in query and query["run"] != run_of(folder):
-        raise Refused(HTTPStatus.CONFLICT, "the frames were written anew; load the page again")
+        raise Refused(HTTPStatus.CONFLICT, "the frames were rewritten; reload the page")
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def _index(ask: Ask, folder: Path, query: dict[str, str]) -> None:
             size, text = 0, b""
         check_run(folder, query)
         if size < begin:
-            raise Refused(HTTPStatus.CONFLICT, "the frames were written anew; load the page again")
+            raise Refused(HTTPStatus.CONFLICT, "the frames were rewritten; reload the page")
         whole = text[: text.rfind(b"\n") + 1]
         if whole:
             ask.send_parts([whole], "application/jsonl; charset=utf-8", compressed_max=len(whole))

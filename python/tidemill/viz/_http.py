@@ -186,10 +186,10 @@ class Ask(BaseHTTPRequestHandler):
         name = path.removeprefix("/")
         # Names of built files are short and plain; anything else is not even looked for.
         if not _PAGE.fullmatch(name):
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise Refused(HTTPStatus.NOT_FOUND, "no such page")
         file = STATIC / (self.server.site.page(path) or name)
         if self.command != "GET" or ".." in name or file.suffix not in _TYPES or not file.is_file():
-            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise Refused(HTTPStatus.NOT_FOUND, "no such page")
         # Vite names what it builds after its content.
         cache = "public, max-age=31536000, immutable" if name.startswith("assets/") else "no-cache"
         self.send(HTTPStatus.OK, file.read_bytes(), _TYPES[file.suffix], cache)
@@ -222,7 +222,7 @@ class Ask(BaseHTTPRequestHandler):
         except (ValueError, RecursionError):
             told = None
         if not isinstance(told, dict):
-            raise Refused(HTTPStatus.BAD_REQUEST, "what came with the question is no JSON object")
+            raise Refused(HTTPStatus.BAD_REQUEST, "the request body is not a JSON object")
         return told
 
     # ---- answers

@@ -216,7 +216,7 @@ class FrameReader:
             except (KeyError, TypeError, ValueError) as error:
                 if isinstance(error, FrameError):
                     raise
-                raise FrameError(f"{self.folder}: a line of the index makes no sense ({error!r}): {line}") from error
+                raise FrameError(f"{self.folder}: a line of the index is invalid ({error!r}): {line}") from error
 
     def _take_line(self, line: dict[str, Any]) -> None:
         # A kind of line that a later release adds may be passed over.

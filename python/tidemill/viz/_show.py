@@ -220,7 +220,7 @@ def _write(
     categories, numbers = _by_frame("group", groups, moving), _by_frame("value", values, moving)
     if ids is not None and any(isinstance(name, list | tuple | np.ndarray) for name in ids):
         raise ValueError(
-            "ids is one list of names, for all frames; where other points are in each, write them with FrameWriter and its ids="
+            "ids is one list of names for all frames; if frames have different points, write them with FrameWriter and its ids="
         )
     with FrameWriter(folder, title=title, mode="w") as writer:
         project = _projection(arrays[0])
@@ -242,7 +242,7 @@ def _points(name: str, given: Any) -> NDArray[np.float64]:
         array = np.asarray(given.collect() if isinstance(given, DataSet) else given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"{name}: a {type(given).__name__} is given that is no array of numbers of shape (n, d), a row for each point: {error}. "
+            f"{name}: a {type(given).__name__} is not an array of numbers of shape (n, d), a row for each point: {error}. "
             "Of an estimator, show the data it was fitted to, and groups=estimator.labels_"
         ) from None
     if array.ndim != 2 or not array.shape[1]:
@@ -276,7 +276,7 @@ def _by_frame(name: str, given: Any, frames: int | None) -> Callable[[int], dict
     changing = {column for column, array in columns.items() if frames is not None and _is_sequence(array)}
     for column in changing:
         if len(columns[column]) != frames:
-            raise ValueError(f"{name} {column!r} has arrays for {len(columns[column])} frames, and there are {frames}")
+            raise ValueError(f"{name} {column!r} has arrays for {len(columns[column])} frames, but there are {frames}")
     return lambda frame: {column: array[frame] if column in changing else array for column, array in columns.items()}
 
 

@@ -124,7 +124,7 @@ def read_newick(text: str) -> Tree:
             try:
                 tree.lengths[node] = float(token)
             except ValueError:
-                raise _wrong(text, found.start(1), f"the length {token[:40]!r} is no number") from None
+                raise _wrong(text, found.start(1), f"the length {token[:40]!r} is not a number") from None
             state = "end"
         elif token not in "(),:;" and state in ("subtree", "name"):
             quoted = token[0] == "'"
@@ -142,7 +142,7 @@ def _child(tree: Tree, node: int) -> int:
 
 
 def _wrong(text: str, at: int, what: str) -> FrameError:
-    return FrameError(f"this is no tree in Newick's format: character {at + 1} of {len(text)}: {what}")
+    return FrameError(f"this is not a tree in Newick format: character {at + 1} of {len(text)}: {what}")
 
 
 def place_tree(
@@ -181,11 +181,11 @@ def place_tree(
     leaves = set(tree.leaves())
     missing = [tree.names[leaf] for leaf in sorted(leaves) if tree.names[leaf] not in row]
     if missing:
-        raise FrameError(f"{len(missing)} leaves of the tree are no points, such as {missing[0]!r}")
+        raise FrameError(f"{len(missing)} leaves of the tree are not points, such as {missing[0]!r}")
     called = [name or f"node {node}" for node, name in enumerate(tree.names)]
     again = next((name for name in called if called.count(name) > 1), None) if len(set(called)) < len(called) else None
     if again is not None:
-        raise FrameError(f"two nodes of the tree are called {again!r}")
+        raise FrameError(f"two nodes of the tree are named {again!r}")
     lengths = np.array(tree.lengths)
     known = lengths[1:][np.isfinite(lengths[1:]) & (lengths[1:] > 0)]
     usual = float(known.mean()) if len(known) else 1.0

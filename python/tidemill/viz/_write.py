@@ -98,7 +98,7 @@ class FrameWriter:
         self._set_up(categories or {})
         exists = (self.folder / INDEX).exists()
         if exists and mode == "x":
-            raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" goes on behind them')
+            raise FrameError(f'{self.folder} has frames already; mode="w" replaces them, mode="a" appends to them')
         if exists and mode == "a":
             self._resume()
         else:
@@ -369,7 +369,7 @@ class FrameWriter:
         """
         self._check_there()
         if recorded.number != self._frames:
-            raise FrameError(f"frame {recorded.number} was made to be put behind as many, and there are {self._frames}")
+            raise FrameError(f"frame {recorded.number} was made to follow as many frames, but there are {self._frames}")
         for name, data in recorded.files:
             _format.write_parts(self.folder / name, [data])
         for line in recorded.lines:
@@ -415,7 +415,7 @@ class FrameWriter:
             seen: set[str] = set()
             for name in names:
                 if name in seen:
-                    raise FrameError(f"{place}: the id {name!r} is there twice")
+                    raise FrameError(f"{place}: the id {name!r} appears twice")
                 seen.add(name)
         return rows, list(added)
 
@@ -452,7 +452,7 @@ class FrameWriter:
                 else:
                     row = self._rows.get(str(point), added.get(str(point), -1))
                 if row not in here:
-                    raise FrameError(f"{place}: edge {number} has the end {point!r}, which is no point of the frame")
+                    raise FrameError(f"{place}: edge {number} has the end {point!r}, which is not a point of the frame")
                 pairs[number, end] = row
         return pairs
 

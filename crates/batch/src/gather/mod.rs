@@ -120,8 +120,8 @@ impl Gather {
     /// # Panics
     /// As [`Gather::rows`]; when [`Gather::widths`] has none of that column, or another times the part's rows.
     pub fn fill(&self, column: usize, part: &Part, out: &mut [MaybeUninit<u8>]) {
-        let Values::Fixed(width, values) = &self.columns[column].values else { panic!("column {column} is no number") };
-        assert!(part.fill(*width, values, out), "values of {width} bytes are no numbers");
+        let Values::Fixed(width, values) = &self.columns[column].values else { panic!("column {column}: no number") };
+        assert!(part.fill(*width, values, out), "values of {width} bytes are not numbers");
     }
 
     fn batch(

@@ -66,12 +66,15 @@ impl Scatter {
     pub fn collect(&mut self, batch: RecordBatch, targets: &[u32]) -> Result<bool, TaskError> {
         if targets.len() != batch.num_rows() {
             let (found, rows) = (targets.len(), batch.num_rows());
-            return Err(format!("the partitioner named {found} targets for {rows} rows").into());
+            return Err(format!("the partitioner returned {found} targets for {rows} rows").into());
         }
         // Not by `max`, which tells of equal ones which came last: one by one.
         let target = targets.iter().fold(0, |most, &target| most.max(target));
         if target >= self.targets {
-            return Err(format!("the partitioner named copy {target} of {}", self.targets).into());
+            let copies = self.targets;
+            return Err(
+                format!("the partitioner returned target {target}, but the task has only {copies} copies").into()
+            );
         }
         self.bytes += batch_bytes(&batch);
         self.assigned.extend_from_slice(targets);

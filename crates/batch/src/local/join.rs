@@ -292,7 +292,7 @@ impl Joiner {
     /// Goes through the left batch until there is a batch of results, or it is at its end.
     fn probe(&mut self) -> Result<Option<RecordBatch>, TaskError> {
         let (Some(table), Some(probe)) = (&mut self.table, &mut self.probing) else {
-            return Err("a join's left side came before its right side's end".into());
+            return Err("the left side of a join arrived before the end of its right side".into());
         };
         let (mut lefts, mut rights): (Vec<u32>, Vec<Option<u32>>) = (Vec::new(), Vec::new());
         while probe.row < probe.batch.num_rows() && lefts.len() < ROWS_MAX {

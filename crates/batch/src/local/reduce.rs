@@ -141,7 +141,7 @@ impl Reduce {
     pub fn schema(&self, schema: &SchemaRef, keys: &[String]) -> Result<SchemaRef, String> {
         let reduced = self.columns();
         if let Some(column) = reduced.iter().find(|column| keys.contains(column)) {
-            return Err(format!("column \"{column}\" is a key and cannot be reduced, too"));
+            return Err(format!("column \"{column}\" is a key and cannot also be reduced"));
         }
         let mut fields: Vec<Field> = Vec::new();
         for at in crate::schema::columns(schema, keys)? {
@@ -160,12 +160,12 @@ impl Reduce {
                     _ => data_type.is_numeric() || matches!(data_type, DataType::Duration(_)),
                 };
                 if matches!(op, ColumnOp::Sum | ColumnOp::Product) && !arithmetic {
-                    return Err(format!("column \"{name}\" ({data_type}) has no {op:?}").to_lowercase());
+                    return Err(format!("column \"{name}\" ({data_type}) does not support {op:?}").to_lowercase());
                 }
                 if matches!(op, ColumnOp::Min | ColumnOp::Max) {
                     let empty = arrow::array::new_empty_array(data_type);
                     let compare = make_comparator(&empty, &empty, SortOptions::default());
-                    drop(compare.map_err(|_| format!("column \"{name}\" ({data_type}) has no order"))?);
+                    drop(compare.map_err(|_| format!("column \"{name}\" ({data_type}) cannot be ordered"))?);
                 }
             }
         }
@@ -258,11 +258,11 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
     match op {
         ColumnOp::Sum => downcast_primitive_array!(
             array => arithmetic(array, groups, count, |a, b| a.add_checked(b)),
-            other => Err(format!("{other} has no sum").into())
+            other => Err(format!("{other} cannot be summed").into())
         ),
         ColumnOp::Product => downcast_primitive_array!(
             array => arithmetic(array, groups, count, |a, b| a.mul_checked(b)),
-            other => Err(format!("{other} has no product").into())
+            other => Err(format!("{other} cannot be multiplied").into())
         ),
         ColumnOp::Min | ColumnOp::Max => {
             let compare = make_comparator(array, array, SortOptions::default())?;
@@ -675,6 +675,6 @@ mod tests {
         }
         let schema = Arc::new(Schema::new(vec![Field::new("d", DataType::Decimal128(5, 2), false)]));
         let product = Reduce::new().column("d", ColumnOp::Product);
-        assert_eq!(product.schema(&schema, &[]).unwrap_err(), "column \"d\" (decimal128(5, 2)) has no product");
+        assert_eq!(product.schema(&schema, &[]).unwrap_err(), "column \"d\" (decimal128(5, 2)) cannot be multiplied");
     }
 }

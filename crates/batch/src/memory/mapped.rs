@@ -554,7 +554,7 @@ mod tests {
                 }
                 damage(&raw const buffer[buffer.len() / 2]);
                 let error = verify_rows(&mapped).expect_err(&format!("{} buffer {which}", column.data_type()));
-                assert!(error.to_string().contains("not what is read: the checksum of bytes"), "{error}");
+                assert!(error.to_string().contains("differs from the data written: the checksum of bytes"), "{error}");
                 assert!(error.to_string().contains(&governor.settings().spill_dir.display().to_string()), "{error}");
                 // What is read of other pages is as it was; of a dictionary all values count.
                 let is_small = buffer.len() < 4 * PAGE_BYTES;

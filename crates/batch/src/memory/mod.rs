@@ -221,11 +221,11 @@ impl Governor {
             Some((name, bytes)) if self.reserved_bytes() >= process_bytes / 2 => {
                 format!("\"{name}\" holds most ({bytes} bytes)")
             }
-            _ => format!("most of it is memory outside of operators, which hold {} bytes", self.reserved_bytes()),
+            _ => format!("most of it is memory outside operators, which hold {} bytes", self.reserved_bytes()),
         };
         format!(
-            "memory: the machine has next to nothing left, and this worker has {process_bytes} bytes, over its budget of {}; \
-             {holder}; use fewer workers or copies, or a machine with more memory",
+            "memory: the machine has almost none left, and this worker uses {process_bytes} bytes, over its budget of \
+             {}; {holder}; use fewer workers or copies, or a machine with more memory",
             self.0.settings.budget_bytes
         )
     }
@@ -457,7 +457,7 @@ mod tests {
         let sort = governor.reservation("sort");
         sort.grow_anyway(700);
         assert!(governor.describe(1300).contains("\"sort\" holds most (700 bytes)"));
-        assert!(governor.describe(1500).contains("memory outside of operators, which hold 700 bytes"));
+        assert!(governor.describe(1500).contains("memory outside operators, which hold 700 bytes"));
         assert!(is_short(49, 1000) && !is_short(50, 1000));
         assert_eq!(governor.overdrawn(), None, "of no process");
     }

@@ -28,8 +28,8 @@ const TRIM_BYTES_MIN: u64 = 1 << 20;
 pub fn spill_error(governor: &Governor, error: &Error) -> BatchError {
     let reason = match (error.kind(), error.raw_os_error()) {
         (ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge, _) => format!(
-            "{error}; {}this worker has written {} MiB to it so far, and needs more: free space there, name another directory with \
-             --spill-dir, or give more memory with --memory, so that less is written",
+            "{error}; {}this worker has written {} MiB to it so far and needs more: free space there, choose another \
+             directory with --spill-dir, or raise --memory so that less is written",
             room(&governor.settings().spill_dir),
             governor.spilled_bytes().div_ceil(1 << 20)
         ),
@@ -40,10 +40,10 @@ pub fn spill_error(governor: &Governor, error: &Error) -> BatchError {
             | ErrorKind::ReadOnlyFilesystem,
             _,
         ) => {
-            format!("{error}; name a directory that this user can write to with --spill-dir")
+            format!("{error}; choose a directory that this user can write to with --spill-dir")
         }
         (_, Some(libc::EMFILE)) => {
-            format!("{error}; let the process have more with `ulimit -n`, or give more memory with --memory")
+            format!("{error}; raise the limit with `ulimit -n`, or raise --memory")
         }
         _ => error.to_string(),
     };
@@ -57,14 +57,14 @@ fn room(dir: &Path) -> String {
         |_| String::new(),
         |disk| {
             let (free, all) = (mib(disk.f_bavail, disk.f_frsize), mib(disk.f_blocks, disk.f_frsize));
-            format!("of its disk's {all} MiB {free} MiB are free; ")
+            format!("{free} MiB of its disk's {all} MiB are free; ")
         },
     )
 }
 
 /// The error of a file that is not as it was written.
 pub(super) fn damaged(governor: &Governor, reason: &dyn std::fmt::Display) -> BatchError {
-    let reason = format!("what was written is not what is read: {reason}; is the disk sound?");
+    let reason = format!("the data read differs from the data written: {reason}; is the disk faulty?");
     BatchError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
 }
 
@@ -240,7 +240,7 @@ impl SpillReader {
         let frame = Received::take(&mut Buffer::from(bytes)).map_err(|error| damaged(&error))?;
         frame.verify().map_err(|error| damaged(&error))?;
         if frame.header.seq != self.next {
-            return Err(damaged(&format!("block {} in place of {}", frame.header.seq, self.next)));
+            return Err(damaged(&format!("found block {} instead of {}", frame.header.seq, self.next)));
         }
         self.next += 1;
         let batch = self.decoder.decode(frame.body(), frame.header.rows as usize);
@@ -303,7 +303,7 @@ mod tests {
             file.file.read_exact_at(&mut byte, at).unwrap();
             file.file.write_all_at(&[byte[0] ^ 4], at).unwrap();
             let error = file.read().unwrap().next_batch().unwrap_err().to_string();
-            assert!(error.contains("not what is read"), "{at}: {error}");
+            assert!(error.contains("differs from the data written"), "{at}: {error}");
         }
         let short = file(&[batch(1, 5000)]);
         short.file.set_len(4000).unwrap();

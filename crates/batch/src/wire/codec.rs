@@ -40,7 +40,7 @@ fn beginning(schema: &SchemaRef, options: IpcWriteOptions) -> Result<(StreamEnco
 
 /// The next batch in `bytes`.
 fn next(decoder: &mut StreamDecoder, bytes: &mut Buffer) -> Result<RecordBatch, ArrowError> {
-    let nothing = || ArrowError::IpcError("a block without a batch".into());
+    let nothing = || ArrowError::IpcError("a block has no batch".into());
     match decoder.decode(bytes)? {
         Some(batch) => Ok(batch),
         // The decoder looks at a message without a body (no rows, or all columns null) only when something follows: four
@@ -96,12 +96,12 @@ impl Encoder {
         let parts = self.inner.encode(&RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)?;
         let mut columns = 0..;
         let piece = |part: Buffer| match part.data_ptr() == self.blank.data_ptr() {
-            true => Piece::Values(columns.next().expect("columns do not end"), part.len()),
+            true => Piece::Values(columns.next().expect("the column list has no end"), part.len()),
             false => Piece::Bytes(part),
         };
         let pieces = parts.into_iter().map(piece).collect();
         // Each column's values lie in the stream as they lie in memory: else the pieces would not be those of the batch.
-        assert_eq!(columns.start, widths.len(), "values that Arrow does not send as they are");
+        assert_eq!(columns.start, widths.len(), "the message has values that Arrow would not send in this form");
         Ok(pieces)
     }
 
@@ -194,7 +194,7 @@ impl Decoder {
         }
         let batch = next(&mut self.inner, &mut body)?;
         if batch.num_rows() != rows || !body.is_empty() {
-            return Err(ArrowError::IpcError(format!("a block of {} rows says it has {rows}", batch.num_rows())));
+            return Err(ArrowError::IpcError(format!("a block of {} rows claims to have {rows}", batch.num_rows())));
         }
         // The stream's schema has dictionary numbers of its own; the task's is what tasks compare.
         RecordBatch::try_new_with_options(SchemaRef::clone(&self.schema), batch.columns().to_vec(), &options)

@@ -184,7 +184,7 @@ impl Draft {
     /// # Panics
     /// If the body is not as long as it was said to be.
     pub fn finish(mut self) -> Frame {
-        assert_eq!(self.at, HEADER_BYTES + self.body_len, "a body of another length");
+        assert_eq!(self.at, HEADER_BYTES + self.body_len, "the body has a different length");
         let sum = self.hasher.take().map_or(0, |hasher| hasher.finish());
         self.room.spare()[48..56].write_copy_of_slice(&sum.to_le_bytes());
         let len = self.at.next_multiple_of(HEADER_BYTES);
@@ -227,19 +227,19 @@ impl Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// There are fewer bytes than the frame needs.
-    #[error("a message ends in the middle of a frame")]
+    #[error("the message ends in the middle of a frame")]
     Short,
     /// The first bytes are those of no frame.
-    #[error("bytes that are no frame (do all workers run the same version of Tidemill?)")]
+    #[error("not a frame (do all workers run the same version of Tidemill?)")]
     Magic,
     /// Its kind is unknown.
-    #[error("a frame of unknown kind {0}")]
+    #[error("unknown frame kind {0}")]
     Kind(u32),
     /// Its length is beyond all that is sent.
-    #[error("a frame that claims to have {0} bytes")]
+    #[error("a frame claims to have {0} bytes")]
     Long(u64),
     /// Its checksum is that of other bytes.
-    #[error("a frame whose checksum is wrong: it was damaged on its way")]
+    #[error("the checksum of a frame is wrong: it was damaged in transit")]
     Checksum,
 }
 

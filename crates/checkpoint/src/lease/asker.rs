@@ -14,7 +14,7 @@ use super::protocol::{Answer, Ask, Claimant, Record, Step, Terms};
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Of a store without versions there are no conditions on them.
-const NO_VERSION: &str = "it gives what it writes no version";
+const NO_VERSION: &str = "it does not give versions to what it writes";
 
 /// The words for an error of the store.
 type Says = Box<dyn Fn(&Error) -> String + Send + Sync>;
@@ -106,8 +106,8 @@ impl Asker {
     pub(super) async fn heeds_conditions(&self, stale: UpdateVersion) -> Result<Option<String>, String> {
         let record = self.claimant.record(at_ms());
         for (ask, wrong) in [
-            (Ask::Create(record.clone()), "it creates what is there already"),
-            (Ask::Replace(record, stale), "it replaces a version that is not there any more"),
+            (Ask::Create(record.clone()), "it creates an object that already exists"),
+            (Ask::Replace(record, stale), "it replaces a version that no longer exists"),
         ] {
             match self.ask(ask).await {
                 Answer::Refused => {}
@@ -124,7 +124,7 @@ impl Asker {
         match tokio::time::timeout(ANSWER_MAX, ask_store(&*self.objects, &self.path, ask, self.anyhow)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => Answer::Failed((self.says)(&error)),
-            Err(_) => Answer::Failed(format!("the store has not answered for {ANSWER_MAX:?}")),
+            Err(_) => Answer::Failed(format!("the store did not answer within {ANSWER_MAX:?}")),
         }
     }
 }

@@ -155,9 +155,10 @@ impl LeaseView {
         if age < Terms::USUAL.held {
             return Ok(());
         }
-        let why = self.0.trouble.lock().clone().unwrap_or_else(|| "this process did not run".into());
+        let why = self.0.trouble.lock().clone().unwrap_or_else(|| "this process was not running".into());
         Err(Denied::Failed(format!(
-            "the lease on it was not renewed for {:.0?}, so that another job may take it, and nothing is committed before it is: {why}",
+            "the lease on it was not renewed for {:.0?}, so another job may take it, and nothing is committed until \
+             it is renewed: {why}",
             Duration::from_secs(age.as_secs())
         )))
     }
@@ -176,7 +177,7 @@ pub(super) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
 /// Who holds it, for people.
 fn holder(record: Option<&Record>) -> String {
     let Some(Record { job, process, lasts_ms, at_ms, .. }) = record else {
-        return "a lease there is of no version that this Tidemill reads".into();
+        return "a lease there has a version that this Tidemill cannot read".into();
     };
     let until = at_ms.saturating_add(*lasts_ms) / 1000;
     let (h, m, s) = (until / 3600 % 24, until / 60 % 60, until % 60);
@@ -274,7 +275,7 @@ impl Keeper {
             && !std::mem::replace(&mut self.told, true)
         {
             eprintln!(
-                "tidemill: checkpoints in {}: they are of {}; if it does not renew that within {lasts:?}, this job begins",
+                "tidemill: checkpoints in {}: held by {}; if it does not renew within {lasts:?}, this job begins",
                 self.place.name,
                 holder(record),
             );
@@ -343,7 +344,9 @@ mod tests {
         while first.view().lost().is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert!(matches!(first.view().check(), Err(Denied::Held(by)) if by.contains("no version that this")));
+        assert!(
+            matches!(first.view().check(), Err(Denied::Held(by)) if by.contains("a version that this Tidemill cannot"))
+        );
     }
 
     /// A store in memory that writes whatever it is asked to.
@@ -396,8 +399,10 @@ mod tests {
     fn stores_without_conditions_have_none() {
         let folder = tempfile::tempdir().unwrap();
         let local = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
-        let stores: [(Arc<dyn ObjectStore>, _); 2] =
-            [(Arc::new(Heedless(InMemory::new())), "it creates what is there"), (Arc::new(local), "Update")];
+        let stores: [(Arc<dyn ObjectStore>, _); 2] = [
+            (Arc::new(Heedless(InMemory::new())), "it creates an object that already exists"),
+            (Arc::new(local), "Update"),
+        ];
         for (objects, why) in stores {
             for job in ["first", "second"] {
                 let (lease, outcome) = want(&objects, job);

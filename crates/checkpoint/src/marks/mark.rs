@@ -97,7 +97,7 @@ impl Mark {
             Kind::Watermark => Ok(Mark::Watermark(EventTime(frame.header.rows as i64))),
             Kind::Idle => Ok(Mark::Idle),
             Kind::Barrier => Barrier::decode(&frame.body()).map(Mark::Barrier),
-            kind => Err(format!("a {kind:?} frame where a mark was due")),
+            kind => Err(format!("a {kind:?} frame arrived, but a mark was expected")),
         }
     }
 }
@@ -121,6 +121,6 @@ impl Barrier {
     /// # Errors
     /// In words, for anything else.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        serde_json::from_slice(bytes).map_err(|error| format!("bytes that are no barrier: {error}"))
+        serde_json::from_slice(bytes).map_err(|error| format!("not a barrier: {error}"))
     }
 }

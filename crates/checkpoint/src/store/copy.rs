@@ -20,7 +20,7 @@ impl CheckpointStore {
     pub async fn copy(&self, epoch: Option<u64>, to: &CheckpointStore) -> Result<Manifest, StoreError> {
         let _lock = to.folder.as_ref().map(|folder| to.lock(folder, "a copy of a checkpoint")).transpose()?;
         if !to.epochs().await?.is_empty() {
-            return Err(to.failed("there are checkpoints already, and a copy needs a place of its own"));
+            return Err(to.failed("it already has checkpoints, and a copy needs a place of its own"));
         }
         let mut tries = 0;
         loop {
@@ -34,7 +34,7 @@ impl CheckpointStore {
                 cleared = cleared.and(to.delete(&to.path(file)).await);
             }
             if let Err(left) = cleared {
-                return Err(error.with(&format!("what had been copied could not be deleted: {left}")));
+                return Err(error.with(&format!("the files already copied could not be deleted: {left}")));
             }
             tries += 1;
             if epoch.is_some() || tries == TRIES || self.epochs().await?.contains(&manifest.epoch) {
@@ -46,11 +46,10 @@ impl CheckpointStore {
     async fn newest(&self) -> Result<Manifest, StoreError> {
         let Kept { manifests, damaged } = self.kept().await?;
         let newest = manifests.into_iter().next();
-        let newest = newest.ok_or_else(|| self.damaged("there is no checkpoint that could be copied".into()))?;
+        let newest = newest.ok_or_else(|| self.damaged("it has no checkpoint to copy".into()))?;
         match damaged.into_iter().find(|(epoch, _)| *epoch > newest.epoch) {
             Some((epoch, reason)) => {
-                Err(self
-                    .damaged(format!("the newest, {epoch}, is damaged ({reason}): say which epoch is to be copied")))
+                Err(self.damaged(format!("the newest, {epoch}, is damaged ({reason}): choose the epoch to copy")))
             }
             None => Ok(newest),
         }

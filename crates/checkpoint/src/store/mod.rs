@@ -203,7 +203,7 @@ impl CheckpointStore {
         let folder = folder.into();
         let failed = |reason: String| StoreError::Io { place: folder.display().to_string(), reason };
         if folder.exists() && !folder.is_dir() {
-            return Err(failed("it is a file, and has to be a folder".into()));
+            return Err(failed("it is a file, but must be a folder".into()));
         }
         std::fs::create_dir_all(&folder).map_err(|error| failed(error.to_string()))?;
         let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|error| failed(error.to_string()))?;
@@ -400,7 +400,7 @@ impl CheckpointStore {
                     Ok(Some(manifest)) => kept.manifests.push(manifest),
                     Ok(None) => {
                         missing = true;
-                        kept.damaged.push((epoch, format!("epoch {epoch} is listed, and not there")));
+                        kept.damaged.push((epoch, format!("epoch {epoch} is listed, but missing")));
                     }
                     Err(StoreError::Damaged { reason, .. }) => kept.damaged.push((epoch, reason)),
                     // It may be the newest: to go on without it would count again what has been counted.
@@ -426,7 +426,7 @@ impl CheckpointStore {
     /// The store's; `Damaged`.
     pub async fn manifest(&self, epoch: u64) -> Result<Manifest, StoreError> {
         let found = self.find_manifest(epoch).await?;
-        found.ok_or_else(|| self.damaged(format!("epoch {epoch} is not there")))
+        found.ok_or_else(|| self.damaged(format!("epoch {epoch} is missing")))
     }
 
     /// The same; `None` when there is none.
@@ -436,7 +436,7 @@ impl CheckpointStore {
             self.signing()?.open(&bytes).map_err(|reason| self.untrusted(format!("epoch {epoch}: {reason}")))?;
         let manifest = Manifest::decode(opened).and_then(|manifest| match manifest.epoch == epoch {
             true => Ok(manifest),
-            false => Err(format!("it is of epoch {}", manifest.epoch)),
+            false => Err(format!("it belongs to epoch {}", manifest.epoch)),
         });
         manifest.map(Some).map_err(|reason| self.damaged(format!("epoch {epoch}: {reason}")))
     }
@@ -614,7 +614,7 @@ impl CheckpointStore {
             Err(error) => {
                 let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
                 let whole = self.objects.head(&path).await.map_or(true, |object| object.size >= end);
-                Err(if whole { self.unreadable(error) } else { self.damaged(format!("{file} is cut short")) })
+                Err(if whole { self.unreadable(error) } else { self.damaged(format!("{file} is truncated")) })
             }
         }
     }
@@ -682,7 +682,7 @@ impl CheckpointStore {
     }
 
     async fn get(&self, path: &Path) -> Result<Bytes, StoreError> {
-        self.find(path).await?.ok_or_else(|| self.damaged(format!("{path} is not there")))
+        self.find(path).await?.ok_or_else(|| self.damaged(format!("{path} is missing")))
     }
 
     async fn delete(&self, path: &Path) -> Result<(), StoreError> {

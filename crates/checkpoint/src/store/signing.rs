@@ -51,7 +51,7 @@ impl Signing {
 
     pub(crate) fn with_key(key: &[u8]) -> Result<Self, String> {
         if key.len() < KEY_BYTES_MIN {
-            return Err(format!("the key that checkpoints are signed with has to have at least {KEY_BYTES_MIN} bytes"));
+            return Err(format!("the key that signs checkpoints must have at least {KEY_BYTES_MIN} bytes"));
         }
         Ok(Signing(Some(key.into())))
     }
@@ -86,10 +86,10 @@ impl Signing {
         let at = at.filter(|&at| signed[at..].starts_with(MARK));
         match (&self.0, at) {
             (None, None) => Ok(signed),
-            (None, Some(_)) => Err(format!("it is signed; set {KEY} or {KEY_FILE} to the key it was signed with")),
+            (None, Some(_)) => Err(format!("it is signed; set {KEY} or {KEY_FILE} to the key that signed it")),
             (Some(_), None) => Err(format!(
-                "it is not signed, and only signed checkpoints are read while {KEY} or {KEY_FILE} is set; if you trust who can write \
-                 there, read it once without the key"
+                "it is not signed, and only signed checkpoints are read while {KEY} or {KEY_FILE} is set; if you \
+                 trust everyone who can write there, read it once without the key"
             )),
             (Some(key), Some(at)) => {
                 let (manifest, signature) = (&signed[..at], &signed[at + MARK.len()..]);
@@ -99,7 +99,7 @@ impl Signing {
                 // In the same time whatever the signature is.
                 match manifest_mac(key, manifest).verify_slice(&bytes) {
                     Ok(()) => Ok(manifest),
-                    Err(_) => Err("it was signed with another key, or changed since".into()),
+                    Err(_) => Err("it was signed with another key, or has changed since".into()),
                 }
             }
         }

@@ -454,12 +454,12 @@ fn copies_stand_alone() {
     for ((store, _folder), (other, _other)) in stores().into_iter().zip(stores().into_iter().rev()) {
         wait(async {
             let none = store.copy(None, &other).await.unwrap_err().to_string();
-            assert!(none.contains("no checkpoint that could be copied"), "{none}");
+            assert!(none.contains("it has no checkpoint to copy"), "{none}");
             let old = save(&store, 1, 4).await.unwrap();
             let new = save(&store, 2, 3).await.unwrap();
             assert_eq!(store.copy(None, &other).await.unwrap(), new);
             let full = store.copy(Some(4), &other).await.unwrap_err().to_string();
-            assert!(full.contains("there are checkpoints already"), "{full}");
+            assert!(full.contains("it already has checkpoints"), "{full}");
             assert_eq!(
                 (objects(&other, "epochs").await.len(), objects(&other, "state").await),
                 (1, vec!["3-0-0".into()])

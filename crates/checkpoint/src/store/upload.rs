@@ -99,7 +99,8 @@ impl CheckpointStore {
         let mut reason = texts[0].clone();
         if texts.iter().any(|text| text.contains("timed out")) {
             reason.push_str(
-                "; the request timed out: where the network is slow give it longer, storage_options={\"timeout\": \"2 minutes\"}",
+                "; the request timed out: if the network is slow, raise the limit, storage_options={\"timeout\": \"2 \
+                 minutes\"}",
             );
         }
         self.failed(reason)

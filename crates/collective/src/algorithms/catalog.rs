@@ -110,10 +110,10 @@ pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &Params)
         return Some("there is no such schedule");
     };
     if p.repeatable && !entry.repeatable {
-        return Some("it does not combine in the canonical order, which `repeatable` asks for");
+        return Some("it does not combine in canonical order, which `repeatable` requires");
     }
     if p.in_order() && !entry.in_order {
-        return Some("it does not keep the order of ranks, which an operation that does not commute needs");
+        return Some("it does not keep the order of ranks, which a non-commutative operation needs");
     }
     let reduces = matches!(collective, Collective::Reduce | Collective::Allreduce);
     if algorithm == Algorithm::TwoLevel && reduces && p.in_order() && !Hosts::are_consecutive(p) {

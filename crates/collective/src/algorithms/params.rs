@@ -43,7 +43,7 @@ macro_rules! named_enum {
 
 /// A text that names no collective or algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no {what} is called {text:?}; there are: {known}")]
+#[error("unknown {what} {text:?}; choose one of: {known}")]
 pub struct UnknownName {
     what: &'static str,
     text: String,
@@ -259,18 +259,18 @@ impl<'a> Params<'a> {
     pub(crate) fn check(&self, collective: Collective) {
         use Collective::*;
         let Params { rank, size, root, .. } = *self;
-        assert!(rank < size, "rank {rank} is not below the communicator's size {size}");
-        assert!(root < size, "root {root} is not below the communicator's size {size}");
+        assert!(rank < size, "rank {rank} is out of range for a communicator of size {size}");
+        assert!(root < size, "root {root} is out of range for a communicator of size {size}");
         let p = size as usize;
         assert!(self.hosts.is_empty() || self.hosts.len() == p, "hosts must name the host of every rank, or be empty");
         let at_root = rank == root;
         let send = matches!(collective, Alltoallv | ReduceScatter) || collective == Scatterv && at_root;
         let recv = matches!(collective, Alltoallv | Allgatherv) || collective == Gatherv && at_root;
-        assert!(self.send_blocks.len() == if send { p } else { 0 }, "send_blocks of {collective}: one a rank, or none");
-        assert!(self.recv_blocks.len() == if recv { p } else { 0 }, "recv_blocks of {collective}: one a rank, or none");
+        assert!(self.send_blocks.len() == if send { p } else { 0 }, "send_blocks of {collective}: 1 per rank or none");
+        assert!(self.recv_blocks.len() == if recv { p } else { 0 }, "recv_blocks of {collective}: 1 per rank or none");
         if collective == Allgatherv {
             let own = self.recv_blocks[rank as usize].len;
-            assert!(own == self.count, "rank {rank} sends {} elements where recv_blocks say {own}", self.count);
+            assert!(own == self.count, "rank {rank} sends {} elements, but recv_blocks say {own}", self.count);
         }
     }
 }

@@ -45,7 +45,7 @@ impl Tree {
                 children: if position + 1 < p.size { vec![position + 1] } else { Vec::new() },
             },
             Algorithm::TwoLevel => return two_level(p, top),
-            _ => unreachable!("{shape} is no tree"),
+            _ => unreachable!("{shape} is not a tree"),
         };
         tree.renamed(|position| ((u64::from(position) + u64::from(top)) % u64::from(p.size)) as u32)
     }

@@ -90,7 +90,7 @@ impl Chooser {
         use Collective::*;
         let bytes = call.count * call.dtype.size_bytes();
         if call.options.repeatable && call.reduces() && self.ranks > 2 {
-            return Some("it combines in rank order, not in the canonical one, which `repeatable` asks for");
+            return Some("it combines in rank order, not in canonical order, which `repeatable` requires");
         }
         match algorithm {
             _ if !direct_algorithms(call.collective).contains(&algorithm) => Some("it does not run this collective"),
@@ -103,11 +103,11 @@ impl Chooser {
                     // In chunks.
                     _ => 0,
                 };
-                (part > DATA_BYTES).then_some("what a rank contributes is longer than the 32 KiB of a slot")
+                (part > DATA_BYTES).then_some("a rank contributes more than the 32 KiB of a slot")
             }
             _ if !self.single_copy => Some("these workers cannot read each other's memory (`tidemill info` says why)"),
             _ if call.collective == Alltoall && call.send.is_none() => {
-                Some("in place it would overwrite what others still have to read")
+                Some("in place, it would overwrite data that other ranks still have to read")
             }
             _ => None,
         }

@@ -102,7 +102,7 @@ impl Table {
         let failed = |source| TableError::File { path: name.clone(), source };
         let bytes = std::fs::metadata(path).map_err(failed)?.len();
         if bytes > FILE_BYTES_MAX {
-            let reason = format!("{bytes} bytes are no table (limit {FILE_BYTES_MAX})");
+            let reason = format!("file of {bytes} bytes exceeds the limit of {FILE_BYTES_MAX} for a tuning table");
             return Err(TableError::Bad { path: name, line: 1, reason });
         }
         Table::parse(&std::fs::read_to_string(path).map_err(failed)?, &name)
@@ -186,10 +186,10 @@ impl Line {
             Some(name) => *Order::ALL
                 .iter()
                 .find(|order| order.name() == name)
-                .ok_or_else(|| format!("no order is called {name:?}; there are: any, in_order, repeatable"))?,
+                .ok_or_else(|| format!("unknown order {name:?}; choose any, in_order or repeatable"))?,
         };
         if self.ranks == 0 || self.hosts == 0 {
-            return Err("ranks and hosts are at least 1".into());
+            return Err("ranks and hosts must be at least 1".into());
         }
         let algorithm = |name: String| name.parse::<Algorithm>().map_err(|e| e.to_string());
         Ok(Rule {

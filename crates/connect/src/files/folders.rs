@@ -29,7 +29,7 @@ impl Folders {
         let find = |name: &String| {
             let (at, field) = schema.column_with_name(name).ok_or_else(|| {
                 let all: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-                format!("`partition_by` names \"{name}\", which is no column; there are: {}", all.join(", "))
+                format!("`partition_by` names \"{name}\", which is not a column; there are: {}", all.join(", "))
             })?;
             let kind = field.data_type();
             let is_plain = !kind.is_nested() && !matches!(kind, DataType::Binary | DataType::LargeBinary);
@@ -44,7 +44,7 @@ impl Folders {
         }
         let rest: Vec<usize> = (0..schema.fields().len()).filter(|at| !keys.contains(at)).collect();
         if rest.is_empty() {
-            return Err("`partition_by` names all columns; one at least stays in the files".into());
+            return Err("`partition_by` names all columns; at least one must stay in the files".into());
         }
         let of_files = if keys.is_empty() {
             SchemaRef::clone(schema)

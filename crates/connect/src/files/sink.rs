@@ -77,11 +77,11 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
     let url = options.path.to_str().filter(|path| path.contains("://"));
     let objects = url.map(|url| open(url, &options.storage_options)).transpose().map_err(wrong)?;
     if objects.is_none() && options.path.exists() && !options.path.is_dir() {
-        return Err(wrong(format!("`path` is {}, a file: it has to be a folder", options.path.display())));
+        return Err(wrong(format!("`path` is {}, a file, but it must be a folder", options.path.display())));
     }
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if options.prefix.is_empty() || !options.prefix.chars().all(is_plain) || options.prefix.starts_with('_') {
-        return Err(wrong(format!("`prefix` is {:?}: it has to be letters, digits and _", options.prefix)));
+        return Err(wrong(format!("`prefix` is {:?}, but it must consist of letters, digits and _", options.prefix)));
     }
     // What cannot be written is found out before there are rows.
     let folders = Folders::new(&options.partition_by, schema).map_err(wrong)?;
@@ -248,7 +248,7 @@ impl Sink for Files {
         let files: Vec<Ready> = match prepared::decode(&prepared) {
             Ok(files) => files,
             Err(error) => {
-                let text = format!("the checkpoint has what no files sink prepared: {error}");
+                let text = format!("the checkpoint has data that no files sink prepared: {error}");
                 return Box::pin(ready(Err(text.into())));
             }
         };
@@ -272,7 +272,7 @@ fn make_ready(from: &Path, to: &Path, top: &Path, depth: usize) -> Result<(), Ta
             folders.try_for_each(|folder| sync(folder).map_err(|error| failed(top, &error)))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(format!("{} is gone: another job that writes there has removed it; {OWN}", from.display()).into())
+            Err(format!("{} is gone: another job that writes there removed it; {OWN}", from.display()).into())
         }
         Err(error) => Err(failed(from, &error)),
     }

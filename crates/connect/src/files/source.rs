@@ -92,7 +92,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
     let layout = options.format.layout(options.delimiter).map_err(wrong)?;
     let schema = format::schema(NAME, layout, "line", schema)?;
     if options.poll_interval_ms == 0 {
-        return Err(wrong("`poll_interval_ms` has to be at least 1".into()));
+        return Err(wrong("`poll_interval_ms` must be at least 1".into()));
     }
     let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
@@ -175,7 +175,7 @@ impl Files {
                 for (name, bytes) in &restored.splits {
                     let (shelf, positions) =
                         name.parse().ok().zip(serde_json::from_slice(bytes).ok()).ok_or_else(|| {
-                            format!("the checkpoint has a split \"{name}\", which no files source made")
+                            format!("the checkpoint has a split \"{name}\" that no files source made")
                         })?;
                     shelves.insert(shelf, positions);
                 }
@@ -311,8 +311,8 @@ impl Reader {
                     if let Some(first) = gone.first() {
                         let count = gone.len();
                         eprintln!(
-                            "tidemill: {count} files that the checkpoint knows are not there any more, such as {first}; \
-                             what was in them behind the checkpoint is lost"
+                            "tidemill: {count} files that the checkpoint lists no longer exist, such as {first}; what \
+                             they held after the checkpoint is lost"
                         );
                     }
                 }
@@ -499,7 +499,7 @@ impl Reader {
         let wanted = self.decoder.schema();
         let projection = wanted.fields().iter().map(|field| {
             names.iter().position(|name| name == field.name()).ok_or_else(|| {
-                failed(format!("its header has no column \"{}\", but {}", field.name(), names.join(", ")))
+                failed(format!("its header has no column \"{}\"; it has {}", field.name(), names.join(", ")))
             })
         });
         let projection = projection.collect::<Result<Vec<_>, _>>()?;

@@ -243,14 +243,15 @@ impl Tail {
         let Some(size) = size else {
             if self.size > offset {
                 let left = self.size - offset;
-                return Err(self.failed(&format!("it went away with {left} bytes that had not been read")));
+                return Err(self.failed(&format!("it disappeared with {left} bytes unread")));
             }
             return Ok(Piece::Gone);
         };
         if size < offset {
             return Err(self.failed(&format!(
-                "it has {size} bytes, and {offset} have been read: it was cut or replaced; put new rows into a new file, and \
-                 rotate files by renaming them, not by copying and cutting (logrotate: create, not copytruncate)"
+                "it has {size} bytes, but {offset} have been read: it was truncated or replaced; put new rows into a \
+                 new file, and rotate files by renaming them, not by copying and truncating (logrotate: create, not \
+                 copytruncate)"
             )));
         }
         self.size = size;
@@ -259,8 +260,9 @@ impl Tail {
         }
         if !self.is_marked(size)? {
             return Err(self.failed(&format!(
-                "what stands before byte {offset} is not what was read there: it was written over; put new rows into a new \
-                 file, and rotate files by renaming them, not by copying and cutting (logrotate: create, not copytruncate)"
+                "what precedes byte {offset} is not what was read there: it was overwritten; put new rows into a new \
+                 file, and rotate files by renaming them, not by copying and truncating (logrotate: create, not \
+                 copytruncate)"
             )));
         }
         let mut bytes = Vec::new();
@@ -350,8 +352,8 @@ impl Tail {
             self.file = None;
             if self.restored {
                 eprintln!(
-                    "tidemill: {} is another file than the one that the checkpoint knows, and is read from its beginning; what was \
-                     in that one behind byte {} is lost",
+                    "tidemill: {} is a different file from the one that the checkpoint knows, and is read from its \
+                     beginning; what the old one held after byte {} is lost",
                     self.path, self.position.offset
                 );
             }
@@ -515,11 +517,11 @@ mod tests {
         assert_eq!(all(&mut first, false), ["one", "two"]);
         first.close();
         std::fs::remove_file(&path).unwrap();
-        assert!(first.read(false).unwrap_err().to_string().contains("3 bytes that had not been read"));
+        assert!(first.read(false).unwrap_err().to_string().contains("3 bytes unread"));
         let mut second = tail(&path, Position::at(8));
         assert!(matches!(second.read(false).unwrap(), Piece::Gone));
         std::fs::write(&path, "one\n").unwrap();
-        assert!(second.read(false).unwrap_err().to_string().contains("it has 4 bytes, and 8 have been read"));
+        assert!(second.read(false).unwrap_err().to_string().contains("it has 4 bytes, but 8 have been read"));
     }
 
     /// A file that is cut and written anew would be read from its middle.

@@ -153,7 +153,7 @@ impl Sink for Uploads {
                 Ok(())
             }),
             Err(error) => {
-                let text = format!("the checkpoint has what no sink of objects prepared: {error}");
+                let text = format!("the checkpoint has data that no object sink prepared: {error}");
                 Box::pin(ready(Err(text.into())))
             }
         }
@@ -176,7 +176,7 @@ async fn commit(objects: &Objects, uploaded: Uploaded) -> Result<(), TaskError> 
     match objects.ask(&path, complete).await? {
         true => Ok(()),
         false => Err(format!(
-            "{}: neither the upload nor the object is there: rows of the checkpoint are lost",
+            "{}: neither the upload nor the object exists: rows of the checkpoint are lost",
             objects.shown(&path)
         )
         .into()),

@@ -64,7 +64,7 @@ impl Connection {
     ) -> Result<Self, String> {
         let protocol = config.get("security.protocol").and_then(Value::as_str).unwrap_or_default().to_lowercase();
         if tls.is_some() && protocol.ends_with("plaintext") {
-            return Err("`tls` and a `security.protocol` without it contradict each other".into());
+            return Err("`tls` contradicts a `security.protocol` without TLS".into());
         }
         let tls = match tls.is_some() || protocol.ends_with("ssl") {
             true => Some(Tls::or_environment(tls)?),
@@ -79,7 +79,7 @@ impl Connection {
             (None, None) if mechanism.is_none() => None,
             _ => {
                 return Err(
-                    "TIDEMILL_KAFKA_USER, TIDEMILL_KAFKA_PASSWORD: the one needs the other, and `sasl` both".into()
+                    "TIDEMILL_KAFKA_USER and TIDEMILL_KAFKA_PASSWORD need each other, and `sasl` needs both".into()
                 );
             }
         };
@@ -227,21 +227,24 @@ impl ProducerContext for Context {
 /// What is to be done about what a client says, if that does not go away on its own; a client that says who it is has a
 /// certificate.
 fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
-    const WHO: &str = "the broker wants to know who asks: give certificate= and key=, or TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY";
+    const WHO: &str = "the broker requires a client certificate: set certificate= and key=, or \
+                       TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY";
     const REMEDIES: [(&str, &str); 4] = [
         (
             "certificate verify failed",
-            "the broker's certificate has to be signed by who is trusted (ca=, TIDEMILL_TLS_CA), for the name that it is asked for \
-             by, and not expired",
+            "the broker's certificate must be signed by a trusted authority (ca=, TIDEMILL_TLS_CA), match the host \
+             name you connect to, and not be expired",
         ),
-        ("mechanism handshake failed", "let sasl= name a mechanism that the brokers know"),
+        ("mechanism handshake failed", "set sasl= to a mechanism that the brokers support"),
         (
             "SASL authentication error",
-            "the brokers know no such user, or another password: see TIDEMILL_KAFKA_USER, TIDEMILL_KAFKA_PASSWORD and sasl=",
+            "the brokers do not know this user, or the password is wrong: see TIDEMILL_KAFKA_USER, \
+             TIDEMILL_KAFKA_PASSWORD and sasl=",
         ),
         (
             "alert handshake failure",
-            "the broker does not agree on how to speak TLS; one that wants to know who asks needs certificate= and key=",
+            "the broker cannot agree on TLS parameters; a broker that requires client certificates needs certificate= \
+             and key=",
         ),
     ];
     // What our side did not get to know, such as of a connection that broke in the middle, says nothing about the
@@ -252,7 +255,8 @@ fn remedy(text: &str, says_who: bool) -> Option<&'static str> {
     // Of who says nothing some brokers say that a certificate is required, some that it is a bad one.
     if ["alert certificate", "alert bad certificate", "alert unknown ca"].iter().any(|words| text.contains(words)) {
         return Some(if says_who {
-            "the broker does not take our certificate: see certificate= and key=, TIDEMILL_TLS_CERTIFICATE and TIDEMILL_TLS_KEY"
+            "the broker does not accept our certificate: see certificate= and key=, TIDEMILL_TLS_CERTIFICATE and \
+             TIDEMILL_TLS_KEY"
         } else {
             WHO
         });
@@ -357,7 +361,7 @@ mod tests {
         let required = "Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required";
         let bad = "Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate";
         for text in [required, bad] {
-            assert!(remedy(text, false).unwrap().contains("give certificate= and key="), "{text}");
+            assert!(remedy(text, false).unwrap().contains("set certificate= and key="), "{text}");
             assert!(remedy(text, true).unwrap().contains("our certificate"), "{text}");
         }
         for (text, words) in [

@@ -148,11 +148,11 @@ impl Committer {
             if is_final(&error) || begun.elapsed() >= self.patience {
                 let text = match error.rdkafka_error_code() {
                     Some(RDKafkaErrorCode::InvalidTransactionTimeout) => format!(
-                        "the brokers allow no transactions of {:.0?}: make `transaction_timeout` no longer than their \
-                         transaction.max.timeout.ms",
+                        "the brokers do not allow transactions of {:.0?}: set `transaction_timeout` no longer than \
+                         their transaction.max.timeout.ms",
                         self.transaction_timeout
                     ),
-                    _ => format!("there can be no transactions as \"{id}\": {}", plain(&error)),
+                    _ => format!("cannot begin transactions as \"{id}\": {}", plain(&error)),
                 };
                 return Err(format!("kafka topic \"{topic}\": {text}").into());
             }
@@ -181,8 +181,9 @@ impl Committer {
             }
             if self.fenced >= FENCED_MAX {
                 return Err(format!(
-                    "kafka topic \"{}\": another job writes with the id \"{}\", too, and they break off each other's transactions: give \
-                     each job an id of its own (or, if there is none, raise `transaction_timeout`: brokers break off what takes longer)",
+                    "kafka topic \"{}\": another job also writes with the id \"{}\", and the two abort each other's \
+                     transactions: give each job its own id (or, if there is no other job, raise \
+                     `transaction_timeout`: brokers abort what takes longer)",
                     header.target, header.id
                 )
                 .into());
@@ -192,7 +193,7 @@ impl Committer {
                 return Err(format!("kafka topic \"{}\": {text}", header.target).into());
             }
             if !std::mem::replace(&mut told, true) {
-                eprintln!("tidemill: kafka, {}: a commit is tried again: {}", self.name, plain(&error));
+                eprintln!("tidemill: kafka, {}: retrying a commit: {}", self.name, plain(&error));
             }
             std::thread::sleep(PAUSE);
         }

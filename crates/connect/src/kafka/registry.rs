@@ -63,7 +63,7 @@ impl Registered {
         match self {
             Registered { kind: found, .. } if found != kind => Err(format!("is one of {found}, not of {kind}")),
             Registered { references, .. } if !references.is_empty() => {
-                Err("refers to others, which are not put together here".into())
+                Err("refers to other schemas, which is not supported".into())
             }
             Registered { schema, .. } => Ok(schema),
         }
@@ -83,7 +83,7 @@ impl Registry {
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
     pub(crate) fn new(url: &Secret, tls: Option<&Tls>, patience: Duration) -> Result<Self, String> {
-        let wrong = || "`registry` has to be http://HOST:PORT or https://HOST:PORT".to_owned();
+        let wrong = || "`registry` must be http://HOST:PORT or https://HOST:PORT".to_owned();
         let mut url = Url::parse(url.reveal()).map_err(|_| wrong())?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(wrong());
@@ -101,7 +101,8 @@ impl Registry {
             let tls = Tls::or_environment(tls)?.client()?;
             client = client.use_preconfigured_tls(rustls::ClientConfig::clone(&tls));
         }
-        let client = client.build().map_err(|error| format!("no client for the schema registry: {error}"))?;
+        let client =
+            client.build().map_err(|error| format!("cannot create a client for the schema registry: {error}"))?;
         Ok(Registry { client, url, who, patience })
     }
 
@@ -137,7 +138,7 @@ impl Registry {
             kind => json!({"schema": schema, "schemaType": kind}),
         };
         let answer = self.ask(Method::POST, &path, Some(&body)).await?;
-        let answer = answer.ok_or_else(|| format!("{}: there is no such place", self.at(&path)))?;
+        let answer = answer.ok_or_else(|| format!("{}: no such path", self.at(&path)))?;
         let answer: Answer = serde_json::from_value(answer).map_err(|error| format!("{}: {error}", self.at(&path)))?;
         Ok(answer.id)
     }
@@ -155,7 +156,7 @@ impl Registry {
     async fn get(&self, path: &[&str]) -> Result<Option<Registered>, TaskError> {
         let Some(found) = self.ask(Method::GET, path, None).await? else { return Ok(None) };
         let found = serde_json::from_value(found);
-        Ok(Some(found.map_err(|error| format!("{}: it is no schema: {error}", self.at(path)))?))
+        Ok(Some(found.map_err(|error| format!("{}: not a schema: {error}", self.at(path)))?))
     }
 
     fn at(&self, path: &[&str]) -> String {
@@ -195,25 +196,25 @@ impl Registry {
         while let Some(more) = response.chunk().await.map_err(|error| failed(&error))? {
             bytes.extend_from_slice(&more);
             if bytes.len() > BYTES_MAX {
-                return Err(Failure::Final(format!("its answer has more than {BYTES_MAX} bytes")));
+                return Err(Failure::Final(format!("its answer exceeds {BYTES_MAX} bytes")));
             }
         }
         let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        let said = answer.get("message").and_then(Value::as_str).unwrap_or("it does not say why");
+        let said = answer.get("message").and_then(Value::as_str).unwrap_or("no reason given");
         match status {
             status if status.is_success() => match answer {
                 Value::Object(_) => Ok(Some(answer)),
-                _ => Err(Failure::Final("its answer is no JSON object: no schema registry is there".into())),
+                _ => Err(Failure::Final("its answer is not a JSON object: no schema registry is there".into())),
             },
             // Of the registry's own: a path that nobody knows is no answer about schemas.
             StatusCode::NOT_FOUND if answer.get("error_code").is_some() => Ok(None),
             StatusCode::NOT_FOUND => Err(Failure::Final("not found: no schema registry is there".into())),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::Final(format!(
-                "{status}: say who asks with TIDEMILL_REGISTRY_USER and TIDEMILL_REGISTRY_PASSWORD ({said})"
+                "{status}: set TIDEMILL_REGISTRY_USER and TIDEMILL_REGISTRY_PASSWORD ({said})"
             ))),
             StatusCode::CONFLICT => Err(Failure::Final(format!(
-                "the schema does not go with those that the subject has ({said}): keep what readers of the topic need, or \
-                 choose another topic"
+                "the schema is not compatible with those of the subject ({said}): keep what readers of the topic \
+                 need, or choose another topic"
             ))),
             status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
                 Err(Failure::Passing(format!("{status}: {said}")))
@@ -285,7 +286,7 @@ impl Schemas {
             let schemas = Schemas::new(registry.clone(), kind).map_err(|error| error.to_string())?;
             let found = schemas.runtime.block_on(registry.latest(&subject)).map_err(|error| error.to_string())?;
             let found = found.ok_or_else(|| {
-                format!("schema registry {} has no subject \"{subject}\": give the schema", registry.name())
+                format!("schema registry {} has no subject \"{subject}\": pass the schema", registry.name())
             })?;
             found.of(kind).map_err(|why| format!("the newest schema of \"{subject}\" {why}"))
         };

@@ -120,7 +120,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
         [("transaction_timeout_s", options.transaction_timeout_s), ("patience_s", options.patience_s)]
     {
         if !(0.1..=1e6).contains(&seconds) {
-            return Err(wrong(format!("`{name}` has to be at least 0.1")));
+            return Err(wrong(format!("`{name}` must be at least 0.1")));
         }
     }
     let encoder = encoder(&options, schema).map_err(wrong)?;
@@ -131,7 +131,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
     match options.guarantee {
         Promise::ExactlyOnce => {
             let Some(id) = options.id.clone().filter(|id| !id.is_empty()) else {
-                let text = "exactly once needs `id`, a name that this job has for itself at the brokers, and keeps";
+                let text = "exactly once needs `id`, a name that only this job uses at the brokers and keeps";
                 return Err(wrong(text.into()));
             };
             let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
@@ -205,7 +205,7 @@ fn start(
     thread::Builder::new()
         .name(name.to_owned())
         .spawn(work)
-        .map_err(|error| format!("no thread for {name}: {error}"))?;
+        .map_err(|error| format!("cannot start a thread for {name}: {error}"))?;
     Ok(sender)
 }
 
@@ -384,7 +384,8 @@ impl Sink for AtLeast {
 
     fn commit(&mut self, _: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
         // What another guarantee prepared before the job went on with this one.
-        let error = "the checkpoint has rows of a sink that writes exactly once: go on with `guarantee` exactly_once";
+        let error =
+            "the checkpoint has rows of a sink that writes exactly once: continue with `guarantee` exactly_once";
         Box::pin(std::future::ready(Err(error.into())))
     }
 }

@@ -146,7 +146,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     for (name, seconds) in [("discover_interval_s", options.discover_interval_s), ("patience_s", options.patience_s)] {
         if !(0.0..=1e9).contains(&seconds) {
-            return Err(wrong(format!("`{name}` has to be 0 or more")));
+            return Err(wrong(format!("`{name}` must be 0 or more")));
         }
     }
     if options.format != Format::Avro && (options.avro_schema.is_some() || !options.avro_writers.is_empty()) {
@@ -169,7 +169,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         (None, None) => raw_schema(),
         (None, Some(schema)) if options.format == Format::Raw && schema == raw_schema() => schema,
         (None, Some(_)) => {
-            return Err(wrong(format!("{:?} has columns of its own: give it no schema", options.format)));
+            return Err(wrong(format!("{:?} has its own columns: omit the schema", options.format)));
         }
     };
     let decoder = match (options.format, layout) {
@@ -177,7 +177,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             let schema = match (&options.avro_schema, &registry) {
                 (Some(schema), _) => schema.clone(),
                 (None, Some(registry)) => Schemas::latest(registry, &options.topic, "AVRO").map_err(wrong)?.into(),
-                (None, None) => return Err(wrong("avro needs `avro_schema`, or a `registry` that knows it".into())),
+                (None, None) => return Err(wrong("avro needs `avro_schema`, or a `registry` that has it".into())),
             };
             let avro = Avro::new(&schema, &options.avro_writers).map_err(wrong)?;
             Some(Decoder::of_avro(if registry.is_some() { avro.learning() } else { avro }))
@@ -270,7 +270,7 @@ impl Restored {
                 .parse()
                 .ok()
                 .zip(Place::of(bytes))
-                .ok_or_else(|| format!("the checkpoint has a split \"{name}\", which no kafka source made"))?;
+                .ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no kafka source made"))?;
             mine.places.insert(partition, place);
         }
         for bytes in restored.shared.get(SHARED).into_iter().flatten() {
@@ -449,7 +449,7 @@ impl Reader {
         let count = partitions(consumer.client(), &self.connection, &self.options.topic, patience, serve)?;
         let initial = *self.initial.get_or_insert(count);
         if let Some(partition) = restored.keys().find(|partition| **partition >= count) {
-            let text = format!("it has {count} partitions, and the checkpoint has one of number {partition}");
+            let text = format!("it has {count} partitions, but the checkpoint has partition {partition}");
             return Err(self.made_anew(&text));
         }
         let mut places: Vec<(i32, Place)> = restored.into_iter().collect();
@@ -640,12 +640,16 @@ impl Reader {
             return Ok(false);
         }
         let (offset, partition) = (message.offset(), message.partition());
-        Err(self.made_anew(&format!("the record {offset} of partition {partition} is not the one that was read there")))
+        Err(self.made_anew(&format!("record {offset} of partition {partition} is not the one that was read there")))
     }
 
     fn made_anew(&self, reason: &str) -> TaskError {
         let topic = &self.options.topic;
-        format!("kafka topic \"{topic}\" was made anew: {reason}; begin without the checkpoint to read it from its beginning").into()
+        format!(
+            "kafka topic \"{topic}\" was recreated: {reason}; start without this checkpoint to read it from the \
+             beginning"
+        )
+        .into()
     }
 
     /// What a consumer says instead of a record.
@@ -677,8 +681,8 @@ impl Reader {
                 None => Ok(()),
             },
             Some(E::AutoOffsetReset | E::OffsetOutOfRange) => Err(format!(
-                "kafka topic \"{topic}\": the offset to go on from is not there any more: the topic keeps records for less \
-                 time than the job was away, or was made anew; begin without the checkpoint ({})",
+                "kafka topic \"{topic}\": the resume offset no longer exists: retention is shorter than the job's \
+                 downtime, or the topic was recreated; start without this checkpoint ({})",
                 plain(error)
             )
             .into()),

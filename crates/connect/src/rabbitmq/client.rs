@@ -32,7 +32,7 @@ impl Server {
     /// In words, which do not show the URL: it may have a password.
     pub(crate) fn new(url: &Secret, tls: Option<&Tls>) -> Result<Self, String> {
         let url = url.reveal();
-        let wrong = || "`url` has to be amqp://HOST:PORT/VHOST, or amqps:// for TLS".to_owned();
+        let wrong = || "`url` must be amqp://HOST:PORT/VHOST, or amqps:// for TLS".to_owned();
         let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
         let tls = match (&uri.scheme, tls) {
             (AMQPScheme::AMQPS, tls) => {
@@ -41,7 +41,7 @@ impl Server {
                 Some((connector, ServerName::try_from(host).map_err(|_| wrong())?))
             }
             (AMQPScheme::AMQP, None) => None,
-            (AMQPScheme::AMQP, Some(_)) => return Err("`tls` needs a `url` of amqps://".into()),
+            (AMQPScheme::AMQP, Some(_)) => return Err("`tls` needs an amqps:// `url`".into()),
         };
         // Its streams come encrypted.
         uri.scheme = AMQPScheme::AMQP;

@@ -83,7 +83,7 @@ impl Known {
     pub(crate) fn ids(&self) -> Result<Vec<&String>, String> {
         match self.states.len() {
             0..=IDS_MAX => Ok(self.states.keys().collect()),
-            count => Err(format!("{count} messages may come again, and no more than {IDS_MAX} are remembered")),
+            count => Err(format!("{count} messages may be delivered again, but at most {IDS_MAX} are remembered")),
         }
     }
 }

@@ -81,7 +81,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
     let server = Server::new(&options.url, options.tls.as_ref()).map_err(wrong)?;
     let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref(), &[]).map_err(wrong)?;
     if options.exchange.is_empty() && options.routing_key.is_empty() && options.key.is_none() {
-        return Err(wrong("`routing_key` or `key` has to say which queue, or `exchange` which exchange".into()));
+        return Err(wrong("`routing_key` or `key` must name the queue, or `exchange` the exchange".into()));
     }
     let target = match (&options.exchange, &options.routing_key) {
         (exchange, _) if !exchange.is_empty() => format!("exchange \"{exchange}\""),
@@ -169,8 +169,8 @@ impl RabbitMq {
                 Err(error) => return Err(error),
                 // One copy says it for all.
                 Ok(_) if self.header.origin == 0 && self.forgets(routing_key).await? => eprintln!(
-                    "tidemill: rabbitmq {}, {}: it is not durable: messages that the server has confirmed are lost when it restarts; a \
-                     queue that is declared as durable keeps them",
+                    "tidemill: rabbitmq {}, {}: it is not durable: messages that the server has confirmed are lost \
+                     when it restarts; a queue declared as durable keeps them",
                     self.server.name, self.header.target
                 ),
                 Ok(_) => {}
@@ -213,7 +213,7 @@ impl RabbitMq {
             return Ok(());
         }
         let remedy = match said(error) {
-            Some(NOT_FOUND) => ": declare it before the job starts, or give the name of one that is there",
+            Some(NOT_FOUND) => ": declare it before the job starts, or name an existing one",
             _ => "",
         };
         Err(format!("rabbitmq {}, {}: {}{remedy}", self.server.name, self.header.target, told(error)).into())
@@ -293,12 +293,12 @@ async fn confirmed(ahead: &mut Vec<PublisherConfirm>, header: &Header, count: &m
             Confirmation::Ack(None) => *count += 1,
             Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
                 let (key, reason) = (&back.routing_key, &back.reply_text);
-                let text = format!("rabbitmq {}: no queue takes routing key \"{key}\" ({reason})", header.target);
+                let text = format!("rabbitmq {}: no queue is bound to routing key \"{key}\" ({reason})", header.target);
                 return Err(Failure::Message(text.into()));
             }
             // A queue is full and refuses more, or its host is away.
             Confirmation::Nack(None) => {
-                return Err(Failure::Server(std::io::Error::other("the server refuses messages").into()));
+                return Err(Failure::Server(std::io::Error::other("the server rejects messages").into()));
             }
             Confirmation::NotRequested => unreachable!("they were asked for"),
         }

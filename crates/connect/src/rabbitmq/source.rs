@@ -113,7 +113,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let layout = options.format.layout();
     let schema = format::schema(NAME, layout, "value", schema)?;
     if options.prefetch == 0 {
-        return Err(wrong("`prefetch` has to be from 1 to 65535".into()));
+        return Err(wrong("`prefetch` must be from 1 to 65535".into()));
     }
     let reading = Reading {
         server: Server::new(&options.url, options.tls.as_ref()).map_err(wrong)?,

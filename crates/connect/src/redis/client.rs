@@ -36,7 +36,7 @@ impl Server {
         password: Option<Secret>,
         tls: Option<&Tls>,
     ) -> Result<Self, String> {
-        let wrong = |_| "`url` has to be redis://HOST:PORT/NUMBER, or rediss:// for TLS".to_owned();
+        let wrong = |_| "`url` must be redis://HOST:PORT/NUMBER, or rediss:// for TLS".to_owned();
         let mut info = url.reveal().into_connection_info().map_err(wrong)?;
         let mut settings = info.redis_settings().clone();
         let user = user.or_else(|| std::env::var("TIDEMILL_REDIS_USER").ok());
@@ -51,7 +51,7 @@ impl Server {
         let name = info.addr().to_string();
         let client = match info.addr() {
             ConnectionAddr::TcpTls { insecure: true, .. } => {
-                return Err("`url` asks for TLS without a look at the certificate, which is not to be had".into());
+                return Err("`url` asks for TLS without certificate checks, which is not supported".into());
             }
             ConnectionAddr::TcpTls { .. } => {
                 let tls = Tls::or_environment(tls)?;
@@ -64,7 +64,7 @@ impl Server {
                     TlsCertificates { client_tls: own.transpose()?, root_cert: ca.map(bytes).transpose()? };
                 Client::build_with_tls(info, certificates).map_err(|error| error.to_string())?
             }
-            _ if tls.is_some() => return Err("`tls` needs a `url` of rediss://".into()),
+            _ if tls.is_some() => return Err("`tls` needs a rediss:// `url`".into()),
             _ => Client::open(info).map_err(wrong)?,
         };
         Ok(Server { client, name })

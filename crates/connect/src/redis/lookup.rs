@@ -56,7 +56,7 @@ impl RedisHashes {
         let Options { url, tls, user, password, prefix, fields, patience_s } = options::read(NAME, spec)?;
         let wrong = |reason: String| ConnectError::option(NAME, reason);
         if fields.is_empty() {
-            return Err(wrong("`fields` has to name at least one".into()));
+            return Err(wrong("`fields` must name at least one".into()));
         }
         let patience = Duration::try_from_secs_f64(patience_s).map_err(|error| wrong(error.to_string()))?;
         let server = Server::new(&url, user, password, tls.as_ref()).map_err(wrong)?;
@@ -119,9 +119,9 @@ mod tests {
         let error = |spec| RedisHashes::new(&spec).err().map(|error| error.to_string()).unwrap_or_default();
         let url = "redis://127.0.0.1:1/0";
         assert_eq!(error(json!({"kind": "redis", "url": url, "fields": ["a"]})), "");
-        assert!(error(json!({"kind": "redis", "url": url, "fields": []})).contains("`fields` has to name"));
+        assert!(error(json!({"kind": "redis", "url": url, "fields": []})).contains("`fields` must name"));
         let secret = error(json!({"kind": "redis", "url": "http://u:secret@h", "fields": ["a"]}));
-        assert!(secret.contains("`url` has to be") && !secret.contains("secret"), "{secret}");
+        assert!(secret.contains("`url` must be") && !secret.contains("secret"), "{secret}");
     }
 
     /// A server that is not there is an error that names it, and no hang.

@@ -100,7 +100,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
     let (guarantee, id) = match (options.guarantee, options.id.clone().filter(|id| !id.is_empty())) {
         (Promise::ExactlyOnce, None) => {
             return Err(wrong(
-                "exactly once needs `id`, a name that this job has for itself at the server, and keeps".into(),
+                "exactly once needs `id`, a name that only this job uses at the server and keeps".into(),
             ));
         }
         (Promise::AtLeastOnce, _) if !options.increment.is_empty() => {
@@ -206,23 +206,20 @@ impl Encoder {
         let (key, increment) = (columns("key", &given.key)?, columns("increment", &given.increment)?);
         let is_hash = given.stream.is_none();
         if is_hash && key.is_empty() {
-            return Err("`key` has to name the columns that tell hashes apart, or `stream` a stream".into());
+            return Err("`key` must name the columns that identify hashes, or `stream` a stream".into());
         }
         let is_plain = key.is_empty() && increment.is_empty() && given.prefix.is_empty() && given.expire_s.is_none();
         if !(is_hash || is_plain) {
-            return Err(
-                "`key`, `prefix`, `increment` and `expire_s` are for hashes, and `stream` says that there are none"
-                    .into(),
-            );
+            return Err("`key`, `prefix`, `increment` and `expire_s` are for hashes, but `stream` writes none".into());
         }
         if is_hash && given.entries_max.is_some() {
             return Err("`entries_max` is for a stream".into());
         }
         if let Some(column) = increment.iter().find(|column| !schema.field(**column).data_type().is_numeric()) {
-            return Err(format!("column \"{}\" is no number to be added", schema.field(*column).name()));
+            return Err(format!("column \"{}\" is not numeric, so it cannot be added", schema.field(*column).name()));
         }
         if let Some(column) = key.iter().find(|column| increment.contains(column)) {
-            return Err(format!("column \"{}\" cannot be a key and be added", schema.field(*column).name()));
+            return Err(format!("column \"{}\" cannot be both a key and added", schema.field(*column).name()));
         }
         let encoder = Encoder {
             schema: SchemaRef::clone(schema),
@@ -413,35 +410,35 @@ fn risks(settings: &BTreeMap<String, String>, expires: bool) -> Vec<String> {
     let unsaid: Vec<&str> = SETTINGS.into_iter().filter(|name| !settings.contains_key(*name)).collect();
     if !unsaid.is_empty() {
         risks.push(format!(
-            "it does not say whether it keeps what is committed (CONFIG GET {}): see that it has appendonly yes, appendfsync always \
-             and maxmemory-policy noeviction, or allow this user +config|get",
+            "it does not say whether it keeps what is committed (CONFIG GET {}): make sure that it has appendonly \
+             yes, appendfsync always and maxmemory-policy noeviction, or allow this user +config|get",
             unsaid.join(" ")
         ));
     }
     let is = |name: &str, value: &str| settings.get(name).is_some_and(|found| found == value);
     if is("appendonly", "no") {
         risks.push(
-            "it does not write each change to disk (appendonly no): rows that were committed since its last snapshot are lost when \
-             it ends, or come again; appendonly yes and appendfsync always keep them"
+            "it does not write each change to disk (appendonly no): when it ends, rows committed since its last \
+             snapshot are lost, or come again; appendonly yes and appendfsync always keep them"
                 .to_owned(),
         );
     } else if let Some(often) = settings.get("appendfsync").filter(|often| *often != "always") {
         let lost = if often == "everysec" { "of the last second" } else { "since the system last wrote" };
         risks.push(format!(
-            "it does not wait until a change is on disk (appendfsync {often}): rows {lost} that were committed are lost when its \
-             machine fails, or come again; appendfsync always keeps them"
+            "it does not wait until a change is on disk (appendfsync {often}): when its machine fails, committed rows \
+             {lost} are lost, or come again; appendfsync always keeps them"
         ));
     }
     if let Some(policy) = settings.get("maxmemory-policy") {
         if policy.starts_with("allkeys") {
             risks.push(format!(
-                "it evicts keys when its memory is full (maxmemory-policy {policy}): rows that were committed may be lost, or come \
-                 again; noeviction keeps them"
+                "it evicts keys when its memory is full (maxmemory-policy {policy}): committed rows may be lost, or \
+                 come again; noeviction keeps them"
             ));
         } else if policy.starts_with("volatile") && expires {
             risks.push(format!(
-                "it evicts keys that expire when its memory is full (maxmemory-policy {policy}), as these hashes do: rows that were \
-                 committed may be lost before their time; noeviction keeps them, or do without `expire`"
+                "it evicts expiring keys when its memory is full (maxmemory-policy {policy}), and these hashes \
+                 expire: committed rows may be lost before their time; noeviction keeps them, or leave `expire` out"
             ));
         }
     }

@@ -102,7 +102,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let schema = options::needed(NAME, schema)?;
     let names: BTreeSet<&String> = options.streams.iter().collect();
     if names.is_empty() || names.len() < options.streams.len() {
-        return Err(wrong("`streams` has to name at least one stream, and none twice".into()));
+        return Err(wrong("`streams` must name at least one stream, and none twice".into()));
     }
     let server = Server::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
         .map_err(wrong)?;
@@ -220,16 +220,16 @@ impl Info {
         // One that is not there: somebody may have deleted it when all of it was read.
         let removed = added.saturating_sub(self.length);
         let what = match (added < number && added > 0, removed > number) {
-            (true, _) => format!("it was made anew since entry {} was read", place.id),
+            (true, _) => format!("it was recreated since entry {} was read", place.id),
             (false, true) => {
                 let unread = removed - number;
-                format!("{unread} entries behind {}, which were not read yet, are not there any more", place.id)
+                format!("{unread} entries after {} that were not read yet no longer exist", place.id)
             }
             (false, false) => return None,
         };
         Some(format!(
-            "redis stream \"{stream}\": {what}: keep entries for longer than the job may be away (MAXLEN, MINID), or begin without the \
-             checkpoint"
+            "redis stream \"{stream}\": {what}: keep entries for longer than the job may be down (MAXLEN, MINID), or \
+             start without the checkpoint"
         ))
     }
 }
@@ -250,7 +250,7 @@ fn streams(options: &Options, context: &TaskContext) -> Result<(Vec<Stream>, BTr
         for (name, bytes) in &restored.splits {
             match options.streams.contains(name) {
                 true => mine.push(Stream::new(name, std::str::from_utf8(bytes)?)),
-                false => eprintln!("tidemill: the checkpoint knows stream \"{name}\", which is not asked for any more"),
+                false => eprintln!("tidemill: the checkpoint has stream \"{name}\", which is no longer read"),
             }
         }
     }

@@ -36,13 +36,14 @@ impl Carried {
     pub(super) fn new(auth: Option<Auth>, header: &str, secrets: [Option<Secret>; 2]) -> Result<Self, String> {
         if secrets.iter().flatten().any(|secret| secret.reveal().is_empty()) {
             return Err(
-                "TIDEMILL_WEBHOOK_TOKEN or TIDEMILL_WEBHOOK_SECRET is empty: unset it, or give it a value".into()
+                "TIDEMILL_WEBHOOK_TOKEN or TIDEMILL_WEBHOOK_SECRET is empty: unset it, or set it to a value".into()
             );
         }
         match (auth, secrets) {
             (None, [None, None]) => Ok(Carried::Nothing),
             (None, [Some(_), Some(_)]) => {
-                Err("there are TIDEMILL_WEBHOOK_TOKEN and TIDEMILL_WEBHOOK_SECRET: let `auth` say which posts carry"
+                Err("both TIDEMILL_WEBHOOK_TOKEN and TIDEMILL_WEBHOOK_SECRET are set: choose with `auth` what posts \
+                     carry"
                     .into())
             }
             (Some(Auth::Token) | None, [Some(token), _]) => {
@@ -53,11 +54,11 @@ impl Carried {
             }
             (Some(Auth::Signature) | None, [_, Some(secret)]) => {
                 let header = HeaderName::try_from(header);
-                let header = header.map_err(|_| "`signature_header` is no name of a header".to_owned())?;
+                let header = header.map_err(|_| "`signature_header` is not a valid header name".to_owned())?;
                 Ok(Carried::Signature(header, Key::new(HMAC_SHA256, secret.reveal().as_bytes())))
             }
-            (Some(Auth::Token), _) => Err("`auth` is \"token\", and TIDEMILL_WEBHOOK_TOKEN is not set".into()),
-            (Some(Auth::Signature), _) => Err("`auth` is \"signature\", and TIDEMILL_WEBHOOK_SECRET is not set".into()),
+            (Some(Auth::Token), _) => Err("`auth` is \"token\", but TIDEMILL_WEBHOOK_TOKEN is not set".into()),
+            (Some(Auth::Signature), _) => Err("`auth` is \"signature\", but TIDEMILL_WEBHOOK_SECRET is not set".into()),
         }
     }
 
@@ -130,7 +131,7 @@ mod tests {
         let error = |auth, secrets| Carried::new(auth, "x", secrets).err().unwrap_or_default();
         assert!(error(Some(Auth::Token), [None, secret()]).contains("TIDEMILL_WEBHOOK_TOKEN is not set"));
         assert!(error(Some(Auth::Signature), [secret(), None]).contains("TIDEMILL_WEBHOOK_SECRET is not set"));
-        assert!(error(None, [secret(), secret()]).contains("let `auth` say which"));
+        assert!(error(None, [secret(), secret()]).contains("choose with `auth` what"));
         assert!(error(None, [Some(Secret::new("")), None]).contains("is empty"));
         assert!(Carried::new(Some(Auth::Signature), "two words", [None, secret()]).is_err());
         assert!(matches!(Carried::new(None, "x", [None, None]), Ok(Carried::Nothing)));

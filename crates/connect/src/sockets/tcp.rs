@@ -135,7 +135,7 @@ async fn run(options: Options, tls: Option<Encryption>, mut lines: Lines, sender
             Err(error) => error.to_string(),
         };
         if !std::mem::replace(&mut told, true) {
-            eprintln!("tidemill: socket {}: {lost}; what it sends until there is a connection is lost", lines.address);
+            eprintln!("tidemill: socket {}: {lost}; what it sends until it is connected again is lost", lines.address);
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -191,7 +191,7 @@ impl Lines {
             if let Some(ended) = ended {
                 if !buffer.is_empty() && !self.is_skipping {
                     self.number += 1;
-                    self.wrong(self.number, "the connection was lost within it", &buffer)?;
+                    self.wrong(self.number, "the connection was lost in the middle of it", &buffer)?;
                 }
                 let none = RecordBatch::new_empty(SchemaRef::clone(self.decoder.schema()));
                 if !give(sender, (none, self.bad.flush()?)).await {

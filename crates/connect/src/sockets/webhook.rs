@@ -110,7 +110,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let schema = options::needed(NAME, schema)?;
     if !options.path.starts_with('/') {
-        return Err(wrong("`path` has to begin with /".into()));
+        return Err(wrong("`path` must begin with /".into()));
     }
     let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
     let acceptor =
@@ -141,8 +141,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 return Err("webhook: `answer` \"durable\" needs a job that makes checkpoints".into());
             }
             if waits && context.at_most_once() {
-                let text =
-                    "webhook: with `answer` \"durable\" who has no answer posts again; at most once needs \"taken\"";
+                let text = "webhook: with `answer` \"durable\", a client that gets no answer posts again; at most \
+                            once needs \"taken\"";
                 return Err(text.into());
             }
             let (options, decoder, acceptor) = (Arc::clone(&options), decoder.clone(), acceptor.clone());
@@ -247,13 +247,13 @@ impl Server {
         if request.method() != Method::POST {
             return with(StatusCode::METHOD_NOT_ALLOWED, "rows come by POST\n", ALLOW, "POST");
         }
-        let unknown = || with(StatusCode::UNAUTHORIZED, "who posts is not known\n", WWW_AUTHENTICATE, "Bearer");
+        let unknown = || with(StatusCode::UNAUTHORIZED, "missing or wrong credentials\n", WWW_AUTHENTICATE, "Bearer");
         let (head, body) = request.into_parts();
         if !self.carried.head(&head.headers) {
             return unknown();
         }
         if let Some(coding) = head.headers.get(CONTENT_ENCODING).filter(|coding| *coding != "identity") {
-            let text = format!("the body is compressed ({}): rows come as they are\n", coding.to_str().unwrap_or("?"));
+            let text = format!("the body is compressed ({}): send rows uncompressed\n", coding.to_str().unwrap_or("?"));
             return with(StatusCode::UNSUPPORTED_MEDIA_TYPE, text, ACCEPT_ENCODING, "identity");
         }
         let full = || busy("too many posts are waiting\n");
@@ -264,7 +264,7 @@ impl Server {
         let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
         let body = Limited::new(body, self.options.body_bytes_max).collect();
         let Ok(body) = timeout(patience, body).await else {
-            return response(StatusCode::REQUEST_TIMEOUT, format!("the body has not come within {patience:?}\n"));
+            return response(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {patience:?}\n"));
         };
         let Ok(_waiting) = self.waiting.try_acquire() else { return full() };
         let body = match body {
@@ -289,7 +289,7 @@ impl Server {
         let (answer, answered) = oneshot::channel();
         match self.sender.try_send(((rows, None), Some(answer))) {
             Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => return busy("the job takes no more just now\n"),
+            Err(mpsc::error::TrySendError::Full(_)) => return busy("the job accepts no more right now\n"),
             Err(mpsc::error::TrySendError::Closed(_)) => return busy("the job has ended\n"),
         }
         match answered.await {
@@ -336,7 +336,7 @@ fn objects(body: &[u8]) -> Result<Vec<&[u8]>, String> {
                     rest = rest[1..].trim_ascii_start()
                 }
                 Some(b']') => {}
-                _ => return Err(format!("row {}: a comma and an object, or ] has to follow", found.len())),
+                _ => return Err(format!("row {}: expected a comma and an object, or ]", found.len())),
             }
         }
     }

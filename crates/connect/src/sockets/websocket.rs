@@ -73,12 +73,12 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let connector = match (url.starts_with("wss://"), &options.tls) {
         (true, tls) => Some(Tls::or_environment(tls.as_ref()).and_then(|tls| tls.client()).map_err(wrong)?),
         (false, None) => None,
-        (false, Some(_)) => return Err(wrong("`tls` needs a `url` of wss://".into())),
+        (false, Some(_)) => return Err(wrong("`tls` needs a wss:// `url`".into())),
     };
     let rest = url.strip_prefix("ws://").or_else(|| url.strip_prefix("wss://"));
     let name = rest.and_then(|rest| rest.split(['/', '?']).next());
     let name = name.and_then(|authority| authority.rsplit('@').next()).filter(|host| !host.is_empty());
-    let name = name.ok_or_else(|| wrong("`url` has to be ws://HOST:PORT/PATH, or wss:// for TLS".into()))?.to_owned();
+    let name = name.ok_or_else(|| wrong("`url` must be ws://HOST:PORT/PATH, or wss:// for TLS".into()))?.to_owned();
     let headers = headers(&options.headers).map_err(wrong)?;
     let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
@@ -118,10 +118,9 @@ fn headers(given: &BTreeMap<String, Secret>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     let mut add = |name: &str, value: &str| {
         let header = HeaderName::try_from(name).ok().filter(|name| !own.contains(name));
-        let header = header.ok_or_else(|| format!("`headers`: {name:?} is no name of a header that can be given"))?;
+        let header = header.ok_or_else(|| format!("`headers`: {name:?} is not a header name that you can set"))?;
         let value = HeaderValue::try_from(value);
-        let mut value =
-            value.map_err(|_| format!("`headers`: the value of {name:?} is none that a header can have"))?;
+        let mut value = value.map_err(|_| format!("`headers`: the value of {name:?} is not valid in a header"))?;
         value.set_sensitive(true);
         headers.insert(header, value);
         Ok::<_, String>(())
@@ -192,7 +191,7 @@ impl Reader {
             };
             if !std::mem::replace(&mut told, true) {
                 eprintln!(
-                    "tidemill: websocket {}: {lost}; what it sends until there is a connection is lost",
+                    "tidemill: websocket {}: {lost}; what it sends until it is connected again is lost",
                     self.name
                 );
             }

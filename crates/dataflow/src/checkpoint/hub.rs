@@ -159,7 +159,7 @@ impl Hub {
         // If it has ended with the run, that is what is heard of the answer.
         match &self.events {
             Some(events) => drop(events.send(Heard::Rebalance(rebalance, answer))),
-            None => drop(answer.send(Err("only worker 0 can move buckets; ask there".into()))),
+            None => drop(answer.send(Err("only worker 0 can move buckets; call it there".into()))),
         }
     }
 
@@ -301,7 +301,7 @@ impl Hub {
         if let Some(last) = last
             && let Err(error) = self.settle_last(&last).await
         {
-            notice!("{error}; what its sinks have committed is committed once more by the next run of the job");
+            notice!("{error}; the next run of the job will commit again what its sinks have committed");
         }
         if let Some(hold) = hold {
             hold.give_back().await;
@@ -498,7 +498,7 @@ impl CopyStates {
                 true => {
                     hub.put_state(file, snapshot, (whole, tenure), overtaken).await.map_err(|error| error.to_string())
                 }
-                false => Err("the snapshot before it, which it builds on, could not be written".into()),
+                false => Err("the snapshot it builds on could not be written".into()),
             };
             chain.wrote(whole, put.is_ok());
             let said = match put {

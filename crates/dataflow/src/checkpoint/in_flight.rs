@@ -34,7 +34,7 @@ pub(crate) fn encode(batches: &[RecordBatch]) -> Result<Bytes, TaskError> {
 
 /// The next part of what [`encode`] made.
 fn next(bytes: &mut Bytes) -> Result<Bytes, TaskError> {
-    let cut = || TaskError::from("rows in flight were cut short");
+    let cut = || TaskError::from("rows in flight are truncated");
     let len = usize::try_from(bytes.try_get_u64_le().map_err(|_| cut())?)?;
     (len <= bytes.len()).then(|| bytes.split_to(len)).ok_or_else(cut)
 }
@@ -44,8 +44,8 @@ fn decode(schema: &SchemaRef, mut bytes: Bytes) -> Result<Vec<RecordBatch>, Task
     if then != now.as_bytes() {
         let then = String::from_utf8_lossy(&then);
         return Err(format!(
-            "rows that were in flight at the checkpoint are of ({then}), and the task takes ({now}): let the program as it \
-             was go on and stop it with a checkpoint, behind which nothing is in flight"
+            "the rows in flight at the checkpoint have the schema ({then}), but the task takes ({now}): run the \
+             program as it was and stop it with a checkpoint, which leaves nothing in flight"
         )
         .into());
     }
@@ -181,7 +181,7 @@ mod tests {
         let bytes = encode(&[texts.clone(), texts.clone()]).unwrap();
         assert_eq!(decode(&texts.schema(), bytes.clone()).unwrap(), [texts.clone(), texts.clone()]);
         let error = decode(&numbers(0..1).schema(), bytes.clone()).unwrap_err().to_string();
-        assert!(error.contains("are of (Utf8), and the task takes (Int64)"), "{error}");
+        assert!(error.contains("have the schema (Utf8), but the task takes (Int64)"), "{error}");
         for len in [0, 7, 9, bytes.len() - 1] {
             assert!(decode(&texts.schema(), bytes.slice(..len)).is_err(), "{len}");
         }

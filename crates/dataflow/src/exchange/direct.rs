@@ -18,7 +18,8 @@ impl Exchange for Direct {
         let schema = ends.only()?;
         if ends.source_copies[0] != ends.target_copies {
             return Err(format!(
-                "{} copies cannot be joined one to one to {}; give both tasks as many, or partition, broadcast or gather",
+                "{} copies cannot be joined one to one to {}; give both tasks the same number, or partition, \
+                 broadcast or gather",
                 ends.source_copies[0], ends.target_copies
             ));
         }

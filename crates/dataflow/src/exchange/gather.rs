@@ -42,7 +42,7 @@ impl Exchange for Gather {
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
         if self.root >= ends.target_copies {
-            return Err(format!("there is no copy {} among {}", self.root, ends.target_copies));
+            return Err(format!("no copy {} among {}", self.root, ends.target_copies));
         }
         ends.only().cloned()
     }
@@ -80,7 +80,7 @@ fn hand_on(root: u32) -> TaskFactory {
                     Some(Item::Batch(batch)) => output.send(batch).await?,
                     // As where streams end in what knows no barriers: who waits for a checkpoint must not wait for ever.
                     Some(Item::Mark(Mark::Barrier(_))) => {
-                        return Err("a gather along a tree takes part in no checkpoint: leave `along` out".into());
+                        return Err("a gather along a tree cannot take part in checkpoints: leave `along` out".into());
                     }
                     _ => {}
                 }

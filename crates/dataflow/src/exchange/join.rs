@@ -64,7 +64,7 @@ impl Exchange for Join {
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
         let [left, right] = ends.schemas else {
-            return Err(format!("a join has two sources, not {}", ends.schemas.len()));
+            return Err(format!("a join needs two sources, not {}", ends.schemas.len()));
         };
         let (left_keys, right_keys) = self.keys();
         for (schema, keys) in [(left, &left_keys), (right, &right_keys)] {
@@ -77,17 +77,20 @@ impl Exchange for Join {
             if l.data_type() != r.data_type() {
                 let (lt, rt) = (l.data_type(), r.data_type());
                 return Err(format!(
-                    "columns \"{}\" ({lt}) and \"{}\" ({rt}) are not alike; cast one",
+                    "columns \"{}\" ({lt}) and \"{}\" ({rt}) have different types; cast one",
                     l.name(),
                     r.name()
                 ));
             }
         }
         if self.broadcast && matches!(self.kind, JoinKind::Right | JoinKind::Full) {
-            return Err("a right side that every copy has cannot be kept where it has no partner".into());
+            return Err("a broadcast right side does not support right or full joins".into());
         }
         if self.broadcast && ends.source_copies[0] != ends.target_copies {
-            return Err(format!("{} left copies cannot stay where {} join", ends.source_copies[0], ends.target_copies));
+            return Err(format!(
+                "the left side has {} copies but the join has {}; a broadcast join needs the same number",
+                ends.source_copies[0], ends.target_copies
+            ));
         }
         self.kind.schema(left, right)
     }

@@ -65,7 +65,7 @@ impl Ends<'_> {
     pub fn only(&self) -> Result<&SchemaRef, String> {
         match self.schemas {
             [schema] => Ok(schema),
-            _ => Err(format!("it takes one source and has {}", self.schemas.len())),
+            _ => Err(format!("it takes one source, but has {}", self.schemas.len())),
         }
     }
 }

@@ -100,14 +100,16 @@ impl Exchange for Partition {
         let schema = ends.only()?;
         if let By::Key { columns: names, buckets, route } = &self.by {
             if names.is_empty() || *buckets == 0 {
-                return Err("a key has at least one column and one bucket".into());
+                return Err("a key needs at least one column and one bucket".into());
             }
             if *buckets > BUCKETS_MAX {
-                return Err(format!("{buckets} buckets are more than {BUCKETS_MAX}; a few for each copy are enough"));
+                return Err(format!(
+                    "{buckets} buckets exceed the limit of {BUCKETS_MAX}; a few for each copy are enough"
+                ));
             }
             columns(schema, names)?.iter().try_for_each(|&at| keys::check(schema.field(at)))?;
             if let Some(copy) = route.as_ref().and_then(|r| r.copies().find(|&copy| copy >= ends.target_copies)) {
-                return Err(format!("the route map names copy {copy}; there are {}", ends.target_copies));
+                return Err(format!("the route map names copy {copy}, but there are only {}", ends.target_copies));
             }
         }
         Ok(SchemaRef::clone(schema))

@@ -49,7 +49,7 @@ impl Exchange for Reduce {
 
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
         if self.root >= ends.target_copies {
-            return Err(format!("there is no copy {} among {}", self.root, ends.target_copies));
+            return Err(format!("no copy {} among {}", self.root, ends.target_copies));
         }
         self.reduction.schema(ends.only()?, &[])
     }

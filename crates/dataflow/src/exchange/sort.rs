@@ -75,7 +75,7 @@ impl Exchange for Sort {
     fn check(&self, ends: &Ends<'_>) -> Result<SchemaRef, String> {
         let schema = ends.only()?;
         if self.keys.is_empty() {
-            return Err("a sort has at least one key".into());
+            return Err("a sort needs at least one key".into());
         }
         let names: Vec<String> = self.keys.iter().map(|key| key.column.clone()).collect();
         columns(schema, &names)?;
@@ -193,7 +193,7 @@ impl Sampling {
                 Some((_, Some(Item::Mark(_)))) => {}
                 Some((_, None)) | None => {
                     if cell.get().is_none() {
-                        return Err("no splitters came".into());
+                        return Err("no splitters arrived".into());
                     }
                 }
             }
@@ -315,7 +315,7 @@ impl Partitioner for ByRange {
 
 impl Assign for AssignByRange {
     fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError> {
-        let splitters = self.cells[self.source].get().ok_or("rows came before the splitters")?;
+        let splitters = self.cells[self.source].get().ok_or("rows arrived before the splitters")?;
         let rows = self.order.rows(batch)?;
         let range = |key: &[u8]| splitters.partition_point(|splitter| &splitter[..] <= key) as u32;
         targets.extend(rows.iter().map(|row| range(row.data())));

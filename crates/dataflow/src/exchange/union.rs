@@ -46,7 +46,7 @@ impl Exchange for Union {
             }
             first.get_or_insert(moved);
         }
-        first.ok_or_else(|| "a union has at least one source".into())
+        first.ok_or_else(|| "a union needs at least one source".into())
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {

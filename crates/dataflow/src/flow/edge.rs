@@ -476,11 +476,11 @@ mod tests {
         type Change = fn(&mut Vec<Vec<u8>>);
         let cases: [(Change, &str); 6] = [
             (|_| {}, ""),
-            (|frames| drop(frames.remove(1)), "block 2 arrived where block 1 was due"),
-            (|frames| frames.swap(0, 1), "block 1 arrived where block 0 was due"),
-            (|frames| frames.insert(1, frames[0].clone()), "block 0 arrived where block 1 was due"),
+            (|frames| drop(frames.remove(1)), "block 2 arrived, but block 1 was expected"),
+            (|frames| frames.swap(0, 1), "block 1 arrived, but block 0 was expected"),
+            (|frames| frames.insert(1, frames[0].clone()), "block 0 arrived, but block 1 was expected"),
             (|frames| *frames[1].iter_mut().rev().find(|byte| **byte != 0).unwrap() ^= 1, "checksum"),
-            (|frames| drop(frames.remove(2)), "9 rows in 3 blocks were sent, 6 in 2 arrived"),
+            (|frames| drop(frames.remove(2)), "9 rows in 3 blocks were sent, but 6 in 2 arrived"),
         ];
         for (change, expected) in cases {
             let (edge, mut input) = edge(&links);

@@ -120,12 +120,12 @@ impl Flow {
                 Mover::Partition(partitioner) => edge.route.as_ref().or_else(|| partitioner.route()),
                 Mover::Map(_) => None,
             };
-            let map = map.ok_or_else(|| format!("its input {} is not dealt by key", edge.name))?;
+            let map = map.ok_or_else(|| format!("its input {} is not partitioned by key", edge.name))?;
             if *found.get_or_insert(map) != map {
-                return Err("its inputs are dealt by different route maps".into());
+                return Err("its inputs use different route maps".into());
             }
         }
-        found.cloned().ok_or_else(|| "none of its inputs is dealt by key".into())
+        found.cloned().ok_or_else(|| "none of its inputs is partitioned by key".into())
     }
 }
 
@@ -136,7 +136,7 @@ impl Flow {
             (Err(reason), _) => Some(reason),
             (Ok(_), Keeps::Nothing | Keeps::ByBucket) => None,
             (Ok(_), Keeps::Unknown) => Some(
-                "it does not say how what it keeps can move; let its operator implement `moves`, `release` and `acquire`".into(),
+                "its operator does not say how its state can move; implement `moves`, `release` and `acquire`".into(),
             ),
         }
     }

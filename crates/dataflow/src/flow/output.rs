@@ -181,7 +181,8 @@ impl Partition {
         match assignment {
             Assignment::Whole(target) => {
                 let lane = self.lanes.get(target as usize);
-                let lane = lane.ok_or_else(|| format!("the partitioner named copy {target}, which there is not"))?;
+                let lane =
+                    lane.ok_or_else(|| format!("the partitioner returned target {target}, which does not exist"))?;
                 lane.send(batch).await
             }
             Assignment::ByRow if self.scatter.collect(batch, &self.targets)? => self.flush().await,
@@ -295,7 +296,7 @@ impl Output {
     /// Whether anybody takes what is sent now.
     async fn takes(&mut self) -> Result<bool, TaskError> {
         if self.outlets.iter().any(Outlet::is_ended) {
-            return Err("output port: a batch after its end".into());
+            return Err("output port: a batch arrived after its end".into());
         }
         if self.is_wanted() {
             return Ok(true);

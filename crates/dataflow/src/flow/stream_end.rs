@@ -39,7 +39,10 @@ impl StreamEnd {
                 }
                 let header = &frame.header;
                 if header.seq != self.blocks {
-                    return wrong(self, format!("block {} arrived where block {} was due", header.seq, self.blocks));
+                    return wrong(
+                        self,
+                        format!("block {} arrived, but block {} was expected", header.seq, self.blocks),
+                    );
                 }
                 if self.decoder.is_none() {
                     self.decoder = Some(Decoder::new(&self.edge.schema)?);
@@ -54,7 +57,10 @@ impl StreamEnd {
             }
             Packet::Mark { mark, blocks } => {
                 if blocks != self.blocks {
-                    return wrong(self, format!("a mark behind block {blocks} arrived behind block {}", self.blocks));
+                    return wrong(
+                        self,
+                        format!("a mark that follows block {blocks} arrived after block {}", self.blocks),
+                    );
                 }
                 Ok(Some(Item::Mark(mark)))
             }
@@ -63,7 +69,7 @@ impl StreamEnd {
                     let (got_blocks, got_rows) = (self.blocks, self.rows);
                     return wrong(
                         self,
-                        format!("{rows} rows in {blocks} blocks were sent, {got_rows} in {got_blocks} arrived"),
+                        format!("{rows} rows in {blocks} blocks were sent, but {got_rows} in {got_blocks} arrived"),
                     );
                 }
                 if std::mem::replace(&mut self.over, true) {
@@ -79,7 +85,7 @@ impl StreamEnd {
         match mark {
             Mark::Barrier(_) => Err(DataflowError::Edge {
                 edge: self.edge.name.clone(),
-                reason: "a checkpoint came to a task that does not know how to save its state".into(),
+                reason: "a checkpoint reached a task that does not know how to save its state".into(),
             }),
             Mark::Watermark(_) | Mark::Idle => Ok(()),
         }

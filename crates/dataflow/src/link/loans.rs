@@ -147,7 +147,7 @@ impl Loans {
     pub(super) fn take_back(&self, from: u32, told: &Received) -> Result<(), String> {
         told.verify().map_err(|error| error.to_string())?;
         let lent = self.lender.as_ref().and_then(|lender| lender.lent.lock().remove(&(from, told.header.seq)));
-        lent.map(drop).ok_or_else(|| format!("it returned what was not lent, at {}", told.header.seq))
+        lent.map(drop).ok_or_else(|| format!("it returned a loan that was never made, at {}", told.header.seq))
     }
 
     /// The frame that another worker lends.
@@ -347,13 +347,13 @@ mod tests {
         for (seq, rows) in [(1 << 20, 64), (4096, 1 << 20), (u64::MAX - 63, 128), (4097, 64)] {
             assert!(refused(1, seq, rows).contains("it lends"), "{rows} at {seq}");
         }
-        assert!(refused(1, 4096, 64).contains("no frame"), "there are only zeros");
+        assert!(refused(1, 4096, 64).contains("not a frame"), "there are only zeros");
         let returned = || loans.borrowed[1].as_ref().unwrap().returned.lock().places.clone();
         assert_eq!(returned(), [4096], "it is returned all the same");
         assert!(!links.is_dirty(), "but not for itself");
         refused(1, 8192, 64);
         assert!(links.is_dirty() && returned() == [4096, 8192]);
-        assert!(loans.take_back(1, &told(Kind::Returned, 4096, 0)).unwrap_err().contains("not lent"));
+        assert!(loans.take_back(1, &told(Kind::Returned, 4096, 0)).unwrap_err().contains("never made"));
         endpoints.iter().for_each(Endpoint::leave);
     }
 }

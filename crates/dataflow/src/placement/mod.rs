@@ -110,7 +110,7 @@ impl Plan {
         let plan = placement.place(&tasks, workers).map_err(DataflowError::Placement)?;
         if plan.tasks.len() != tasks.len() {
             return Err(DataflowError::Placement(format!(
-                "the plan has {} tasks, the graph has {}",
+                "the plan has {} tasks, but the graph has {}",
                 plan.tasks.len(),
                 tasks.len()
             )));
@@ -119,7 +119,10 @@ impl Plan {
             let wrong = |what: String| Err(DataflowError::Placement(format!("task \"{}\": {what}", task.name)));
             if planned.task != task.name || planned.workers.len() != task.copies as usize {
                 let (name, count) = (&planned.task, planned.workers.len());
-                return wrong(format!("the plan has \"{name}\" with {count} copies in its place, not {}", task.copies));
+                return wrong(format!(
+                    "the plan has \"{name}\" with {count} copies in that position, not {}",
+                    task.copies
+                ));
             }
             if let Some(worker) = planned.workers.iter().find(|&&worker| worker >= size) {
                 return wrong(format!("the plan names worker {worker}, but there are {size}"));

@@ -66,7 +66,7 @@ impl Copy {
     async fn end_outputs(&self) -> Result<(), TaskError> {
         let mut outlets = std::mem::take(&mut *self.returned.lock());
         if outlets.len() < self.outlets && outlets.iter().all(|outlet| !outlet.is_ended()) {
-            return Err("it returned but kept an output: its stream can never end".into());
+            return Err("it returned but kept an output open: its stream can never end".into());
         }
         for outlet in &mut outlets {
             outlet.finish().await?;

@@ -89,7 +89,7 @@ impl Resume {
                 )));
             }
             if !names.insert(&task.name) {
-                let reason = format!("two tasks are named \"{}\": a checkpoint tells them apart by name", task.name);
+                let reason = format!("two tasks are named \"{}\", but checkpoints identify tasks by name", task.name);
                 return Err(DataflowError::Checkpoint(reason));
             }
         }
@@ -196,8 +196,8 @@ impl Resume {
         Err(DataflowError::Checkpoint(match sees {
             Err(error) => error.to_string(),
             Ok(_) => format!(
-                "checkpoints in {place}: worker {worker} does not find there what worker 0 has written; it has to be a folder that all \
-                 hosts share, named alike by all workers, or in an object store"
+                "checkpoints in {place}: worker {worker} does not find what worker 0 wrote there; use a folder that \
+                 all hosts share under the same name, or an object store"
             ),
         }))
     }
@@ -213,9 +213,9 @@ impl Resume {
         if before.is_empty() && pool.block_on(store.had_checkpoints()).map_err(|error| error.to_string())? {
             let place = store.place();
             return Err(format!(
-                "checkpoints in {place}: a job has made some there, and epochs/, which says what they are, is gone or empty; to begin anew \
-                 would write again what its sinks have. Bring epochs/ back; or, if rows may come again, remove all of {place} or name \
-                 another place"
+                "checkpoints in {place}: a job has written some there, but epochs/, which lists them, is missing or \
+                 empty; starting fresh would write again what its sinks already have. Restore epochs/; or, if \
+                 duplicate rows are acceptable, delete all of {place} or use another place"
             ));
         }
         let known = newest.map_or(0, |newest| newest.claim);
@@ -254,8 +254,8 @@ impl Resume {
         outcome.map_err(|denied| store.denied(denied).to_string())?;
         if let Some(reason) = hold.unconditional() {
             notice!(
-                "checkpoints in {}: this store cannot keep a second job out ({reason}): see to it that none writes there, as \
-                 it would end this one",
+                "checkpoints in {}: this store cannot keep a second job out ({reason}): make sure that none writes \
+                 there, as it would end this one",
                 store.place()
             );
         }
@@ -267,14 +267,14 @@ impl Resume {
     /// # Errors
     /// In words, where that must not be.
     fn leave_out(&self, epoch: u64, reason: &str) -> Result<(), String> {
-        let again = "rows that sinks have committed since the checkpoint before it come again";
+        let again = "rows that sinks have committed since the previous checkpoint come again";
         if self.settings.may_repeat {
-            notice!("checkpoint {epoch} is left out: {reason}; {again}");
+            notice!("checkpoint {epoch} is skipped: {reason}; {again}");
             return Ok(());
         }
         Err(format!(
-            "checkpoint {epoch} is damaged: {reason}; without it {again}, which the job must not do: bring it back, or remove \
-             epochs/{epoch:020} there to do without"
+            "checkpoint {epoch} is damaged: {reason}; without it {again}, which the job must not do: restore it, or \
+             remove epochs/{epoch:020} there to continue without it"
         ))
     }
 
@@ -300,7 +300,7 @@ impl Resume {
             None => Found::Error {
                 // Beginning anew in silence would count twice what had been counted.
                 reason: format!(
-                    "checkpoints in {}: none can be read; remove them to begin anew",
+                    "checkpoints in {}: none can be read; remove them to start fresh",
                     self.settings.store.place()
                 ),
             },
@@ -313,7 +313,7 @@ impl Resume {
         manifest.tasks.retain(|name, state| {
             let forgotten = forgets(&self.settings, name);
             let lost = match state.schema.is_none() && state.has_only_prepared() {
-                true => "what was prepared and not committed by",
+                true => "what was prepared but not committed by",
                 false => "the state of",
             };
             if forgotten && keeps(state, manifest.finished) {
@@ -331,7 +331,7 @@ impl Resume {
             return manifest;
         }
         let (job, place, epoch) = (&self.job, self.settings.store.place(), manifest.epoch);
-        let ended = format!("job \"{job}\" had come to its end, at checkpoint {epoch} in {place}");
+        let ended = format!("job \"{job}\" had finished, at checkpoint {epoch} in {place}");
         if self.members.iter().any(|member| member.schema.is_some()) {
             notice!(
                 "{ended}: nothing to do, for its windows and other steps have given what they kept; let it begin anew in another \
@@ -339,7 +339,7 @@ impl Resume {
             );
             return manifest;
         }
-        notice!("{ended}: its sources go on from there");
+        notice!("{ended}: its sources resume from there");
         manifest.finished = false;
         manifest.tasks.values_mut().for_each(|task| task.ended.clear());
         manifest
@@ -350,7 +350,7 @@ impl Resume {
         let place = self.settings.store.place();
         if manifest.job != self.job {
             return Err(format!(
-                "checkpoints in {place}: they are of job \"{}\", not of \"{}\"; each job needs a place of its own",
+                "checkpoints in {place}: they belong to job \"{}\", not to \"{}\"; each job needs a place of its own",
                 manifest.job, self.job
             ));
         }
@@ -376,7 +376,7 @@ impl Resume {
                 }
             };
             return Err(format!(
-                "checkpoints in {place}: they hold state of a task \"{name}\", which the job has no longer{remedy}"
+                "checkpoints in {place}: they hold state of a task \"{name}\", which the job no longer has{remedy}"
             ));
         }
         for member in &self.members {
@@ -385,8 +385,8 @@ impl Resume {
             let Some(state) = manifest.tasks.get(&member.name).filter(kept) else {
                 if manifest.finished && member.schema.is_some() {
                     return Err(format!(
-                        "checkpoints in {place}: they are of a job that has come to its end and had no task \"{}\"; begin anew in another \
-                         place",
+                        "checkpoints in {place}: they belong to a job that has finished and had no task \"{}\"; start \
+                         fresh in another place",
                         member.name
                     ));
                 }
@@ -465,13 +465,15 @@ fn takes(member: &Member, state: &TaskState) -> Result<(), String> {
             // What those have saved that had ended stays as it is, and the others' would be of another kind.
             let some = !state.ended.is_empty() && (state.ended.len() as u32) < state.copies;
             match some && !now.is_same(then) {
-                true => Err("its fields have changed, and some of its copies had come to their end: go on with the program as it was".into()),
+                true => Err(
+                    "its fields have changed, and some of its copies had finished: continue with the program as it was"
+                        .into(),
+                ),
                 false => Ok(()),
             }
         }
         (Some(_), None) => {
-            Err("it does not say what its fields are: an earlier version has made it; begin anew in another place"
-                .into())
+            Err("it does not list its fields: an earlier version wrote it; start fresh in another place".into())
         }
     }
 }

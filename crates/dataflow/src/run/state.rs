@@ -98,7 +98,7 @@ impl Progress {
         let (answer, rebalancing) = Rebalancing::new();
         match &self.checkpoints {
             Some(hub) => hub.rebalance(Rebalance { task: task.to_owned(), map }, answer),
-            None => drop(answer.send(Err("buckets move at checkpoints, which this run does not make".into()))),
+            None => drop(answer.send(Err("buckets move at checkpoints, but this run makes none".into()))),
         }
         rebalancing
     }
@@ -335,7 +335,7 @@ impl Inbox for RunState {
             Kind::Inject | Kind::Hurry | Kind::Saved | Kind::Durable => {
                 let heard = match &self.checkpoints {
                     Some(hub) => hub.frame(&frame),
-                    None => Err("a frame about checkpoints, which this run does not make".into()),
+                    None => Err("a frame about checkpoints, but this run makes none".into()),
                 };
                 if let Err(reason) = heard {
                     self.damaged(from, reason);
@@ -344,7 +344,7 @@ impl Inbox for RunState {
             Kind::Lent | Kind::Returned => unreachable!("links see to what is lent"),
             Kind::Batch | Kind::End | Kind::Watermark | Kind::Idle | Kind::Barrier | Kind::Credit | Kind::Stop => {
                 let Some(edge) = self.edges().get(frame.header.edge as usize) else {
-                    return self.damaged(from, format!("a frame of edge {}, which there is not", frame.header.edge));
+                    return self.damaged(from, format!("a frame of unknown edge {}", frame.header.edge));
                 };
                 // Whatever still comes after a failure has nowhere to go.
                 if self.cancel.is_raised() {

@@ -371,7 +371,7 @@ mod tests {
         let numbers = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
         let times = EventTimes::of("arrived").told_by(ToldBy::Arrival);
         let schema = times.schema(&numbers).unwrap();
-        assert!(times.schema(&schema).unwrap_err().contains("is there already"));
+        assert!(times.schema(&schema).unwrap_err().contains("already exists"));
         let ahead = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as i64 + 3_600_000_000;
         let shared = [ahead, 5].map(|at| Bytes::copy_from_slice(&at.to_le_bytes())).to_vec();
         let restored = Restored { shared: BTreeMap::from([(ARRIVAL.to_owned(), shared)]), ..Restored::default() };

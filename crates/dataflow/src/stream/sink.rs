@@ -140,7 +140,7 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         last = restored.epoch;
         for (name, bytes) in &restored.splits {
             let epoch = name.split('.').next().and_then(|epoch| epoch.parse().ok());
-            let epoch = epoch.ok_or_else(|| format!("the checkpoint has a split \"{name}\", which no sink made"))?;
+            let epoch = epoch.ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no sink made"))?;
             prepared.insert((epoch, name.clone()), bytes.clone());
         }
         // The checkpoint is durable, or there would be nothing to go on from.

@@ -237,7 +237,7 @@ impl EventTimes {
     pub fn schema(&self, read: &SchemaRef) -> Result<SchemaRef, String> {
         match &self.told_by {
             ToldBy::Arrival if read.column_with_name(&self.column).is_some() => {
-                Err(format!("the column \"{}\" is there already: give that of the arrival another name", self.column))
+                Err(format!("column \"{}\" already exists: choose another name for the arrival column", self.column))
             }
             ToldBy::Arrival => {
                 let time = Field::new(&self.column, DataType::Timestamp(TimeUnit::Microsecond, None), false);
@@ -279,7 +279,7 @@ pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
     let at = tidemill_batch::schema::columns(schema, std::slice::from_ref(&name.to_owned()))?[0];
     match schema.field(at).data_type() {
         DataType::Timestamp(..) | DataType::Date32 | DataType::Date64 => Ok(at),
-        other => Err(format!("column \"{name}\" ({other}) does not tell time: cast it to a timestamp")),
+        other => Err(format!("column \"{name}\" ({other}) is not a time: cast it to a timestamp")),
     }
 }
 

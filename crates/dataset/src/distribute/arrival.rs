@@ -81,7 +81,7 @@ impl ExecutionPlan for Arrival {
             Slot::Given(rows) => rows,
             // A join that runs out of memory tries to read its smaller side again, in pieces.
             Slot::Taken if self.broadcast => {
-                let text = "the smaller side of a join does not fit in memory, and came from other workers";
+                let text = "the smaller side of a join, which came from other workers, does not fit in memory";
                 return Err(DataFusionError::ResourcesExhausted(text.into()));
             }
             Slot::Taken | Slot::Empty => {

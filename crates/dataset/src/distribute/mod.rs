@@ -327,7 +327,8 @@ impl Workers {
         let of_table = |at: usize| differences(&tables.iter().map(|of_worker| of_worker[at]).collect::<Vec<_>>());
         let columns = (0..count).find_map(of_table).unwrap_or_default();
         Ok(DataSetError::Query(format!(
-            "from_local: the parts of a table have different columns: {columns}; give every worker the same, by select and cast"
+            "from_local: the parts of a table have different columns: {columns}; give every worker the same ones with \
+             select and cast"
         )))
     }
 
@@ -637,14 +638,15 @@ pub fn only_value(batches: &[RecordBatch], schema: &SchemaRef) -> datafusion::er
     match (rows.next(), rows.next()) {
         (None, _) => ScalarValue::try_new_null(schema.field(0).data_type()),
         (Some(batch), None) if batch.num_rows() == 1 => ScalarValue::try_from_array(batch.column(0), 0),
-        _ => Err(DataFusionError::Execution("a subquery that stands for one value has more than one row".into())),
+        _ => Err(DataFusionError::Execution("a scalar subquery returned more than one row".into())),
     }
 }
 
 fn different_queries(seen: &str) -> DataSetError {
     DataSetError::Query(format!(
-        "the workers do not run the same query{seen}: they build it differently, see different files, or were given different \
-         tables; a table from memory is the same on every worker, and from_local takes parts of one"
+        "the workers do not run the same query{seen}: they build it differently, see different files, or were given \
+         different tables; a table from memory must be the same on every worker, while from_local takes one part per \
+         worker"
     ))
 }
 

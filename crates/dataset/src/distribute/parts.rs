@@ -165,7 +165,7 @@ pub(crate) fn differences(columns: &[&str]) -> Option<String> {
     let mut told: Vec<String> = Vec::new();
     for name in names {
         let (mine, theirs) = (type_in(&here, name), type_in(&there, name));
-        let words = format!("{name} is {mine} on worker 0, and {theirs} on worker {worker}");
+        let words = format!("{name} is {mine} on worker 0, but {theirs} on worker {worker}");
         if mine != theirs && !told.contains(&words) {
             told.push(words);
         }
@@ -173,7 +173,7 @@ pub(crate) fn differences(columns: &[&str]) -> Option<String> {
     if told.is_empty() {
         let listed =
             |columns: &[(String, String)]| columns.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-        return Some(format!("{} on worker 0, and {} on worker {worker}", listed(&here), listed(&there)));
+        return Some(format!("{} on worker 0, but {} on worker {worker}", listed(&here), listed(&there)));
     }
     Some(told.join("; "))
 }
@@ -283,7 +283,7 @@ impl ExecutionPlan for PartsExec {
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let batches = self.partitions.get(partition);
-        let batches = batches.ok_or_else(|| DataFusionError::Internal(format!("there is no partition {partition}")))?;
+        let batches = batches.ok_or_else(|| DataFusionError::Internal(format!("no partition {partition}")))?;
         let projection = self.projection.clone();
         let batches = batches.clone().into_iter().map(move |batch| {
             let batch = batch.project(&projection)?;
@@ -306,11 +306,11 @@ mod tests {
         let told = |columns: &[&str]| differences(columns).unwrap_or_default();
         let all = "\"a\"\tInt64\t\"b\"\tUtf8";
         assert_eq!(told(&[all, all]), "");
-        assert_eq!(told(&[all, all, "\"a\"\tInt64\t\"b\"\tNull"]), "\"b\" is Utf8 on worker 0, and Null on worker 2");
+        assert_eq!(told(&[all, all, "\"a\"\tInt64\t\"b\"\tNull"]), "\"b\" is Utf8 on worker 0, but Null on worker 2");
         assert_eq!(
             told(&[all, "\"b\"\tUtf8\t\"c\"\tInt8"]),
-            "\"a\" is Int64 on worker 0, and not there on worker 1; \"c\" is not there on worker 0, and Int8 on worker 1"
+            "\"a\" is Int64 on worker 0, but not there on worker 1; \"c\" is not there on worker 0, but Int8 on worker 1"
         );
-        assert_eq!(told(&[all, "\"b\"\tUtf8\t\"a\"\tInt64"]), "\"a\", \"b\" on worker 0, and \"b\", \"a\" on worker 1");
+        assert_eq!(told(&[all, "\"b\"\tUtf8\t\"a\"\tInt64"]), "\"a\", \"b\" on worker 0, but \"b\", \"a\" on worker 1");
     }
 }

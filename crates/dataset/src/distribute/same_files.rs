@@ -23,8 +23,8 @@ use crate::files::paths::{File, LocalFile};
 use crate::plan::tables::each_table;
 
 /// What every worker is to do about files that differ.
-const REMEDY: &str = "put the same files where all hosts see them (large ones with their times: `cp -p`, `rsync -t`), or give the read \
-                      function each_host=True: every host then reads those that it has";
+const REMEDY: &str = "put the same files where all hosts see them (large ones with their timestamps: `cp -p`, `rsync \
+                      -t`), or give the read function each_host=True, so that every host reads its own files";
 
 /// So much is read to find copies, a second's work or so.
 const COMPARED_BYTES_MAX: u64 = 1 << 30;
@@ -137,10 +137,11 @@ impl Seen {
         let first = self.0.keys().chain(other.0.keys()).filter(|path| self.0.get(*path) != other.0.get(*path)).min()?;
         let told = match (self.0.get(first), other.0.get(first)) {
             (Some((mine, _)), Some((theirs, _))) if mine != theirs => {
-                format!("is not the same file on all hosts: on {here} it has {mine} bytes, on {there} {theirs}")
+                format!("is not the same file on all hosts: it has {mine} bytes on {here}, but {theirs} on {there}")
             }
             (Some((_, mine)), Some((_, theirs))) => format!(
-                "is not the same file on all hosts, or too large to be compared: it was last changed at {} on {here}, and at {} on {there}",
+                "is not the same file on all hosts, or too large to compare: it was last changed at {} on {here}, but \
+                 at {} on {there}",
                 DateTime::from_timestamp_nanos(*mine).naive_utc(),
                 DateTime::from_timestamp_nanos(*theirs).naive_utc()
             ),
@@ -169,11 +170,11 @@ mod tests {
         for (other, told) in [
             (
                 seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 9, 6)]),
-                "/b.csv is not the same file on all hosts: on h1 it has 2 bytes, on h2 9",
+                "/b.csv is not the same file on all hosts: it has 2 bytes on h1, but 9 on h2",
             ),
             (
                 seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 8)]),
-                "/b.csv is not the same file on all hosts, or too large to be compared: it was last changed",
+                "/b.csv is not the same file on all hosts, or too large to compare: it was last changed",
             ),
             (seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 6)]), "/d.csv is on host h1, but not on h2; "),
             (seen(&[("/a a.csv", 1, 5)]), "/a a.csv is on host h2, but not on h1; "),

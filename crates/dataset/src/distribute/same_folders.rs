@@ -67,7 +67,7 @@ impl Workers {
                 // One that is gone by now is not told of again.
                 if age == OLD && look > 0 {
                     return Err(DataSetError::Query(format!(
-                        "{what}; a stream's files lie where all hosts see them: give it a folder that they share, or the URL of a store"
+                        "{what}; all hosts must see a stream's files: use a shared folder, or the URL of a store"
                     )));
                 }
                 if look == LOOKS_SILENT && sees == Sees::All {

@@ -83,7 +83,7 @@ impl Workers {
         let seen = match hidden.is_dir() {
             true => Files::of(engine, &hidden, query.output, &query.partition_by),
             false => Err(DataSetError::Io(format!(
-                "{}, made by worker 0, is not seen here: all workers must share the folder",
+                "{}, created by worker 0, is not visible here: all workers must share the folder",
                 hidden.display()
             ))),
         };
@@ -113,7 +113,7 @@ impl Workers {
         let id = self.tell(0, write_id())?;
         let alone = !at.store.shared && self.comm.size() > 1;
         let begun = if alone {
-            Err(DataSetError::Unsupported(format!("{at}: a store in memory is seen by one worker only")))
+            Err(DataSetError::Unsupported(format!("{at}: only one worker sees a store in memory")))
         } else if is_first {
             let (at, id) = (at.clone(), id.clone());
             engine.run(async move { ObjectCommit::begin(&at, overwrite, &id).await }).map(Some)
@@ -174,7 +174,7 @@ impl Workers {
         let all = self.gather(&encode(&mine)).and_then(|all| {
             let uploads: Option<Vec<Vec<Upload>>> = all.iter().map(|bytes| decode(bytes)).collect();
             uploads.map(|all| all.into_iter().flatten().collect()).ok_or_else(|| {
-                DataSetError::Internal("what another worker says of its uploads makes no sense".into()).into()
+                DataSetError::Internal("another worker sent an invalid report about its uploads".into()).into()
             })
         });
         match all {

@@ -225,7 +225,7 @@ pub fn fitted(batch: RecordBatch, schema: &SchemaRef) -> std::result::Result<Rec
     };
     if found.fields().len() != schema.fields().len() || !found.fields().iter().zip(schema.fields()).all(alike) {
         let (found, wanted) = (columns(&found), columns(schema));
-        return Err(format!("it returned the columns {found} where {wanted} were announced"));
+        return Err(format!("it returned the columns {found}, but {wanted} were declared"));
     }
     let values = batch.columns().iter().zip(schema.fields()).map(|(values, field)| cast(values, field.data_type()));
     let values = values.collect::<std::result::Result<Vec<_>, _>>().map_err(|error| error.to_string())?;

@@ -238,7 +238,7 @@ impl NumberKeys {
         }
         downcast_primitive! {
             data_type => (array_of),
-            other => unreachable!("{other} is no number")
+            other => unreachable!("{other} is not numeric")
         }
     }
 }
@@ -265,7 +265,7 @@ fn bits_of(keys: &ArrayRef, bits: &mut Vec<u64>) {
     }
     downcast_primitive! {
         keys.data_type() => (bits_of),
-        other => unreachable!("{other} is no number")
+        other => unreachable!("{other} is not numeric")
     }
 }
 

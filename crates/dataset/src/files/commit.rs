@@ -53,10 +53,10 @@ impl Target {
         }
         let at = engine.locate(dir, storage)?;
         if at.store.uploads.is_none() {
-            return Err(DataSetError::Unsupported(format!("writing to {at}: over HTTP files can only be read")));
+            return Err(DataSetError::Unsupported(format!("writing to {at}: files can only be read over HTTP")));
         }
         if at.path.as_ref().is_empty() {
-            return Err(DataSetError::Query(format!("{at} cannot be written to as a whole; name a folder in it")));
+            return Err(DataSetError::Query(format!("{at} cannot be written as a whole; name a folder in it")));
         }
         Ok(Target::Objects(at))
     }
@@ -72,8 +72,8 @@ pub(crate) fn when_full(error: DataSetError, folder: &Path, engine: &Engine) -> 
         return error;
     }
     DataSetError::Io(format!(
-        "{text}; {} cannot be written there: free space, write to another folder, or let queries spill elsewhere than to {} with \
-         --spill-dir",
+        "{text}; {} cannot be written there: free space, write to another folder, or change where queries spill from \
+         {} with --spill-dir",
         folder.display(),
         engine.governor().settings().spill_dir.display()
     ))
@@ -201,7 +201,7 @@ fn discard(path: &Path) {
     let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            eprintln!("tidemill: {} is not needed any more, and cannot be removed: {error}", path.display());
+            eprintln!("tidemill: {} is no longer needed, but cannot be removed: {error}", path.display());
         }
         _ => {}
     }
@@ -275,8 +275,9 @@ pub(crate) struct HeldFolder {
 impl HeldFolder {
     /// `id` is that of the write, the same on all workers.
     pub(crate) fn open(engine: &Engine, at: &Location, id: &str) -> Result<Self> {
-        let store = HeldStore::new(&at.store)
-            .ok_or_else(|| DataSetError::Internal(format!("{at} takes no uploads, and was not refused")))?;
+        let store = HeldStore::new(&at.store).ok_or_else(|| {
+            DataSetError::Internal(format!("{at} does not support uploads and should have been rejected earlier"))
+        })?;
         let base = Url::parse(&format!("tidemill-held-{id}://store"))
             .map_err(|error| DataSetError::Internal(error.to_string()))?;
         let (store, runtime) = (Arc::new(store), engine.context().runtime_env());

@@ -197,7 +197,7 @@ impl HeldStore {
 }
 
 fn given_up() -> Error {
-    Error::Generic { store: "held", source: "the write has been given up".into() }
+    Error::Generic { store: "held", source: "the write was aborted".into() }
 }
 
 impl Entry {

@@ -76,7 +76,7 @@ fn check_file(file: &File, size: u64, memory_bytes: u64) -> Result<(), String> {
     let (mut heads, mut bodies, mut sum) = (Vec::new(), Vec::new(), 0_u64);
     for block in blocks {
         let (offset, head, body) = (block.offset(), block.metaDataLength(), block.bodyLength());
-        let wrong = || format!("a block of {head} and {body} bytes at {offset} is not within the file of {size} bytes");
+        let wrong = || format!("a block of {head} and {body} bytes at {offset} lies outside the file of {size} bytes");
         let start = u64::try_from(offset).map_err(|_| wrong())?;
         let (head, body) = (u64::try_from(head).map_err(|_| wrong())?, u64::try_from(body).map_err(|_| wrong())?);
         let length = head.checked_add(body).filter(|_| head >= 8).ok_or_else(wrong)?;
@@ -87,7 +87,7 @@ fn check_file(file: &File, size: u64, memory_bytes: u64) -> Result<(), String> {
     }
     // Many blocks at one place would be decoded many times.
     if sum > size {
-        return Err(format!("its blocks have {sum} bytes, and the file {size}"));
+        return Err(format!("its blocks have {sum} bytes, but the file has {size}"));
     }
     let messages = ranges(file, &heads)?;
     let mut compressed = Vec::new();
@@ -148,8 +148,7 @@ fn walk(size: u64, memory_bytes: u64, mut read: impl FnMut(Range<u64>) -> io::Re
         if head == 0 {
             return Ok(());
         }
-        let wrong =
-            |what: &str, length: i64| format!("{what} of {length} bytes is not within the file of {size} bytes");
+        let wrong = |what: &str, length: i64| format!("{what} of {length} bytes lies outside the file of {size} bytes");
         let end = u64::try_from(head).ok().and_then(|head| position.checked_add(head)).filter(|end| *end <= size);
         let end = end.ok_or_else(|| wrong("a message", head.into()))?;
         let message = read(position..end).map_err(text)?;
@@ -183,14 +182,14 @@ fn buffers(message: &Message<'_>, body: Range<u64>) -> Result<Option<Compressed>
             Some(start..start.checked_add(length).filter(|end| *end <= body.end)?)
         });
         let within = within.ok_or_else(|| {
-            format!("a buffer of {} bytes at {} is not within its batch", buffer.length(), buffer.offset())
+            format!("a buffer of {} bytes at {} lies outside its batch", buffer.length(), buffer.offset())
         })?;
         found.push(within);
     }
     let Some(codec) = batch.compression().as_ref().map(BodyCompression::codec) else { return Ok(None) };
     found.retain(|buffer| buffer.start < buffer.end);
     if found.iter().any(|buffer| buffer.end - buffer.start < LENGTH_BYTES) {
-        return Err("a compressed buffer is too short to have a length".into());
+        return Err("a compressed buffer is too short to contain a length".into());
     }
     Ok(Some(Compressed { codec, buffers: found }))
 }
@@ -206,14 +205,14 @@ fn check_lengths(batch: &Compressed, lengths: &[Vec<u8>], memory_bytes: u64) -> 
         }
         let most = bytes.saturating_mul(ratio).saturating_add(SLACK_BYTES);
         let claimed = u64::try_from(claimed).ok().filter(|claimed| *claimed <= most).ok_or_else(|| {
-            format!("a buffer of {bytes} bytes claims to be {claimed} bytes once decompressed, which it cannot be")
+            format!("a buffer of {bytes} bytes claims to decompress to {claimed} bytes, which is impossible")
         })?;
         sum = sum.saturating_add(claimed);
     }
     if sum > memory_bytes {
         return Err(format!(
-            "a batch is {sum} bytes once decompressed, and there are {memory_bytes} bytes of memory for it; write smaller batches, or give \
-             more memory"
+            "a batch decompresses to {sum} bytes, but only {memory_bytes} bytes of memory are available for it; write \
+             smaller batches, or raise --memory"
         ));
     }
     Ok(())

@@ -53,7 +53,7 @@ impl IpcFormat {
             "none" => None,
             other => {
                 return Err(DataSetError::Query(format!(
-                    "no compression {other:?} of Arrow IPC files; there are lz4, zstd and none"
+                    "unknown compression {other:?} for Arrow IPC files; use lz4, zstd or none"
                 )));
             }
         };

@@ -246,7 +246,7 @@ impl Decoder {
         match &self.layout {
             // Alone it is the reader's to say what a row is.
             _ if rows.len() > 1 => Err("rows and lines differ in number".into()),
-            Layout::Json if batch.num_rows() < wanted => Err("no whole JSON object".into()),
+            Layout::Json if batch.num_rows() < wanted => Err("incomplete JSON object".into()),
             _ => Ok(batch),
         }
     }

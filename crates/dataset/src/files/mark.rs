@@ -63,7 +63,8 @@ impl Mark {
                 Told::Wait(pause) if asker.waits_for().is_none() => sleep(pause).await,
                 Told::Wait(_) | Told::Lost(_) => {
                     return Err(DataSetError::Io(format!(
-                        "{at}: another write is about to end there, or its writer died; overwrite=True goes over it, or remove {}",
+                        "{at}: another write is about to finish there, or its writer died; replace it with \
+                         overwrite=True, or remove {}",
                         at.store.shown(&key_at(at))
                     )));
                 }
@@ -92,7 +93,8 @@ impl Mark {
                         && !std::mem::replace(&mut told, true)
                     {
                         eprintln!(
-                            "tidemill: output is appearing in {at}, or was when its writer died; if nothing changes there within {lasts:?} it is removed"
+                            "tidemill: output is appearing in {at}, or was when its writer died; it is removed if \
+                             nothing changes there within {lasts:?}"
                         );
                     }
                     sleep(pause).await;
@@ -163,7 +165,8 @@ impl Mark {
     /// The error of a write that has lost its mark.
     pub(crate) fn taken(&self) -> DataSetError {
         DataSetError::Io(format!(
-            "{}: another write has gone over this one, or taken it for dead, as it did not go on for a while; what is there is the other's",
+            "{}: another write replaced this one, or took it for dead because it made no progress for a while; the \
+             other's output is there now",
             self.at
         ))
     }

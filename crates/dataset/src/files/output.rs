@@ -100,5 +100,5 @@ impl Output {
 
 fn whole_file(name: &str) -> Result<CompressionTypeVariant> {
     name.parse()
-        .map_err(|_| DataSetError::Query(format!("no compression {name:?}; there are gzip, bzip2, xz, zstd and none")))
+        .map_err(|_| DataSetError::Query(format!("unknown compression {name:?}; use gzip, bzip2, xz, zstd or none")))
 }

@@ -30,8 +30,8 @@ impl Packing {
         let known = |name: &str| {
             Encoding::for_label(name.trim().as_bytes()).ok_or_else(|| {
                 DataSetError::Query(format!(
-                    "encoding={name:?} is unknown; use \"utf-8\", \"utf-16\", \"latin-1\", \"windows-1252\", \"shift_jis\", \"gb18030\" or \
-                     another name of the WHATWG encoding standard"
+                    "unknown encoding={name:?}; use \"utf-8\", \"utf-16\", \"latin-1\", \"windows-1252\", \
+                     \"shift_jis\", \"gb18030\" or another name of the WHATWG encoding standard"
                 ))
             })
         };
@@ -72,11 +72,11 @@ impl Packing {
     pub(crate) fn remedy(self) -> Option<String> {
         match self.encoding {
             Some(encoding) if self.compression == FileCompressionType::UNCOMPRESSED => {
-                Some(format!("the file is not in {}: give encoding= the one that it is in", encoding.name()))
+                Some(format!("the file is not in {}: set encoding= to its encoding", encoding.name()))
             }
             None if self.compression == FileCompressionType::UNCOMPRESSED => None,
             _ => {
-                Some("the file is cut short or damaged, or not compressed as its name says: fetch it again".to_owned())
+                Some("the file is truncated or damaged, or not compressed as its name says: fetch it again".to_owned())
             }
         }
     }
@@ -119,7 +119,7 @@ impl Decoded {
         match result {
             DecoderResult::Malformed(..) => {
                 let name = self.decoder.encoding().name();
-                Err(io::Error::new(io::ErrorKind::InvalidData, format!("there are bytes that are no text in {name}")))
+                Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has bytes that are not valid {name} text")))
             }
             DecoderResult::InputEmpty | DecoderResult::OutputFull => Ok(()),
         }
@@ -162,8 +162,8 @@ mod tests {
         assert_eq!(text_of(utf16, "utf-16"), Ok(long.clone()));
         assert_eq!(text_of(long.clone().into_bytes(), "UTF-8"), Ok(long));
         assert_eq!(text_of(b"na\xefve \x80".to_vec(), "latin-1"), Ok("naïve €".to_owned()));
-        assert!(text_of(b"\xff\xff".to_vec(), "shift_jis").unwrap_err().contains("no text in Shift_JIS"));
-        assert!(text_of(vec![0x61, 0x00, 0x62], "utf-16le").unwrap_err().contains("no text"));
-        assert!(text_of(Vec::new(), "klingon").unwrap_err().contains("\"klingon\" is unknown"));
+        assert!(text_of(b"\xff\xff".to_vec(), "shift_jis").unwrap_err().contains("not valid Shift_JIS"));
+        assert!(text_of(vec![0x61, 0x00, 0x62], "utf-16le").unwrap_err().contains("not valid"));
+        assert!(text_of(Vec::new(), "klingon").unwrap_err().contains("unknown encoding=\"klingon\""));
     }
 }

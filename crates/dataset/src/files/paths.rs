@@ -140,7 +140,7 @@ impl File {
     /// The same of reading bytes that were there when the file was looked at.
     pub(crate) fn cut_short(&self, error: &io::Error) -> DataSetError {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof => DataSetError::Data(format!("{self} has become shorter while it was read")),
+            io::ErrorKind::UnexpectedEof => DataSetError::Data(format!("{self} became shorter while it was read")),
             _ => self.failed(error),
         }
     }
@@ -180,7 +180,8 @@ impl File {
             return Ok(());
         }
         Err(DataSetError::Unsupported(format!(
-            "{self}: by its name it is compressed, so that nobody can read a share of it; decompress it, or rename it if it is not"
+            "{self}: its name says that it is compressed, so workers cannot read parts of it; decompress it, or \
+             rename it if it is not compressed"
         )))
     }
 
@@ -343,7 +344,7 @@ impl Found {
         match self.files.iter().find(|file| file.compression() != first) {
             None => Ok(first),
             Some(other) => Err(DataSetError::Unsupported(format!(
-                "{} and {other} are compressed in different ways; read them apart and use union",
+                "{} and {other} are compressed in different ways; read them separately and use union",
                 self.files[0]
             ))),
         }
@@ -444,7 +445,8 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
     let found = Found { files, folder: folder.filter(|_| paths.len() == 1) };
     if let Some(key) = found.folder_keys().first() {
         return Err(DataSetError::Unsupported(format!(
-            "{}: folders do not become columns with each_host=True, as \"{key}\" would; give a glob of the files, such as {}/*/*",
+            "{}: with each_host=True, folders such as \"{key}\" do not become columns; use a glob of the files, such \
+             as {}/*/*",
             paths[0], paths[0]
         )));
     }
@@ -459,7 +461,7 @@ pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -
     let Found { files, folder } = find(engine, &[path.to_owned()], storage).await?;
     let [file] = &files[..] else {
         return Err(DataSetError::Io(format!(
-            "{} is {} files; it has to be one",
+            "{} matches {} files; it must be one",
             without_passwords(path),
             files.len()
         )));
@@ -603,7 +605,7 @@ async fn find_objects(at: &Location, files: &mut Vec<File>) -> Result<bool> {
     }
     if let Some(marker) = found.iter().find(|meta| meta.location.filename() == Some(UNFINISHED)) {
         return Err(DataSetError::Io(format!(
-            "{at} is not whole: output is appearing there now, or was when its writer died; write it again with \
+            "{at} is incomplete: output is appearing there now, or was when its writer died; write it again with \
              overwrite=True, or remove {}",
             store.shown(&marker.location)
         )));

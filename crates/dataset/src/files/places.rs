@@ -29,10 +29,10 @@ impl Engine {
         }
         let Location { store, path, .. } = self.locate(place, options)?;
         if !store.shared {
-            return Err(failed("checkpoints in memory are gone with the process".into()));
+            return Err(failed("checkpoints in memory are lost when the process ends".into()));
         }
         if store.uploads.is_none() {
-            return Err(failed("checkpoints need a folder or an object store; there are s3://, gs://, az://".into()));
+            return Err(failed("checkpoints need a folder or an object store: s3://, gs://, az://".into()));
         }
         let shown = without_passwords(place.trim_end_matches('/'));
         let checkpoints = CheckpointStore::objects(Arc::clone(&store.objects), path, shown);
@@ -72,7 +72,7 @@ impl Engine {
                 name: store.name.clone(),
             }),
             _ => Err(DataSetError::Io(format!(
-                "{}: streams need a folder or an object store; there are s3://, gs://, az://",
+                "{}: streams need a folder or an object store: s3://, gs://, az://",
                 without_passwords(url)
             ))),
         }

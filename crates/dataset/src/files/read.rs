@@ -112,7 +112,7 @@ pub async fn read(
     if let Format::Csv(CsvLayout { null: Some(pattern), .. }) = &format
         && let Err(error) = Regex::new(pattern)
     {
-        return Err(DataSetError::Query(format!("null={pattern:?} is no regular expression: {error}")));
+        return Err(DataSetError::Query(format!("null={pattern:?} is not a valid regular expression: {error}")));
     }
     if let Format::Csv(layout) = &format
         && layout.has_header
@@ -258,8 +258,8 @@ async fn infer_types(layout: Layout, found: &Found, packing: Packing, infer_rows
     }
     let all = unite(&found.files, &schemas).map_err(|error| match error {
         DataSetError::Data(text) if is_csv => DataSetError::Data(format!(
-            "{text}. For CSV, schema_overrides={{\"column\": \"str\"}} gives one column a type, infer_rows= looks at more rows, and \
-             null= names texts that stand for null"
+            "{text}. For CSV, schema_overrides={{\"column\": \"str\"}} sets the type of one column, infer_rows= looks \
+             at more rows, and null= names the strings that stand for null"
         )),
         other => other,
     })?;
@@ -315,7 +315,8 @@ async fn headers_fit(layout: &CsvLayout, files: &[File], packing: Packing, schem
             let Some((of, wanted)) = &first else {
                 if let Some(name) = twice(&names) {
                     return Err(DataSetError::Data(format!(
-                        "{file}: two of its columns are called {name:?}; give each a name of its own, in the file or with schema="
+                        "{file}: two of its columns are named {name:?}; give each its own name, in the file or with \
+                         schema="
                     )));
                 }
                 first = Some((Some(file), names));
@@ -333,14 +334,15 @@ async fn headers_fit(layout: &CsvLayout, files: &[File], packing: Packing, schem
             match of {
                 None if sorted(&names) == sorted(wanted) => {
                     return Err(DataSetError::Data(format!(
-                        "{file}: its columns are {listed}; the schema has them in another order, {theirs}: give them in the file's"
+                        "{file}: its columns are {listed}; the schema has them in another order, {theirs}: use the \
+                         file's order"
                     )));
                 }
                 None if names.len() > wanted.len() => {
                     let missing: Vec<_> = names.iter().filter(|name| !wanted.contains(name)).cloned().collect();
                     return Err(DataSetError::Data(format!(
-                        "{file}: schema= has {} columns, the file {}; schema= lacks {}. Give it all columns of the file, or use \
-                         schema_overrides= for some of them",
+                        "{file}: schema= has {} columns, but the file has {}; schema= lacks {}. List all columns of \
+                         the file, or use schema_overrides= for some of them",
                         wanted.len(),
                         names.len(),
                         missing.join(", ")
@@ -350,7 +352,8 @@ async fn headers_fit(layout: &CsvLayout, files: &[File], packing: Packing, schem
                 None => first = Some((Some(file), names)),
                 Some(of) => {
                     return Err(DataSetError::Data(format!(
-                        "{file}: its columns are {listed}, those of {of} {theirs}: read them apart, and put them together with union, by name"
+                        "{file}: its columns are {listed}, but those of {of} are {theirs}: read them separately, and \
+                         combine them with union, by name"
                     )));
                 }
             }
@@ -374,7 +377,7 @@ fn names_of(schema: &Schema) -> Vec<String> {
 fn free(file_column: Option<&str>, fields: &Fields) -> Result<()> {
     match file_column.filter(|name| fields.find(name).is_some()) {
         Some(name) => {
-            Err(DataSetError::Query(format!("file_column={name:?}: the files have such a column; give another name")))
+            Err(DataSetError::Query(format!("file_column={name:?}: the files have such a column; choose another name")))
         }
         None => Ok(()),
     }
@@ -425,7 +428,7 @@ fn read_good(
         && is_url(&folder.to_string_lossy())
     {
         let folder = without_passwords(&folder.to_string_lossy());
-        return Err(DataSetError::Unsupported(format!("quarantine={folder:?}: it has to be a local folder")));
+        return Err(DataSetError::Unsupported(format!("quarantine={folder:?} must be a local folder")));
     }
     if decoder.schema().fields().is_empty() {
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
@@ -450,7 +453,8 @@ pub(crate) async fn read_url(engine: &Engine, url: &str) -> Result<DataSet> {
         Some("arrow" | "ipc" | "feather") => Format::Ipc,
         _ => {
             return Err(DataSetError::Query(format!(
-                "{name}: SQL knows files by their names, which end with .csv, .json, .parquet or .arrow; the read functions know more"
+                "{name}: SQL recognizes files by their names, which end with .csv, .json, .parquet or .arrow; the \
+                 read functions support more"
             )));
         }
     };

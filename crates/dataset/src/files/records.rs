@@ -37,7 +37,7 @@ pub async fn read_records(
     columns: &[(String, i32)],
 ) -> Result<DataSet> {
     if columns.is_empty() || columns.iter().any(|&(_, bytes)| bytes <= 0) {
-        return Err(DataSetError::Query("a record has at least one column, and each of at least one byte".into()));
+        return Err(DataSetError::Query("a record needs at least one column, each of at least one byte".into()));
     }
     let fields = columns.iter().map(|(name, bytes)| Field::new(name, DataType::FixedSizeBinary(*bytes), false));
     let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
@@ -49,7 +49,7 @@ pub async fn read_records(
         let bytes = file.size_bytes()?;
         if bytes % width != 0 {
             return Err(DataSetError::Data(format!(
-                "{file} has {bytes} bytes: it does not hold records of {width} bytes"
+                "{file} has {bytes} bytes, which is not a multiple of the record size, {width} bytes"
             )));
         }
         records.push(bytes / width);
@@ -199,7 +199,7 @@ pub(crate) fn check(schema: &Schema) -> Result<()> {
     match schema.fields().iter().find(fixed) {
         None => Ok(()),
         Some(field) => Err(DataSetError::Query(format!(
-            "records are of columns of a fixed number of bytes; {:?} is {}",
+            "records have columns of a fixed number of bytes, but {:?} is {}",
             field.name(),
             field.data_type()
         ))),

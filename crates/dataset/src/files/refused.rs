@@ -19,7 +19,7 @@ impl Refused {
             let name = batch.schema().field(at).name().clone();
             Some(Refused {
                 row,
-                reason: format!("{name:?} is null, and {what} has no nulls; use fill_null, or leave the row out"),
+                reason: format!("{name:?} is null, but {what} cannot hold nulls; use fill_null, or leave the row out"),
             })
         };
         batch.columns().iter().enumerate().filter_map(column).min_by_key(|refused| refused.row).map_or(Ok(()), Err)

@@ -176,7 +176,7 @@ fn blamed(query: &DataFrame, text: &str) -> Option<String> {
     };
     Some(match cast_to {
         Some(_) => {
-            format!("{text}{BLAMED}{listed}; cast(..., strict=False), or try_cast of SQL, makes null of such values")
+            format!("{text}{BLAMED}{listed}; cast(..., strict=False), or try_cast in SQL, turns such values into null")
         }
         None => format!("{text}{BLAMED}the divisor {listed}; leave out rows where it is 0, or make it null there"),
     })

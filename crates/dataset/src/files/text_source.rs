@@ -190,7 +190,7 @@ impl FileOpener for Opener {
     fn open(&self, part: PartitionedFile) -> Result<FileOpenFuture> {
         let location = &part.object_meta.location;
         let Some(file) = self.files.get(location).cloned() else {
-            return Err(DataFusionError::Execution(format!("{location} was not there when the files were looked for")));
+            return Err(DataFusionError::Execution(format!("{location} was not there when the files were listed")));
         };
         let (start, end) = part.range.as_ref().map_or((0, u64::MAX), |range| (range.start as u64, range.end as u64));
         let piece = Piece { file, start, end };

@@ -32,8 +32,8 @@ pub fn unite<F: Display>(files: &[F], schemas: &[SchemaRef]) -> Result<SchemaRef
             let (ours, theirs) = (fields[known].data_type().clone(), plain_type(field.data_type()));
             let Some(both) = common(&ours, &theirs) else {
                 return Err(DataSetError::Data(format!(
-                    "column {:?} is {ours} in {} and {theirs} in {}, which have no type in common: give schema={{...}}, or read the \
-                     files apart, cast the column and put them together with union",
+                    "column {:?} is {ours} in {} but {theirs} in {}, which have no type in common: set \
+                     schema={{...}}, or read the files separately, cast the column and combine them with union",
                     field.name(),
                     files[origins[known]],
                     files[other],
@@ -63,7 +63,7 @@ pub(crate) fn fits<F: Display>(wanted: &Schema, files: &[F], schemas: &[SchemaRe
                 && !can_cast(there.data_type(), field.data_type())
             {
                 return Err(DataSetError::Data(format!(
-                    "column {:?} is {} in {file}, which cannot become {}, as schema= has it",
+                    "column {:?} is {} in {file}, which cannot become {}, as schema= says",
                     field.name(),
                     there.data_type(),
                     field.data_type()

@@ -23,8 +23,8 @@ pub fn check_expr(expr: &Expr) -> Result<()> {
     while let Some((expr, depth)) = left.pop() {
         if depth > EXPR_DEPTH_MAX {
             return Err(DataSetError::Query(format!(
-                "the expression has more than {EXPR_DEPTH_MAX} operations within each other; use is_in instead of many |, or compute it in \
-                 parts, with with_columns"
+                "the expression nests more than {EXPR_DEPTH_MAX} operations; use is_in instead of many |, or compute \
+                 it in parts, with with_columns"
             )));
         }
         // Without recursion: this is what finds out whether there may be any.
@@ -50,7 +50,7 @@ pub(crate) fn check_plan(plan: &LogicalPlan, whole: bool) -> Result<()> {
             check_step(plan)?;
         }
         let what = match () {
-            () if depth > PLAN_DEPTH_MAX => format!("{PLAN_DEPTH_MAX} steps one above the other"),
+            () if depth > PLAN_DEPTH_MAX => format!("{PLAN_DEPTH_MAX} nested steps"),
             () if steps > PLAN_STEPS_MAX => format!("{PLAN_STEPS_MAX} steps"),
             () => {
                 left.extend(plan.inputs().into_iter().map(|input| (input, depth + 1)));
@@ -58,7 +58,7 @@ pub(crate) fn check_plan(plan: &LogicalPlan, whole: bool) -> Result<()> {
             }
         };
         return Err(DataSetError::Query(format!(
-            "the query has more than {what}; keep what it has so far with collect or a file, and go on from there"
+            "the query has more than {what}; save its result so far with collect or in a file, and continue from there"
         )));
     }
     Ok(())

@@ -76,7 +76,7 @@ fn negative(of: Expr, schema: &DFSchema) -> datafusion::error::Result<Expr> {
     if of_type.is_null() || is_signed_numeric(&of_type) || is_interval(&of_type) || is_timestamp(&of_type) {
         return Ok(made);
     }
-    plan_err!("there is no minus of a {of_type}, only of signed numbers, durations, intervals and times")
+    plan_err!("there is no minus of {of_type}, only of signed numbers, durations, intervals and times")
 }
 
 fn instead_of(part: &Expr, schema: &DFSchema) -> Option<Expr> {

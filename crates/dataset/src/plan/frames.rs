@@ -58,8 +58,8 @@ pub(crate) fn of_frame(
         ALL if slides => ALL,
         name if has_filter && !is_aggregate => {
             return plan_err!(
-                "{name} has no FILTER (where=): aggregates have one, first_value, last_value and nth_value; count(*) with one counts \
-                 the rows of a window for which it holds, or filter the rows before"
+                "{name} does not support FILTER (where=): only aggregates, first_value, last_value and nth_value do; \
+                 count(*) with one counts the rows of a window for which it holds, or filter the rows first"
             );
         }
         _ => return Ok(fun),
@@ -117,7 +117,7 @@ fn place(args: &AccumulatorArgs) -> Result<i64> {
     let given = args.exprs.get(1).and_then(|expr| expr.downcast_ref::<Literal>()).map(Literal::value);
     match given.filter(|value| value.data_type().is_integer()).map(|value| value.cast_to(&DataType::Int64)) {
         Some(Ok(ScalarValue::Int64(Some(place)))) => Ok(place),
-        _ => plan_err!("nth_value takes the number of a row as a constant: from 1, or -1 from the end"),
+        _ => plan_err!("nth_value takes a constant row number: from 1, or -1 from the end"),
     }
 }
 
@@ -300,8 +300,9 @@ fn check(function: &Arc<dyn WindowExpr>) -> Result<()> {
     match aggregate.create_sliding_accumulator() {
         Ok(_) => Ok(()),
         Err(DataFusionError::NotImplemented(_)) => Err(DataSetError::Unsupported(format!(
-            "{} of a frame that begins at another row for each row, such as rows=(-2, 0): it cannot let go of the rows that leave. Begin the \
-             frame at the first row of all, rows=(None, 0), or make it of a list of the frame's values: to_list in Python, array_agg in SQL",
+            "{} of a frame whose start moves from row to row, such as rows=(-2, 0): it cannot drop the rows that \
+             leave. Start the frame at the first row, rows=(None, 0), or compute it from a list of the frame's \
+             values: to_list in Python, array_agg in SQL",
             aggregate.fun().name()
         ))
         .into()),

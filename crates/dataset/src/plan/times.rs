@@ -170,7 +170,7 @@ fn truncated<T: ArrowTimestampType>(times: &ArrayRef, unit: Unit, zone: Option<T
         };
         match begin() {
             Some(begin) => Ok(begin),
-            None => exec_err!("the {unit:?} of {time} in {} began before its type can tell", T::DATA_TYPE),
+            None => exec_err!("the {unit:?} of {time} in {} began before the earliest time of its type", T::DATA_TYPE),
         }
     })?;
     Ok(Arc::new(cut.with_data_type(times.data_type().clone())))
@@ -218,9 +218,9 @@ impl ScalarUDFImpl for Strptime {
 
     fn coerce_types(&self, of: &[DataType]) -> Result<Vec<DataType>> {
         let name = self.name();
-        let [text, formats @ ..] = of else { return plan_err!("{name} takes a text and at least one format") };
+        let [text, formats @ ..] = of else { return plan_err!("{name} takes a string and at least one format") };
         if formats.is_empty() || formats.iter().any(|format| !is_text(format)) {
-            return plan_err!("{name} takes a text and at least one format, which are texts");
+            return plan_err!("{name} takes a string and at least one format, all of them strings");
         }
         let text = match text {
             DataType::Dictionary(_, values) => values,
@@ -229,7 +229,7 @@ impl ScalarUDFImpl for Strptime {
         let text = match text {
             DataType::Null => DataType::Utf8,
             text if is_text(text) => text.clone(),
-            other => return plan_err!("there is no {name} of {other}, only of texts"),
+            other => return plan_err!("there is no {name} of {other}, only of strings"),
         };
         Ok(std::iter::once(text).chain(formats.iter().map(|_| DataType::Utf8)).collect())
     }
@@ -243,9 +243,9 @@ impl ScalarUDFImpl for Strptime {
         let mut all = Vec::new();
         for arg in &args.args[1..] {
             let ColumnarValue::Scalar(format) = arg else {
-                return exec_err!("{name}: a format is the same for all rows");
+                return exec_err!("{name}: the format must be the same for all rows");
             };
-            let Some(format) = format.try_as_str().flatten() else { return exec_err!("{name}: there is no format") };
+            let Some(format) = format.try_as_str().flatten() else { return exec_err!("{name}: no format was given") };
             all.push(Format::new(format)?);
         }
         let formats = Formats { all, is_strict: self.is_strict };
@@ -254,7 +254,7 @@ impl ScalarUDFImpl for Strptime {
             DataType::Utf8 => Arc::new(formats.parsed(texts.as_string::<i32>().iter())?),
             DataType::LargeUtf8 => Arc::new(formats.parsed(texts.as_string::<i64>().iter())?),
             DataType::Utf8View => Arc::new(formats.parsed(texts.as_string_view().iter())?),
-            other => return exec_err!("{name}: {other} is no text"),
+            other => return exec_err!("{name}: {other} is not a string"),
         };
         given_back(&args.args[0], made)
     }
@@ -291,10 +291,10 @@ impl Formats<'_> {
                 }
                 match (&self.all[..], first) {
                     _ if !self.is_strict => Ok(None),
-                    ([format], Some(why)) => exec_err!("{text:?} is no time as {:?} says: {why}", format.text),
+                    ([format], Some(why)) => exec_err!("{text:?} does not match the format {:?}: {why}", format.text),
                     (all, _) => {
                         let all = all.iter().map(|format| format!("{:?}", format.text)).collect::<Vec<_>>().join(", ");
-                        exec_err!("{text:?} is no time as any of {all} says")
+                        exec_err!("{text:?} does not match any of the formats {all}")
                     }
                 }
             })
@@ -317,7 +317,7 @@ impl<'a> Format<'a> {
         for part in without_fractions(text) {
             let items: Vec<Item<'a>> = StrftimeItems::new(part).map(with_zulu).collect();
             if items.contains(&Item::Error) {
-                return exec_err!("{text:?} is no format of strptime: what stands behind a % is unknown");
+                return exec_err!("{text:?} is not a valid format for strptime: what follows a % is unknown");
             }
             parts.push(items);
         }

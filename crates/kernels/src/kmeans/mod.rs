@@ -85,7 +85,7 @@ impl FromStr for Algorithm {
         [Algorithm::Lloyd, Algorithm::Hamerly, Algorithm::Tree]
             .into_iter()
             .find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| format!("no algorithm {name:?}: there are \"lloyd\", \"hamerly\" and \"tree\""))
+            .ok_or_else(|| format!("unknown algorithm {name:?}: use \"lloyd\", \"hamerly\" or \"tree\""))
     }
 }
 

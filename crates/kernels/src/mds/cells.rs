@@ -35,7 +35,7 @@ impl FromStr for Storage {
             "float32" => Ok(Storage::F32),
             "float16" => Ok(Storage::F16),
             "fixed16" => Ok(Storage::Fixed16),
-            _ => Err(format!("no storage {name:?}: there are \"float32\", \"float16\" and \"fixed16\"")),
+            _ => Err(format!("unknown storage {name:?}: use \"float32\", \"float16\" or \"fixed16\"")),
         }
     }
 }
@@ -104,7 +104,7 @@ impl Distances {
 
     fn with(cells: Cells, rows: usize, n: usize, first: Option<usize>) -> Self {
         assert!(n > 0, "distances need at least one column");
-        assert!(first.is_none_or(|first| first + rows <= n), "rows reach beyond the last column");
+        assert!(first.is_none_or(|first| first + rows <= n), "rows extend beyond the last column");
         Distances { cells, weights: None, rows, n, stride: n.next_multiple_of(PADDING), first }
     }
 
@@ -144,7 +144,7 @@ impl Distances {
     pub fn fill<T: Element>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
         let (n, stride, first) = (self.n, self.stride, self.first);
         let count = block.len() / n;
-        assert!(block.len() == count * n && at + count <= self.rows, "the block must be rows that there are");
+        assert!(block.len() == count * n && at + count <= self.rows, "the block must consist of existing rows");
         let inverse = 1.0 / unit;
         let seen = move |i: usize, j: usize| {
             let value = block[i * n + j].to_f64() * inverse;
@@ -167,7 +167,7 @@ impl Distances {
     pub fn weigh<T: Element>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
         let (n, stride, first) = (self.n, self.stride, self.first);
         let count = block.len() / n;
-        assert!(block.len() == count * n && at + count <= self.rows, "the block must be rows that there are");
+        assert!(block.len() == count * n && at + count <= self.rows, "the block must consist of existing rows");
         let weights = self.weights.as_mut().expect("there is room for weights");
         let inverse = 1.0 / unit;
         weights.keep(pool, at..at + count, n, stride, 1, |i, j| {

@@ -27,7 +27,7 @@ impl FromStr for Coefficients {
             "weights" => Ok(Coefficients::Weights),
             "squares" => Ok(Coefficients::Squares),
             "missing" => Ok(Coefficients::Missing),
-            _ => Err(format!("no coefficients {name:?}: there are \"weights\", \"squares\" and \"missing\"")),
+            _ => Err(format!("unknown coefficients {name:?}: use \"weights\", \"squares\" or \"missing\"")),
         }
     }
 }

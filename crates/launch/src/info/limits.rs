@@ -62,7 +62,7 @@ fn shared_memory() -> Item {
     };
     Item::new(TRANSPORTS, "shared memory", shared == Ok(true), text).problem_if(
         shared != Ok(true),
-        "workers of one host have to use TCP, which is several times slower",
+        "workers of one host must use TCP, which is several times slower",
         "use a container runtime whose seccomp profile allows memfd_create, and mount /proc without hidepid",
     )
 }
@@ -202,7 +202,7 @@ fn cgroup_cpu() -> Option<Item> {
     let text = format!("{quota:.2} cores' worth of time (of a cgroup)");
     Some(Item::new(LIMITS, "CPU quota", quota, text).problem_if(
         quota < 1.0,
-        "workers are stopped again and again when the quota is used up",
+        "workers are throttled whenever the quota is used up",
         "give the container or slice at least one core for each worker",
     ))
 }
@@ -212,7 +212,7 @@ fn cgroup_memory() -> Option<Item> {
     let text = format!("{} (cgroup {name}); beyond it a worker is killed", bytes(limit));
     Some(Item::new(LIMITS, "memory limit", limit, text).problem_if(
         limit < 512 << 20,
-        "that is little for workers with arrays in memory",
+        "that is not much for workers with arrays in memory",
         "give the container or slice more memory",
     ))
 }

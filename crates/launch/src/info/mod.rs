@@ -87,7 +87,7 @@ fn to_text(items: &[Item]) -> String {
     }
     let problems = items.iter().filter(|item| item.problem.is_some()).count();
     let _ = match problems {
-        0 => writeln!(text, "\nNothing here stands in a job's way. `tidemill info --job` measures the transports."),
+        0 => writeln!(text, "\nNo problems found. `tidemill info --job` measures the transports."),
         _ => writeln!(text, "\n{problems} to look at, marked with !. `tidemill info --job` measures the transports."),
     };
     text

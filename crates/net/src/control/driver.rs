@@ -222,7 +222,7 @@ impl Looper {
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
-                    notice!(self.me, "the control plane ends: epoll: {e}");
+                    notice!(self.me, "the control plane stopped: epoll: {e}");
                     return;
                 }
             }

@@ -56,7 +56,7 @@ fn collect(
                 Ok(None) => {}
                 Ok(Some(Message { kind: Kind::Gather, payload, .. })) => parts[index] = Some(payload),
                 Ok(Some(other)) => {
-                    let reason = format!("it sent {:?} where its part of an exchange was due", other.kind);
+                    let reason = format!("it sent {:?} where its part of an exchange was expected", other.kind);
                     return Err(ControlError::Lost { rank, reason });
                 }
                 Err(reason) => return Err(ControlError::Lost { rank, reason }),
@@ -85,7 +85,7 @@ pub(super) fn gather_at_leaf(
     link.queue(Kind::Gather, me, mine);
     let message = await_hub(link, Instant::now() + timeout + VERDICT_PATIENCE, timeout)?;
     if message.kind != Kind::Gathered {
-        let reason = format!("it sent {:?} where the result of an exchange was due", message.kind);
+        let reason = format!("it sent {:?} where the result of an exchange was expected", message.kind);
         return Err(ControlError::Lost { rank: Rank(0), reason });
     }
     split(&message.payload, size)

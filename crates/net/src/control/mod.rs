@@ -96,13 +96,13 @@ pub enum ControlError {
     #[error("more than {QUEUE_BYTES_MAX} bytes of control messages are queued")]
     QueueFull,
     /// The message is longer than [`MESSAGE_BYTES_MAX`].
-    #[error("a control message of {len_bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
+    #[error("a control message of {len_bytes} bytes exceeds the limit of {MESSAGE_BYTES_MAX}")]
     TooLong {
         /// Its length.
         len_bytes: usize,
     },
     /// The destination is not in the job.
-    #[error("there is no worker {rank} in this job")]
+    #[error("this job has no worker {rank}")]
     NoSuchRank {
         /// The destination.
         rank: Rank,
@@ -112,7 +112,8 @@ pub enum ControlError {
     Closed,
     /// The caller is a forked child of the worker. It is not a member of the job.
     #[error(
-        "this process was forked from a worker and is no member of the job; use spawn instead of fork, or do not use Tidemill in the child"
+        "this process was forked from a worker and does not belong to the job; use spawn instead of fork, or do not \
+         use Tidemill in the child"
     )]
     Forked,
     /// The operating system refused something.

@@ -131,7 +131,7 @@ impl Star {
                 out.push(Action::Emit(ControlEvent::Lost { rank: message.rank, reason }));
             }
             Kind::Left | Kind::Lost if !hub => {}
-            other => self.gone(from, format!("it sent {other:?}, which has no place here"), out),
+            other => self.gone(from, format!("it sent {other:?}, which is not valid at this point"), out),
         }
     }
 
@@ -159,8 +159,8 @@ impl Star {
                     let patience = if *heard { 1 } else { PATIENCE_BEFORE_FIRST_WORD };
                     if *silent_ticks > self.silent_ticks_max.saturating_mul(patience) {
                         let reason = format!(
-                            "no sign of life for {:.1} s (TIDEMILL_FAILURE_TIMEOUT); its host or network is gone, or its process \
-                             is stopped (SIGSTOP, Ctrl-Z, a debugger)",
+                            "no sign of life for {:.1} s (TIDEMILL_FAILURE_TIMEOUT); its host or network is down, or \
+                             its process is stopped (SIGSTOP, Ctrl-Z, a debugger)",
                             (HEARTBEAT_INTERVAL * *silent_ticks).as_secs_f64()
                         );
                         self.gone(rank, reason, out);

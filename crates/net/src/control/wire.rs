@@ -120,7 +120,7 @@ impl Decoder {
         let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let len = number(0) as usize;
         let Some(kind) = Kind::from_byte(header[4]) else {
-            return Err(format!("unknown kind {} of control message", header[4]));
+            return Err(format!("unknown control message kind {}", header[4]));
         };
         if len > MESSAGE_BYTES_MAX || header[5..8] != [0; 3] {
             return Err(format!("malformed control message of {len} bytes"));

@@ -279,7 +279,7 @@ impl Core {
                 // SAFETY: `received + len` is within the region, as just checked.
                 Ok(unsafe { region.ptr.add(*received as usize) })
             }
-            _ => Err(format!("sends a piece of message {}, which was not accepted like that", header.token)),
+            _ => Err(format!("sent a piece of message {}, which was not accepted that way", header.token)),
         }
     }
 
@@ -394,11 +394,11 @@ impl Sink for Core {
                     self.offer(src, header, offer);
                     Ok(())
                 }
-                Err(_) => Err("an offer of the wrong length".into()),
+                Err(_) => Err("an offer has the wrong length".into()),
             },
             Some(Kind::Accept) => match bytemuck::try_pod_read_unaligned::<Accept>(payload) {
                 Ok(accept) => self.accepted(src, header.token, accept),
-                Err(_) => Err("an accept of the wrong length".into()),
+                Err(_) => Err("an accept has the wrong length".into()),
             },
             Some(Kind::Piece) => self.piece_room(src, header).map(|room| {
                 // SAFETY: `piece_room` checked that `len` bytes of the pending receive's region start at `room`.
@@ -412,7 +412,7 @@ impl Sink for Core {
                 }
                 // It was still taking the message when it left, and the send has ended with that news.
                 _ if self.links[src.index()].left => Ok(()),
-                _ => Err(format!("finishes send {}, which is not pending", header.token)),
+                _ => Err(format!("finished send {}, which is not pending", header.token)),
             },
             Some(Kind::Credit) => {
                 let link = &mut self.links[src.index()];
@@ -427,7 +427,7 @@ impl Sink for Core {
                 self.peer_ended(src, header.context, header.token);
                 Ok(())
             }
-            None => Err(format!("frame of unknown kind {}", header.kind_raw)),
+            None => Err(format!("unknown frame kind {}", header.kind_raw)),
         };
         if let Err(reason) = result {
             self.corrupt(src, reason);

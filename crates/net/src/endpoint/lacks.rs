@@ -35,7 +35,7 @@ impl Lacks {
 
 /// Tells the user what the workers have reported, by rank: a line for each thing that is lacking.
 pub(super) fn tell(reports: &[&[u8]]) {
-    words(reports).iter().for_each(|line| notice!("slower than it could be {line}"));
+    words(reports).iter().for_each(|line| notice!("slower than possible: {line}"));
 }
 
 #[derive(Default)]
@@ -70,7 +70,7 @@ fn words(reports: &[&[u8]]) -> Vec<String> {
     let line = |kind: &Kind| {
         let more = match kind.reasons.len() {
             1 => String::new(),
-            all => format!(" (the first of {all} reasons; `job.workers` has those of each worker)"),
+            all => format!(" (the first of {all} reasons; `job.workers` lists them for each worker)"),
         };
         format!("from rank(s) {} to rank(s) {}: {}{more}", ranks(&kind.from), ranks(&kind.to), kind.reasons[0])
     };

@@ -507,7 +507,8 @@ impl Shared {
                 if !ranks.is_empty() {
                     notice!(
                         self.rank,
-                        "a signal ended the wait at the program's end: what rank(s) {} have not received is lost",
+                        "a signal interrupted the wait at the end of the program: what rank(s) {} have not received \
+                         is lost",
                         crate::control::ranks(&ranks)
                     );
                 }
@@ -547,7 +548,7 @@ struct HandsOver;
 
 impl Caller for HandsOver {
     fn describe(&self, text: &mut String) {
-        text.push_str("the end of the program, which waits until what it sent is received");
+        text.push_str("the end of the program, which waits until everything it sent is received");
     }
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {

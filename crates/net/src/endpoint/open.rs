@@ -41,7 +41,7 @@ impl std::str::FromStr for TransportChoice {
             "auto" | "" => Ok(Self::Auto),
             "shm" => Ok(Self::SharedMemory),
             "tcp" => Ok(Self::Tcp),
-            _ => Err(format!("transport {text:?} is not known; choose auto, shm or tcp")),
+            _ => Err(format!("unknown transport {text:?}; choose auto, shm or tcp")),
         }
     }
 }
@@ -75,7 +75,7 @@ pub enum OpenError {
     #[error("tcp: {0}")]
     Tcp(String),
     /// Shared memory was demanded but does not reach everybody.
-    #[error("TIDEMILL_TRANSPORT=shm, but worker {rank} cannot be reached by shared memory: {reason}")]
+    #[error("TIDEMILL_TRANSPORT=shm, but worker {rank} cannot be reached through shared memory: {reason}")]
     NotLocal {
         /// Who.
         rank: Rank,
@@ -83,7 +83,7 @@ pub enum OpenError {
         reason: String,
     },
     /// A peer sent an address this version does not understand.
-    #[error("worker {rank} sent an address that makes no sense; do all workers run the same version of Tidemill?")]
+    #[error("worker {rank} sent an invalid address; do all workers run the same version of Tidemill?")]
     BadAddress {
         /// Who.
         rank: Rank,

@@ -209,11 +209,7 @@ impl Shared {
                     self.stall.answers.lock().insert((id, from), text);
                     self.stall.answered.notify_all();
                 }
-                None => notice!(
-                    self.rank,
-                    "ignored a message of {} bytes from rank {from} that makes no sense",
-                    bytes.len()
-                ),
+                None => notice!(self.rank, "ignored an invalid message of {} bytes from rank {from}", bytes.len()),
             },
             news => self.faults.hear(news),
         }
@@ -249,12 +245,12 @@ impl Shared {
         // Of several threads the main one is most likely what the user thinks of as the program.
         let asleep = self.stall.asleep.lock().iter().min_by_key(|(_, _, since, is_main)| (!is_main, *since)).cloned();
         if let Some((_, what, since, _)) = asleep {
-            return format!("in {what} since {:.0} s", since.elapsed().as_secs_f64());
+            return format!("in {what} for {:.0} s", since.elapsed().as_secs_f64());
         }
         let busy = self.lock().idle_for().as_secs_f64();
         match self.locate() {
-            Some(place) => format!("in {place} (busy) since {busy:.0} s"),
-            None => format!("busy in native code, which does not say where, since {busy:.0} s"),
+            Some(place) => format!("in {place} (busy) for {busy:.0} s"),
+            None => format!("busy in native code (location unknown) for {busy:.0} s"),
         }
     }
 
@@ -292,7 +288,7 @@ impl Shared {
                     None => "a message from any worker".into(),
                     Some(rank) => match shared.ask(*rank, |id| Message::AskActivity { id }) {
                         Some(activity) => format!("rank {rank}, which is {activity}"),
-                        None => format!("rank {rank}, which does not answer"),
+                        None => format!("rank {rank}, which does not respond"),
                     },
                 });
             }
@@ -327,13 +323,11 @@ impl Shared {
             if let Some((sent, expected)) = lengths {
                 return format!(
                     "{call}: rank {rank} called {theirs}, rank {me} called {ours}, and the first sent {sent} bytes to \
-                     the second, which expected {expected}; are the counts alike on both?"
+                     the second, which expected {expected}; do both pass the same counts?"
                 );
             }
             if ours == theirs {
-                return format!(
-                    "{call}: ranks {me} and {rank} both called {ours}, but differed some collectives earlier"
-                );
+                return format!("{call}: ranks {me} and {rank} both called {ours}, but earlier collectives differed");
             }
             format!("{call}: rank {me} called {ours}, but rank {rank} called {theirs}")
         };

@@ -377,11 +377,11 @@ impl Core {
         let Some(Op::Send { dest, region, .. }) = self.ops.get_mut(token) else {
             // It has left since, and the send has ended with that news.
             let left = self.links[src.index()].left;
-            return if left { Ok(()) } else { Err(format!("accepts send {token}, which is not pending")) };
+            return if left { Ok(()) } else { Err(format!("accepted send {token}, which is not pending")) };
         };
         let end = accept.offset.checked_add(accept.len);
         if *dest != src || end.is_none_or(|end| end > region.len as u64) {
-            return Err(format!("accepts send {token}, which was not offered to it like that"));
+            return Err(format!("accepted send {token}, which was not offered that way"));
         }
         // SAFETY: the offset is within the region, as just checked.
         let ptr = unsafe { region.ptr.add(accept.offset as usize) };
@@ -389,7 +389,7 @@ impl Core {
         let link = &mut self.links[src.index()];
         if accept.addr != 0 {
             if link.claims.is_none() || region.len == 0 {
-                return Err(format!("wants to share the copying of send {token}, which cannot be"));
+                return Err(format!("asked to share the copying of send {token}, which is not possible"));
             }
             let chunks = region.len.div_ceil(shared_chunk_bytes(region.len)) as u32;
             let transfer = Transfer { generation: accept.token as u32, chunks };

@@ -125,8 +125,8 @@ impl Inbox {
         options: InboxOptions,
     ) -> Result<Self, SegmentError> {
         let shape = Shape { slots: options.ring_slots, bulk_bytes: options.ring_bytes };
-        assert!(shape.is_valid(), "ring sizes must be powers of two, of at least 4 frames and 256 bytes: {options:?}");
-        assert!(peers.len() <= PEERS_MAX as usize, "{} peers on one host; at most {PEERS_MAX}", peers.len());
+        assert!(shape.is_valid(), "ring sizes must be powers of two, at least 4 frames and 256 bytes: {options:?}");
+        assert!(peers.len() <= PEERS_MAX as usize, "{} peers on one host exceed the limit of {PEERS_MAX}", peers.len());
         let mut distinct: Vec<Rank> = peers.iter().copied().chain([rank]).collect();
         distinct.sort_unstable();
         assert!(distinct.windows(2).all(|pair| pair[0] != pair[1]), "worker {rank} and peers {peers:?} overlap");
@@ -230,7 +230,7 @@ impl PeerInbox {
         let mismatch = |reason: String| SegmentError::Mismatch { pid, reason };
         let (own, theirs) = (pid_namespace(), address.pid_namespace);
         if own != theirs {
-            let reason = format!("it runs in another PID namespace ({theirs}, ours is {own}), say another container");
+            let reason = format!("it runs in another PID namespace ({theirs}, ours is {own}), maybe another container");
             return Err(mismatch(reason));
         }
         let in_process = address.segment_fd < 0;

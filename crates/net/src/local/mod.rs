@@ -108,7 +108,7 @@ impl LocalTransport {
             assert_eq!(
                 std::mem::replace(link_of_rank, links.len() as u32),
                 NO_LINK,
-                "worker {peer_rank} is named twice"
+                "worker {peer_rank} is listed twice"
             );
             // SAFETY: `inbox` was fresh and is consumed here, and each peer comes once: no second consumer.
             let consumer = unsafe { Consumer::new(inbox.layout.ring(&inbox.segment, index), inbox.layout.shape) };

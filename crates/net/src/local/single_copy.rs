@@ -48,7 +48,7 @@ pub(super) fn probe(pid: u32, nonce_addr: u64, nonce: [u64; 2]) -> SingleCopy {
     let copy = SingleCopy::Process(pid);
     match copy.read(nonce_addr, &mut found) {
         Ok(()) if found == bytemuck::cast::<_, [u8; 16]>(nonce) => copy,
-        Ok(()) => SingleCopy::Unavailable("the peer's memory is not where it said".into()),
+        Ok(()) => SingleCopy::Unavailable("the peer's memory is not at the address it gave".into()),
         Err(error) => {
             let hint = match error.raw_os_error() {
                 Some(libc::EPERM) => " (see /proc/sys/kernel/yama/ptrace_scope; containers need CAP_SYS_PTRACE)",

@@ -123,7 +123,7 @@ impl Gate {
             }
             if self.pending.len() >= self.pending_max {
                 let oldest = self.pending.pop_front().expect("pending_max is not zero");
-                self.refuse(oldest.peer(), "too many connections without proof".into());
+                self.refuse(oldest.peer(), "too many unauthenticated connections".into());
             }
             let deadline = now + HANDSHAKE_TIMEOUT;
             self.pending.push_back(Conversation::answer(Guarded::new(stream), peer, &self.key, self.expects, deadline));

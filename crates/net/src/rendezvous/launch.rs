@@ -44,8 +44,8 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
             if is_root {
                 notice!(
                     Rank(0),
-                    "the job has no secret: whoever can connect to {root} and guess its parameters can take a worker's \
-                     place; give all workers one TIDEMILL_SECRET (`openssl rand -hex 32`)"
+                    "the job has no secret: anyone who can connect to {root} and guess its parameters can take a \
+                     worker's place; give all workers the same TIDEMILL_SECRET (`openssl rand -hex 32`)"
                 );
             }
             config.root = root.clone();
@@ -83,7 +83,7 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
             let card_taken = card_taken.map_err(|reason| {
                 bootstrap(format!(
                     "{reason}; give every worker rank 0's host:port in TIDEMILL_ROOT and 64 random hexadecimal digits \
-                     (`openssl rand -hex 32`) in TIDEMILL_SECRET, and they will meet there"
+                     (`openssl rand -hex 32`) in TIDEMILL_SECRET, so that they meet there"
                 ))
             })?;
             if !is_root {
@@ -121,7 +121,7 @@ fn publish(config: &mut JoinConfig, within_host: bool) -> Result<String, JoinErr
 fn take(config: &mut JoinConfig, card: &str) -> Result<(), String> {
     let parts = card.trim_end().split_once(' ');
     let parts = parts.and_then(|(root, secret)| Some((root, Secret::from_hex(secret)?)));
-    let (root, secret) = parts.ok_or("rank 0 published something else than an address and a secret")?;
+    let (root, secret) = parts.ok_or("rank 0 did not publish an address and a secret")?;
     (config.root, config.secret) = (root.to_owned(), secret);
     Ok(())
 }

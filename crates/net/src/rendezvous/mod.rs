@@ -106,7 +106,7 @@ impl JoinConfig {
 #[non_exhaustive]
 pub enum JoinError {
     /// The rank is outside of the job.
-    #[error("rank {rank} is outside of a job of {size} worker(s)")]
+    #[error("rank {rank} is out of range for a job of {size} worker(s)")]
     RankOutOfRange {
         /// The rank.
         rank: Rank,
@@ -132,7 +132,7 @@ pub enum JoinError {
         hint: Option<String>,
     },
     /// On the others: rank 0 cannot be reached.
-    #[error("worker 0 (rank 0) was not reached at {root} within {waited_s} s; last try: {last}")]
+    #[error("worker 0 (rank 0) could not be reached at {root} within {waited_s} s; last attempt: {last}")]
     NoRoot {
         /// Where it should be.
         root: String,
@@ -142,7 +142,7 @@ pub enum JoinError {
         last: String,
     },
     /// Refused by rank 0, or rank 0 could not be believed.
-    #[error("rank 0 at {root} and this worker refuse each other: {reason}")]
+    #[error("rank 0 at {root} and this worker reject each other: {reason}")]
     Refused {
         /// Where.
         root: String,
@@ -262,7 +262,7 @@ fn admit_all(
             if ready_links.next().is_some_and(|flags| !flags.is_empty())
                 && let Err(reason) = link.receive()
             {
-                notice!(config.rank, "rank {rank} is gone before the job started: {reason}");
+                notice!(config.rank, "rank {rank} exited before the job started: {reason}");
                 *slot = None;
             }
         }
@@ -284,18 +284,18 @@ fn admit(config: &JoinConfig, links: &mut [Option<Link>], met: Met) -> Result<()
     let peer = met.stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
     let wrong = if size != config.size {
         Some(format!(
-            "worker {from} at {peer} was told that the job has {size} worker(s), rank 0 that it has {}; \
-             start all workers with one launcher call and one size",
+            "worker {from} at {peer} was told that the job has {size} worker(s), but rank 0 that it has {}; start all \
+             workers with one launcher call and one size",
             config.size
         ))
     } else if from.0 == 0 || from.0 >= config.size {
-        Some(format!("a worker at {peer} calls itself rank {from} in a job of {size} workers with a rank 0"))
+        Some(format!("a worker at {peer} claims rank {from} in a job of {size} workers that already has a rank 0"))
     } else if links[from.index() - 1].is_some() {
         let first = links[from.index() - 1].as_ref().and_then(|link| link.stream().peer_addr().ok());
         let first = first.map_or_else(|| "another".into(), |a| a.to_string());
         Some(format!(
-            "two workers call themselves rank {from}: one at {first}, one at {peer}; \
-             give every worker its own rank (is an environment from an earlier job exported?)"
+            "two workers claim rank {from}: one at {first}, one at {peer}; give every worker its own rank (is an \
+             environment from an earlier job exported?)"
         ))
     } else {
         None
@@ -353,7 +353,7 @@ fn knock(config: &JoinConfig, key: &JobKey) -> Result<Link, JoinError> {
     match exchange::await_hub(&mut link, deadline + VERDICT_PATIENCE, config.timeout) {
         Ok(message) if message.kind == Kind::Welcome => Ok(link),
         Ok(message) => {
-            let reason = format!("it sent {:?} where a welcome was due", message.kind);
+            let reason = format!("it sent {:?} where a welcome was expected", message.kind);
             Err(ControlError::Lost { rank: Rank(0), reason }.into())
         }
         Err(ControlError::Failed { reason }) => Err(JoinError::Disagreement(reason)),
@@ -394,11 +394,12 @@ fn bind(root: &str) -> Result<TcpListener, JoinError> {
         }
         return Err(fail(match error.kind() {
             std::io::ErrorKind::AddrInUse => {
-                "the port is in use; is another rank 0 of this job or an earlier job running? Choose another port"
+                "the port is in use; is another rank 0 of this job, or an earlier job, still running? Choose another \
+                 port"
                     .into()
             }
             std::io::ErrorKind::AddrNotAvailable => {
-                "this is not an address of this host; rank 0 must run on the host that the address names".into()
+                "this is not an address of this host; rank 0 must run on the host with that address".into()
             }
             _ => error.to_string(),
         }));

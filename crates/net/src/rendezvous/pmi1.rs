@@ -31,12 +31,12 @@ pub(super) fn exchange(fd: RawFd, card: Option<&str>, deadline: Instant) -> Resu
     finalize_at_exit(fd);
     let limits = client.ask("cmd=get_maxes", "maxes")?;
     let answer = client.ask("cmd=get_my_kvsname", "my_kvsname")?;
-    let space = field(&answer, "kvsname").ok_or("the launcher's PMI names no key-value space")?.to_owned();
+    let space = field(&answer, "kvsname").ok_or("the launcher's PMI has no key-value space")?.to_owned();
     if let Some(card) = card {
         let value = to_hex(card.trim_end());
         let room: usize = field(&limits, "vallen_max").and_then(|text| text.parse().ok()).unwrap_or(256);
         if value.len() >= room {
-            return Err(format!("the launcher's PMI takes values of {room} bytes; {} are needed", value.len() + 1));
+            return Err(format!("the launcher's PMI accepts values of {room} bytes; {} are needed", value.len() + 1));
         }
         check(&client.ask(&format!("cmd=put kvsname={space} key={KEY} value={value}"), "put_result")?)?;
     }
@@ -47,7 +47,7 @@ pub(super) fn exchange(fd: RawFd, card: Option<&str>, deadline: Instant) -> Resu
     let answer = client.ask(&format!("cmd=get kvsname={space} key={KEY}"), "get_result")?;
     check(&answer)?;
     let value = field(&answer, "value").and_then(from_hex);
-    value.ok_or_else(|| "the launcher's PMI returned another value than was put".into())
+    value.ok_or_else(|| "the launcher's PMI returned a different value from the one stored".into())
 }
 
 struct Client {
@@ -90,7 +90,7 @@ impl Client {
                 return Ok(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
             if self.buffer.len() > LINE_BYTES_MAX {
-                return Err(io::Error::other("a line without end"));
+                return Err(io::Error::other("an unterminated line"));
             }
             if !poll_until(&mut [PollFd::from_borrowed_fd(self.fd, PollFlags::IN)], self.deadline)? {
                 return Err(io::Error::other("not all workers reached the launcher's barrier in time"));

@@ -81,7 +81,7 @@ pub(super) fn exchange(card: Option<&str>, deadline: Instant) -> Result<String, 
 fn exchange_blocking(card: Option<String>) -> Result<String, String> {
     // SAFETY: loads a library whose constructors are those of any C library; it stays loaded, see below.
     let library = NAMES.into_iter().find_map(|name| unsafe { Library::new(name) }.ok());
-    let library = library.ok_or_else(|| format!("PMIx's library ({}) was not found", NAMES[0]))?;
+    let library = library.ok_or_else(|| format!("the PMIx library ({}) was not found", NAMES[0]))?;
     // Its threads and exit handlers run until the end of the process.
     let library: &'static Library = Box::leak(Box::new(library));
     // SAFETY: the types are those of the PMIx standard.
@@ -142,7 +142,7 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
     // SAFETY: not null, and a `pmix_value_t` by the standard.
     let value = unsafe { &*value };
     if value.kind != TYPE_STRING || value.data[0].is_null() {
-        return Err("PMIx_Get returned another value than was put".into());
+        return Err("PMIx_Get returned a different value from the one stored".into());
     }
     // SAFETY: a value of type string holds a zero-terminated one.
     Ok(unsafe { CStr::from_ptr(value.data[0].cast()) }.to_string_lossy().into_owned())

@@ -143,16 +143,18 @@ pub(crate) enum HandshakeError {
     #[error("the other side does not speak Tidemill's protocol")]
     Stranger,
     #[error(
-        "the other side runs another version of Tidemill (wire protocol {theirs}, here {PROTOCOL}); install one version on every host"
+        "the other side runs another version of Tidemill (wire protocol {theirs}, here {PROTOCOL}); install the same \
+         version on every host"
     )]
     Protocol { theirs: u16 },
     #[error(
-        "the secret or the job's name differs; give every worker the same TIDEMILL_SECRET and TIDEMILL_JOB (`tidemill run` does)"
+        "the secret or the job's name differs; give every worker the same TIDEMILL_SECRET and TIDEMILL_JOB (`tidemill \
+         run` does)"
     )]
     Secret,
-    #[error("the other side expected somebody else to call here")]
+    #[error("the other side expected a connection from a different worker")]
     NotExpected,
-    #[error("the other side's proof is wrong: it does not know the job's secret")]
+    #[error("the other side does not know the job's secret: its proof is wrong")]
     Impostor,
     #[error("{0}")]
     Broken(String),

@@ -70,7 +70,7 @@ impl Server {
                 }
                 let Ok((mut stream, _)) = listener.accept() else { continue };
                 if !is_ours(&stream) {
-                    notice!(Rank(0), "refused a process of another user at the meeting point of this job");
+                    notice!(Rank(0), "rejected a process of another user at the meeting point of this job");
                     continue;
                 }
                 // A card fits into an empty socket's buffer, so nobody can hold the others up.
@@ -110,7 +110,7 @@ pub(super) fn fetch(job: &str, deadline: Instant) -> Result<String, String> {
 fn try_fetch(job: &str) -> io::Result<String> {
     let stream = UnixStream::connect_addr(&address(job)?)?;
     if !is_ours(&stream) {
-        return Err(io::Error::other("another user's process listens at the meeting point of this job"));
+        return Err(io::Error::other("a process of another user listens at the meeting point of this job"));
     }
     stream.set_read_timeout(Some(TALK_TIMEOUT))?;
     let mut card = String::new();

@@ -117,7 +117,7 @@ fn check(header: &Header) -> Result<usize, String> {
         return Err(format!("unknown kind {}", header.kind_raw));
     }
     if header.len > FRAME_BYTES_MAX as u64 {
-        return Err(format!("{} bytes in a frame, {FRAME_BYTES_MAX} are allowed", header.len));
+        return Err(format!("a frame of {} bytes exceeds the limit of {FRAME_BYTES_MAX}", header.len));
     }
     if header.reserved != [0; 3] {
         return Err("reserved bytes are set".into());

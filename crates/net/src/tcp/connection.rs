@@ -143,7 +143,7 @@ impl Connection {
     fn closed(&self) -> End {
         End::Lost(
             if self.assembly.is_within_frame() {
-                "its connection closed within a frame"
+                "its connection closed in the middle of a frame"
             } else {
                 "its connection closed"
             }

@@ -122,7 +122,7 @@ impl Transport for TcpTransport {
         }
         let Some(connection) = self.connections.get_mut(dest.index()).and_then(Option::as_mut) else {
             let end = self.ends.get(dest.index()).and_then(Option::as_ref);
-            let none = || TransportError::PeerLost { peer: dest, reason: "there is no connection with it".into() };
+            let none = || TransportError::PeerLost { peer: dest, reason: "not connected to it".into() };
             return Err(end.map_or_else(none, copy));
         };
         match connection.push(header, payload, sent) {

@@ -28,8 +28,8 @@ const LOCAL_SEND_BYTES: usize = 128 << 10;
 pub enum TcpOpenError {
     /// Peers that did not come, or were not reached, in time.
     #[error(
-        "no connection with worker(s) {} within {waited_s} s{}; \
-         do firewalls let workers connect to each other, and is a good network interface used?",
+        "no connection to worker(s) {} within {waited_s} s{}; do firewalls let workers connect to each other, and is \
+         the right network interface in use?",
         ranks(missing), hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default()
     )]
     Missing {
@@ -41,7 +41,7 @@ pub enum TcpOpenError {
         hint: Option<String>,
     },
     /// A peer refuses this worker and will go on to.
-    #[error("worker {peer} and this one refuse each other: {reason}")]
+    #[error("worker {peer} and this one reject each other: {reason}")]
     Refused {
         /// Who.
         peer: Rank,
@@ -106,7 +106,7 @@ impl TcpTransport {
                 match met.get_mut(&from) {
                     // The last call counts: a peer calls again only when it has given up the one before.
                     Some(slot) if from > rank => *slot = Some(caller),
-                    _ => notice!(rank, "rank {from} called it, though the lower rank has to be called"),
+                    _ => notice!(rank, "rank {from} connected, but higher ranks must connect to lower ones"),
                 }
             }
             if now >= deadline {

@@ -180,7 +180,7 @@ impl Caller {
                 let (sender, works) = mpsc::channel::<Work>();
                 let body = move || works.into_iter().for_each(|work| work());
                 let started = thread::Builder::new().name(self.name.clone()).spawn(body);
-                started.map_err(|error| format!("no thread for {}: {error}", self.name))?;
+                started.map_err(|error| format!("cannot start a thread for {}: {error}", self.name))?;
                 self.works.insert(sender)
             }
         };

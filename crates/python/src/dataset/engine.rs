@@ -312,7 +312,7 @@ impl QueryEngine {
             }
             (other, _) => {
                 return Err(PyValueError::new_err(format!(
-                    "on_error is \"raise\", \"skip\" or \"quarantine\", not {other:?}"
+                    "on_error must be \"raise\", \"skip\" or \"quarantine\", not {other:?}"
                 )));
             }
         };

@@ -315,7 +315,7 @@ impl NativeDataSet {
             "analyze" => Explain::Analyze,
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "explain has \"logical\", \"optimized\", \"physical\" and \"analyze\", not {other:?}"
+                    "explain supports \"logical\", \"optimized\", \"physical\" and \"analyze\", not {other:?}"
                 )));
             }
         };
@@ -378,7 +378,9 @@ impl Target {
             Target::Worker(rank) => Ok(To::One(*rank)),
             Target::Word(word) if word == "all" => Ok(To::All),
             Target::Word(word) if word == "each" => Ok(To::Each),
-            Target::Word(word) => Err(PyValueError::new_err(format!("rows go to \"all\" or \"each\", not {word:?}"))),
+            Target::Word(word) => {
+                Err(PyValueError::new_err(format!("rows must go to \"all\" or \"each\", not {word:?}")))
+            }
         }
     }
 }

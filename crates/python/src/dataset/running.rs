@@ -28,7 +28,7 @@ impl Outcome {
     fn told(&mut self) -> Option<Result<Moved, String>> {
         match &mut self.rebalancing {
             Some(rebalancing) => rebalancing.outcome(),
-            None => Some(Err("a map has an owner for each bucket".into())),
+            None => Some(Err("a map needs an owner for each bucket".into())),
         }
     }
 }
@@ -48,7 +48,7 @@ impl NativeRunning {
         let routes = self.routes.lock();
         if !routes.contains_key(&task) {
             let known: Vec<_> = routes.keys().map(|name| format!("{name:?}")).collect();
-            return Err(PyKeyError::new_err(format!("no task {task:?} with keys; there are {}", known.join(", "))));
+            return Err(PyKeyError::new_err(format!("no task {task:?} with keys; the tasks are {}", known.join(", "))));
         }
         let mut asked = self.asked.lock();
         asked.push((task, owners));

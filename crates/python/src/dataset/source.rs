@@ -229,15 +229,15 @@ impl PythonSource {
         let restored = context.restored();
         for (name, saved) in restored.iter().flat_map(|restored| &restored.splits) {
             let Some((over, position)) = saved.split_first() else {
-                return Err(format!("{}: the checkpoint has nothing of the split {name:?}", of.name).into());
+                return Err(format!("{}: the checkpoint has no state for the split {name:?}", of.name).into());
             };
             if named.contains(name) {
                 let position = (!position.is_empty()).then(|| saved.slice(1..));
                 splits.push(Split::new(of, name, position));
             } else if *over != OVER {
                 return Err(format!(
-                    "{}: the checkpoint has the split {name:?}, which is not over and which splits= does not name: what is left of it would \
-                     be lost; name it",
+                    "{}: the checkpoint has the unfinished split {name:?}, which splits= does not name: the rest of \
+                     it would be lost; name it",
                     of.name
                 )
                 .into());
@@ -252,7 +252,8 @@ impl PythonSource {
         let reading: Vec<u32> = (0..context.copies()).filter(|copy| !ended(copy)).collect();
         if let (true, Some(split)) = (reading.is_empty(), new.first()) {
             return Err(format!(
-                "{}: splits= names {split:?}, and the source had come to its end before: read that as a source of its own",
+                "{}: splits= names {split:?}, but the source had already finished: read that split as a separate \
+                 source",
                 of.name
             )
             .into());

@@ -45,7 +45,7 @@ pub(super) fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
         ("latest", None) => ToldBy::Latest,
         ("arrival", None) => ToldBy::Arrival,
         ("column", Some(column)) => ToldBy::Column(column),
-        (other, _) => return Err(PyValueError::new_err(format!("time is not told by {other:?}"))),
+        (other, _) => return Err(PyValueError::new_err(format!("{other:?} does not describe event time"))),
     };
     let times = EventTimes::of(column).out_of_order(Duration::from_micros(out_of_order));
     Ok(Some(times.idle_after(Duration::from_micros(idle_after)).told_by(told_by)))

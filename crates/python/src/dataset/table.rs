@@ -259,7 +259,7 @@ impl NativeTable {
         let exact = CastOptions { safe: false, ..Default::default() };
         let cast = |batch: &RecordBatch| -> Result<RecordBatch, ArrowError> {
             let column = |field: &Arc<Field>| {
-                let missing = || ArrowError::SchemaError(format!("there is no column {:?}", field.name()));
+                let missing = || ArrowError::SchemaError(format!("no column {:?}", field.name()));
                 let column = batch.column_by_name(field.name()).ok_or_else(missing)?;
                 cast_with_options(column, field.data_type(), &exact)
             };

@@ -54,7 +54,7 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
             Err(_) => match value.extract() {
                 Ok(value) => Ok(ScalarValue::UInt64(Some(value))),
                 Err(_) => Err(PyOverflowError::new_err(format!(
-                    "{value} has more than 64 bits; make it a decimal.Decimal, of up to 38 digits, or a float"
+                    "{value} has more than 64 bits; use a decimal.Decimal of up to 38 digits, or a float"
                 ))),
             },
         };
@@ -88,7 +88,7 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
     }
     if value.is_instance(time(py)?)? {
         if !value.getattr("tzinfo")?.is_none() {
-            return Err(PyTypeError::new_err(format!("{value} has a time zone, which times of day cannot have here")));
+            return Err(PyTypeError::new_err(format!("time-of-day values cannot have a time zone: {value}")));
         }
         let part = |name: &str| value.getattr(name).and_then(|part| part.extract::<i64>());
         let seconds = (part("hour")? * 60 + part("minute")?) * 60 + part("second")?;
@@ -111,7 +111,8 @@ pub fn scalar(value: &Bound<'_, PyAny>) -> PyResult<ScalarValue> {
         return scalar(&item);
     }
     Err(PyTypeError::new_err(format!(
-        "no literal can be made of a {}; there are None, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal",
+        "values of type {} cannot become literals; use None, bool, int, float, str, bytes, date, datetime, time, \
+         timedelta or Decimal",
         value.get_type().name()?
     )))
 }
@@ -189,7 +190,7 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
                     if fields.find(&name).is_none() {
                         let names = fields.iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ");
                         return Err(PyTypeError::new_err(format!(
-                            "{value} has a field {name:?}; those of {kind} are {names}"
+                            "{value} has a field {name:?}, but those of {kind} are {names}"
                         )));
                     }
                 }
@@ -216,7 +217,7 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
                 let list = if value.is_none() { nothing.clone().into_any() } else { value };
                 if !is_list(&list) || list.len()? != *length as usize {
                     return Err(PyTypeError::new_err(format!(
-                        "{list} is no list of {length} values, as those of {kind}"
+                        "{list} is not a list of {length} values, as {kind} requires"
                     )));
                 }
                 elements.call_method1("extend", (list,))?;
@@ -247,7 +248,7 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
                 && let Some(floats) = made.as_primitive_opt::<Float64Type>()
                 && let Some(value) = floats.iter().flatten().find(|value| value.fract() != 0.0)
             {
-                return Err(PyTypeError::new_err(format!("{value} is not whole, as values of {kind} are")));
+                return Err(PyTypeError::new_err(format!("{value} is not an integer, but the column is {kind}")));
             }
             cast_with_options(&made, kind, &exact).map_err(failed)?
         }
@@ -276,7 +277,7 @@ impl<'py> Lists<'py> {
                 continue;
             }
             if !is_list(&value) {
-                return Err(PyTypeError::new_err(format!("{value} is no list, as other values of the column are")));
+                return Err(PyTypeError::new_err(format!("{value} is not a list, unlike other values of the column")));
             }
             lists.lengths.push(value.len()?);
             lists.elements.call_method1("extend", (value,))?;
@@ -300,7 +301,7 @@ impl<'py> Lists<'py> {
         let parts = [PyList::empty(py), PyList::empty(py)];
         for pair in &self.elements {
             if !is_pair(&pair) {
-                return Err(PyTypeError::new_err(format!("{pair} is no pair of a key and a value, as a map has")));
+                return Err(PyTypeError::new_err(format!("{pair} is not a pair of a key and a value, as a map needs")));
             }
             for (at, part) in parts.iter().enumerate() {
                 part.append(pair.get_item(at)?)?;
@@ -343,14 +344,14 @@ fn is_pair(value: &Bound<'_, PyAny>) -> bool {
 }
 
 fn dict<'a, 'py>(value: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyDict>> {
-    value.cast().map_err(|_| PyTypeError::new_err(format!("{value} is no dict, as other values of the column are")))
+    value.cast().map_err(|_| PyTypeError::new_err(format!("{value} is not a dict, unlike other values of the column")))
 }
 
 fn field_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
     name.extract().map_err(|_| {
         PyTypeError::new_err(format!(
-            "a dict with the key {name} is no struct, whose fields have names; a map is a list of pairs (key, value), or a dict \
-             where the schema says so"
+            "a dict with the key {name} cannot become a struct, whose fields need names; a map is a list of pairs \
+             (key, value), or a dict where the schema says so"
         ))
     })
 }
@@ -391,7 +392,7 @@ fn scalars_of(values: &Bound<'_, PyList>) -> PyResult<ArrayRef> {
             if let ScalarValue::Int64(Some(whole)) = value {
                 let fits = u64::try_from(*whole).map_err(|_| {
                     PyOverflowError::new_err(format!(
-                        "{whole} and values of 2**63 or more in one column: no type of whole numbers has both; make them \
+                        "{whole} and values of 2**63 or more in one column: no integer type holds both; use \
                          decimal.Decimal or floats"
                     ))
                 })?;

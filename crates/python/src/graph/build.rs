@@ -52,8 +52,8 @@ impl Given {
                 "locality" => Box::new(Locality),
                 other => {
                     return Err(PyValueError::new_err(format!(
-                        "placement={other:?}: there are \"round_robin\", \"first_fit\" and \"locality\", a plan as \
-                         Graph.plan() gives it, and functions of tasks and workers that make one"
+                        "unknown placement={other:?}: use \"round_robin\", \"first_fit\" or \"locality\", a plan as \
+                         Graph.plan() returns it, or a function of tasks and workers that makes one"
                     )));
                 }
             },
@@ -171,7 +171,7 @@ impl NativeGraph {
             "svg" => graph.to_svg(workers, Some(&plan)),
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "a graph explains itself as \"text\", \"dot\" or \"svg\", not {other:?}"
+                    "a graph can explain itself as \"text\", \"dot\" or \"svg\", not {other:?}"
                 )));
             }
         };

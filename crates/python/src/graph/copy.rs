@@ -116,7 +116,7 @@ pub fn factory(start: &Function, crew: &Arc<Crew>) -> TaskFactory {
                 leave.0.finish(Err(text.clone().into()), None);
                 return Err(text.into());
             }
-            ended.await.unwrap_or_else(|_| Err("its thread ended without a word".into()))
+            ended.await.unwrap_or_else(|_| Err("its thread ended without an answer".into()))
         })
     })
 }
@@ -325,7 +325,7 @@ impl NativeCopy {
     fn empty(&self, py: Python<'_>, port: usize) -> PyResult<NativeTable> {
         let schema = self.0.using(&self.0.inputs, |inputs| Ok(inputs.port(port).schema().cloned()));
         let schema = schema.map_err(|error| self.raised(py, &error))?;
-        let schema = schema.ok_or_else(|| graph_error(py, format!("nothing leads to input port {port}"), None))?;
+        let schema = schema.ok_or_else(|| graph_error(py, format!("input port {port} is not connected"), None))?;
         Ok(NativeTable { schema, batches: Vec::new() })
     }
 

@@ -62,8 +62,8 @@ impl NativeReduction {
                 "any" => ColumnOp::Any,
                 other => {
                     return Err(PyValueError::new_err(format!(
-                        "column {column:?}: there is no reduction {other:?}; there are \"sum\", \"product\", \"min\", \"max\" \
-                         and \"any\", or a function of two rows for all columns"
+                        "column {column:?}: unknown reduction {other:?}; use \"sum\", \"product\", \"min\", \"max\" \
+                         or \"any\", or a function of two rows for all columns"
                     )));
                 }
             };
@@ -119,7 +119,7 @@ fn overlay(name: &str) -> PyResult<Overlay> {
         "chain" => Overlay::Chain,
         other => {
             return Err(PyValueError::new_err(format!(
-                "along={other:?}: trees are \"flat\", \"binary\", \"binomial\" and \"chain\""
+                "unknown along={other:?}: use \"flat\", \"binary\", \"binomial\" or \"chain\""
             )));
         }
     })
@@ -241,7 +241,7 @@ impl NativeExchange {
             "anti" => JoinKind::Anti,
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "how={other:?}: joins are \"inner\", \"left\", \"right\", \"full\", \"semi\" and \"anti\""
+                    "unknown how={other:?}: use \"inner\", \"left\", \"right\", \"full\", \"semi\" or \"anti\""
                 )));
             }
         };

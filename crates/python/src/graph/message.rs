@@ -155,7 +155,7 @@ pub fn fitted(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, Ta
             let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
             names.join(", ")
         };
-        return Err(format!("the columns {} are sent where {} are declared", names(found), names(schema)).into());
+        return Err(format!("the columns {} are sent, but {} are declared", names(found), names(schema)).into());
     }
     let column = |field: &Arc<Field>| -> Result<ArrayRef, TaskError> {
         let column = batch.column_by_name(field.name()).ok_or("looked up before")?;
@@ -163,7 +163,7 @@ pub fn fitted(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, Ta
         if from == to {
             return Ok(Arc::clone(column));
         }
-        let wrong = |reason: &str| format!("column \"{}\" is {from}, declared is {to}{reason}", field.name());
+        let wrong = |reason: &str| format!("column \"{}\" is {from}, but {to} is declared{reason}", field.name());
         if !keeps_values(from, to) {
             return Err(wrong("; cast it, or declare another type").into());
         }

@@ -60,7 +60,7 @@ pub fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 /// What calls of a copy's ports raise once its run is given up.
 #[cold]
 fn cancelled(py: Python<'_>) -> PyErr {
-    let text = "the run was given up: another task has failed, or it was interrupted";
+    let text = "the run was aborted: another task has failed, or it was interrupted";
     cancelled_class(py).map_or_else(|missing| missing, |class| PyErr::from_type(class.clone(), (text,)))
 }
 

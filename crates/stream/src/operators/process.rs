@@ -238,7 +238,8 @@ impl StreamStep for ProcessExec {
 
     fn refusal(&self) -> DataFusionError {
         let error = format!(
-            "{} is called for the keys of a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
+            "{} runs per key of a stream: run it with write_stream, such as write_stream(print), or preview its first \
+             rows with show()",
             self.process.name
         );
         DataFusionError::from(DataSetError::Unsupported(error))

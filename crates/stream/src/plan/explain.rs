@@ -21,17 +21,17 @@ fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarante
 pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
     let mut text = String::new();
     for source in lowered.sources.iter().filter(|source| source.is_missed()) {
-        let why = "it has no time=, so what waits for time behind it, such as windows and ttl=, waits for its end";
+        let why = "it has no time=, so windows, ttl= and whatever else waits for event time wait for its end";
         text.push_str(&format!("{}: {why}\n", source.name()));
     }
     for task in &lowered.shared {
-        text.push_str(&format!("{task}: is done once, and several queries have its rows\n"));
+        text.push_str(&format!("{task}: runs once, and several queries use its rows\n"));
     }
     text.push_str("after a failure, with checkpoint=:\n");
     for source in &lowered.sources {
         let becomes = match source.guarantee() {
-            Guarantee::ExactlyOnce => "is read again from where the checkpoint says",
-            Guarantee::AtLeastOnce => "gives again what it does not know to have arrived, which may have been taken",
+            Guarantee::ExactlyOnce => "is read again from the position in the checkpoint",
+            Guarantee::AtLeastOnce => "sends again what it cannot tell was received, so some rows may repeat",
             Guarantee::AtMostOnce => "what came since the checkpoint is lost",
         };
         text.push_str(&format!("  {}: {becomes}\n", source.name()));

@@ -79,12 +79,12 @@ impl TableStream {
             Some(restored) => {
                 let split = |(name, saved): (&String, &Bytes)| -> Result<(usize, usize), TaskError> {
                     let ([next, rows], []) = saved.as_chunks() else {
-                        return Err("a split that no table stream saved".into());
+                        return Err("the checkpoint has a split that no table stream saved".into());
                     };
                     let next = u64::from_le_bytes(*next) as usize;
                     if u64::from_le_bytes(*rows) != rows_before(&slices, next) {
-                        let reason = "the checkpoint is of a table with other batches, or another number of rows in a batch: \
-                            they must not change";
+                        let reason = "the checkpoint was made from a table with different batches, or with a \
+                            different batch size: they must not change";
                         return Err(reason.into());
                     }
                     Ok((name.parse()?, next))

@@ -120,7 +120,8 @@ impl StreamStep for NamedExec {
 
     fn refusal(&self) -> DataFusionError {
         let error = format!(
-            "{} is a step of a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
+            "{} is a step of a stream: run it with write_stream, such as write_stream(print), or preview its first \
+             rows with show()",
             self.0
         );
         DataFusionError::from(DataSetError::Unsupported(error))

@@ -160,7 +160,8 @@ impl StreamStep for StreamExec {
 
     fn refusal(&self) -> DataFusionError {
         DataFusionError::Plan(format!(
-            "{} is a stream: write it with write_stream, such as write_stream(print), or look at its first rows with show()",
+            "{} is a stream: run it with write_stream, such as write_stream(print), or preview its first rows with \
+             show()",
             self.source.name
         ))
     }

@@ -235,7 +235,7 @@ impl Step {
             Step::Filter { predicate, columns } => {
                 let kept = predicate.evaluate(&rows)?.into_array(rows.num_rows())?;
                 let kept =
-                    kept.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a filter is no boolean".into()))?;
+                    kept.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a filter is not boolean".into()))?;
                 let rows = filter_record_batch(&rows, kept)?;
                 made.push(match columns {
                     Some(columns) => rows.project(columns)?,

@@ -137,7 +137,7 @@ impl Kept {
         }
         let start = self.count;
         let more = u32::try_from(rows.num_rows()).ok().and_then(|more| start.checked_add(more));
-        self.count = more.ok_or("more than four billion rows are kept by one thread: use more workers")?;
+        self.count = more.ok_or("one thread keeps more than four billion rows: use more workers")?;
         self.push(Run::new(start, rows, until))
     }
 

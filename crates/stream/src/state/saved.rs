@@ -37,7 +37,7 @@ pub(crate) fn shared_with(fired: Micros, changed: &BTreeSet<Micros>) -> Snapshot
 }
 
 fn changed_in(starts: &Bytes) -> Result<BTreeSet<Micros>, TaskError> {
-    let (starts, []) = starts.as_chunks() else { return Err("a checkpoint's times are no times".into()) };
+    let (starts, []) = starts.as_chunks() else { return Err("a checkpoint has an invalid list of times".into()) };
     Ok(starts.iter().map(|start| Micros::from_le_bytes(*start)).collect())
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn fired_by(restored: &Restored, bucket: u32) -> Result<Option<Micros
 
 /// A time that was saved.
 pub(crate) fn time_of(bytes: &Bytes) -> Result<Micros, TaskError> {
-    let time: [u8; 8] = bytes.as_ref().try_into().map_err(|_| "a checkpoint's time is no time")?;
+    let time: [u8; 8] = bytes.as_ref().try_into().map_err(|_| "a checkpoint has an invalid time")?;
     Ok(Micros::from_le_bytes(time))
 }
 

@@ -291,10 +291,10 @@ pub(crate) fn tables_of(part: &Bytes) -> Result<Vec<(u8, Bytes)>, TaskError> {
     let mut tables = Vec::new();
     let mut at = 0;
     while at < part.len() {
-        let head = part.get(at..at + 9).ok_or("a part of a checkpoint is cut short")?;
+        let head = part.get(at..at + 9).ok_or("a part of a checkpoint is truncated")?;
         let length = u64::from_le_bytes(head[1..].try_into().expect("eight bytes"));
         let end = usize::try_from(length).ok().and_then(|length| (at + 9).checked_add(length));
-        let end = end.filter(|&end| end <= part.len()).ok_or("a part of a checkpoint is cut short")?;
+        let end = end.filter(|&end| end <= part.len()).ok_or("a part of a checkpoint is truncated")?;
         tables.push((head[0], part.slice(at + 9..end)));
         at = end;
     }

@@ -49,7 +49,7 @@ impl ScalarUDFImpl for Behind {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         match &args.args[1] {
             ColumnarValue::Scalar(length) if interval(length)? >= 0 => Ok(args.args[0].clone()),
-            _ => Err(DataFusionError::Plan("behind takes a constant length of time from 0 on".into())),
+            _ => Err(DataFusionError::Plan("behind takes a constant, non-negative length of time".into())),
         }
     }
 }

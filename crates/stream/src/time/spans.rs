@@ -40,15 +40,15 @@ impl Calendar {
     pub fn new(count: u32, unit: &str, zone: &str) -> Result<Self, DataSetError> {
         Tz::from_str(zone).map_err(|_| {
             let reason = format!(
-                "no time zone {zone:?}; it has a name such as \"Europe/Berlin\" or is an offset such as \"+01:00\""
+                "unknown time zone {zone:?}; use a name such as \"Europe/Berlin\" or an offset such as \"+01:00\""
             );
             DataSetError::Query(reason)
         })?;
         let known = UNITS.iter().find(|(name, _)| *name == unit);
         let (_, unit) =
-            *known.ok_or_else(|| DataSetError::Query(format!("a calendar has d, w, mo and y, not {unit:?}")))?;
+            *known.ok_or_else(|| DataSetError::Query(format!("unknown calendar unit {unit:?}; use d, w, mo or y")))?;
         if !(1..=1000).contains(&count) {
-            return Err(DataSetError::Query("a window of a calendar is 1 to 1000 days, weeks, months or years".into()));
+            return Err(DataSetError::Query("a calendar window must be 1 to 1000 days, weeks, months or years".into()));
         }
         Ok(Calendar { unit, count, zone: zone.into() })
     }
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_there_is_not() {
-        assert!(Calendar::new(1, "d", "Europe/Atlantis").unwrap_err().to_string().contains("no time zone"));
+        assert!(Calendar::new(1, "d", "Europe/Atlantis").unwrap_err().to_string().contains("unknown time zone"));
         assert!(Calendar::new(1, "h", "UTC").is_err() && Calendar::new(0, "d", "UTC").is_err());
     }
 }

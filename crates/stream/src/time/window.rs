@@ -117,10 +117,10 @@ impl Windows {
     /// `Query` when either is not positive, or rows would fall between windows.
     pub fn sliding(size: Micros, slide: Micros) -> Result<Self, DataSetError> {
         if size <= 0 || slide <= 0 {
-            return Err(DataSetError::Query("a window's size and slide must be more than zero".into()));
+            return Err(DataSetError::Query("a window's size and slide must be positive".into()));
         }
         if slide > size {
-            return Err(DataSetError::Query("windows that slide by more than their size would leave rows out".into()));
+            return Err(DataSetError::Query("windows that slide by more than their size would skip rows".into()));
         }
         Ok(Windows { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: Early::Never })
     }
@@ -131,7 +131,7 @@ impl Windows {
     /// `Query` when the gap is not positive.
     pub fn session(gap: Micros) -> Result<Self, DataSetError> {
         if gap <= 0 {
-            return Err(DataSetError::Query("a session's gap must be more than zero".into()));
+            return Err(DataSetError::Query("a session's gap must be positive".into()));
         }
         Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: Early::Never })
     }
@@ -160,7 +160,7 @@ impl Windows {
             WindowKind::Count { size, slide, .. } if ttl > 0 => {
                 Ok(Windows { kind: WindowKind::Count { size, slide, ttl: Some(ttl) }, ..self })
             }
-            _ => Err(DataSetError::Query("windows of rows take a ttl of more than zero, others take none".into())),
+            _ => Err(DataSetError::Query("windows of rows need a positive ttl; other windows take none".into())),
         }
     }
 
@@ -269,7 +269,8 @@ pub(crate) fn sql_functions() -> impl Iterator<Item = ScalarUDF> {
 
 /// A length of time that SQL writes: an interval, or a text that is one.
 pub(crate) fn interval(value: &ScalarValue) -> Result<Micros> {
-    let wrong = || DataFusionError::Plan(format!("a length of time is an interval such as '10 seconds', not {value}"));
+    let wrong =
+        || DataFusionError::Plan(format!("a length of time must be an interval such as '10 seconds', not {value}"));
     let value = value.cast_to(&DataType::Interval(IntervalUnit::MonthDayNano)).map_err(|_| wrong())?;
     match value {
         ScalarValue::IntervalMonthDayNano(Some(length)) if length.months == 0 => {
@@ -281,8 +282,11 @@ pub(crate) fn interval(value: &ScalarValue) -> Result<Micros> {
 
 /// A calendar's length that SQL writes.
 fn calendar(length: &ScalarValue, zone: &str) -> Result<Calendar> {
-    let wrong =
-        || DataFusionError::Plan(format!("a calendar's length is a text such as '1 month' or '2 weeks', not {length}"));
+    let wrong = || {
+        DataFusionError::Plan(format!(
+            "a calendar's length must be a string such as '1 month' or '2 weeks', not {length}"
+        ))
+    };
     let (count, unit) = length.try_as_str().flatten().and_then(|text| text.trim().split_once(' ')).ok_or_else(wrong)?;
     let unit = match unit.trim().to_lowercase().trim_end_matches('s') {
         "day" => "d",
@@ -299,14 +303,16 @@ fn number(value: &ScalarValue) -> Result<i64> {
     let cast = value.cast_to(&DataType::Int64).ok();
     match cast {
         Some(ScalarValue::Int64(Some(number))) if value.data_type().is_integer() => Ok(number),
-        _ => Err(DataFusionError::Plan(format!("counting takes whole numbers of rows, not {value}"))),
+        _ => Err(DataFusionError::Plan(format!("counting takes integer numbers of rows, not {value}"))),
     }
 }
 
 /// Windows with what a function around their call says.
 fn with(name: &str, windows: Windows, length: &ScalarValue) -> Result<Windows> {
     if matches!(windows.kind, WindowKind::Count { .. }) {
-        return Err(DataFusionError::Plan(format!("{name} takes windows of time: windows of rows look at none")));
+        return Err(DataFusionError::Plan(format!(
+            "{name} takes windows of time, but windows of rows do not use time"
+        )));
     }
     Ok(match name {
         LATE => windows.late(interval(length)?)?,
@@ -349,8 +355,9 @@ fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<Windows> {
         [size, slide] => Windows::count(number(size)?, number(slide)?)?,
         _ => {
             return Err(DataFusionError::Plan(
-                "counting takes how many rows a window has, and how many later the next begins, as in counting(100, 10); with a time in \
-                 front, also for how long keys are remembered, as in counting(time, 100, 10, '1 hour')"
+                "counting takes the number of rows in a window and the number of rows until the next one begins, as \
+                 in counting(100, 10); with a time in front, also how long to remember keys, as in counting(time, \
+                 100, 10, '1 hour')"
                     .into(),
             ));
         }
@@ -453,7 +460,7 @@ impl ScalarUDFImpl for WindowFunction {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let constant = |argument: &ColumnarValue| match argument {
             ColumnarValue::Scalar(value) => Ok(value.clone()),
-            ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length is a constant".into())),
+            ColumnarValue::Array(_) => Err(DataFusionError::Plan("a window's length must be a constant".into())),
         };
         if let LATE | EARLY | EARLY_TIME = self.name {
             // Over a table nothing is late, and every result the last.
@@ -514,12 +521,13 @@ impl WindowFunction {
             any.downcast_ref::<Literal>().map(|literal| literal.value().clone())
         };
         let [time, rest @ ..] = call.args() else {
-            return Err(DataFusionError::Plan(format!("{name} is given nothing")));
+            return Err(DataFusionError::Plan(format!("{name} has no arguments")));
         };
         if name == COUNTING {
             let is_timed = constant(time).is_none();
             let lengths = call.args()[usize::from(is_timed)..].iter().map(constant).collect::<Option<Vec<_>>>();
-            let lengths = lengths.ok_or_else(|| DataFusionError::Plan("a window's length is a constant".into()))?;
+            let lengths =
+                lengths.ok_or_else(|| DataFusionError::Plan("a window's length must be a constant".into()))?;
             let windows = counting(is_timed, &lengths)?;
             return Ok(Some(WindowCall { windows, time: Arc::clone(time), late: Vec::new() }));
         }
@@ -527,7 +535,7 @@ impl WindowFunction {
         let lengths: Vec<_> = rest.iter().map_while(constant).collect();
         let late = rest[lengths.len()..].to_vec();
         if lengths.is_empty() {
-            return Err(DataFusionError::Plan("a window's length is a constant".into()));
+            return Err(DataFusionError::Plan("a window's length must be a constant".into()));
         }
         if let LATE | EARLY | EARLY_TIME = name {
             let Some(inner) = Self::of_call(time)? else {

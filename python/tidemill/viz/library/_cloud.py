@@ -87,7 +87,7 @@ def clouds_of_columns(file: str, columns: Mapping[str, Sequence[Any]]) -> list[C
     by_name: dict[str, str] = {}
     for name in columns:
         if by_name.setdefault(name.strip().lower(), name) != name:
-            raise UploadError(f"{file}: there are two columns called {name!r}; rename one")
+            raise UploadError(f"{file}: two columns are named {name!r}; rename one")
     missing = [axis for axis in _AXES[:2] if axis not in by_name]
     if missing:
         raise UploadError(
@@ -163,7 +163,7 @@ def _coordinates(file: str, axis: str, column: Sequence[Any]) -> NDArray[np.floa
         try:
             numbers[row] = math.nan if _is_none(value) or isinstance(value, bool) else float(value)
         except ValueError:
-            raise UploadError(f"{file}, row {row + 1}: {axis} is {_short(value)}, which is no number") from None
+            raise UploadError(f"{file}, row {row + 1}: {axis} is {_short(value)}, which is not a number") from None
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
         said = "is empty or not finite; leave out points that have no position"
@@ -187,7 +187,7 @@ def _check_ids(file: str, ids: list[str] | None, time: str | None) -> None:
     again = next(name for name in ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
     where = "" if time is None else f" at {_short(time)}"
     hint = "; a column time tells frames apart" if time is None else ""
-    raise UploadError(f"{file}: the point {_short(again)} is there twice{where}{hint}")
+    raise UploadError(f"{file}: the point {_short(again)} appears twice{where}{hint}")
 
 
 def _is_number(value: Any) -> bool:

@@ -36,12 +36,12 @@ def read_json(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
         raise UploadError(f"{file}: JSON of more than {BYTES_MAX >> 20} MiB is not read; CSV or Parquet of any size is")
 
     def refuse(word: str) -> NoReturn:
-        raise UploadError(f"{file}: {word} is no JSON; leave out points that have no position")
+        raise UploadError(f"{file}: {word} is not JSON; leave out points that have no position")
 
     try:
         told = json.loads(text.decode("utf-8-sig"), parse_constant=refuse)
     except json.JSONDecodeError as error:
-        raise UploadError(f"{file}, line {error.lineno}, column {error.colno}: this is no JSON: {error.msg}") from None
+        raise UploadError(f"{file}, line {error.lineno}, column {error.colno}: this is not JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise UploadError(f"{file}: it is not UTF-8; save the file in that encoding") from None
     except (RecursionError, ValueError) as error:

@@ -116,9 +116,9 @@ class Library(Said):
         files: dict[str, Path] = {}
         for path in paths:
             if not path.is_file():
-                raise UploadError(f"{path}: there is no such file")
+                raise UploadError(f"{path}: no such file")
             if files.setdefault(path.name, path) != path:
-                raise UploadError(f"two files are called {path.name}; rename one")
+                raise UploadError(f"two files are named {path.name}; rename one")
         return self.add_files(files, title=title, description=description, tags=tags, collection=collection)
 
     def add_files(

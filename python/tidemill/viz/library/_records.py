@@ -136,7 +136,7 @@ def line(what: str, text: str, most: int, *, lines: bool = False) -> str:
     if any(ord(letter) < 32 and not (lines and letter in "\n\r\t") for letter in text):
         raise ValueError(f"{what} has a control character in it")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
-        raise ValueError(f"{what} is no Unicode text")
+        raise ValueError(f"{what} is not Unicode text")
     return text
 
 

@@ -79,7 +79,7 @@ def prepare(path: Path) -> None:
         if version == VERSION and "plot" in tables:
             return
         if tables or version:
-            raise FrameError(f"{path} is no library, or one of another release of Tidemill")
+            raise FrameError(f"{path} is not a library, or one of another release of Tidemill")
         for statement in _TABLES.split(";\n"):
             if statement.strip():
                 db.execute(statement)

@@ -59,7 +59,7 @@ def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
     if table.num_rows > limits.points:
         raise UploadError(f"{file}: it has more than {limits.points:,} rows, which is the limit of a frame")
     if table.num_rows == 0:
-        raise UploadError(f"{file}: there is no row in it")
+        raise UploadError(f"{file}: it has no rows")
     columns = {name: [_plain(file, name, value) for value in column] for name, column in table.to_dict().items()}
     return clouds_of_columns(file, columns)
 
@@ -91,7 +91,7 @@ def _check_footer(file: str, path: Path) -> None:
         data.seek(max(0, size - 8))
         end = data.read()
     if size < 12 or end[4:] != b"PAR1" or int.from_bytes(end[:4], "little") > size - 12:
-        raise UploadError(f"{file}: it cannot be read as Parquet: its end is not that of such a file; is it cut off?")
+        raise UploadError(f"{file}: it cannot be read as Parquet: it does not end like such a file; is it truncated?")
 
 
 def _said(error: Exception, path: Path) -> str:

@@ -42,9 +42,9 @@ def read_text(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
             raise UploadError(f"{file}, line {number}: it has {len(words)} fields; {_SHAPE}")
         index, cluster = words[0].strip(), words[4].strip()
         if not _is_whole(index):
-            raise UploadError(f"{file}, line {number}: the index {index[:40]!r} is no whole number; {_SHAPE}")
+            raise UploadError(f"{file}, line {number}: the index {index[:40]!r} is not an integer; {_SHAPE}")
         if not _is_whole(cluster):
-            raise UploadError(f"{file}, line {number}: the cluster {cluster[:40]!r} is no whole number; {_SHAPE}")
+            raise UploadError(f"{file}, line {number}: the cluster {cluster[:40]!r} is not an integer; {_SHAPE}")
         place = []
         for axis, word in zip("xyz", words[1:4], strict=True):
             try:
@@ -53,11 +53,11 @@ def read_text(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
                 at = math.nan
             if not math.isfinite(at):
                 raise UploadError(
-                    f"{file}, line {number}: {axis} is {word[:40]!r}, which is no finite number; {_SHAPE}"
+                    f"{file}, line {number}: {axis} is {word[:40]!r}, which is not a finite number; {_SHAPE}"
                 )
             place.append(at)
         if line_of.setdefault(index, number) != number:
-            raise UploadError(f"{file}, line {number}: the index {index} is there already, in line {line_of[index]}")
+            raise UploadError(f"{file}, line {number}: the index {index} already appeared, in line {line_of[index]}")
         if len(places) == limits.points:
             raise UploadError(f"{file}: it has more than {limits.points:,} points, which is the limit of a frame")
         places.append((place[0], place[1], place[2]))
@@ -65,7 +65,7 @@ def read_text(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
         labels.append(words[5].strip() if len(words) > 5 else "")
         labelled = labelled or labels[-1] != ""
     if not places:
-        raise UploadError(f"{file}: there is no point in it; {_SHAPE}")
+        raise UploadError(f"{file}: it has no points; {_SHAPE}")
     return [
         Cloud(np.array(places), list(line_of), labels if labelled else None, {"cluster": clusters}),
     ]
@@ -83,7 +83,7 @@ def lines_of(file: str, data: IO[bytes]) -> Iterator[tuple[int, str]]:
         except UnicodeDecodeError:
             raise UploadError(f"{file}, line {number}: it is not UTF-8; save the file in that encoding") from None
         if "\0" in text:
-            raise UploadError(f"{file}, line {number}: it has a zero byte; this is no text file")
+            raise UploadError(f"{file}, line {number}: it has a zero byte; this is not a text file")
         yield number, text.rstrip()
 
 

@@ -170,7 +170,7 @@ def _indexed(index: str, files: Mapping[str, Path]) -> list[tuple[str, str | Non
             series.append((found, label or PurePosixPath(found).stem))
     if not series:
         raise UploadError(
-            f"{index}: it names no file; each line is the name of a file, and behind a tab that of the frame"
+            f"{index}: it names no file; each line is the name of a file, followed by a tab and the name of the frame"
         )
     if left:
         raise UploadError(f"{next(iter(left))}: the index {index} does not name it; add a line, or leave out the file")
@@ -227,7 +227,7 @@ def _unpack(name: str, path: Path, to: Path, limits: Limits) -> dict[str, Path]:
         # A place before the start of the file is the archive's fault, all else that the system says is not.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        raise UploadError(f"{name}: this is no archive that can be unpacked: {error}") from None
+        raise UploadError(f"{name}: this is not an archive that can be unpacked: {error}") from None
     except Exception as error:
         # zlib and its like have errors of their own.
         if type(error).__module__ not in ("zlib", "lzma", "_lzma", "bz2", "_bz2"):

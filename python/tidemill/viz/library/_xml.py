@@ -61,12 +61,12 @@ def read_xml(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
             parser.Parse(part, False)
         parser.Parse(b"", True)
     except expat.ExpatError as error:
-        raise UploadError(f"{file}, line {error.lineno}: this is no XML: {expat.ErrorString(error.code)}") from None
+        raise UploadError(f"{file}, line {error.lineno}: this is not XML: {expat.ErrorString(error.code)}") from None
     except (ValueError, LookupError) as error:
         if isinstance(error, UploadError):
             raise
         # Of an encoding that is not known.
-        raise UploadError(f"{file}: this is no XML that can be read: {error}") from None
+        raise UploadError(f"{file}: this XML cannot be read: {error}") from None
     return [reader.cloud()]
 
 
@@ -136,7 +136,7 @@ class _Reader:
         if self.place is None:
             raise self.wrong(f"point {key[:40]!r} has no <location x= y= z=/>")
         if self.line_of.setdefault(key, self.line()) != self.line() or len(self.line_of) == len(self.places):
-            raise self.wrong(f"the point {key[:40]!r} is there already, in line {self.line_of[key]}")
+            raise self.wrong(f"the point {key[:40]!r} already appeared, in line {self.line_of[key]}")
         if len(self.places) == self.limits.points:
             raise self.wrong(f"there are more than {self.limits.points:,} points, which is the limit of a frame")
         self.places.append(self.place)
@@ -146,7 +146,7 @@ class _Reader:
     def cluster(self) -> None:
         key = self.field("cluster", "key")
         if key in self.clusters:
-            raise self.wrong(f"the cluster {key[:40]!r} is there twice")
+            raise self.wrong(f"the cluster {key[:40]!r} appears twice")
         shown = self.fields.get("visible", "1").lower() not in ("0", "false")
         self.clusters[key] = (self.fields.get("label", ""), self.colour, shown)
 
@@ -187,7 +187,7 @@ class _Reader:
         except (KeyError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise self.wrong(f"{name} of a location is {attributes.get(name, '')[:40]!r}, which is no finite number")
+            raise self.wrong(f"{name} of a location is {attributes.get(name, '')[:40]!r}, which is not a finite number")
         return number
 
     def shade(self, attributes: dict[str, str], name: str) -> int:

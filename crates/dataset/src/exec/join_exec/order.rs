@@ -84,8 +84,8 @@ impl MemoryPool for SortMemory {
         }
         if self.held.bytes() + wanted > SORT_BYTES_MIN {
             return Err(DataFusionError::ResourcesExhausted(format!(
-                "the rows of a join are to keep their order, and are too long to be sorted: {wanted} bytes more beside {} are \
-                 not there; give more memory with --memory",
+                "the rows of a join must keep their order, but are too long to sort: {wanted} bytes beyond the {} \
+                 already held are not available; raise --memory",
                 self.held.bytes()
             )));
         }

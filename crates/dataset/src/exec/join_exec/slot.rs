@@ -44,7 +44,7 @@ pub(super) type Promise = oneshot::Sender<SendableRecordBatchStream>;
 /// A stream of rows that are handed in later, before it is first asked for one.
 pub(super) fn promised(schema: SchemaRef) -> (Promise, SendableRecordBatchStream) {
     let (promise, kept) = oneshot::channel();
-    let kept = async { kept.await.map_err(|_| DataFusionError::Internal("a join's side never came".into())) };
+    let kept = async { kept.await.map_err(|_| DataFusionError::Internal("one side of a join never arrived".into())) };
     (promise, Box::pin(RecordBatchStreamAdapter::new(schema, stream::once(kept).try_flatten())))
 }
 

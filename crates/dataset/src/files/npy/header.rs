@@ -51,22 +51,24 @@ impl Header {
         if !first.starts_with(MAGIC) {
             return Err(match first {
                 [b'P', b'K', 3, 4, ..] => {
-                    "it is an archive of arrays, as np.savez writes them: save each with np.save".into()
+                    "it is an archive of arrays, as np.savez writes; save each array with np.save".into()
                 }
-                _ => "it is no array: it does not begin with \\x93NUMPY".into(),
+                _ => "it is not an array file: it does not begin with \\x93NUMPY".into(),
             });
         }
-        let short = || "it ends within its header".to_owned();
+        let short = || "it ends inside its header".to_owned();
         let (len, from) = match first.get(MAGIC.len()..).ok_or_else(short)? {
             [1, 0, low, high, ..] => (u32::from(u16::from_le_bytes([*low, *high])), PREFIX_BYTES - 2),
             [2 | 3, 0, a, b, c, d, ..] => (u32::from_le_bytes([*a, *b, *c, *d]), PREFIX_BYTES),
             [major, minor, ..] if !matches!((*major, *minor), (1..=3, 0)) => {
-                return Err(format!("its format is of version {major}.{minor}, not 1.0, 2.0 or 3.0"));
+                return Err(format!("its format has version {major}.{minor}, not 1.0, 2.0 or 3.0"));
             }
             _ => return Err(short()),
         };
         match from as u64 + u64::from(len) {
-            all if all > HEADER_BYTES_MAX => Err(format!("its header has {all} bytes, more than {HEADER_BYTES_MAX}")),
+            all if all > HEADER_BYTES_MAX => {
+                Err(format!("its header has {all} bytes, more than the limit of {HEADER_BYTES_MAX}"))
+            }
             all => Ok(all),
         }
     }
@@ -79,7 +81,7 @@ impl Header {
         let start = Self::len(bytes)?;
         let version = bytes[MAGIC.len()];
         let from = if version == 1 { PREFIX_BYTES - 2 } else { PREFIX_BYTES };
-        let dictionary = bytes.get(from..start as usize).ok_or("it ends within its header")?;
+        let dictionary = bytes.get(from..start as usize).ok_or("it ends inside its header")?;
         let text = match version {
             3 => String::from_utf8(dictionary.to_vec()).map_err(|_| "its header is not UTF-8")?,
             // Latin-1 are the first characters of Unicode.
@@ -110,7 +112,7 @@ impl Header {
             }
         }
         if let Some(next) = reader.next() {
-            return Err(format!("its header goes on with {next:?} behind its end"));
+            return Err(format!("unexpected {next:?} after the header"));
         }
         let missing = |key: &str| format!("its header has no {key:?}");
         Ok(Header {
@@ -194,14 +196,14 @@ impl Reader<'_> {
             return Ok(());
         }
         Err(match self.next() {
-            Some(found) => format!("its header has {found:?} where {wanted:?} is due"),
-            None => format!("its header ends where {wanted:?} is due"),
+            Some(found) => format!("its header has {found:?}, but {wanted:?} was expected"),
+            None => format!("its header ends, but {wanted:?} was expected"),
         })
     }
 
     fn literal(&mut self, depth: u32) -> Result<Literal, String> {
         if depth > DEPTH_MAX {
-            return Err("its header has too many brackets in each other".into());
+            return Err("its header has too many nested brackets".into());
         }
         match self.next() {
             Some(quote @ ('\'' | '"')) => self.text(quote).map(Literal::Text),
@@ -225,7 +227,7 @@ impl Reader<'_> {
                     }
                 }
                 let shown: String = self.rest.chars().take(20).collect();
-                Err(format!("its header has {shown:?} where a value is due"))
+                Err(format!("its header has {shown:?}, but a value was expected"))
             }
         }
     }
@@ -258,7 +260,7 @@ impl Reader<'_> {
     fn text(&mut self, quote: char) -> Result<String, String> {
         let mut chars = self.rest[quote.len_utf8()..].chars();
         let mut text = String::new();
-        let open = || "its header has a text without an end".to_owned();
+        let open = || "its header has an unterminated string".to_owned();
         loop {
             match chars.next().ok_or_else(open)? {
                 found if found == quote => break,
@@ -283,7 +285,7 @@ impl Reader<'_> {
                         _ => return Err(format!("its header has \\{kind}")),
                     });
                 }
-                found if found.is_ascii_control() => return Err(format!("its header has a text with {found:?}")),
+                found if found.is_ascii_control() => return Err(format!("its header has a string with {found:?}")),
                 found => text.push(found),
             }
         }
@@ -361,24 +363,24 @@ mod tests {
     fn what_numpy_does_not_write_is_refused() {
         for (from, to, told) in [
             ("(3, 2)", "(3)", "shape"),
-            ("(3, 2)", "(-3, 2)", "where a value is due"),
+            ("(3, 2)", "(-3, 2)", "but a value was expected"),
             ("(3, 2)", "[3, 2]", "shape"),
             ("(3, 2)", "(3, True)", "its shape has True"),
             ("(3, 2)", "(3, 99999999999999999999)", "number 99999999999999999999"),
-            ("(3, 2)", "(3 2)", "where ')' is due"),
-            ("(3, 2)", "(3,, 2)", "where a value is due"),
+            ("(3, 2)", "(3 2)", "but ')' was expected"),
+            ("(3, 2)", "(3,, 2)", "but a value was expected"),
             ("False", "0", "fortran_order"),
-            ("False", "Falsetto", "where a value is due"),
+            ("False", "Falsetto", "but a value was expected"),
             ("'shape'", "'shapes'", "shapes"),
             ("'shape'", "'descr'", "twice"),
             ("'shape'", "7", "the key 7"),
             (", 'shape': (3, 2), }", "}", "no \"shape\""),
-            ("'<f8'", "'<f8", "where"),
+            ("'<f8'", "'<f8", "expected"),
             ("'<f8'", "'\\q'", "\\q"),
             ("'<f8'", "'\\x4'", "\\x4"),
-            ("'<f8'", "__import__('os')", "where a value is due"),
-            (", }   \n", ", } 1\n", "behind its end"),
-            (", }   \n", ", ", "where a value is due"),
+            ("'<f8'", "__import__('os')", "but a value was expected"),
+            (", }   \n", ", } 1\n", "after the header"),
+            (", }   \n", ", ", "but a value was expected"),
         ] {
             let changed = PLAIN.replace(from, to);
             assert_ne!(changed, PLAIN);
@@ -388,14 +390,14 @@ mod tests {
         let deep = PLAIN.replace("'<f8'", &format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)));
         assert!(Header::parse(&header(&deep)).unwrap_err().contains("brackets"));
         for (bytes, told) in [
-            (&b""[..], "no array"),
-            (b"\x93NUM", "no array"),
+            (&b""[..], "not an array file"),
+            (b"\x93NUM", "not an array file"),
             (b"PK\x03\x04....", "archive"),
-            (b"\x93NUMPY", "ends within"),
-            (b"\x93NUMPY\x01", "ends within"),
-            (b"\x93NUMPY\x01\x00\x01", "ends within"),
-            (b"\x93NUMPY\x02\x00\x01\x00\x00", "ends within"),
-            (b"\x93NUMPY\x01\x00\x09\x00{", "ends within"),
+            (b"\x93NUMPY", "ends inside"),
+            (b"\x93NUMPY\x01", "ends inside"),
+            (b"\x93NUMPY\x01\x00\x01", "ends inside"),
+            (b"\x93NUMPY\x02\x00\x01\x00\x00", "ends inside"),
+            (b"\x93NUMPY\x01\x00\x09\x00{", "ends inside"),
             (b"\x93NUMPY\x04\x00\x09\x00{", "version 4.0"),
             (b"\x93NUMPY\x01\x01\x09\x00{", "version 1.1"),
             (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "more than"),

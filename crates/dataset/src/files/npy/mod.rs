@@ -57,7 +57,7 @@ pub async fn read_npy(
     let arrays: Vec<Array> = looking.try_collect().await?;
     let first = &arrays[0];
     if let Some(other) = arrays.iter().find(|array| !array.is_like(first)) {
-        let text = format!("{} is of {}, the files before it are of {}", other.file, other.told, first.told);
+        let text = format!("{} has {}, but the files before it have {}", other.file, other.told, first.told);
         return Err(DataSetError::Data(text));
     }
     if let Some(given) = columns.filter(|given| given.len() != first.columns.len()) {
@@ -74,7 +74,7 @@ pub async fn read_npy(
     };
     let mut seen = HashSet::new();
     if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
-        return Err(DataSetError::Query(format!("{}: two of its columns are called {twice:?}", first.file)));
+        return Err(DataSetError::Query(format!("{}: two of its columns are named {twice:?}", first.file)));
     }
     let field =
         |(name, column): (&String, &Column)| Field::new(name, column.kind.data_type.clone(), column.kind.is_nullable());
@@ -141,7 +141,7 @@ impl Array {
         let (rows, across) = match header.shape[..] {
             [rows] => (rows, None),
             [rows, across] => (rows, Some(across)),
-            _ => return Err(wrong(format!("has shape {shape}; a table is made of arrays of 1 or 2 axes"))),
+            _ => return Err(wrong(format!("has shape {shape}; a table needs arrays of 1 or 2 axes"))),
         };
         let (columns, width) = match across {
             Some(across) => of_two_axes(&header.descr, across),
@@ -151,7 +151,8 @@ impl Array {
         let end = rows.checked_mul(width).and_then(|bytes| bytes.checked_add(header.start));
         if end.is_none_or(|end| end > size) {
             return Err(unreadable(format!(
-                "it is cut short: of shape {shape}, at {width} bytes a row, {size} bytes are not all; fetch it again"
+                "it is truncated: shape {shape} with {width} bytes a row needs more than its {size} bytes; fetch it \
+                 again"
             )));
         }
         let is_fortran = header.is_fortran && across.is_some();
@@ -218,7 +219,7 @@ fn of_two_axes(descr: &Literal, across: u64) -> Result<(Vec<Column>, u64), Strin
         return Err("has no columns".into());
     }
     if across > COLUMNS_MAX {
-        return Err(format!("has {across} columns, more than {COLUMNS_MAX}"));
+        return Err(format!("has {across} columns, more than the limit of {COLUMNS_MAX}"));
     }
     let width = kind.width as u64;
     let column = |at| Column { name: format!("column_{}", at + 1), kind: kind.clone(), offset: at * width };
@@ -250,7 +251,7 @@ fn of_one_axis(descr: &Literal) -> Result<(Vec<Column>, u64), String> {
             _ => return Err(not_read(descr)),
         };
         if several {
-            return Err(format!("has the field {name:?} of several values; {READABLE}"));
+            return Err(format!("has the field {name:?} with several values; {READABLE}"));
         }
         let bytes = match (name.as_str(), padding(kind)) {
             ("", Some(bytes)) => bytes,
@@ -424,7 +425,7 @@ mod tests {
         for is_fortran in [false, true] {
             let written = Written::new(&format!("wanted-{is_fortran}"), is_fortran);
             let chosen = |names: &[&str]| written.set.select(names.iter().map(|name| column(name)).collect());
-            let lost = |set| written.sums(set).unwrap_err().to_string().contains("has become shorter");
+            let lost = |set| written.sums(set).unwrap_err().to_string().contains("became shorter");
             assert_eq!(written.sums(chosen(&["c", "a"])).unwrap(), [3 * all, all]);
             // Of rows ten are there, of columns ten values of the last.
             written.keep(if is_fortran { 2 * BYTES + 80 } else { 3 * 80 });

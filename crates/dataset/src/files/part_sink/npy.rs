@@ -37,18 +37,18 @@ pub(super) fn check(schema: &Schema) -> Result<()> {
     let fields = schema.fields();
     if let Some(field) = fields.iter().find(|field| dtype(field.data_type()).is_none()) {
         return Err(DataSetError::Query(format!(
-            "an array is of numbers or booleans, and {:?} is {}; select others, or cast it",
+            "an array holds numbers or booleans, but {:?} is {}; select others, or cast it",
             field.name(),
             field.data_type()
         )));
     }
     let Some(first) = fields.first() else {
-        return Err(DataSetError::Query("an array has at least one column".into()));
+        return Err(DataSetError::Query("an array needs at least one column".into()));
     };
     match fields.iter().find(|field| field.data_type() != first.data_type()) {
         None => Ok(()),
         Some(other) => Err(DataSetError::Query(format!(
-            "an array is of one type, and {:?} is {}, {:?} {}; cast them",
+            "an array has one type, but {:?} is {}, {:?} {}; cast them",
             first.name(),
             first.data_type(),
             other.name(),

@@ -14,12 +14,12 @@ pub(super) fn check(schema: &Schema) -> Result<()> {
             data_type if is_text(data_type) => Ok(()),
             DataType::Dictionary(_, values) if is_text(values) => Ok(()),
             other => Err(DataSetError::Query(format!(
-                "lines are of texts, and {:?} is {other}; cast it to str",
+                "lines are strings, but {:?} is {other}; cast it to str",
                 field.name()
             ))),
         },
         fields => {
-            Err(DataSetError::Query(format!("lines are of one column, and there are {}; select one", fields.len())))
+            Err(DataSetError::Query(format!("lines have one column, but there are {}; select one", fields.len())))
         }
     }
 }
@@ -31,7 +31,7 @@ pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Ref
     for (row, text) in texts.as_string_view().iter().flatten().enumerate() {
         if memchr::memchr(b'\n', text.as_bytes()).is_some() || text.ends_with('\r') {
             let shown: String = text.chars().take(40).collect();
-            let reason = format!("{shown:?} has a line end in it, and would be read as other lines; replace it first");
+            let reason = format!("{shown:?} contains a line end, and would be read as several lines; replace it first");
             return Err(Refused { row, reason });
         }
         block.extend_from_slice(text.as_bytes());

@@ -29,8 +29,8 @@ pub(super) fn groups(name: &str, data_type: &DataType) -> Option<Box<dyn GroupsA
 pub(super) fn check(name: &str, of: &[DataType]) -> Result<()> {
     match of {
         [kind] if matches!(name, "min" | "max") && !has_order(kind) => plan_err!(
-            "there is no {name} of {kind}, as lists in lists, lists of structs and maps have no order; take one of their values, or their \
-             length, first"
+            "there is no {name} of {kind}, because nested lists, lists of structs and maps cannot be ordered; take \
+             one of their values, or their length, first"
         ),
         _ => Ok(()),
     }

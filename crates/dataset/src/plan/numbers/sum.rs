@@ -149,7 +149,7 @@ impl Summed {
     fn beyond(&self) -> DataFusionError {
         let Summed { name, data_type } = self;
         DataFusionError::Execution(format!(
-            "{name} is beyond the range of {data_type}; cast what is summed to {} first",
+            "{name} is beyond the range of {data_type}; cast the values to {} first",
             wider(data_type)
         ))
     }

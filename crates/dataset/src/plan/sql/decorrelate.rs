@@ -152,7 +152,7 @@ fn called(expr: Expr, column: &Column) -> Expr {
 
 fn unsupported<T>(what: &str) -> Result<T> {
     Err(DataFusionError::NotImplemented(format!(
-        "a subquery that refers to the query around it and contains {what}; write it as a join"
+        "a subquery that refers to the outer query and contains {what}; write it as a join"
     )))
 }
 
@@ -963,7 +963,7 @@ fn value_of(column: &Column, references: &[Expr], input: &LogicalPlan) -> Result
         references.iter().find(|expr| matches!(expr, Expr::OuterReferenceColumn(_, outer) if outer == column));
     reference
         .cloned()
-        .ok_or_else(|| DataFusionError::Plan(format!("no column {column} in the query around a subquery")))
+        .ok_or_else(|| DataFusionError::Plan(format!("the query around a subquery has no column {column}")))
 }
 
 /// A domain's columns as those of another table.

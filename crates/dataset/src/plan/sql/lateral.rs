@@ -34,6 +34,6 @@ fn all_of_one() -> Box<Query> {
     let parsed = Parser::parse_sql(&GenericDialect, &format!("SELECT * FROM (SELECT 1) AS {LATERAL}"));
     match parsed.map(|mut statements| statements.pop()) {
         Ok(Some(Statement::Query(query))) => query,
-        other => unreachable!("{other:?} is no query"),
+        other => unreachable!("{other:?} is not a query"),
     }
 }

@@ -316,7 +316,7 @@ impl<'a> WriteOut<'a> {
                 let all: Option<Vec<&Vec<String>>> = left.iter().map(|(_, columns)| columns.as_ref()).collect();
                 let (Some(all), Some(theirs)) = (all, &right.1) else {
                     return ControlFlow::Break(
-                        "the columns of a NATURAL RIGHT or FULL JOIN are not known here; name them with USING (...)"
+                        "the columns of a NATURAL RIGHT or FULL JOIN are not known here; list them with USING (...)"
                             .into(),
                     );
                 };
@@ -363,7 +363,7 @@ impl<'a> WriteOut<'a> {
                     for shown in all {
                         let Some(table) = &shown.table else {
                             return ControlFlow::Break(
-                                "a table needs a name for * to show it here; add AS name".into(),
+                                "* can only show a table here that has a name; add AS name".into(),
                             );
                         };
                         let keys = shown.keys.iter().map(|key| ObjectName::from(vec![quoted(key)])).collect::<Vec<_>>();

@@ -132,7 +132,7 @@ impl Visitor for Checks {
 
     fn pre_visit_select(&mut self, select: &Select) -> ControlFlow<&'static str> {
         if select.prewhere.is_some() {
-            return ControlFlow::Break("there is no PREWHERE; write WHERE, of which files are asked first, too");
+            return ControlFlow::Break("PREWHERE is not supported; write WHERE, which is also applied to files first");
         }
         ControlFlow::Continue(())
     }
@@ -140,7 +140,7 @@ impl Visitor for Checks {
     fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<&'static str> {
         match table {
             TableFactor::Table { sample: Some(_), .. } | TableFactor::Derived { sample: Some(_), .. } => {
-                ControlFlow::Break("there is no TABLESAMPLE; DataSet.sample takes a part of the rows")
+                ControlFlow::Break("TABLESAMPLE is not supported; DataSet.sample takes a sample of the rows")
             }
             _ => ControlFlow::Continue(()),
         }
@@ -153,7 +153,7 @@ fn sets(body: &SetExpr) -> ControlFlow<&'static str> {
         && matches!(set_quantifier, SetQuantifier::All | SetQuantifier::AllByName)
     {
         return ControlFlow::Break(
-            "EXCEPT ALL and INTERSECT ALL would not count how often a row is there; number equal rows on both sides, by \
+            "EXCEPT ALL and INTERSECT ALL would not count repeated rows; number equal rows on both sides with \
              row_number() over (partition by all columns), and leave out ALL",
         );
     }

@@ -31,7 +31,7 @@ pub(super) struct Acquired {
 impl Acquired {
     pub(super) fn decode(schema: &SchemaRef, mut part: Bytes) -> Result<Self, TaskError> {
         let mut time = || {
-            let eight = part.first_chunk().copied().ok_or("what another copy handed over was cut short")?;
+            let eight = part.first_chunk().copied().ok_or("state handed over by another copy is truncated")?;
             part.advance(size_of::<Micros>());
             Ok::<Micros, &str>(Micros::from_le_bytes(eight))
         };

@@ -110,9 +110,10 @@ impl StreamJoin {
         let unbounded = |side: Side| until[side].0.is_empty() && !(times[0].untimed && times[1].untimed);
         if let Some(side) = (0..2).find(|&side| gives.waits(side) && unbounded(side)) {
             return Err(DataSetError::Unsupported(format!(
-                "on streams, which do not end: a {} join gives rows of the {} side that find no partner, but nothing says when that is \
-                 known; say for how long with ttl=, or bound the time of partners, as where=col(\"right_time\") <= col(\"left_time\") + \
-                 timedelta(hours=1) does, of columns that tell the streams' time",
+                "on streams, which do not end: a {} join gives rows of the {} side that have no match, but nothing \
+                 says when that is known; set how long to wait with ttl=, or bound the time between matches, for \
+                 example where=col(\"right_time\") <= col(\"left_time\") + timedelta(hours=1), on columns that carry \
+                 the streams' event time",
                 join.join_type(),
                 ["left", "right"][side],
             )));

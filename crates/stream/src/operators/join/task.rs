@@ -355,7 +355,7 @@ impl JoinTask {
             let pairs = batch(&condition.schema, columns, rows.len())?;
             let holds = condition.expr.evaluate(&pairs)?.into_array(rows.len())?;
             let holds =
-                holds.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a condition is no boolean".into()))?;
+                holds.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a condition is not boolean".into()))?;
             let holds: Vec<bool> = holds.iter().map(|holds| holds == Some(true)).collect();
             let mut at = holds.iter();
             rows.retain(|_| at.next() == Some(&true));

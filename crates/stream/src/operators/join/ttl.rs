@@ -35,8 +35,8 @@ pub(super) fn bind(
     let place = |side: Side| {
         times[side].places.first().map(|of| &of.place).ok_or_else(|| {
             DataSetError::Unsupported(format!(
-                "a join with ttl= of streams of which the {} one has rows that do not tell time: give its source time=, and keep that \
-                 column",
+                "a join with ttl= on streams whose {} side has rows without event time: set time= on its source, and \
+                 keep that column",
                 ["left", "right"][side]
             ))
         })

@@ -398,7 +398,9 @@ impl SessionState {
                     count += sessions.num_rows();
                     self.keep(sessions)?;
                 }
-                other => return Err(format!("what another copy handed over has a part of kind {other}").into()),
+                other => {
+                    return Err(format!("state handed over by another copy has a part of unknown kind {other}").into());
+                }
             }
         }
         Ok(count)

@@ -532,7 +532,7 @@ fn sessions_of_other_formats_are_refused() {
     assert_eq!(now.behind(&now), Ok(1));
     for kind in ["sessions with a gap of 10 us", "sessions with a gap of 10 us, and what was given of them"] {
         let refused = now.behind(&StateSchema::new(kind, now.fields.clone())).unwrap_err();
-        assert!(refused.starts_with(&format!("it held {kind}, and now holds {}; ", now.kind)), "{refused}");
-        assert!(refused.contains("begin anew"), "{refused}");
+        assert!(refused.starts_with(&format!("it held {kind}, but now holds {}; ", now.kind)), "{refused}");
+        assert!(refused.contains("start fresh"), "{refused}");
     }
 }

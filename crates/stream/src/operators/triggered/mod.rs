@@ -525,7 +525,11 @@ impl Operator for TriggeredTask {
                 match kind {
                     FIRED => self.fired = self.fired.max(time_of(&table)?),
                     KEPT => self.take(self.state.rows(&table)?)?,
-                    other => return Err(format!("what another copy handed over has a part of kind {other}").into()),
+                    other => {
+                        return Err(
+                            format!("state handed over by another copy has a part of unknown kind {other}").into()
+                        );
+                    }
                 }
             }
         }

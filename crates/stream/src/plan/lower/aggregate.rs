@@ -75,7 +75,7 @@ impl Lower<'_> {
         let any: &dyn Any = below.as_ref();
         if any.is::<SortExec>() && aggregate.aggr_expr().iter().any(|function| !function.order_bys().is_empty()) {
             return refused(
-                "an aggregate of rows in an order, such as array_agg(... order by ...); sort what it gives instead",
+                "an aggregate of ordered rows, such as array_agg(... order by ...); sort its result instead",
             );
         }
         if !aggregate.group_expr().is_single() {
@@ -112,14 +112,13 @@ impl Lower<'_> {
         let Some(behind) = input.times.behind(&time, &input.schema) else {
             let of = fmt_sql(time.as_ref());
             let why = match input.times.lost {
-                true => {
-                    "windows of rows, and joins that do not bound the time of partners, give rows that may have any time"
-                }
-                false => "it is not the column that time= of the source names, nor follows it",
+                true => "windows of rows, and joins without a time bound, give rows that may have any time",
+                false => "it is not the column that time= of the source names, and does not follow it",
             };
             return Err(DataSetError::Unsupported(format!(
-                "a window of {of}: nobody knows how far that is behind the stream's time, so rows would be late ({why}). Let time= name \
-                 it, or say how far it may be behind: tm.stream.behind(..., \"1h\") in Python, behind({of}, '1 hour') in SQL"
+                "a window of {of}: nothing says how far it lags behind the stream's time, so rows would be late \
+                 ({why}). Name it in time=, or give its maximum lag: tm.stream.behind(..., \"1h\") in Python, \
+                 behind({of}, '1 hour') in SQL"
             )));
         };
         if let WindowKind::Count { size, slide, ttl: Some(ttl) } = windows.kind {
@@ -342,7 +341,9 @@ impl Lower<'_> {
             (Some(ttl), Some(time)) => Some((time.clone(), ttl)),
             (Some(_), None) => {
                 return Err(DataSetError::Unsupported(
-                    "distinct with ttl= on a stream whose rows do not tell time: give its source time=, and keep that column".into(),
+                    "distinct with ttl= on a stream whose rows have no event time: set time= on its source, and keep \
+                     that column"
+                        .into(),
                 ));
             }
             (None, _) => None,

@@ -24,7 +24,7 @@ use crate::plan::late::JOIN;
 fn not_in(join: &HashJoinExec) -> Result<Arc<dyn ExecutionPlan>> {
     let [(of_stream, of_table)] = join.on() else { return Err(until_the_end("NOT IN with several columns")) };
     if join.filter().is_some() {
-        return Err(until_the_end("NOT IN of a query that looks at the stream's rows; use NOT EXISTS"));
+        return Err(until_the_end("NOT IN with a query that refers to the stream's rows; use NOT EXISTS"));
     }
     let (mut rows, mut nulls) = (0, 0);
     for batch in in_memory(join.right())? {
@@ -57,7 +57,7 @@ impl Lower<'_> {
             JoinType::Inner | JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark
         );
         if keeps_table_rows || join.null_aware {
-            return refused("a join that gives rows of the table which find no partner");
+            return refused("a join that gives rows of the table that have no match");
         }
         let sides = vec![Arc::clone(join.left()), Arc::clone(join.right())];
         let builder = HashJoinExecBuilder::from(join).with_partition_mode(PartitionMode::CollectLeft);

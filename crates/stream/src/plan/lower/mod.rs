@@ -353,7 +353,7 @@ impl<'a> Lower<'a> {
     /// there. One that has it several times, as a join of a stream with itself does, has several of it, as it has
     /// alone.
     fn part(&mut self, exec: &PartExec, projected: SchemaRef) -> Result<Flowing> {
-        self.names_one("several queries have that step in common; name it where they do, before they part")?;
+        self.names_one("several queries share that step; name it where they share it, before they branch")?;
         let (part, nth) = (exec.part, self.had[exec.part]);
         self.had[part] += 1;
         let rows = match self.flowing[part].get(nth) {
@@ -568,7 +568,7 @@ fn waiting(plan: &Arc<dyn ExecutionPlan>) -> String {
     } else if any.is::<GlobalLimitExec>() || any.is::<LocalLimitExec>() {
         "a limit; stop= of write_stream ends a job".into()
     } else if any.is::<CrossJoinExec>() || any.is::<NestedLoopJoinExec>() {
-        "a join without columns that are equal on both sides".into()
+        "a join without an equality between columns of the two sides".into()
     } else {
         format!("a step that has no result before the end, {}", plan.name())
     }

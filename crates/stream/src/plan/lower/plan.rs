@@ -34,7 +34,7 @@ pub(crate) struct Plans {
 /// them does for all.
 pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plans> {
     let Some((first, _)) = outputs.first() else {
-        return Err(DataSetError::Query("a job writes one query at least, and got none".into()));
+        return Err(DataSetError::Query("a job needs at least one query to write, but got none".into()));
     };
     let (state, _) = first.frame().clone().into_parts();
     let state = session(state, late);
@@ -93,10 +93,7 @@ fn hold_tables<'a>(
         if let Some(asked) = any.downcast_ref::<ScalarSubqueryExec>() {
             for link in asked.subqueries() {
                 if has_stream(&link.plan) {
-                    return Err(until_the_end(
-                        "a subquery of it that stands for one value; join with windows of it instead",
-                    )
-                    .into());
+                    return Err(until_the_end("a scalar subquery; join with windows of it instead").into());
                 }
                 let rows = collect(Arc::clone(&link.plan), Arc::clone(context)).await?;
                 asked.results().set(link.index, only_value(&rows, &link.plan.schema())?)?;

@@ -117,7 +117,8 @@ impl Lower<'_> {
         let mut of_keys = rows.times.project(&keys).places;
         if of_keys.is_empty() {
             return Err(until_the_end(
-                "functions with over(), none of whose keys tells when a group is complete; add one that does, such as window_end",
+                "functions with over() whose keys do not tell when a group is complete; add one that does, such as \
+                 window_end",
             ));
         }
         let late = rows.times.places.first().cloned();
