@@ -79,7 +79,7 @@ class Work:
         return self.collected(self.data.join(other, on="k").group_by("g").agg(s=tm.col("v").sum()).sort("g"))
 
     def window(self) -> Prepared:
-        numbered = self.data.with_columns(r=tm.row_number().over("k", order_by="v"))
+        numbered = self.data.with_columns(r=tm.functions.row_number().over("k", order_by="v"))
         return self.collected(numbered.select(r=tm.col("r").sum()))
 
     def map_batches(self) -> Prepared:

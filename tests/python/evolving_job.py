@@ -80,7 +80,7 @@ def pairs(rows: tm.DataSet, version: str) -> tm.DataSet:
 
 def groups(rows: tm.DataSet, version: str) -> tm.DataSet:
     """Each row with its place among those of its time; all wait until that has passed."""
-    placed = rows.with_columns(place=tm.row_number().over("ts", order_by="row"))
+    placed = rows.with_columns(place=tm.functions.row_number().over("ts", order_by="row"))
     return placed.select("row", "place", *([X] if version == "2" else []))
 
 

@@ -52,14 +52,14 @@ def rows(query: str) -> tm.DataSet:
 
 def name(number: tm.Expr) -> tm.Expr:
     """A long text."""
-    return tm.function("lpad", number.cast("str"), 160, "x")
+    return tm.functions.scalar("lpad", number.cast("str"), 160, "x")
 
 
 def windows(query: str) -> tm.DataSet:
     """Each key in a window that has all of its rows."""
     made = rows(query).select("number", "time", name=name(KEY))
     counts = made.group_by("name", tm.window(tm.tumbling("30d"), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
-    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def small_windows(query: str) -> tm.DataSet:
@@ -78,7 +78,7 @@ def by_rows(query: str) -> tm.DataSet:
     window = tm.window(tm.tumbling("30d"), on="time", early_rows=3)
     counts = made.group_by("name", window).agg(n=tm.count(), sum=NUMBER.sum())
     sum_ = tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1)
-    return counts.select("n", sum=sum_, key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    return counts.select("n", sum=sum_, key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def by_rows_of_numbers(query: str) -> tm.DataSet:
@@ -94,14 +94,14 @@ def sessions(query: str) -> tm.DataSet:
     made = rows(query).filter(NUMBER // keys != 2).select("number", "time", name=name(KEY))
     gap = timedelta(milliseconds=keys + 10_000)
     counts = made.group_by("name", tm.window(tm.stream.session(gap), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
-    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def counts(query: str) -> tm.DataSet:
     """Of each key a window of two panes, which its last row completes."""
     made = rows(query).select("number", name=name(KEY))
     counts = made.group_by("name", tm.window(tm.stream.counting(4, 2))).agg(n=tm.count(), sum=NUMBER.sum())
-    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def pairs(query: str) -> tm.DataSet:
@@ -111,19 +111,19 @@ def pairs(query: str) -> tm.DataSet:
     late = timedelta(milliseconds=LATER)
     where = (tm.col("then") >= tm.col("time") + late) & (tm.col("then") <= tm.col("time") + late)
     joined = first.join(then, on="key", how="left", where=where)
-    return joined.select("key", sum=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.col("n"))
+    return joined.select("key", sum=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.col("n"))
 
 
 def different(query: str) -> tm.DataSet:
     """Each name once."""
     once = rows(query).select(name=name(KEY)).distinct()
-    return once.select(key=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
+    return once.select(key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
 
 
 def remembered(query: str) -> tm.DataSet:
     """Each name once, as all rows are of less than a month."""
     once = rows(query).select("time", name=name(KEY)).distinct("name", ttl="30d")
-    return once.select(key=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
+    return once.select(key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
 
 
 def states(query: str) -> tm.DataSet:

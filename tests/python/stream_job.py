@@ -120,7 +120,7 @@ def near(rows: tm.DataSet) -> tm.DataSet:
 
 def best(rows: tm.DataSet) -> tm.DataSet:
     """The two keys that each second has most often."""
-    ranked = windows(rows).with_columns(place=tm.row_number().over("window_start", order_by=["n", "key"]))
+    ranked = windows(rows).with_columns(place=tm.functions.row_number().over("window_start", order_by=["n", "key"]))
     return ranked.filter(tm.col("place") <= 2).select("window_start", "key", "n")
 
 

@@ -227,7 +227,7 @@ made = {
     "sort": lambda: data.sort("x"),
     "group": lambda: data.group_by("s").agg(n=tm.count(), y=tm.col("y").max()),
     "join": lambda: data.join(other, on="x"),
-    "window": lambda: data.with_columns(place=tm.row_number().over("x", order_by="y")),
+    "window": lambda: data.with_columns(place=tm.functions.row_number().over("x", order_by="y")),
 }[sys.argv[1]]()
 made.write_parquet("out")
 all_peak = resident()["VmHWM"]

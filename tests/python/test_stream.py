@@ -320,7 +320,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         (stream.limit(3), "a limit; stop= of write_stream"),
         (stream.join(tm.from_dict({"z": [1]}), how="cross"), "a join without columns that are equal"),
         (
-            stream.with_columns(n=tm.row_number().over("key", order_by="x")),
+            stream.with_columns(n=tm.functions.row_number().over("key", order_by="x")),
             r"functions with over\(\), none of whose keys",
         ),
         (

@@ -177,7 +177,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(tm.DataSetError, match="a ttl of more than zero"):
         tm.window(tm.stream.counting(3, ttl=0), on="at")
     with pytest.raises(tm.DataSetError, match="nobody knows how far that is behind the stream's time"):
-        other = stream.with_columns(other=tm.function("coalesce", tm.col("at"), tm.col("at")))
+        other = stream.with_columns(other=tm.functions.scalar("coalesce", tm.col("at"), tm.col("at")))
         window = tm.window(tm.stream.counting(3, ttl="1h"), on="other")
         other.group_by(window).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="more than zero"):

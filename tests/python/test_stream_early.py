@@ -18,7 +18,7 @@ import tidemill as tm
 
 Row = dict[str, Any]
 
-SECONDS = tm.function("date_part", tm.lit("epoch"), tm.col("at")).cast("int64")
+SECONDS = tm.functions.scalar("date_part", tm.lit("epoch"), tm.col("at")).cast("int64")
 
 
 def _second(at: datetime) -> int:

@@ -202,9 +202,9 @@ class DataSet(DataSetWriters):
         """
         if not 0 <= fraction <= 1:
             raise ValueError(f"a fraction is from 0 to 1, not {fraction}")
-        from tidemill.dataset._functions import function
+        from tidemill.dataset._functions import scalar
 
-        return self.filter(function("random") < fraction)
+        return self.filter(scalar("random") < fraction)
 
     def distinct(self, *subset: str | Iterable[str], ttl: Duration | None = None) -> DataSet:
         """Each different row once; with `subset`, one row, any, for each different value of those columns.

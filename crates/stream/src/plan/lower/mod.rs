@@ -554,7 +554,7 @@ fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
 }
 
 const SORT: &str =
-    "a sort; rank the rows of each window instead, by tm.row_number().over(\"window_end\", order_by=...)";
+    "a sort; rank the rows of each window instead, by tm.functions.row_number().over(\"window_end\", order_by=...)";
 
 fn until_the_end(what: &str) -> DataSetError {
     DataSetError::Unsupported(format!("on a stream, which does not end: {what}"))
