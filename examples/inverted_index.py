@@ -33,4 +33,6 @@ document = tm.col("document")
 index = postings.group_by("word").agg(documents=tm.count(), found_in=document.to_list("document"))
 
 top = index.sort("documents", "word", descending=[True, False]).limit(10)
-top.select("word", "documents", found_in=tm.functions.scalar("array_slice", tm.col("found_in"), 1, 6).list.join(" ")).show()
+top.select(
+    "word", "documents", found_in=tm.functions.scalar("array_slice", tm.col("found_in"), 1, 6).list.join(" ")
+).show()

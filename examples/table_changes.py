@@ -70,7 +70,7 @@ def orders(path: Path, follow: bool = False) -> tm.DataSet:
 
 def sales(rows: tm.DataSet) -> tm.DataSet:
     """Orders and their sum by shop and hour."""
-    hours = rows.group_by("shop", tm.window(tm.tumbling("1h"), on="at"))
+    hours = rows.group_by("shop", tm.stream.window(tm.stream.tumbling("1h"), on="at"))
     return hours.agg(orders=tm.count(), cents=tm.col("cents").sum())
 
 

@@ -77,7 +77,7 @@ def parsed(events: tm.DataSet) -> tm.DataSet:
         return pyarrow.json.read_json(pa.BufferReader(lines.encode()), reading, options)
 
     # The events' own column, which the engine does not see in their text, is the stream's time in whole milliseconds.
-    return events.map_batches(parse, SCHEMA).with_columns(event_time=tm.stream.behind("event_time", "1ms"))
+    return events.map_batches(parse, SCHEMA).with_columns(event_time=tm.stream.bounded_delay("event_time", "1ms"))
 
 
 def through_kafka(events: tm.DataSet, servers: str, topic: str, checkpoint: Path) -> tm.DataSet:
@@ -90,7 +90,9 @@ def through_kafka(events: tm.DataSet, servers: str, topic: str, checkpoint: Path
 def counts(events: tm.DataSet, ads: tm.DataSet) -> tm.DataSet:
     """A row for each campaign and window: the query of the benchmark."""
     views = events.filter(tm.col("event_type") == "view").select("ad_id", "event_time").join(ads, on="ad_id")
-    seen = views.group_by("campaign", tm.window(tm.tumbling(WINDOW_S), on="event_time")).agg(seen=tm.count())
+    seen = views.group_by("campaign", tm.stream.window(tm.stream.tumbling(WINDOW_S), on="event_time")).agg(
+        seen=tm.count()
+    )
     return seen.select("campaign", "seen", start=tm.col("window_start").dt.format("%Y-%m-%dT%H:%M:%S"))
 
 

@@ -150,7 +150,7 @@ class Work:
         table = pa.table({"key": pa.array(keys), "ts": pa.array(times).view(pa.timestamp("ms"))})
         late, window_s = f"{windows_events.LATENESS_MS}ms", windows_events.WINDOW_MS / 1000
         source = tm.stream.from_table(table, time="ts", out_of_order=late, rows_per_batch=STREAM_BATCH)
-        counts = source.group_by("key", tm.window(tm.tumbling(window_s), on="ts")).agg(n=tm.count())
+        counts = source.group_by("key", tm.stream.window(tm.stream.tumbling(window_s), on="ts")).agg(n=tm.count())
 
         def run() -> int:
             found: list[Any] = []

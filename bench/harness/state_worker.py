@@ -31,7 +31,7 @@ def rows(count: int, keys: int, hot: int, per_s: float) -> tm.DataSet:
 def totals(of: tm.DataSet) -> tm.DataSet:
     """48 bytes for each key, until the stream ends."""
     number = tm.col("number")
-    windows = of.group_by("key", tm.window(tm.tumbling("365d"), on="time"))
+    windows = of.group_by("key", tm.stream.window(tm.stream.tumbling("365d"), on="time"))
     return windows.agg(n=tm.count(), sum=number.sum(), least=number.min(), most=number.max())
 
 
@@ -78,7 +78,7 @@ def recovery(every_s: float, keys: int, hot: int, count: int, folder: Path) -> N
     job = tm.init()
     restart = os.environ.get("TIDEMILL_RESTART", "0")
     made = rows(count, keys, hot, PACE_PER_S)
-    often = made.group_by(tm.window(tm.tumbling("50ms"), on="time")).agg(n=tm.count())
+    often = made.group_by(tm.stream.window(tm.stream.tumbling("50ms"), on="time")).agg(n=tm.count())
     both = often.select("n").union(totals(made).select("n"))
     with (folder / f"results-{job.rank}").open("a") as results:
 

@@ -79,7 +79,7 @@ def main() -> None:
         for start in np.unique(made["window_start"].cast(pa.int64()).to_numpy() // 1000).tolist():
             arrived_ns[start] = now_ns
 
-    counts = stream.group_by("key", tm.window(tm.tumbling(WINDOW_MS / 1000), on="ts")).agg(n=tm.count())
+    counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling(WINDOW_MS / 1000), on="ts")).agg(n=tm.count())
     # Threads, and connections between the workers, are there before.
     tm.stream.from_table(table(10, 10, False), time="ts").write_stream(lambda rows: None)
     job.comm.barrier()

@@ -48,25 +48,25 @@ def windows(rows: tm.DataSet, version: str) -> tm.DataSet:
     """One window that is under way all the time."""
     keys: list[Any] = ["key", (X % 2).alias("odd")] if version == "other key" else ["key"]
     made = aggregates("1" if version in ("other key", "by rows") else version)
-    window = tm.window(tm.tumbling("1h"), on="ts", early_rows=5 if version == "by rows" else None)
+    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", early_rows=5 if version == "by rows" else None)
     return rows.group_by(*keys, window).agg(**made)
 
 
 def by_rows(rows: tm.DataSet, version: str) -> tm.DataSet:
     """As `windows`, which give results with every fourth row of a key, too, and with every tenth later on."""
-    window = tm.window(tm.tumbling("1h"), on="ts", early_rows=4 if version == "1" else 10)
+    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", early_rows=4 if version == "1" else 10)
     made = rows.group_by("key", window).agg(**aggregates(version))
     return made.filter(tm.col("window_final")).drop("window_final")
 
 
 def sessions(rows: tm.DataSet, version: str) -> tm.DataSet:
     """As `windows`: no key is silent for so long."""
-    return rows.group_by("key", tm.window(tm.stream.session("1m"), on="ts")).agg(**aggregates(version))
+    return rows.group_by("key", tm.stream.window(tm.stream.session("1m"), on="ts")).agg(**aggregates(version))
 
 
 def counting(rows: tm.DataSet, version: str) -> tm.DataSet:
     """As `windows`: one for all rows of a key."""
-    return rows.group_by("key", tm.window(tm.stream.counting(ROWS // KEYS))).agg(**aggregates(version))
+    return rows.group_by("key", tm.stream.window(tm.stream.count_window(ROWS // KEYS))).agg(**aggregates(version))
 
 
 def pairs(rows: tm.DataSet, version: str) -> tm.DataSet:

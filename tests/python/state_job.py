@@ -58,7 +58,9 @@ def name(number: tm.Expr) -> tm.Expr:
 def windows(query: str) -> tm.DataSet:
     """Each key in a window that has all of its rows."""
     made = rows(query).select("number", "time", name=name(KEY))
-    counts = made.group_by("name", tm.window(tm.tumbling("30d"), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
+    counts = made.group_by("name", tm.stream.window(tm.stream.tumbling("30d"), on="time")).agg(
+        n=tm.count(), sum=NUMBER.sum()
+    )
     return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
@@ -67,7 +69,7 @@ def small_windows(query: str) -> tm.DataSet:
     count, keys = SIZES[query]
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
     made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="30d")
-    window = tm.window(tm.tumbling(timedelta(milliseconds=2 * keys)), on="time")
+    window = tm.stream.window(tm.stream.tumbling(timedelta(milliseconds=2 * keys)), on="time")
     counts = made.select("number", "time", of=NUMBER % keys).group_by("of", window)
     return counts.agg(key=NUMBER.min(), n=tm.count(), sum=NUMBER.sum()).select("key", "n", "sum")
 
@@ -75,7 +77,7 @@ def small_windows(query: str) -> tm.DataSet:
 def by_rows(query: str) -> tm.DataSet:
     """As `windows`, whose third row of each key gives a result, too."""
     made = rows(query).select("number", "time", name=name(KEY))
-    window = tm.window(tm.tumbling("30d"), on="time", early_rows=3)
+    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", early_rows=3)
     counts = made.group_by("name", window).agg(n=tm.count(), sum=NUMBER.sum())
     sum_ = tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1)
     return counts.select("n", sum=sum_, key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
@@ -83,7 +85,7 @@ def by_rows(query: str) -> tm.DataSet:
 
 def by_rows_of_numbers(query: str) -> tm.DataSet:
     """So many short keys that what is known of their chains is more than memory; the second row of three gives a result, too."""
-    window = tm.window(tm.tumbling("30d"), on="time", early_rows=2)
+    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", early_rows=2)
     counts = rows(query).group_by("key", window).agg(n=tm.count(), sum=NUMBER.sum())
     return counts.select("key", "n", sum=tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1))
 
@@ -93,14 +95,16 @@ def sessions(query: str) -> tm.DataSet:
     keys = SIZES[query][1]
     made = rows(query).filter(NUMBER // keys != 2).select("number", "time", name=name(KEY))
     gap = timedelta(milliseconds=keys + 10_000)
-    counts = made.group_by("name", tm.window(tm.stream.session(gap), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
+    counts = made.group_by("name", tm.stream.window(tm.stream.session(gap), on="time")).agg(
+        n=tm.count(), sum=NUMBER.sum()
+    )
     return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def counts(query: str) -> tm.DataSet:
     """Of each key a window of two panes, which its last row completes."""
     made = rows(query).select("number", name=name(KEY))
-    counts = made.group_by("name", tm.window(tm.stream.counting(4, 2))).agg(n=tm.count(), sum=NUMBER.sum())
+    counts = made.group_by("name", tm.stream.window(tm.stream.count_window(4, 2))).agg(n=tm.count(), sum=NUMBER.sum())
     return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 

@@ -434,7 +434,7 @@ CLICKS = """
 import tidemill as tm
 
 clicks = tm.stream.rate(2000, keys=100, splits=8)
-counts = clicks.group_by("key", tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+counts = clicks.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
 counts.write_stream(lambda rows: None, name="clicks")
 """
 

@@ -64,8 +64,8 @@ def found(rows: list[dict[str, Any]]) -> dict[tuple[str | None, int], tuple[int,
 
 
 def counted(data: tm.DataSet, size: str, slide: str | None = None, **options: Any) -> tm.DataSet:
-    windows = tm.tumbling(size) if slide is None else tm.sliding(size, slide)
-    keys = data.group_by("key", tm.window(windows, on="ts", **options))
+    windows = tm.stream.tumbling(size) if slide is None else tm.stream.sliding(size, slide)
+    keys = data.group_by("key", tm.stream.window(windows, on="ts", **options))
     return keys.agg(n=tm.count(), s=tm.col("x").sum())
 
 
@@ -91,7 +91,9 @@ def test_windows_give_what_a_loop_gives(size: str, slide: str | None) -> None:
 def test_windows_without_keys() -> None:
     rows = some(2000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
-    made = stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count(), most=tm.col("x").max())
+    made = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(
+        n=tm.count(), most=tm.col("x").max()
+    )
     seen = sorted(written(made), key=lambda row: str(row["window_start"]))
     assert [row["n"] for row in seen] == [1000, 1000]
     assert seen[0]["most"] == max(x for _, _, x in rows[:1000])
@@ -102,7 +104,9 @@ def test_more_keys_than_are_held_beside_the_source() -> None:
     twice, and keys that come again are the same."""
     rows, keys = 4_000_000, 900_000
     made = tm.stream.rate(rows=rows, step="1us").with_columns(key=tm.col("number") % keys)
-    counts = made.group_by("key", tm.window(tm.tumbling("1h"), on="time")).agg(n=tm.count(), sum=tm.col("number").sum())
+    counts = made.group_by("key", tm.stream.window(tm.stream.tumbling("1h"), on="time")).agg(
+        n=tm.count(), sum=tm.col("number").sum()
+    )
     n, total = tm.col("n"), tm.col("sum").sum()
     of_all = counts.group_by("window_start").agg(keys=tm.count(), least=n.min(), most=n.max(), total=total)
     least, more = divmod(rows, keys)
@@ -114,7 +118,7 @@ def test_aggregates_of_all_kinds() -> None:
     """Functions whose state is a list or a sketch travel as states, too."""
     rows = some(3000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
-    keys = stream.group_by(tm.window(tm.tumbling("1s"), on="ts"))
+    keys = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts"))
     made = keys.agg(
         different=tm.col("key").n_unique(),
         mean=tm.col("x").mean(),
@@ -179,7 +183,9 @@ def test_sessions() -> None:
     jittered = sorted(rows, key=lambda row: row[0] + dice.randrange(60_000))
     stream = tm.stream.from_table(table(jittered), time="ts", out_of_order="60ms", rows_per_batch=23)
     seen = written(
-        stream.group_by("key", tm.window(tm.stream.session("100ms"), on="ts")).agg(n=tm.count(), s=tm.col("x").sum())
+        stream.group_by("key", tm.stream.window(tm.stream.session("100ms"), on="ts")).agg(
+            n=tm.count(), s=tm.col("x").sum()
+        )
     )
     made = found(seen)
     assert made.keys() == expected.keys()
@@ -218,7 +224,7 @@ def test_times_before_1970_and_in_other_units() -> None:
             {"timestamp[ms, tz=UTC]": pa.timestamp("ms", "UTC")}.get(kind) or pa.timestamp(kind[10:-1])
         )
         stream = tm.stream.from_table(pa.table({"ts": ms}), time="ts", out_of_order="10s")
-        seen = written(stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count()))
+        seen = written(stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count()))
         starts = {micros(row["window_start"]) // 1000: row["n"] for row in seen}
         assert starts == {-2000: 1, -1000: 2, 0: 2}, kind
 
@@ -264,7 +270,7 @@ def test_joins_with_tables() -> None:
     for _, key, _ in rows:
         expected.update({"k1": ["one"], "k2": ["two", "zwei"]}.get(key, []))
     for joined in (stream.join(names, on="key"), names.join(stream, on="key")):
-        windows = joined.group_by("name", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        windows = joined.group_by("name", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         assert {row["name"]: row["n"] for row in written(windows)} == expected
 
     left = written(stream.join(names, on="key", how="left").select("key", "name"))
@@ -331,7 +337,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         with pytest.raises(tm.DataSetError, match=f"which does not end: {what}"):
             written(query)
     # A sort that the next step has no use for would be left out without a word.
-    ordered, window = stream.sort("x"), tm.window(tm.tumbling("1s"), on="ts")
+    ordered, window = stream.sort("x"), tm.stream.window(tm.stream.tumbling("1s"), on="ts")
     whole = {"x": "int64", "key": "int64", "ts": "timestamp[ms]"}
     for sorted_first in (
         ordered.key_by("key").process(lambda key, rows, context: None, {"n": "int64"}),
@@ -351,11 +357,11 @@ def test_what_a_stream_cannot_do_is_said() -> None:
     with pytest.raises(tm.DataSetError, match='no column "then"'):
         tm.stream.from_table(table(some(10)), time="then")
     with pytest.raises(tm.DataSetError, match="is no length of time"):
-        tm.tumbling("ten seconds")
+        tm.stream.tumbling("ten seconds")
     with pytest.raises(tm.DataSetError, match="would leave rows out"):
-        tm.window(tm.sliding("1s", "2s"), on="ts")
+        tm.stream.window(tm.stream.sliding("1s", "2s"), on="ts")
     with pytest.raises(tm.DataSetError, match="a window needs a timestamp or a date"):
-        stream.group_by(tm.window(tm.tumbling("1s"), on="x")).agg(n=tm.count())
+        stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="x")).agg(n=tm.count())
     with pytest.raises(TypeError, match="needs commit, too"):
         stream.write_stream(type("Half", (), {"prepare": None, "write": None})())
 
@@ -369,7 +375,7 @@ def test_functions_behind_windows() -> None:
 
 def test_windows_of_different_keys_together() -> None:
     stream = tm.stream.from_table(table(some(1000)), time="ts")
-    window = tm.window(tm.tumbling("1m"), on="ts")
+    window = tm.stream.window(tm.stream.tumbling("1m"), on="ts")
     both = stream.group_by("key", window).agg(n=tm.count()).select("n")
     both = both.union(stream.group_by(window).agg(n=tm.count()).select("n"))
     assert sum(row["n"] for row in written(both)) == 2000
@@ -524,12 +530,12 @@ def test_options_of_checkpoints_without_any() -> None:
 def test_windows_that_are_given_wrong() -> None:
     """Two of them, or other columns with the names of theirs, were found by the planner, which knew none of these words."""
     stream = tm.stream.from_table(table(some(10)), time="ts")
-    window = tm.window(tm.tumbling("1s"), on="ts")
-    early = tm.window(tm.tumbling("1s"), on="ts", early="1s")
+    window = tm.stream.window(tm.stream.tumbling("1s"), on="ts")
+    early = tm.stream.window(tm.stream.tumbling("1s"), on="ts", early="1s")
     with pytest.raises(TypeError, match=r"a window is tumbling\(.10s.\)"):
-        tm.window("10s", on="ts")  # type: ignore[arg-type]
+        tm.stream.window("10s", on="ts")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="group_by has one window"):
-        stream.group_by(window, tm.window(tm.stream.session("1s"), on="ts")).count()
+        stream.group_by(window, tm.stream.window(tm.stream.session("1s"), on="ts")).count()
     with pytest.raises(tm.DataSetError, match="called window_start and window_end, not 'w'"):
         stream.group_by(window.alias("w")).count()
     with pytest.raises(tm.DataSetError, match="a window adds a column 'window_start'"):

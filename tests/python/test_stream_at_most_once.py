@@ -126,7 +126,7 @@ def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
         tm.from_dict({"s": list(range(100_000))}).select(at=tm.col("s").cast("timestamp[s]"), s=tm.col("s")).collect()
     )
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
-    counts = stream.group_by("s", tm.window(tm.tumbling("1d"), on="at")).agg(n=tm.count())
+    counts = stream.group_by("s", tm.stream.window(tm.stream.tumbling("1d"), on="at")).agg(n=tm.count())
     looked: list[int] = []
 
     def look() -> bool:

@@ -32,7 +32,7 @@ def test_a_time_that_is_none_spoils_no_window(broken: int, keys: list[str]) -> N
     for rows_per_batch in (1, 100):
         counted.clear()
         windows = tm.stream.from_table(table, time="at", rows_per_batch=rows_per_batch).group_by(
-            *keys, tm.window(tm.tumbling("10s"), on="at")
+            *keys, tm.stream.window(tm.stream.tumbling("10s"), on="at")
         )
         sums = windows.agg(n=tm.count()).select("n", start=tm.col("window_start").cast("int64"))
         with pytest.warns(tm.stream.NoTimeWarning):

@@ -103,7 +103,9 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
 
 def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     """One that is damaged is named, and with --quick it is not looked for."""
-    stream = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    stream = tm.stream.rate(2000, rows=400, step="1ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+    )
     looked = 0
 
     def enough() -> bool:
@@ -121,7 +123,9 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     assert damaged.returncode == 1 and b"is cut short" in damaged.stdout, damaged
     quick = launched.run("checkpoints", "-n", "1", "--quick", place)
     assert quick.returncode == 0 and b"cut short" not in quick.stdout, quick
-    rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    rows = tm.stream.rate(2000, rows=400, step="1ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+    )
     with pytest.raises(tm.DataSetError, match="come again, which the job must not do"):
         rows.agg(n=tm.count()).write_stream(
             tm.stream.to_files(tmp_path / "out"), checkpoint=place, guarantee="exactly once"
@@ -131,7 +135,9 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
 def test_a_copy_that_cannot_be_cleared_away_says_both(tmp_path: Path) -> None:
     """Where a copy fails, and what it has written cannot be deleted, the first error is not lost behind the second."""
     place, fine, full = tmp_path / "place", tmp_path / "fine", tmp_path / "full"
-    rows = tm.stream.rate(0, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    rows = tm.stream.rate(0, rows=400, step="1ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+    )
     rows.agg(n=tm.count()).write_stream(lambda table: None, checkpoint=place, every="50ms")
     copied = launched.run("checkpoints", "-n", "1", place, "--copy", fine)
     assert copied.returncode == 0, copied.stderr.decode()
@@ -150,7 +156,7 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
 
     def counts(rows_per_s: float, rows: int | None = None) -> tm.DataSet:
         made = tm.stream.rate(rows_per_s, rows=rows, keys=5, step="1ms")
-        return made.group_by("key", tm.window(tm.tumbling("100s"), on="time")).agg(n=tm.count())
+        return made.group_by("key", tm.stream.window(tm.stream.tumbling("100s"), on="time")).agg(n=tm.count())
 
     def written(**options: Any) -> list[dict[str, Any]]:
         seen: list[dict[str, Any]] = []
@@ -190,7 +196,7 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
 def test_names_in_a_list_of_checkpoints(tmp_path: Path) -> None:
     """A name with a line feed and a terminal's commands stays within its line, and is shown as it is written in Python."""
     key = tm.col("number").alias("n\n\x1b[2J")
-    counts = tm.stream.rate(rows=4).group_by(key, tm.window(tm.stream.counting(2))).agg(n=tm.count())
+    counts = tm.stream.rate(rows=4).group_by(key, tm.stream.window(tm.stream.count_window(2))).agg(n=tm.count())
     counts.write_stream(lambda _: None, checkpoint=tmp_path / "c", name="a\nb\x1b[31mred")
     listed = launched.run("checkpoints", "-n", "1", "--state", tmp_path / "c")
     assert listed.returncode == 0, listed
@@ -323,7 +329,7 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         made.write_stream(lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c")
         return len(seen)
 
-    tens = tm.window(tm.tumbling("10s"), on="at")
+    tens = tm.stream.window(tm.stream.tumbling("10s"), on="at")
     assert run(tens) == 2
     capfd.readouterr()
     assert run(tens) == 0
@@ -331,7 +337,7 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     with pytest.raises(
         tm.DataSetError, match=r"it held windows of 10000000 us .*, and now holds windows of 1000000 us"
     ):
-        run(tm.window(tm.tumbling("1s"), on="at"))
+        run(tm.stream.window(tm.stream.tumbling("1s"), on="at"))
     with pytest.raises(
         tm.DataSetError, match=r'state of a task "window \d", which the job has no longer; a step is found again by'
     ):
@@ -342,7 +348,7 @@ def test_a_window_more_after_the_end(tmp_path: Path) -> None:
     """It would have nothing of what was read before."""
     numbers = tm.stream.rate(rows=5).select("number")
     numbers.write_stream(lambda rows: None, checkpoint=tmp_path)
-    counts = numbers.group_by("number", tm.window(tm.stream.counting(1))).agg(n=tm.count())
+    counts = numbers.group_by("number", tm.stream.window(tm.stream.count_window(1))).agg(n=tm.count())
     with pytest.raises(
         tm.DataSetError, match=r'has come to its end and had no task "window \d"; begin anew in another'
     ):
@@ -393,7 +399,9 @@ def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             looked += 1
             return looked > 3
 
-        rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+        rows = tm.stream.rate(2000, rows=400, step="1ms").group_by(
+            "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+        )
         rows.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=place, every="20ms", stop=enough)
 
     run()

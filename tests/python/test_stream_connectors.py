@@ -45,7 +45,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def test_files_to_files(tmp_path: Path) -> None:
     lines(tmp_path / "in", 3000)
     stream = tm.stream.from_files(tmp_path / "in", SCHEMA, time="ts", stop_at_end=True)
-    counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count(), s=tm.col("x").sum())
+    counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(
+        n=tm.count(), s=tm.col("x").sum()
+    )
     counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", every="50ms")
     rows = read(tmp_path / "out")
     assert len({(row["key"], row["window_start"]) for row in rows}) == len(rows) == 5 * 6
@@ -98,7 +100,7 @@ def test_csv_and_text(tmp_path: Path) -> None:
 def test_a_generator() -> None:
     seen: list[dict[str, Any]] = []
     stream = tm.stream.rate(rows=10_000, keys=10, splits=3)
-    windows = stream.group_by("key", tm.window(tm.tumbling("1ms"), on="time")).agg(n=tm.count())
+    windows = stream.group_by("key", tm.stream.window(tm.stream.tumbling("1ms"), on="time")).agg(n=tm.count())
     windows.write_stream(lambda rows: seen.extend(rows.to_pylist()))
     assert sum(row["n"] for row in seen) == 10_000
     assert {row["key"] for row in seen} == set(range(10))
@@ -114,7 +116,7 @@ def test_workers_share_files(tmp_path: Path) -> None:
         f"""
 import tidemill as tm
 stream = tm.stream.from_files({str(tmp_path / "in")!r}, {SCHEMA!r}, time="ts", stop_at_end=True)
-counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
 counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={str(tmp_path / "checkpoints")!r})
 """
     )
@@ -199,7 +201,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is for one sink, however it is written."""
     monkeypatch.chdir(tmp_path)
-    counts = tm.stream.rate(rows=9).group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+    counts = tm.stream.rate(rows=9).group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
     for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
         with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
             counts.write_stream(tm.stream.to_files(one), late_to=tm.stream.to_files(other, prefix="late"))
@@ -266,7 +268,7 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     servers = kafka.bootstrap
     for _ in range(2):
         stream = tm.stream.from_kafka(servers, "clicks", SCHEMA, time="ts", out_of_order="1m", stop_at_end=True)
-        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         # The second time there is nothing left to be done.
         sink = tm.stream.to_kafka(servers, "counts", id="clicks-to-counts", key="key")
         counts.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="100ms")
@@ -515,7 +517,7 @@ def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:
         kafka.bootstrap, "transacted", {"n": "int64"}, metadata={"at": "timestamp"}, time="at", idle_after="50ms"
     )
     read = stream.map_batches(slowly, schema={"n": "int64", "at": "timestamp[ms]"})
-    counts = read.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count())
+    counts = read.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count())
     counts.write_stream(lambda _: over.append(taken), checkpoint=tmp_path / "c", stop=lambda: taken == count)
     assert over and over[0] < count * 3 // 4, "the first window was over when all was read"
     assert tm.stream.late_rows() == 0
@@ -846,7 +848,7 @@ def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
         stream = tm.stream.from_redis(
             redis_server.url, ["clicks:a", "clicks:b"], SCHEMA, time="ts", out_of_order="1m", stop_at_end=True
         )
-        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         counts = counts.select("key", "n", begin=tm.col("window_start").cast("str"))
         sink = tm.stream.to_redis(
             redis_server.url, id="clicks", key=["key", "begin"], prefix="count:", increment="n", expire="1h"

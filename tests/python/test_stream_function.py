@@ -196,7 +196,9 @@ def test_a_function_that_has_nothing_new() -> None:
         read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_every="20ms"
     )
     begun = time.monotonic()
-    rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(lambda table: over.set())
+    rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(
+        lambda table: over.set()
+    )
     # Once at its position, and then after each rest.
     assert len(asked) <= 4 + 2 * (time.monotonic() - begun) / 0.02
 
@@ -327,7 +329,7 @@ def test_a_split_that_comes_later_is_waited_for(splits: int) -> None:
             yield [{"at": start + timedelta(seconds=n)} for n in range(first, first + 100)], first + 100
 
     rows = tm.stream.from_function(read, {"at": "timestamp[us]"}, splits=map(str, range(splits)), time="at")
-    seen = written(rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()))
+    seen = written(rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()))
     assert tm.stream.late_rows() == 0
     assert [row["n"] for row in sorted(seen, key=lambda row: row["window_start"])] == [10 * splits] * 100
 
@@ -357,7 +359,7 @@ def test_a_split_that_has_nothing_holds_no_time_back() -> None:
     rows = tm.stream.from_function(
         read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_every="10ms"
     )
-    rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(keep)
+    rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(keep)
     assert sum(row["n"] for row in seen) == 100
 
 

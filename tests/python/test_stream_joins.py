@@ -114,7 +114,7 @@ def test_joins_for_a_time_need_no_columns_of_time() -> None:
     same(written(stream(left).join(stream(millis), on="k", ttl=1).select("a", "b")), exact)
 
     def counts(rows: tm.DataSet) -> tm.DataSet:
-        return rows.group_by("k", tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.count())
+        return rows.group_by("k", tm.stream.window(tm.stream.tumbling("100ms"), on="at")).agg(n=tm.count())
 
     ends = (tm.col("window_end") - tm.col("window_end_right") < SECOND / 4) & (
         tm.col("window_end_right") - tm.col("window_end") < SECOND / 4
@@ -131,7 +131,7 @@ def test_windows_of_joins_for_a_time() -> None:
     near = (tm.col("at") - tm.col("at_right") < SECOND / 10) & (tm.col("at_right") - tm.col("at") < SECOND / 10)
 
     def counts(joined: tm.DataSet) -> tm.DataSet:
-        return joined.group_by(tm.window(tm.tumbling("50ms"), on="at_right")).agg(n=tm.count())
+        return joined.group_by(tm.stream.window(tm.stream.tumbling("50ms"), on="at_right")).agg(n=tm.count())
 
     tables = (tm.from_arrow(table) for table in (left, right))
     expected = counts(next(tables).join(next(tables), on="k", where=near)).to_pylist()
@@ -271,7 +271,7 @@ def test_windows_of_two_streams() -> None:
     """Results of windows meet by their keys and window, which tells how long they have to wait."""
 
     def counts(data: tm.DataSet, name: str) -> tm.DataSet:
-        return data.group_by("k", tm.window(tm.tumbling("50ms"), on="at")).agg(**{name: tm.count()})
+        return data.group_by("k", tm.stream.window(tm.stream.tumbling("50ms"), on="at")).agg(**{name: tm.count()})
 
     def query(a: tm.DataSet, b: tm.DataSet, how: Any) -> tm.DataSet:
         return counts(a, "n").join(counts(b, "m"), on=["k", "window_start", "window_end"], how=how)
@@ -287,7 +287,9 @@ def test_windows_after_a_join() -> None:
 
     def query(a: tm.DataSet, b: tm.DataSet, on: str) -> tm.DataSet:
         pairs = a.join(b, on="k", where=WITHIN["around"]())
-        return pairs.group_by(tm.window(tm.tumbling("20ms"), on=on)).agg(n=tm.count(), s=tm.col("a").sum())
+        return pairs.group_by(tm.stream.window(tm.stream.tumbling("20ms"), on=on)).agg(
+            n=tm.count(), s=tm.col("a").sum()
+        )
 
     left, right = left_table(), right_table()
     for on in ("at", "at_right"):
@@ -459,7 +461,7 @@ def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
 
     add(("a", 0), ("b", 100))
     stream = tm.stream.from_files(file, schema, time="at").distinct("key", ttl="10s")
-    counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count())
+    counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count())
     seen: list[str] = []
 
     def take(table: tm.Table) -> None:
@@ -530,7 +532,7 @@ def test_the_first_of_each_window() -> None:
     """
 
     def top(of: tm.DataSet) -> tm.DataSet:
-        counts = of.group_by("k", tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.count())
+        counts = of.group_by("k", tm.stream.window(tm.stream.tumbling("100ms"), on="at")).agg(n=tm.count())
         return tm.sql(query, counts=counts)
 
     table = left_table()
@@ -539,7 +541,7 @@ def test_the_first_of_each_window() -> None:
 
 def test_results_of_windows_are_grouped_by_their_window() -> None:
     def query(of: tm.DataSet) -> tm.DataSet:
-        counts = of.group_by("k", tm.window(tm.tumbling("50ms"), on="at")).agg(n=tm.count())
+        counts = of.group_by("k", tm.stream.window(tm.stream.tumbling("50ms"), on="at")).agg(n=tm.count())
         best = counts.group_by("window_end").agg(most=tm.col("n").max(), keys=tm.count())
         return counts.join(best, on="window_end", where=tm.col("n") == tm.col("most")).select(
             "k", "n", "window_end", "keys"
@@ -552,7 +554,7 @@ def test_results_of_windows_are_grouped_by_their_window() -> None:
 def test_what_streams_cannot_join() -> None:
     """Said before anything runs, and how to go about it."""
     left, right = stream(left_table(50)), stream(right_table(50))
-    window = tm.window(tm.tumbling("1s"), on="at")
+    window = tm.stream.window(tm.stream.tumbling("1s"), on="at")
     for query, message in (
         (
             left.join(right, on="k", how="left"),

@@ -73,9 +73,9 @@ def test_a_partition_without_a_word_of_time_falls_silent(kafka: Kafka, tmp_path:
         kafka.produce(topic, lines, partition=partition)
 
     schema = {"at": "timestamp[s]", "until": "timestamp[s]"}
-    time = tm.stream.punctuated("at", watermark="until")
+    time = tm.stream.punctuated_watermarks("at", watermark="until")
     stream = tm.stream.from_kafka(kafka.bootstrap, topic, schema, time=time, idle_after="300ms")
-    counts = stream.group_by(tm.window(tm.tumbling("1h"), on="at")).agg(rows=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("1h"), on="at")).agg(rows=tm.count())
     seen: list[dict[str, Any]] = []
     done = threading.Event()
 

@@ -34,7 +34,7 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
     refused(stream.filter(tm.col("x") > 0).map_batches(lambda batch: batch, SCHEMA), to_files("in/out"))
     rate = tm.stream.rate(rows=3).select(key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number"))
     refused(rate.union(stream), to_files("in/out"))
-    counts = stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     refused(counts, to_files("out"), late_to=to_files("in/late"))
     with pytest.raises(tm.DataSetError, match="in/out is within in; write"):
         tm.stream.write([(rate, to_files("out")), (stream, to_files("in/out"))])
@@ -78,7 +78,7 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
     refused(why, (topic, to_kafka("TWO:9092", "t")))
     refused(why, (topic.select("x"), print), (topic, to_kafka("two,three:3", "t", id="job")))
     refused(why + ", or say loops=True", (topic, to_kafka("two", "t")))
-    counts = topic.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+    counts = topic.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     refused(why, (counts, print), late_to=to_kafka("two", "t"))
     refused(why, (counts, print), late_to={"window 2": to_kafka("two", "t")})
     refused(why, (kafka("two", "t", SCHEMA, quarantine=to_kafka("two", "t"), **options), print))
@@ -127,7 +127,7 @@ def test_sinks_have_rows_of_their_own_sources_alone(tmp_path: Path) -> None:
     one.union(two).write_stream(lambda table: rows.extend(table.to_pylist()))
     assert len(rows) >= 6
     two = tm.stream.from_files(tmp_path / "two", SCHEMA, **options)
-    counts = two.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+    counts = two.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     queries = [(one, tm.stream.to_files(tmp_path / "out")), (counts, print)]
     tm.stream.write(queries, late_to=into)
     with pytest.raises(tm.DataSetError, match="would read what it writes"):

@@ -15,7 +15,7 @@ import tidemill as tm
 Row = dict[str, Any]
 Query = tuple[tm.DataSet, Callable[[tm.Table], None]]
 
-TENS = tm.window(tm.tumbling("10s"), on="at")
+TENS = tm.stream.window(tm.stream.tumbling("10s"), on="at")
 
 
 def rows_of(seconds: list[int]) -> tm.Table:
@@ -34,8 +34,8 @@ def written(data: tm.DataSet, **options: Any) -> list[Row]:
 
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": lambda rows: rows.group_by("key", TENS).agg(n=tm.count(), last=tm.col("at").max()),
-    "sessions": lambda rows: rows.group_by("key", tm.window(tm.stream.session("2s"), on="at")).agg(n=tm.count()),
-    "rows": lambda rows: rows.group_by("key", tm.window(tm.stream.counting(10))).agg(n=tm.count()),
+    "sessions": lambda rows: rows.group_by("key", tm.stream.window(tm.stream.session("2s"), on="at")).agg(n=tm.count()),
+    "rows": lambda rows: rows.group_by("key", tm.stream.window(tm.stream.count_window(10))).agg(n=tm.count()),
     "distinct": lambda rows: rows.select("key").distinct(),
     "join": lambda rows: rows.join(rows.select("key", "at", twice=tm.col("key") * 2), on=["key", "at"]),
     "process": lambda rows: rows.select("key").key_by("key").process(lambda key, rows, context: rows, {"key": "int64"}),
@@ -97,7 +97,7 @@ def test_late_rows_of_a_step_by_its_name() -> None:
     """A sink for late rows of a step with a name, also of a window behind one whose results come by time."""
     seconds = [*range(20), *range(30, 60), 3, *range(60, 70)]
     windows = stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).named("tens")
-    twenties = windows.group_by(tm.window(tm.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
+    twenties = windows.group_by(tm.stream.window(tm.stream.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
     for late_to in ("tens", None):
         late, seen = list[Row](), list[Row]()
 
@@ -269,7 +269,9 @@ def test_options_that_are_wrong(tmp_path: Path) -> None:
 
 def test_names_are_shown(tmp_path: Path) -> None:
     """By what lists checkpoints, too."""
-    windows = tm.stream.rate(5000, rows=1000, step="10ms").group_by("key", tm.window(tm.tumbling("1s"), on="time"))
+    windows = tm.stream.rate(5000, rows=1000, step="10ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1s"), on="time")
+    )
     windows.agg(n=tm.count()).named("per second").write_stream(lambda table: None, checkpoint=tmp_path)
     listed = launched.run("checkpoints", tmp_path, "--state").stdout.decode()
     assert re.search(r"per second, version 1: windows of 1000000 us", listed), listed

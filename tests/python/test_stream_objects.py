@@ -72,7 +72,7 @@ def test_time_goes_on_without_objects(bucket: Path, tmp_path: Path) -> None:
     """Shares of the keys in which there is nothing, or nothing more, would hold back the windows of the others."""
     put(bucket, "a.json", range(1000))
     lines = tm.stream.from_files("s3://lines/in", {"n": "timestamp[s]"}, time="n", idle_after="10ms")
-    windows = lines.group_by(tm.window(tm.tumbling("100s"), on="n")).agg(rows=tm.count())
+    windows = lines.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="n")).agg(rows=tm.count())
     seen: list[int] = []
     windows.write_stream(
         lambda table: seen.extend(table.to_dict()["rows"]), checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 9

@@ -83,7 +83,7 @@ def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
         stream = tm.stream.from_rabbitmq(
             rabbitmq.url, "clicks", SCHEMA, id="message_id", time="ts", out_of_order="1m", stop_at_end=True
         )
-        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         every = None if checkpoint is None else "100ms"
         counts.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=checkpoint, every=every)
         launched.wait_until(lambda: waiting(rabbitmq, "counts") >= 20, "what was published")

@@ -185,7 +185,7 @@ def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
     """A window that late rows may still change comes again when one has, not because the job goes on from a checkpoint."""
     rows = tm.from_dict({"s": list(range(2000))}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
-    counts = stream.group_by(tm.window(tm.tumbling("100s"), on="at", late="10h")).agg(n=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="at", late="10h")).agg(n=tm.count())
     seen: list[tuple[datetime, int]] = []
 
     def take(table: tm.Table) -> None:
@@ -209,7 +209,7 @@ def test_a_session_goes_on_as_one(tmp_path: Path) -> None:
 
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
     some = stream.map_batches(count, schema=rows.schema).filter(tm.col("s") < 100)
-    counts = some.group_by(tm.window(tm.stream.session("10h"), on="at")).agg(n=tm.count())
+    counts = some.group_by(tm.stream.window(tm.stream.session("10h"), on="at")).agg(n=tm.count())
     seen: list[int] = []
 
     def take(table: tm.Table) -> None:
@@ -281,8 +281,8 @@ import sys
 sys.path.insert(0, {str(JOB.parent)!r})
 import stream_job, tidemill as tm
 stream = tm.stream.from_table(stream_job.table(), time="ts", rows_per_batch=100, rows_per_s=12000)
-windows = tm.stream.session("1s") if sys.argv[1] == "session" else tm.tumbling(sys.argv[1])
-counts = stream.group_by("key", tm.window(windows, on="ts")).agg(n=tm.count())
+windows = tm.stream.session("1s") if sys.argv[1] == "session" else tm.stream.tumbling(sys.argv[1])
+counts = stream.group_by("key", tm.stream.window(windows, on="ts")).agg(n=tm.count())
 asked = []
 counts.write_stream(lambda _: None, checkpoint={str(folder / "checkpoints")!r}, stop=lambda: asked.append(1) or len(asked) > 3)
 """

@@ -151,7 +151,7 @@ def test_late_rows_change_sessions(early: dict[str, Any], late_to: bool, seed: i
         awaited.extend(row for row in rows if "early" not in early or row["window_final"])
 
     with served(sent, counts, awaited) as stream:
-        window = tm.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", late="1h", **early)
+        window = tm.stream.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", late="1h", **early)
         sessions = stream.group_by("user", window).agg(rows=tm.count(), total=tm.col("n").sum())
         late = (lambda table: left_out.extend(table.to_pylist())) if late_to else None
         sessions.write_stream(take, late_to=late)
@@ -177,7 +177,7 @@ def test_rows_later_than_that(late_to: bool, early: dict[str, Any]) -> None:
     assert {user(second) for seconds in sent for second in seconds} == {"a"}
     seen: list[Row] = []
     with served(sent, [0, 1, 1, 2], seen) as stream:
-        window = tm.window(tm.stream.session("12s"), on="at", late="100s", **early)
+        window = tm.stream.window(tm.stream.session("12s"), on="at", late="100s", **early)
         sessions = stream.group_by("user", window).agg(rows=tm.count(), total=tm.col("n").sum())
         left = written(sessions, seen, late_to)
     # When 300 has come the first session is forgotten: 12 would have been in it. 192 is kept until 304, and 180 is near it by 186.
@@ -192,7 +192,7 @@ def test_results_by_rows() -> None:
     source = tm.stream.rate(rows=3000, splits=1, step="1s")
     number = tm.col("number")
     rows = source.select("time", "number", key=number * 7 % 3).filter(number * number % 17 > 9)
-    window = tm.window(tm.stream.session("13s"), on="time", early_rows=2)
+    window = tm.stream.window(tm.stream.session("13s"), on="time", early_rows=2)
     seen: list[Row] = []
     results = rows.group_by("key", window).agg(all=number.to_list(), n=tm.count())
     results.write_stream(lambda table: seen.extend(table.to_pylist()))
@@ -222,7 +222,7 @@ def test_results_so_far() -> None:
     table = tm.from_dict({"n": seconds}).select("n", at=tm.col("n").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at", out_of_order="100s", rows_per_batch=1, rows_per_s=800)
     seen: list[Row] = []
-    window = tm.window(tm.stream.session("15s"), on="at", early="10ms")
+    window = tm.stream.window(tm.stream.session("15s"), on="at", early="10ms")
     stream.group_by(window).agg(rows=tm.count()).write_stream(lambda rows: seen.extend(rows.to_pylist()))
     final = [of for of in seen if of["window_final"]]
     assert [of["rows"] for of in sorted(final, key=lambda of: of["window_start"])] == [40] * 10
@@ -256,11 +256,11 @@ def test_they_are_rows_of_a_stream() -> None:
         plain.add(second)
     seen: list[Row] = []
     with served(sent, [0] * len(sent), seen) as stream:
-        window = tm.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", late="1h", early_rows=2)
+        window = tm.stream.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", late="1h", early_rows=2)
         sessions = stream.group_by("user", window).agg(rows=tm.count())
         timed = sessions.select("window_final", at=tm.col("window_end") - timedelta(microseconds=1))
         final = tm.col("window_final").cast("int64").sum()
-        counts = timed.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(final=final)
+        counts = timed.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(final=final)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             counts.write_stream(lambda table: seen.extend(table.to_pylist()))

@@ -27,7 +27,7 @@ def table(rows: int = 2000) -> pa.Table:
 
 
 def counts(rows: tm.DataSet, **options: Any) -> tm.DataSet:
-    return rows.group_by("key", tm.window(tm.tumbling("1s"), on="ts", **options)).agg(rows=tm.count())
+    return rows.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="ts", **options)).agg(rows=tm.count())
 
 
 def seen_by(*queries: tm.DataSet, **options: Any) -> list[list[dict[str, Any]]]:
@@ -102,7 +102,7 @@ def test_queries_that_come_together_again(slow: bool) -> None:
     rows = table()
     stream = tm.stream.from_table(rows, time="ts", rows_per_batch=10)
     windows = counts(stream)
-    most = stream.group_by("key", tm.window(tm.tumbling("1s"), on="ts")).agg(most=tm.col("n").max())
+    most = stream.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(most=tm.col("n").max())
     both = windows.join(most, on=["key", "window_start", "window_end"])
     itself = stream.join(stream.select("key", "ts", m=tm.col("n")), on=["key", "ts"])
     seen: list[list[dict[str, Any]]] = [[], [], [], []]
@@ -149,7 +149,7 @@ def test_late_rows_of_all_queries() -> None:
     stream = tm.stream.from_table(rows, time="ts", rows_per_batch=1, rows_per_s=40)
 
     def counted(rows: tm.DataSet, size: str) -> tm.DataSet:
-        return rows.group_by(tm.window(tm.tumbling(size), on="ts")).agg(rows=tm.count())
+        return rows.group_by(tm.stream.window(tm.stream.tumbling(size), on="ts")).agg(rows=tm.count())
 
     first, other = counted(stream, "10s"), counted(stream, "5s")
     # What is made of windows has no late rows of its own.

@@ -43,15 +43,24 @@ def grouped(window: tm.Expr) -> list[Row]:
 @pytest.mark.parametrize(
     ("call", "window"),
     [
-        ("counting(10)", tm.window(tm.stream.counting(10))),
-        ("counting(10, 5)", tm.window(tm.stream.counting(10, 5))),
+        ("counting(10)", tm.stream.window(tm.stream.count_window(10))),
+        ("counting(10, 5)", tm.stream.window(tm.stream.count_window(10, 5))),
         # Of each user a row comes every ten hours, which at least so much later begins anew.
-        ("counting(at, 1, '10 hours')", tm.window(tm.stream.counting(1, ttl="10h"), on="at")),
-        ("counting(at, 10, '11 hours')", tm.window(tm.stream.counting(10, ttl="11h"), on="at")),
-        ("calendar(at, '1 month', 'Europe/Berlin')", tm.window(tm.stream.calendar("1mo", tz="Europe/Berlin"), on="at")),
-        ("calendar(at, '2 weeks')", tm.window(tm.stream.calendar("2w"), on="at")),
-        ("late(calendar(at, '1 day'), '3 hours')", tm.window(tm.stream.calendar("1d"), on="at", late="3h")),
-        ("late(hop(at, '1 day', '3 days'), '1 hour')", tm.window(tm.sliding("3d", "1d"), on="at", late="1h")),
+        ("counting(at, 1, '10 hours')", tm.stream.window(tm.stream.count_window(1, ttl="10h"), on="at")),
+        ("counting(at, 10, '11 hours')", tm.stream.window(tm.stream.count_window(10, ttl="11h"), on="at")),
+        (
+            "calendar(at, '1 month', 'Europe/Berlin')",
+            tm.stream.window(tm.stream.calendar_window("1mo", tz="Europe/Berlin"), on="at"),
+        ),
+        ("calendar(at, '2 weeks')", tm.stream.window(tm.stream.calendar_window("2w"), on="at")),
+        (
+            "late(calendar(at, '1 day'), '3 hours')",
+            tm.stream.window(tm.stream.calendar_window("1d"), on="at", late="3h"),
+        ),
+        (
+            "late(hop(at, '1 day', '3 days'), '1 hour')",
+            tm.stream.window(tm.stream.sliding("3d", "1d"), on="at", late="1h"),
+        ),
     ],
 )
 def test_windows_in_sql(call: str, window: tm.Expr) -> None:
@@ -71,7 +80,7 @@ def test_windows_of_rows_of_keys_that_are_forgotten() -> None:
         return written(tm.sql(query, rows=stream))
 
     stream = tm.stream.from_table(rows, time="at")
-    window = tm.window(tm.stream.counting(3, 2, ttl="20h"), on="at")
+    window = tm.stream.window(tm.stream.count_window(3, 2, ttl="20h"), on="at")
     found = sorted(written(stream.group_by("user", window).agg(h=tm.col("h").sum())), key=str)
     assert sorted(pages(stream, "counting(at, 3, 2, interval '20 hours')"), key=str) == found
     assert 0 < len(found) < len(pages(stream, "counting(3, 2)"))
@@ -120,7 +129,7 @@ def test_results_by_event_time_in_sql() -> None:
         "early_time(late(tumble(at, '1 hour'), '1 hour'), '10 minutes')",
     ):
         rows = sql(call, ", w['final'] as window_final")
-        window = tm.window(tm.tumbling("1h"), on="at", early_time="10m")
+        window = tm.stream.window(tm.stream.tumbling("1h"), on="at", early_time="10m")
         assert rows == grouped(window) != []
         assert {row["window_final"] for row in rows} == {True, False}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import tidemill as tm
 
 rows = tm.stream.from_files("rows", {"at": "timestamp[s]", "n": "int64"}, time="at", idle_after=sys.argv[1])
-counts = rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
+counts = rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
 stop = Path("stop")
 counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
 """
@@ -126,7 +126,7 @@ def test_rows_of_a_split_that_is_idle(tmp_path: Path) -> None:
     schema = {"time": "timestamp[us]"}
     one = tm.stream.from_files(tmp_path / "one.json", schema, time="time", idle_after="50ms")
     many = tm.stream.rate(200, step="1s").select("time")
-    counts = one.union(many).group_by(tm.window(tm.tumbling("10s"), on="time")).agg(n=tm.count())
+    counts = one.union(many).group_by(tm.stream.window(tm.stream.tumbling("10s"), on="time")).agg(n=tm.count())
     seen: list[dict[str, Any]] = []
     counts.write_stream(
         lambda rows: seen.extend(rows.to_pylist()), checkpoint=tmp_path / "checkpoints", stop=lambda: bool(seen)
@@ -140,7 +140,7 @@ import tidemill as tm
 
 rows = tm.stream.from_files("rows", {"at": "timestamp[s]", "n": "int64"})
 timed = tm.stream.rate(1000, splits=1, step="1s").select(at=tm.col("time").cast("timestamp[s]"), n=tm.lit(1))
-counts = rows.union(timed).group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
+counts = rows.union(timed).group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
 print(counts.explain())
 stop = Path("stop")
 counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
@@ -183,7 +183,7 @@ def enrich(row):
 
 rows = tm.stream.rate(5000, splits=1)
 slow = rows.map(enrich, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
-counts = slow.group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+counts = slow.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
 counts.write_stream(tm.stream.to_files("counts"), name="slow", checkpoint="checkpoints", every="500ms")
 """
 

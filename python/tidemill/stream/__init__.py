@@ -23,9 +23,19 @@ from tidemill.stream._running import Move, Running
 from tidemill.stream._sinks import Connector
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._source import from_function
-from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
+from tidemill.stream._time import Duration, Time, TimeColumn, processing_time, punctuated_watermarks, times
 from tidemill.stream._tls import Tls
-from tidemill.stream._windows import Windows, behind, calendar, counting, custom, session, sliding, tumbling, window
+from tidemill.stream._windows import (
+    Windows,
+    bounded_delay,
+    calendar_window,
+    count_window,
+    custom_window,
+    session,
+    sliding,
+    tumbling,
+    window,
+)
 from tidemill.stream._write import explain, write
 
 __all__ = [
@@ -44,11 +54,10 @@ __all__ = [
     "TimeColumn",
     "Tls",
     "Windows",
-    "arrival",
-    "behind",
-    "calendar",
-    "counting",
-    "custom",
+    "bounded_delay",
+    "calendar_window",
+    "count_window",
+    "custom_window",
     "explain",
     "from_files",
     "from_function",
@@ -60,7 +69,8 @@ __all__ = [
     "from_webhook",
     "from_websocket",
     "late_rows",
-    "punctuated",
+    "processing_time",
+    "punctuated_watermarks",
     "rate",
     "redis_hashes",
     "rows_without_time",
@@ -110,7 +120,7 @@ def from_table(
     ----------
     table : Table, or any table with the Arrow PyCapsule interface
         The same on every worker.
-    time : str, `arrival` or `punctuated`, optional
+    time : str, `processing_time` or `punctuated_watermarks`, optional
         The column with each row's event time, a timestamp or a date. Windows need one.
     out_of_order : str, number of seconds or timedelta, default=0
         How much earlier a row may be than the latest before it; rows that are later than that are late.

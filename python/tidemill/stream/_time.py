@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.dataset._errors import DataSetError
 
-__all__ = ["Duration", "Time", "TimeColumn", "arrival", "micros", "punctuated", "seconds", "times"]
+__all__ = ["Duration", "Time", "TimeColumn", "micros", "processing_time", "punctuated_watermarks", "seconds", "times"]
 
 #: A text such as ``"250ms"``, ``"10s"``, ``"5m"``, ``"1h30m"``, ``"1d"``; a number of seconds; a `datetime.timedelta`. Numbers and
 #: lengths of time may be those of NumPy and pandas.
@@ -69,18 +69,18 @@ def seconds(length: Duration, what: str) -> float:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The column that tells a stream's time, and what says how far it is; made by `arrival` and `punctuated`."""
+    """The column that tells a stream's time, and what says how far it is; made by `processing_time` and `punctuated_watermarks`."""
 
     column: str
     kind: str
     watermark: str | None = None
 
 
-#: What a source takes as ``time``: a column, or what `arrival` or `punctuated` gives.
+#: What a source takes as ``time``: a column, or what `processing_time` or `punctuated_watermarks` returns.
 Time = str | TimeColumn
 
 
-def arrival(column: str = "arrived") -> TimeColumn:
+def processing_time(column: str = "arrived") -> TimeColumn:
     """Processing time: a column is added with the time (UTC) at which a row was read, and windows over it go by the clock.
 
     Time goes on when no row comes, and never back. Rows that are read again after a failure arrive again.
@@ -88,7 +88,7 @@ def arrival(column: str = "arrived") -> TimeColumn:
     return TimeColumn(column, "arrival")
 
 
-def punctuated(column: str, *, watermark: str) -> TimeColumn:
+def punctuated_watermarks(column: str, *, watermark: str) -> TimeColumn:
     """Event time of which the rows themselves say how far it is.
 
     Parameters
@@ -110,5 +110,5 @@ def times(
         return None
     of = TimeColumn(time, "latest") if isinstance(time, str) else time
     if not isinstance(of, TimeColumn):
-        raise TypeError(f"time is the name of a column, arrival() or punctuated(...), not {time!r}")
+        raise TypeError(f"time must be a column name, processing_time() or punctuated_watermarks(...), not {time!r}")
     return (of.column, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"), of.kind, of.watermark)

@@ -13,7 +13,17 @@ from tidemill.stream._custom import Assign, CustomWindow
 from tidemill.stream._keys import WindowKey
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Windows", "behind", "calendar", "counting", "custom", "session", "sliding", "tumbling", "window"]
+__all__ = [
+    "Windows",
+    "bounded_delay",
+    "calendar_window",
+    "count_window",
+    "custom_window",
+    "session",
+    "sliding",
+    "tumbling",
+    "window",
+]
 
 #: Far enough below what 64 bits hold that numbers of rows may be added.
 _ROWS_MAX = 10**18
@@ -22,7 +32,7 @@ _DAY_US = 86_400_000_000
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows there are; made by `tumbling`, `sliding`, `calendar`, `session`, `counting` and `custom`."""
+    """Which windows there are; made by `tumbling`, `sliding`, `calendar_window`, `session`, `count_window` and `custom_window`."""
 
     kind: str
     #: In microseconds, in rows, or in units of a calendar.
@@ -58,7 +68,7 @@ def session(gap: Duration) -> Windows:
     return Windows("session", micros(gap, "gap"), 0)
 
 
-def calendar(length: str, tz: str = "UTC") -> Windows:
+def calendar_window(length: str, tz: str = "UTC") -> Windows:
     """Days, weeks, months or years, one after the other, as a calendar has them: they begin at midnight of a time zone.
 
     Parameters
@@ -74,7 +84,7 @@ def calendar(length: str, tz: str = "UTC") -> Windows:
     return Windows(found[2], int(found[1]), 0, tz)
 
 
-def counting(size: int, slide: int | None = None, *, ttl: Duration | None = None) -> Windows:
+def count_window(size: int, slide: int | None = None, *, ttl: Duration | None = None) -> Windows:
     """Windows of so many rows of each key, in the order in which they come: one after the other, or one beginning every `slide` rows.
 
     Their ``window_start`` and ``window_end`` are numbers of rows of the key: of the first, and of the first behind the last. A
@@ -98,7 +108,7 @@ def _is_whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
 
 
-def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
+def custom_window(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
     """Windows that a function gives: of batches of rows, by their times and columns.
 
     Parameters
@@ -118,7 +128,7 @@ def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
     `early_time=` is not supported. State is kept by key and window start, so different workers may keep two windows of one key.
     """
     if not callable(assign):
-        raise TypeError(f"custom takes a function, not {assign!r}")
+        raise TypeError(f"custom_window takes a function, not {assign!r}")
     return Windows("custom", 0, 0, assign=assign, columns=(columns,) if isinstance(columns, str) else tuple(columns))
 
 
@@ -136,9 +146,9 @@ def window(
     Parameters
     ----------
     windows : Windows
-        `tumbling`, `sliding`, `calendar`, `session`, `counting` or `custom`.
+        `tumbling`, `sliding`, `calendar_window`, `session`, `count_window` or `custom_window`.
     on : str or Expr
-        Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come, unless it has a
+        Each row's time: a timestamp or a date. None for `count_window`, whose windows go by the order in which rows come, unless it has a
         `ttl`.
     late : str, number of seconds or timedelta, default=0
         How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
@@ -163,7 +173,7 @@ def window(
     >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})
     >>> rows = rows.select("user", ts=tm.col("s").cast("timestamp[s]")).collect()
     >>> clicks = tm.stream.from_table(rows, time="ts")
-    >>> counts = clicks.group_by("user", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+    >>> counts = clicks.group_by("user", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
     >>> seen = []
     >>> _ = counts.select("user", "n").write_stream(lambda table: seen.extend(table.to_pylist()))
     >>> sorted(seen, key=str)
@@ -178,7 +188,7 @@ def window(
             )
         if (on is None) != (windows.ttl is None):
             raise DataSetError(
-                "windows of rows look at no time, so on= is for counting(..., ttl=): the time that keys are remembered by"
+                "windows of rows look at no time, so on= is for count_window(..., ttl=): the time that keys are remembered by"
             )
         on = lit(0) if on is None else on
     if early_rows is not None and not _is_whole(early_rows):
@@ -199,7 +209,7 @@ def window(
     return WindowKey(window_of(time._native, *how), any(given is not None for given in (every, step, early_rows)))
 
 
-def behind(time: IntoExpr, by: Duration) -> Expr:
+def bounded_delay(time: IntoExpr, by: Duration) -> Expr:
     """The column as it is, and that it is never further than `by` behind the stream's time: for windows over a time that is not the source's.
 
     Windows know by themselves how far the column is that ``time=`` of the source names, also with a constant length of time more or
@@ -216,8 +226,8 @@ def behind(time: IntoExpr, by: Duration) -> Expr:
     Examples
     --------
     >>> import tidemill as tm
-    >>> ordered = tm.stream.behind("ordered_at", "1h")
-    >>> hours = tm.window(tm.tumbling("1h"), on=ordered)
+    >>> ordered = tm.stream.bounded_delay("ordered_at", "1h")
+    >>> hours = tm.stream.window(tm.stream.tumbling("1h"), on=ordered)
     """
     days, us = divmod(micros(by, "by"), _DAY_US)
     return call("behind", col(time) if isinstance(time, str) else time, lit(f"{days} days {us} microseconds"))

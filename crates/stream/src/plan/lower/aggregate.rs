@@ -101,7 +101,7 @@ impl Lower<'_> {
             let times = input.times.project(&keys);
             if times.places.is_empty() {
                 return refused(
-                    "a group_by without a window has no result before the end; add tm.window(...) to its keys",
+                    "a group_by without a window has no result before the end; add tm.stream.window(...) to its keys",
                 );
             }
             return self.complete(plan, aggregate.input(), input, keys, times);
@@ -119,7 +119,7 @@ impl Lower<'_> {
             };
             return Err(DataSetError::Unsupported(format!(
                 "a window of {of}: nobody knows how far that is behind the stream's time, so rows would be late ({why}). Let time= name \
-                 it, or say how far it may be behind: tm.stream.behind(..., \"1h\") in Python, behind({of}, '1 hour') in SQL"
+                 it, or say how far it may be behind: tm.stream.bounded_delay(..., \"1h\") in Python, behind({of}, '1 hour') in SQL"
             )));
         };
         if let WindowKind::Count { size, slide, ttl: Some(ttl) } = windows.kind {
