@@ -149,7 +149,7 @@ class Work:
         keys, times = windows_events.events(np.arange(count), max(1, count // 10))
         table = pa.table({"key": pa.array(keys), "ts": pa.array(times).view(pa.timestamp("ms"))})
         late, window_s = f"{windows_events.LATENESS_MS}ms", windows_events.WINDOW_MS / 1000
-        source = tm.stream.from_table(table, time="ts", out_of_order=late, rows_per_batch=STREAM_BATCH)
+        source = tm.stream.from_table(table, time="ts", max_out_of_orderness=late, rows_per_batch=STREAM_BATCH)
         counts = source.group_by("key", tm.stream.window(tm.stream.tumbling(window_s), on="ts")).agg(n=tm.count())
 
         def run() -> int:

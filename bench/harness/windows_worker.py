@@ -47,7 +47,7 @@ def main() -> None:
     stream = tm.stream.from_table(
         table(count, per_second, paced),
         time="ts",
-        out_of_order=f"{LATENESS_MS}ms",
+        max_out_of_orderness=f"{LATENESS_MS}ms",
         rows_per_batch=batch,
         rows_per_s=per_second if paced else 0,
     )

@@ -33,7 +33,11 @@ def main() -> None:
         stream = tm.stream.from_kafka(sys.argv[3], "once-in", schema, stop_at_end=True)
     else:
         stream = tm.stream.from_table(
-            stream_job.table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=stream_job.ROWS_PER_S
+            stream_job.table(),
+            time="ts",
+            max_out_of_orderness="6ms",
+            rows_per_batch=100,
+            rows_per_s=stream_job.ROWS_PER_S,
         )
     if what in ("rabbitmq", "kafka"):
         # Long enough to be killed in.

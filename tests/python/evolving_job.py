@@ -48,13 +48,13 @@ def windows(rows: tm.DataSet, version: str) -> tm.DataSet:
     """One window that is under way all the time."""
     keys: list[Any] = ["key", (X % 2).alias("odd")] if version == "other key" else ["key"]
     made = aggregates("1" if version in ("other key", "by rows") else version)
-    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", early_rows=5 if version == "by rows" else None)
+    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", emit_early_rows=5 if version == "by rows" else None)
     return rows.group_by(*keys, window).agg(**made)
 
 
 def by_rows(rows: tm.DataSet, version: str) -> tm.DataSet:
     """As `windows`, which give results with every fourth row of a key, too, and with every tenth later on."""
-    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", early_rows=4 if version == "1" else 10)
+    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", emit_early_rows=4 if version == "1" else 10)
     made = rows.group_by("key", window).agg(**aggregates(version))
     return made.filter(tm.col("window_final")).drop("window_final")
 
@@ -186,7 +186,9 @@ def main() -> None:
     folder, query, version = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
-    rows = tm.stream.from_table(table(), time="ts", out_of_order="5s", rows_per_batch=100, rows_per_s=ROWS_PER_S)
+    rows = tm.stream.from_table(
+        table(), time="ts", max_out_of_orderness="5s", rows_per_batch=100, rows_per_s=ROWS_PER_S
+    )
     asked = []
 
     def stop() -> bool:

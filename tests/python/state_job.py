@@ -46,7 +46,7 @@ def rows(query: str) -> tm.DataSet:
     count, keys = SIZES[query]
     # Slow enough for a worker to be killed in the middle.
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
-    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="60s")
+    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="60s")
     return made.select("number", "time", key=NUMBER % keys)
 
 
@@ -68,7 +68,7 @@ def small_windows(query: str) -> tm.DataSet:
     """Thousands of windows with few keys, none of which is over before the end: each has two rows of each key."""
     count, keys = SIZES[query]
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
-    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="30d")
+    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="30d")
     window = tm.stream.window(tm.stream.tumbling(timedelta(milliseconds=2 * keys)), on="time")
     counts = made.select("number", "time", of=NUMBER % keys).group_by("of", window)
     return counts.agg(key=NUMBER.min(), n=tm.count(), sum=NUMBER.sum()).select("key", "n", "sum")
@@ -77,7 +77,7 @@ def small_windows(query: str) -> tm.DataSet:
 def by_rows(query: str) -> tm.DataSet:
     """As `windows`, whose third row of each key gives a result, too."""
     made = rows(query).select("number", "time", name=name(KEY))
-    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", early_rows=3)
+    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=3)
     counts = made.group_by("name", window).agg(n=tm.count(), sum=NUMBER.sum())
     sum_ = tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1)
     return counts.select("n", sum=sum_, key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
@@ -85,7 +85,7 @@ def by_rows(query: str) -> tm.DataSet:
 
 def by_rows_of_numbers(query: str) -> tm.DataSet:
     """So many short keys that what is known of their chains is more than memory; the second row of three gives a result, too."""
-    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", early_rows=2)
+    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=2)
     counts = rows(query).group_by("key", window).agg(n=tm.count(), sum=NUMBER.sum())
     return counts.select("key", "n", sum=tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1))
 

@@ -68,14 +68,14 @@ def sliding(rows: tm.DataSet) -> tm.DataSet:
 
 def early(rows: tm.DataSet) -> tm.DataSet:
     """As `windows`, which also give what they have so far."""
-    window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", early="20ms")
+    window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_every="20ms")
     return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
 
 
 def by_rows(rows: tm.DataSet) -> tm.DataSet:
     """As `sliding`, and what each window has after every seventh row of a key: which rows these are depends on who was faster, how many does not."""
     if rows._native.is_stream():
-        window = tm.stream.window(tm.stream.sliding("1s", "250ms"), on="ts", early_rows=7)
+        window = tm.stream.window(tm.stream.sliding("1s", "250ms"), on="ts", emit_early_rows=7)
         return rows.group_by("key", window).agg(n=tm.count(), rows=tm.col("row").n_unique())
     last = sliding(rows).with_columns(window_final=tm.lit(True))
     early = [
@@ -88,7 +88,7 @@ def by_rows(rows: tm.DataSet) -> tm.DataSet:
 def by_steps(rows: tm.DataSet) -> tm.DataSet:
     """As `windows`, and what each has of a key at each quarter in which the key has had rows."""
     if rows._native.is_stream():
-        window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", early_time="250ms")
+        window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_event_time="250ms")
         return rows.group_by("key", window).agg(n=tm.count())
     quarters = rows.group_by("key", tm.stream.window(tm.stream.tumbling("250ms"), on="ts")).agg(n=tm.count())
     second = tm.col("at").cast("timestamp[s]").cast("timestamp[us]")
@@ -143,7 +143,7 @@ def kept_visits(rows: tm.DataSet) -> tm.DataSet:
     """As `visits`, which are kept for late rows that do not come, and also give what they have with every second row."""
     if not rows._native.is_stream():
         return visits(rows)
-    window = tm.stream.window(tm.stream.session("90ms"), on="ts", late="1s", early_rows=2)
+    window = tm.stream.window(tm.stream.session("90ms"), on="ts", allowed_lateness="1s", emit_early_rows=2)
     return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
 
 
@@ -303,16 +303,16 @@ def main() -> None:
     late = query == "late"
     batch = 10 if late else 100
     stream = tm.stream.from_table(
-        table(late=late), time="ts", out_of_order="6ms", rows_per_batch=batch, rows_per_s=ROWS_PER_S
+        table(late=late), time="ts", max_out_of_orderness="6ms", rows_per_batch=batch, rows_per_s=ROWS_PER_S
     )
     rows = narrow(stream) if late else QUERIES[query](stream)
     watch = Mover(folder / "moves") if "moving" in sys.argv else None
     where = next((word for word in sys.argv[3:] if "://" in word), folder / "checkpoints")
     hurried = "hurried" in sys.argv
-    late_to = Files(folder / "late") if late else None
+    late_output = Files(folder / "late") if late else None
     rows.write_stream(
         Files(folder / "results", pause_s=0.03 if hurried else 0),
-        late_to=late_to,
+        late_output=late_output,
         name="killed",
         checkpoint=where,
         every="100ms",

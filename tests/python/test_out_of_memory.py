@@ -36,7 +36,7 @@ keys = tm.sql(look, rows=tm.read_parquet(folder / "sorted")).collect().to_dict()
 
 # A window that has 600 MB of keys.
 name = tm.functions.scalar("lpad", (tm.col("number") * 7919 % KEYS).cast("str"), 300, "x")
-rows = tm.stream.rate(0, rows=2 * KEYS, splits=4, step="1ms", out_of_order="60s").select("number", "time", name=name)
+rows = tm.stream.rate(0, rows=2 * KEYS, splits=4, step="1ms", max_out_of_orderness="60s").select("number", "time", name=name)
 counts = rows.group_by("name", tm.stream.window(tm.stream.tumbling("3000d"), on="time")).agg(n=tm.count())
 found = [0, 0]
 

@@ -77,7 +77,7 @@ def test_windows_give_what_a_loop_gives(size: str, slide: str | None) -> None:
     """A row in the wrong window, or in one too few, changes a sum."""
     rows = some(5000, jitter=40_000)
     rows[17] = (rows[17][0], None, rows[17][2])  # type: ignore[call-overload]
-    stream = tm.stream.from_table(table(rows), time="ts", out_of_order="41ms", rows_per_batch=37)
+    stream = tm.stream.from_table(table(rows), time="ts", max_out_of_orderness="41ms", rows_per_batch=37)
     seen = written(counted(stream, size, slide))
     length = {f"{ms}ms": ms * 1000 for ms in (20, 45, 250, 300, 700)} | {"1s": SECOND, "3s": 3 * SECOND}
     expected = by_window(rows, length[size], length[slide or size])
@@ -181,7 +181,7 @@ def test_sessions() -> None:
                 session = []
             session.append((time, x))
     jittered = sorted(rows, key=lambda row: row[0] + dice.randrange(60_000))
-    stream = tm.stream.from_table(table(jittered), time="ts", out_of_order="60ms", rows_per_batch=23)
+    stream = tm.stream.from_table(table(jittered), time="ts", max_out_of_orderness="60ms", rows_per_batch=23)
     seen = written(
         stream.group_by("key", tm.stream.window(tm.stream.session("100ms"), on="ts")).agg(
             n=tm.count(), s=tm.col("x").sum()
@@ -203,7 +203,7 @@ def test_late_rows() -> None:
     windows = {micros(row["window_start"]): row["n"] for row in written(counted(stream, "1s"))}
     assert windows == {0: 8, 5 * SECOND: 8, 20 * SECOND: 8}
 
-    again = written(counted(stream, "1s", late="10s"))
+    again = written(counted(stream, "1s", allowed_lateness="10s"))
     first = [row["n"] for row in again if micros(row["window_start"]) == 0]
     assert first == sorted(set(first)) and first[-1] == 16
     assert [row["n"] for row in again if micros(row["window_start"]) > 0] == [8, 8]
@@ -223,7 +223,7 @@ def test_times_before_1970_and_in_other_units() -> None:
         ms = pa.array(times, pa.timestamp("ms")).cast(
             {"timestamp[ms, tz=UTC]": pa.timestamp("ms", "UTC")}.get(kind) or pa.timestamp(kind[10:-1])
         )
-        stream = tm.stream.from_table(pa.table({"ts": ms}), time="ts", out_of_order="10s")
+        stream = tm.stream.from_table(pa.table({"ts": ms}), time="ts", max_out_of_orderness="10s")
         seen = written(stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count()))
         starts = {micros(row["window_start"]) // 1000: row["n"] for row in seen}
         assert starts == {-2000: 1, -1000: 2, 0: 2}, kind
@@ -291,7 +291,7 @@ def test_workers_share_a_stream(workers: int, tmp_path: Path) -> None:
         sys.path.insert(0, HERE)
         import tidemill as tm
         from test_stream import counted, some, table, written
-        seen = written(counted(tm.stream.from_table(table(some(4000, 20_000)), time="ts", out_of_order="21ms"), "1s"))
+        seen = written(counted(tm.stream.from_table(table(some(4000, 20_000)), time="ts", max_out_of_orderness="21ms"), "1s"))
         rows = [[row["key"], str(row["window_start"]), row["n"]] for row in seen]
         pathlib.Path(f"seen-{tm.init().rank}").write_text(json.dumps(rows))
     """
@@ -531,7 +531,7 @@ def test_windows_that_are_given_wrong() -> None:
     """Two of them, or other columns with the names of theirs, were found by the planner, which knew none of these words."""
     stream = tm.stream.from_table(table(some(10)), time="ts")
     window = tm.stream.window(tm.stream.tumbling("1s"), on="ts")
-    early = tm.stream.window(tm.stream.tumbling("1s"), on="ts", early="1s")
+    early = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_every="1s")
     with pytest.raises(TypeError, match=r"a window is tumbling\(.10s.\)"):
         tm.stream.window("10s", on="ts")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="group_by has one window"):

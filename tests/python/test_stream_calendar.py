@@ -51,7 +51,7 @@ def test_each_row_is_in_its_stretch(length: str, zone: str) -> None:
     table = at(of_row)
     window = tm.stream.window(tm.stream.calendar_window(length, tz=zone), on="at")
     seen: list[Row] = []
-    stream = tm.stream.from_table(table, time="at", out_of_order="1d", rows_per_batch=50)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1d", rows_per_batch=50)
     stream.group_by(window).agg(rows=tm.count()).write_stream(lambda table: seen.extend(table.to_pylist()))
     plain = tm.from_arrow(table).group_by(window).agg(rows=tm.count()).to_pylist()
     assert Counter(map(str, seen)) == Counter(map(str, plain))
@@ -70,7 +70,7 @@ def test_each_row_is_in_its_stretch(length: str, zone: str) -> None:
 def test_results_go_on() -> None:
     """What comes of a month tells time for what follows."""
     table = at(hours(1))
-    stream = tm.stream.from_table(table, time="at", out_of_order="1d", rows_per_batch=50)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1d", rows_per_batch=50)
     days = stream.group_by(tm.stream.window(tm.stream.calendar_window("1d", tz="Europe/Berlin"), on="at")).agg(
         n=tm.count()
     )

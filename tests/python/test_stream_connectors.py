@@ -204,8 +204,8 @@ def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     counts = tm.stream.rate(rows=9).group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
     for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
         with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
-            counts.write_stream(tm.stream.to_files(one), late_to=tm.stream.to_files(other, prefix="late"))
-    counts.write_stream(tm.stream.to_files("out"), late_to=tm.stream.to_files("late"))
+            counts.write_stream(tm.stream.to_files(one), late_output=tm.stream.to_files(other, prefix="late"))
+    counts.write_stream(tm.stream.to_files("out"), late_output=tm.stream.to_files("late"))
 
 
 def test_rotated_logs(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     kafka.produce("clicks", [json.dumps(row).encode() for row in rows])
     servers = kafka.bootstrap
     for _ in range(2):
-        stream = tm.stream.from_kafka(servers, "clicks", SCHEMA, time="ts", out_of_order="1m", stop_at_end=True)
+        stream = tm.stream.from_kafka(servers, "clicks", SCHEMA, time="ts", max_out_of_orderness="1m", stop_at_end=True)
         counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         # The second time there is nothing left to be done.
         sink = tm.stream.to_kafka(servers, "counts", id="clicks-to-counts", key="key")
@@ -846,7 +846,7 @@ def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
     add(client, ["clicks:a", "clicks:b"], range(2000))
     for _ in range(2):
         stream = tm.stream.from_redis(
-            redis_server.url, ["clicks:a", "clicks:b"], SCHEMA, time="ts", out_of_order="1m", stop_at_end=True
+            redis_server.url, ["clicks:a", "clicks:b"], SCHEMA, time="ts", max_out_of_orderness="1m", stop_at_end=True
         )
         counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         counts = counts.select("key", "n", begin=tm.col("window_start").cast("str"))

@@ -179,7 +179,7 @@ def test_what_cannot_be() -> None:
         with pytest.raises(tm.DataSetError, match=r"on= is for counting\(\.\.\., ttl=\)"):
             tm.stream.window(windows, on=on)
     with pytest.raises(tm.DataSetError, match="they look at no time"):
-        tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="at", late="1h")
+        tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="at", allowed_lateness="1h")
     with pytest.raises(tm.DataSetError, match="a ttl of more than zero"):
         tm.stream.window(tm.stream.count_window(3, ttl=0), on="at")
     with pytest.raises(tm.DataSetError, match="nobody knows how far that is behind the stream's time"):
@@ -200,6 +200,6 @@ def test_what_cannot_be() -> None:
     with pytest.raises(tm.DataSetError, match="windows of rows, and joins that do not bound"):
         counts.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="last")).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="the query has none"):
-        counts.write_stream(print, late_to=print)
+        counts.write_stream(print, late_output=print)
     with pytest.raises(tm.DataSetError, match="outside of a group_by of a stream"):
         tm.from_arrow(table).group_by(tm.stream.window(tm.stream.count_window(3))).agg(n=tm.count()).collect()

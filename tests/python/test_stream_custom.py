@@ -44,7 +44,7 @@ def overlapping(times: pa.Array) -> tuple[Any, Any]:
 
 
 def stream(table: tm.Table, **options: Any) -> tm.DataSet:
-    return tm.stream.from_table(table, time="at", out_of_order="50ms", rows_per_batch=100, **options)
+    return tm.stream.from_table(table, time="at", max_out_of_orderness="50ms", rows_per_batch=100, **options)
 
 
 def seen(data: tm.DataSet, **options: Any) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def test_a_key_in_a_list() -> None:
 
 @pytest.mark.filterwarnings("ignore::tidemill.stream.LateRowsWarning")
 def test_late_rows_and_early_results() -> None:
-    """Rows are late when their window is over; with `late=` its result comes again, and with `early=` before."""
+    """Rows are late when their window is over; with `allowed_lateness=` its result comes again, and with `emit_early_every=` before."""
     seconds = [*range(4), *range(12, 28), 5, 28]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]"), row="s").collect()
 
@@ -146,10 +146,10 @@ def test_late_rows_and_early_results() -> None:
     assert written() == [(0, 4), (10, 8), (20, 9)]
     assert tm.stream.late_rows() == 1
     # When the late row is counted has nothing to do with the last window, which the end of the stream ends.
-    again = written(late="1h")
+    again = written(allowed_lateness="1h")
     assert sorted(again) == [(0, 4), (0, 5), (10, 8), (20, 9)] and again.index((0, 4)) < again.index((0, 5))
     data = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=40)
-    found = seen(counts(data, tm.stream.custom_window(tens), early="20ms"))
+    found = seen(counts(data, tm.stream.custom_window(tens), emit_early_every="20ms"))
     assert any(not row["window_final"] for row in found)
     assert [(row["window_start"].second, row["n"]) for row in found if row["window_final"]] == [
         (0, 4),
@@ -158,7 +158,7 @@ def test_late_rows_and_early_results() -> None:
     ]
     late: list[dict[str, Any]] = []
     data = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=40)
-    seen(counts(data, tm.stream.custom_window(tens)), late_to=lambda rows: late.extend(rows.to_pylist()))
+    seen(counts(data, tm.stream.custom_window(tens)), late_output=lambda rows: late.extend(rows.to_pylist()))
     assert [(row["row"], row["window_end"].second) for row in late] == [(5, 10)]
 
 

@@ -170,13 +170,13 @@ def test_late_rows_of_joins(sides: set[str], tmp_path: Path) -> None:
     options: Any = {"checkpoint": tmp_path / "c", "every": "100ms", "stop": lambda: 200 in seconds}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        joined.write_stream(take, late_to=sinks, **options)
+        joined.write_stream(take, late_output=sinks, **options)
     second = {"left": 5, "right": 7}
     rows = {side: [{"k": "a", "at": START + second[side] * SECOND, "of": side}] for side in sides}
     assert (sorted(seconds), late) == ([0, 100, 200], rows)
     assert tm.stream.late_rows() == 2 - len(sides)
     assert [str(one.message) for one in warned if issubclass(one.category, tm.stream.LateRowsWarning)] == [
-        f"1 row came too late and was left out ({name[0]} {side}: 1); wait longer with out_of_order=, or take them with late= or late_to="
+        f"1 row came too late and was left out ({name[0]} {side}: 1); wait longer with max_out_of_orderness=, or take them with allowed_lateness= or late_output="
         for side in {"left", "right"} - sides
     ]
 
@@ -187,15 +187,15 @@ def test_sinks_of_late_rows_that_cannot_be() -> None:
     with pytest.raises(
         tm.DataSetError, match=r'a sink for "join 9 left", for .*; they can for: join \d+ left, join \d+ right'
     ):
-        bounded.write_stream(print, late_to={"join 9 left": print})
+        bounded.write_stream(print, late_output={"join 9 left": print})
     with pytest.raises(tm.DataSetError, match=r"no rows come too late; they can for: none"):
-        unbounded.write_stream(print, late_to={"join 1 left": print})
+        unbounded.write_stream(print, late_output={"join 1 left": print})
     with pytest.raises(
         tm.DataSetError, match=r"the query has none; those of a join have sinks by the name of the step"
     ):
-        bounded.write_stream(print, late_to=print)
-    with pytest.raises(TypeError, match="late_to has sinks by the names of steps, such as 'join 1 left', not by 1"):
-        bounded.write_stream(print, late_to={1: print})  # type: ignore[dict-item]
+        bounded.write_stream(print, late_output=print)
+    with pytest.raises(TypeError, match="late_output has sinks by the names of steps, such as 'join 1 left', not by 1"):
+        bounded.write_stream(print, late_output={1: print})  # type: ignore[dict-item]
 
 
 def test_joins_for_a_time_without_a_time() -> None:
@@ -253,7 +253,7 @@ def test_rows_out_of_order(how: Any) -> None:
         return a.join(b, on="k", how=how, where=WITHIN["after"]())
 
     expected = query(tm.from_arrow(left), tm.from_arrow(right)).to_pylist()
-    streams = (stream(table, 31, out_of_order="41ms") for table in (left, right))
+    streams = (stream(table, 31, max_out_of_orderness="41ms") for table in (left, right))
     same(written(query(*streams)), expected)
 
 
@@ -399,7 +399,7 @@ def test_distinct_rows() -> None:
     def query(of: tm.DataSet) -> tm.DataSet:
         return of.select("k", m=tm.col("a") % 3).distinct()
 
-    seen = written(query(stream(table, out_of_order="1s")))
+    seen = written(query(stream(table, max_out_of_orderness="1s")))
     same(seen, query(tm.from_arrow(table)).to_pylist())
     assert len(seen) == len({tuple(row.values()) for row in few})
 

@@ -164,7 +164,7 @@ def served(
 
         with beside(work):
             port = listener.getsockname()[1]
-            times: Any = {"time": "at", "out_of_order": out_of_order_s, "idle_after": "1h"}
+            times: Any = {"time": "at", "max_out_of_orderness": out_of_order_s, "idle_after": "1h"}
             yield tm.stream.from_socket("127.0.0.1", port, SCHEMA, stop_at_end=True, **times)
 
 
@@ -177,7 +177,7 @@ def written(stream: tm.DataSet, seen: list[Row], late: bool) -> list[Row]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tm.stream.LateRowsWarning)
-        stream.write_stream(lambda table: seen.extend(table.to_pylist()), late_to=late_rows if late else None)
+        stream.write_stream(lambda table: seen.extend(table.to_pylist()), late_output=late_rows if late else None)
     return left
 
 
@@ -256,11 +256,11 @@ def test_rows_without_a_time(windows: tm.stream.Windows, late: bool) -> None:
     """They are in no window, and told of apart from late ones; a function's null is no such row."""
     seconds = [0, None, 1, 2, None, None, 11, 23]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]")).collect()
-    stream = tm.stream.from_table(table, time="at", out_of_order="1h", rows_per_batch=3)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1h", rows_per_batch=3)
     seen: list[Row] = []
     counts = stream.group_by(tm.stream.window(windows, on="at")).agg(n=tm.count())
     with pytest.warns(tm.stream.NoTimeWarning, match=r"3 rows had no time and were left out \(window \d+: 3\)"):
-        counts.write_stream(lambda rows: seen.extend(rows.to_pylist()), late_to=(lambda _: None) if late else None)
+        counts.write_stream(lambda rows: seen.extend(rows.to_pylist()), late_output=(lambda _: None) if late else None)
     assert (tm.stream.rows_without_time(), tm.stream.late_rows()) == (3, 0)
     assert sum(row["n"] for row in seen) == (4 if windows.kind == "custom" else 5)
 
@@ -314,7 +314,7 @@ def test_a_sink_of_files(tmp_path: Path) -> None:
     with beside(lambda: send(append, sent, expected.results, seen)):
         counts.map_batches(look, schema).write_stream(
             tm.stream.to_files(tmp_path / "counts"),
-            late_to=tm.stream.to_files(tmp_path / "late"),
+            late_output=tm.stream.to_files(tmp_path / "late"),
             checkpoint=tmp_path / "checkpoints",
             every="100ms",
             stop=lambda: len(seen) == expected.results[-1],
@@ -334,7 +334,7 @@ def test_a_sink_of_files(tmp_path: Path) -> None:
 
 def refused(stream: tm.DataSet, **options: Any) -> str:
     with pytest.raises(tm.DataSetError) as raised:
-        stream.write_stream(lambda _: None, late_to=lambda _: None, **options)
+        stream.write_stream(lambda _: None, late_output=lambda _: None, **options)
     return str(raised.value)
 
 

@@ -35,7 +35,7 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
     rate = tm.stream.rate(rows=3).select(key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number"))
     refused(rate.union(stream), to_files("in/out"))
     counts = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
-    refused(counts, to_files("out"), late_to=to_files("in/late"))
+    refused(counts, to_files("out"), late_output=to_files("in/late"))
     with pytest.raises(tm.DataSetError, match="in/out is within in; write"):
         tm.stream.write([(rate, to_files("out")), (stream, to_files("in/out"))])
     # By way of other queries, of which only those in the circle are named.
@@ -79,8 +79,8 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
     refused(why, (topic.select("x"), print), (topic, to_kafka("two,three:3", "t", id="job")))
     refused(why + ", or say loops=True", (topic, to_kafka("two", "t")))
     counts = topic.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
-    refused(why, (counts, print), late_to=to_kafka("two", "t"))
-    refused(why, (counts, print), late_to={"window 2": to_kafka("two", "t")})
+    refused(why, (counts, print), late_output=to_kafka("two", "t"))
+    refused(why, (counts, print), late_output={"window 2": to_kafka("two", "t")})
     refused(why, (kafka("two", "t", SCHEMA, quarantine=to_kafka("two", "t"), **options), print))
     entries = redis("redis://me:secret@host/0", ["s", "t"], SCHEMA)
     why = "it writes the stream 't' of host:6379, and reads it; write into another stream"
@@ -129,9 +129,9 @@ def test_sinks_have_rows_of_their_own_sources_alone(tmp_path: Path) -> None:
     two = tm.stream.from_files(tmp_path / "two", SCHEMA, **options)
     counts = two.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     queries = [(one, tm.stream.to_files(tmp_path / "out")), (counts, print)]
-    tm.stream.write(queries, late_to=into)
+    tm.stream.write(queries, late_output=into)
     with pytest.raises(tm.DataSetError, match="would read what it writes"):
-        tm.stream.write(queries, late_to=tm.stream.to_files(tmp_path / "two/late"))
+        tm.stream.write(queries, late_output=tm.stream.to_files(tmp_path / "two/late"))
     one = tm.stream.from_files(tmp_path / "one", SCHEMA, on_error="quarantine", quarantine=into, **options)
     with pytest.raises(tm.DataSetError, match="would read what it writes"):
         one.union(two).write_stream(print)

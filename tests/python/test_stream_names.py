@@ -98,7 +98,7 @@ def test_late_rows_of_a_step_by_its_name() -> None:
     seconds = [*range(20), *range(30, 60), 3, *range(60, 70)]
     windows = stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).named("tens")
     twenties = windows.group_by(tm.stream.window(tm.stream.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
-    for late_to in ("tens", None):
+    for late_output in ("tens", None):
         late, seen = list[Row](), list[Row]()
 
         def keep(table: tm.Table, late: list[Row] = late) -> None:
@@ -106,7 +106,7 @@ def test_late_rows_of_a_step_by_its_name() -> None:
 
         twenties.write_stream(
             lambda table, seen=seen: seen.extend(table.to_pylist()),
-            late_to=keep if late_to is None else {late_to: keep},
+            late_output=keep if late_output is None else {late_output: keep},
         )
         assert [row["at"].second for row in late] == [3]
         assert sum(row["n"] for row in seen) == len(seconds) - 1

@@ -81,7 +81,7 @@ def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     declare(rabbitmq, "counts")
     for checkpoint in (tmp_path / "checkpoints", None):
         stream = tm.stream.from_rabbitmq(
-            rabbitmq.url, "clicks", SCHEMA, id="message_id", time="ts", out_of_order="1m", stop_at_end=True
+            rabbitmq.url, "clicks", SCHEMA, id="message_id", time="ts", max_out_of_orderness="1m", stop_at_end=True
         )
         counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         every = None if checkpoint is None else "100ms"

@@ -65,7 +65,7 @@ def stream_of(folder: Path, rows: list[dict[str, Any]], dice: random.Random) -> 
     for number, of_file in enumerate(files):
         (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_file))
     table = tm.read_json(folder, schema=SCHEMA)
-    bounds = {"out_of_order": f"{BOUND_S}s", "idle_after": "1h"}
+    bounds = {"max_out_of_orderness": f"{BOUND_S}s", "idle_after": "1h"}
     if dice.random() < 0.5:
         return table, tm.stream.from_files(folder, SCHEMA, time="at", stop_at_end=True, **bounds)
     (folder / "all").write_text("".join(json.dumps(row) + "\n" for row in arrived))

@@ -185,7 +185,9 @@ def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
     """A window that late rows may still change comes again when one has, not because the job goes on from a checkpoint."""
     rows = tm.from_dict({"s": list(range(2000))}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
-    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="at", late="10h")).agg(n=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="at", allowed_lateness="10h")).agg(
+        n=tm.count()
+    )
     seen: list[tuple[datetime, int]] = []
 
     def take(table: tm.Table) -> None:

@@ -155,7 +155,7 @@ def test_late_rows_of_all_queries() -> None:
     # What is made of windows has no late rows of its own.
     again = counted(first.select("rows", ts="window_start"), "20s")
     late: list[dict[str, Any]] = []
-    seen = seen_by(first, other, again, late_to=lambda table: late.extend(table.to_pylist()))
+    seen = seen_by(first, other, again, late_output=lambda table: late.extend(table.to_pylist()))
     assert [sum(row["rows"] for row in rows) for rows in seen] == [21, 21, 3]
     assert [row["ts"].second for row in late] == [5, 5]
     assert tm.stream.late_rows() == 0

@@ -72,7 +72,7 @@ def test_what_is_no_length_of_time(length: Any, message: str) -> None:
 
 def test_options_of_times() -> None:
     table = tm.from_dict({"at": [1]}).collect()
-    for name in ("out_of_order", "idle_after"):
+    for name in ("max_out_of_orderness", "idle_after"):
         with pytest.raises(tm.DataSetError, match=f"{name}=-5 is less than nothing"):
             tm.stream.from_table(table, time=tm.stream.processing_time(), **{name: -5})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="time is the name of a column"):
@@ -111,7 +111,11 @@ def test_the_clock_goes_on_without_rows(tmp_path: Path) -> None:
     thread = threading.Thread(target=serve)
     thread.start()
     stream = tm.stream.from_socket(
-        "127.0.0.1", server.getsockname()[1], {"n": "int64"}, time=tm.stream.processing_time("at"), out_of_order="0s"
+        "127.0.0.1",
+        server.getsockname()[1],
+        {"n": "int64"},
+        time=tm.stream.processing_time("at"),
+        max_out_of_orderness="0s",
     )
     rows: list[Row] = []
     sums = stream.group_by(tm.stream.window(tm.stream.tumbling("100ms"), on="at")).agg(n=tm.col("n").sum())

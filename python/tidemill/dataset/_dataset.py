@@ -818,7 +818,7 @@ class DataSet(DataSetWriters):
     def named(self, name: str) -> DataSet:
         """The same rows of a stream, with a name for the last step that keeps something (windows, a join, `distinct`, `process`), or else its source.
 
-        Checkpoints, plans, errors and `late_to=` call that step so. A step without a name is found again by its kind and its number in the
+        Checkpoints, plans, errors and `late_output=` call that step so. A step without a name is found again by its kind and its number in the
         order of the program; one that has a name is found by that, wherever it comes, and has no number: a step that gets a name later moves
         the numbers of those behind it.
 
@@ -858,7 +858,7 @@ class DataSet(DataSetWriters):
         self,
         sink: AnySink,
         *,
-        late_to: LateTo | None = None,
+        late_output: LateTo | None = None,
         name: str = "stream",
         checkpoint: str | Path | None = None,
         storage_options: StorageOptions | None = None,
@@ -880,7 +880,7 @@ class DataSet(DataSetWriters):
             A function that is called with each table of rows; a sink of the engine's own, such as `tidemill.stream.to_files`; or
             an object with ``write``, ``prepare`` and ``commit``, which
             makes rows appear once, whatever fails in between: see `tidemill.stream.Sink`.
-        late_to : callable, Connector or Sink, or mapping of str to them, optional
+        late_output : callable, Connector or Sink, or mapping of str to them, optional
             Where rows go that come too late for a window, as they come to its `group_by`; without, they are counted and left
             out. Rows then go over to the owners of their keys as they are, not as what was made of them where they were read. Or sinks by
             the names of steps, as warnings and `explain` have them: ``{"window 2": sink}``, and ``{"join 1 left": sink}`` for rows of the
@@ -938,7 +938,7 @@ class DataSet(DataSetWriters):
         return run(
             "write_stream",
             [(self, sink)],
-            late_to=late_to,
+            late_output=late_output,
             name=name,
             checkpoint=checkpoint,
             storage_options=storage_options,

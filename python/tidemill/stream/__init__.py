@@ -108,7 +108,7 @@ def from_table(
     table: Any,
     *,
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     rows_per_batch: int = 8192,
     rows_per_s: float = 0,
@@ -122,7 +122,7 @@ def from_table(
         The same on every worker.
     time : str, `processing_time` or `punctuated_watermarks`, optional
         The column with each row's event time, a timestamp or a date. Windows need one.
-    out_of_order : str, number of seconds or timedelta, default=0
+    max_out_of_orderness : str, number of seconds or timedelta, default=0
         How much earlier a row may be than the latest before it; rows that are later than that are late.
     idle_after : str, number of seconds or timedelta, default=1
         How long a part of the source may have nothing before it holds time back no longer.
@@ -139,7 +139,7 @@ def from_table(
         If `time` is no column, or none of times, or an option makes no sense.
     """
     native = table._native if isinstance(table, Table) else _taken(table)
-    told = times(time, out_of_order, idle_after)
+    told = times(time, max_out_of_orderness, idle_after)
     if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
         raise DataSetError(f"rows_per_batch={rows_per_batch!r} is no whole number from 1 on")
     return DataSet(stream_of_table(engine(), native, name, told, rows_per_batch, speed(rows_per_s)))

@@ -97,7 +97,7 @@ def rate(
     splits: int | None = None,
     seed: int = 0,
     step: Duration | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
 ) -> DataSet:
     """Make rows at a rate: columns ``number``, ``time`` and ``key``, the same ones again whenever they are asked for.
@@ -117,7 +117,7 @@ def rate(
         Other seeds make other keys.
     step : str, number of seconds or timedelta, optional
         From one row's ``time`` to the next one's, counted from 2026-01-01; by default what `rows_per_s` says, or a microsecond.
-    out_of_order, idle_after : str, number of seconds or timedelta
+    max_out_of_orderness, idle_after : str, number of seconds or timedelta
         As for `from_table`.
     """
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
@@ -125,7 +125,7 @@ def rate(
     step_us = None if step is None else float(micros(step, "step"))
     options = {"rows": rows, "keys": keys, "splits": splits, "seed": seed, "step_us": step_us}
     spec = described("rate", rows_per_second=speed(rows_per_s), **options)
-    return DataSet(stream_of(engine(), spec, None, times("time", out_of_order, idle_after)))
+    return DataSet(stream_of(engine(), spec, None, times("time", max_out_of_orderness, idle_after)))
 
 
 def from_files(
@@ -134,7 +134,7 @@ def from_files(
     *,
     format: Literal["json", "csv", "text"] = "json",
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     stop_at_end: bool = False,
     header: bool = True,
@@ -159,7 +159,7 @@ def from_files(
         Types by column; ``"text"`` has one column, ``line`` unless a schema of one names it.
     format : {"json", "csv", "text"}, default="json"
         JSON objects, CSV or anything, a line each, and not compressed. In JSON a time is a text, or a number in the unit of its column.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`; each share of the files is a split.
     stop_at_end : bool, default=False
         End when everything that is there has been read.
@@ -207,7 +207,7 @@ def from_files(
         **csv,
     )
     made = DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
     if init().rank == 0 and not _is_there(at_home(path)):
         warnings.warn(f"from_files: there is no file {at_home(path)} yet, and no row before one comes", stacklevel=2)
@@ -276,7 +276,7 @@ def from_kafka(
     avro_writers: Mapping[int, str | Mapping[str, Any]] | None = None,
     registry: str | None = None,
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     start: Literal["earliest", "latest"] | datetime = "earliest",
     metadata: Mapping[str, Metadata] | None = None,
@@ -316,7 +316,7 @@ def from_kafka(
         ``http://HOST:PORT`` or ``https:`` of a schema registry, for Avro and JSON in Confluent's wire format: it is asked for each
         schema that values were written with, once. A value whose schema it does not know, or whose schema is of another kind, is bad.
         Who asks is in the URL, else in ``TIDEMILL_REGISTRY_USER`` and ``TIDEMILL_REGISTRY_PASSWORD``.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     start : {"earliest", "latest"} or datetime, default="earliest"
         Where a job begins that goes on from no checkpoint; of each partition at the first record that is not older than a time (UTC
@@ -371,7 +371,7 @@ def from_kafka(
         config=dict(config) if config else None,
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 

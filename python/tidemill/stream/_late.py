@@ -35,8 +35,10 @@ def report(counts: list[tuple[str, int, int]]) -> None:
     if job.rank != 0:
         return
     if _late:
-        message = f"{_told(_late, 'came too late and')} left out ({_by_step(late)}); wait longer with out_of_order="
-        warnings.warn(f"{message}, or take them with late= or late_to=", LateRowsWarning, stacklevel=4)
+        message = (
+            f"{_told(_late, 'came too late and')} left out ({_by_step(late)}); wait longer with max_out_of_orderness="
+        )
+        warnings.warn(f"{message}, or take them with allowed_lateness= or late_output=", LateRowsWarning, stacklevel=4)
     if _untimed:
         message = f"{_told(_untimed, 'had no time and')} left out ({_by_step(untimed)}); give them one, or filter them out before"
         warnings.warn(message, NoTimeWarning, stacklevel=4)
@@ -53,7 +55,7 @@ def _by_step(counts: Counter[str]) -> str:
 def late_rows() -> int:
     """Count the rows that the last job left out because they came too late, on all workers.
 
-    Those that went to its ``late_to`` are not among them.
+    Those that went to its ``late_output`` are not among them.
     A job that goes on from a checkpoint counts anew.
     """
     return _late

@@ -32,7 +32,7 @@ def from_rabbitmq(
     format: Literal["json", "text", "raw"] = "json",
     id: Literal["message_id", "correlation_id"] | None = None,
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     prefetch: int = 50_000,
     metadata: Mapping[str, Metadata] | None = None,
@@ -61,7 +61,7 @@ def from_rabbitmq(
         What a message is; ``"raw"`` is its bytes as they are.
     id : {"message_id", "correlation_id"}, optional
         The property that tells messages apart.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     prefetch : int, default=50000
         How many messages a thread may have that are not acknowledged: no more than these are read from one checkpoint to the
@@ -99,7 +99,7 @@ def from_rabbitmq(
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 

@@ -32,7 +32,7 @@ def from_redis(
     format: Literal["fields", "json"] = "fields",
     field: str = "value",
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     start: Literal["earliest", "latest"] = "earliest",
     stop_at_end: bool = False,
@@ -59,7 +59,7 @@ def from_redis(
         An entry's fields are the columns, their values as text; or one field is a JSON object with the columns.
     field : str, default="value"
         Which one, of JSON.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     start : {"earliest", "latest"}, default="earliest"
         Where a job begins that goes on from no checkpoint.
@@ -90,7 +90,7 @@ def from_redis(
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 

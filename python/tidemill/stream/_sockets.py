@@ -36,7 +36,7 @@ def from_socket(
     format: Literal["json", "csv", "text"] = "json",
     delimiter: str = ",",
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
@@ -61,7 +61,7 @@ def from_socket(
         JSON objects, CSV without a header or anything, a line each.
     delimiter : str, default=","
         Of CSV.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     stop_at_end : bool, default=False
         End when the server closes the connection.
@@ -84,7 +84,7 @@ def from_socket(
     more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
     spec = described("socket", host=host, port=_port(port), format=format, stop_at_end=stop_at_end, **more)
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 
@@ -96,7 +96,7 @@ def from_websocket(
     headers: Mapping[str, str] | None = None,
     send: str | Iterable[str] = (),
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
@@ -120,7 +120,7 @@ def from_websocket(
         it is ``Bearer`` and the token of ``TIDEMILL_WEBSOCKET_TOKEN``, if that is set: let `url` be ``wss:`` then.
     send : str or iterable of str, optional
         Messages that are sent after connecting, such as what to subscribe to.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     stop_at_end : bool, default=False
         End when the server closes the connection.
@@ -151,7 +151,7 @@ def from_websocket(
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 
@@ -168,7 +168,7 @@ def from_webhook(
     patience: Duration = "30s",
     tls: Tls | None = None,
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
 ) -> DataSet:
     """Be a web server that others post rows to, on one worker: JSON objects, one behind the other or in an array.
@@ -204,7 +204,7 @@ def from_webhook(
         How long a body may take to come.
     tls : Tls, optional
         Speak TLS only, with `certificate` and `key`; if `ca` is given, clients need a certificate by one of these authorities.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
 
     Raises
@@ -224,4 +224,4 @@ def from_webhook(
         patience_s=seconds(patience, "patience"),
         tls=files(tls),
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after)))

@@ -31,7 +31,7 @@ def from_function(
     *,
     splits: Iterable[str] = ("all",),
     time: Time | None = None,
-    out_of_order: Duration = 0,
+    max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     poll_every: Duration = 0.1,
     guarantee: Guarantee = "exactly once",
@@ -54,7 +54,7 @@ def from_function(
         The parts that can be read apart, such as shards, the same on every worker: they are dealt to the threads of all workers, and a call
         of `read` is of one. A job may go on with more than it had, and without those that were over. One that was over
         may be asked once more when the job goes on.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`. A split is idle by what `read` yields: a None; while it waits, nothing is known of it.
     poll_every : str, number of seconds or timedelta, default=0.1
         How long after a None `read` is asked again.
@@ -118,7 +118,7 @@ def from_function(
             with _named(f"{called}, split {split!r}, acknowledge"):
                 acknowledge(split, pickle.loads(position))  # type: ignore[misc]
 
-    told = times(time, out_of_order, idle_after)
+    told = times(time, max_out_of_orderness, idle_after)
     return DataSet(
         stream_of_function(
             engine(), called, reader, names, given, told, rest, guarantee, None if acknowledge is None else durable

@@ -97,13 +97,13 @@ def punctuated_watermarks(column: str, *, watermark: str) -> TimeColumn:
         Each row's event time.
     watermark : str
         A column that is null but in some rows: there it says that no later row of the same part of the source (a file, a
-        partition, ...) has an earlier event time. ``out_of_order`` is not used.
+        partition, ...) has an earlier event time. ``max_out_of_orderness`` is not used.
     """
     return TimeColumn(column, "column", watermark)
 
 
 def times(
-    time: Time | None, out_of_order: Duration, idle_after: Duration
+    time: Time | None, max_out_of_orderness: Duration, idle_after: Duration
 ) -> tuple[str, int, int, str, str | None] | None:
     """How a source's rows tell time, as the engine takes it."""
     if time is None:
@@ -111,4 +111,10 @@ def times(
     of = TimeColumn(time, "latest") if isinstance(time, str) else time
     if not isinstance(of, TimeColumn):
         raise TypeError(f"time must be a column name, processing_time() or punctuated_watermarks(...), not {time!r}")
-    return (of.column, micros(out_of_order, "out_of_order"), micros(idle_after, "idle_after"), of.kind, of.watermark)
+    return (
+        of.column,
+        micros(max_out_of_orderness, "max_out_of_orderness"),
+        micros(idle_after, "idle_after"),
+        of.kind,
+        of.watermark,
+    )

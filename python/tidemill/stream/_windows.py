@@ -124,8 +124,8 @@ def custom_window(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
 
     Notes
     -----
-    A window gives its result when time has passed its end. `late=`, `early=` and `early_rows=` work as they do for windows of one length;
-    `early_time=` is not supported. State is kept by key and window start, so different workers may keep two windows of one key.
+    A window gives its result when time has passed its end. `allowed_lateness=`, `emit_early_every=` and `emit_early_rows=` work as they do for windows of one length;
+    `emit_early_event_time=` is not supported. State is kept by key and window start, so different workers may keep two windows of one key.
     """
     if not callable(assign):
         raise TypeError(f"custom_window takes a function, not {assign!r}")
@@ -136,10 +136,10 @@ def window(
     windows: Windows,
     on: IntoExpr | None = None,
     *,
-    late: Duration = 0,
-    early: Duration | None = None,
-    early_time: Duration | None = None,
-    early_rows: int | None = None,
+    allowed_lateness: Duration = 0,
+    emit_early_every: Duration | None = None,
+    emit_early_event_time: Duration | None = None,
+    emit_early_rows: int | None = None,
 ) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
 
@@ -150,22 +150,22 @@ def window(
     on : str or Expr
         Each row's time: a timestamp or a date. None for `count_window`, whose windows go by the order in which rows come, unless it has a
         `ttl`.
-    late : str, number of seconds or timedelta, default=0
-        How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
-        that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out, and counted.
+    allowed_lateness : str, number of seconds or timedelta, default=0
+        How long after its end a window still takes late rows. Each of them makes the window's result come again, corrected. Rows
+        that come later than that are left out, or go to ``late_output`` of `DataSet.write_stream`; rows without a time are left out, and counted.
         A session that a late row makes longer, or that becomes one with another, comes again with another window: a result replaces
         those before it of the same key whose windows lie within its own.
-    early : str, number of seconds or timedelta, optional
-        Also give what a window has so far, so often by the machine's clock, if it has changed since. The result has a column
-        ``window_final`` then: false in such early results, true when the window is over.
-    early_time : str, number of seconds or timedelta, optional
-        Instead of `early`: give what a window has of a key each time that so much more of the window's event time has passed, if the
+    emit_early_every : str, number of seconds or timedelta, optional
+        Also emit what a window has so far, at this interval of the machine's clock, if it has changed since. The result then has a
+        column ``window_final``: false in early results, true when the window is over.
+    emit_early_event_time : str, number of seconds or timedelta, optional
+        Instead of `emit_early_every`: emit what a window has of a key each time that so much more of the window's event time has passed, if the
         key has had rows in that time: those before that time, exactly. Such results are as sure as others: a failure, or how fast rows come, changes
         nothing. A row that comes when its time has passed is in the next result. Not of sessions.
-    early_rows : int, optional
-        Instead of `early`: give what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
+    emit_early_rows : int, optional
+        Instead of `emit_early_every`: emit what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
         its end as ever. Such results are as sure as others: a failure changes nothing. Of sessions: when it has so many rows that no
-        result has had; of others not with `late`.
+        result has had; of others not with `allowed_lateness`.
 
     Examples
     --------
@@ -182,31 +182,33 @@ def window(
     if not isinstance(windows, Windows):
         raise TypeError(f'a window is tumbling("10s"), session("1m") or the like, not {windows!r}')
     if windows.kind == "count":
-        if late != 0 or early is not None or early_time is not None or early_rows is not None:
+        early = (emit_early_every, emit_early_event_time, emit_early_rows)
+        if allowed_lateness != 0 or any(option is not None for option in early):
             raise DataSetError(
-                "windows of rows have no late=, early=, early_time= or early_rows=: they look at no time, but for ttl="
+                "windows of rows take no allowed_lateness=, emit_early_every=, emit_early_event_time= or emit_early_rows=: "
+                "apart from ttl=, they do not depend on time"
             )
         if (on is None) != (windows.ttl is None):
             raise DataSetError(
                 "windows of rows look at no time, so on= is for count_window(..., ttl=): the time that keys are remembered by"
             )
         on = lit(0) if on is None else on
-    if early_rows is not None and not _is_whole(early_rows):
-        raise TypeError(f"early_rows is a whole number of rows, not {early_rows!r}")
+    if emit_early_rows is not None and not _is_whole(emit_early_rows):
+        raise TypeError(f"emit_early_rows is a whole number of rows, not {emit_early_rows!r}")
     time = col(on) if isinstance(on, str) else on
     if not isinstance(time, Expr):
         raise TypeError("on is the column, or an expression, with each row's event time")
-    lateness = micros(late, "late")
-    every = None if early is None else micros(early, "early")
-    step = None if early_time is None else micros(early_time, "early_time")
+    lateness = micros(allowed_lateness, "allowed_lateness")
+    every = None if emit_early_every is None else micros(emit_early_every, "emit_early_every")
+    step = None if emit_early_event_time is None else micros(emit_early_event_time, "emit_early_event_time")
     if windows.assign is not None:
         if step is not None:
             raise DataSetError(
-                "windows of a function have early results by the clock (early=) or by rows (early_rows=), not by event time"
+                "windows of a function have early results by the clock (emit_early_every=) or by rows (emit_early_rows=), not by event time"
             )
-        return CustomWindow(windows.assign, windows.columns, time, lateness, every, early_rows)
-    how = (windows.kind, windows.size, windows.slide, lateness, every, step, early_rows, windows.zone, windows.ttl)
-    return WindowKey(window_of(time._native, *how), any(given is not None for given in (every, step, early_rows)))
+        return CustomWindow(windows.assign, windows.columns, time, lateness, every, emit_early_rows)
+    how = (windows.kind, windows.size, windows.slide, lateness, every, step, emit_early_rows, windows.zone, windows.ttl)
+    return WindowKey(window_of(time._native, *how), any(given is not None for given in (every, step, emit_early_rows)))
 
 
 def bounded_delay(time: IntoExpr, by: Duration) -> Expr:

@@ -36,7 +36,7 @@ _DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": "every",
 def write(
     queries: Iterable[tuple[DataSet, AnySink]],
     *,
-    late_to: LateTo | None = None,
+    late_output: LateTo | None = None,
     name: str = "stream",
     checkpoint: str | Path | None = None,
     storage_options: StorageOptions | None = None,
@@ -61,8 +61,8 @@ def write(
     ----------
     queries : iterable of (DataSet, sink)
         Sinks are those of `DataSet.write_stream`.
-    late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch, loops, forget
-        As for `DataSet.write_stream`. `late_to` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
+    late_output, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch, loops, forget
+        As for `DataSet.write_stream`. `late_output` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def write(
     return run(
         "stream.write",
         _pairs(queries),
-        late_to=late_to,
+        late_output=late_output,
         name=name,
         checkpoint=checkpoint,
         storage_options=storage_options,
@@ -115,7 +115,7 @@ def run(
     call: str,
     queries: list[tuple[DataSet, Any]],
     *,
-    late_to: Any,
+    late_output: Any,
     name: str,
     checkpoint: str | Path | None,
     storage_options: StorageOptions | None,
@@ -156,7 +156,7 @@ def run(
         raise DataSetError(f"forget={forget!r} is no list of names of steps, such as ['window 2']")
     if forgotten and checkpoint is None:
         raise DataSetError("forget= needs checkpoint=: it is of what a checkpoint has")
-    late_sinks = _late_sinks(late_to)
+    late_sinks = _late_sinks(late_output)
     at_most_once = guarantee == "at most once"
     place: dict[str, Any] | None = None
     if checkpoint is not None:
@@ -224,7 +224,7 @@ def run_plainly(call: str, query: DataSet, sink: Any) -> None:
     run(
         call,
         [(query, sink)],
-        late_to=None,
+        late_output=None,
         name=call,
         checkpoint=None,
         storage_options=None,
@@ -258,16 +258,16 @@ def _figures(job_id: str) -> Iterator[None]:
         yield
 
 
-def _late_sinks(late_to: Any) -> list[tuple[str | None, Any]]:
+def _late_sinks(late_output: Any) -> list[tuple[str | None, Any]]:
     """Where late rows go: by step, or one sink for all windows."""
-    if late_to is None:
+    if late_output is None:
         return []
-    if not isinstance(late_to, Mapping):
-        return [(None, late_to)]
-    for step in late_to:
+    if not isinstance(late_output, Mapping):
+        return [(None, late_output)]
+    for step in late_output:
         if not isinstance(step, str):
-            raise TypeError(f"late_to has sinks by the names of steps, such as 'join 1 left', not by {step!r}")
-    return list(late_to.items())
+            raise TypeError(f"late_output has sinks by the names of steps, such as 'join 1 left', not by {step!r}")
+    return list(late_output.items())
 
 
 def _pairs(queries: Iterable[tuple[DataSet, Any]]) -> list[tuple[DataSet, Any]]:

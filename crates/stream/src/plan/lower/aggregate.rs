@@ -132,8 +132,8 @@ impl Lower<'_> {
             WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?.with_step(step)),
             WindowKind::Session { .. } if step.is_some() => {
                 return Err(DataSetError::Unsupported(
-                    "sessions with early results by event time (early_time=): they have them by the clock (early=) or by rows \
-                     (early_rows=)"
+                    "sessions with early results by event time (emit_early_event_time=): they have them by the clock \
+                     (emit_early_every=) or by rows (emit_early_rows=)"
                         .into(),
                 ));
             }
@@ -170,7 +170,8 @@ impl Lower<'_> {
         let spans = match (windows.early, spans, &keyed) {
             (Early::Rows(_), Some(_), _) if windows.lateness > 0 => {
                 return refused(
-                    "windows, but for sessions, that take late rows (late=) and give results by rows (early_rows=)",
+                    "windows, but for sessions, that take late rows (allowed_lateness=) and give results by rows \
+                     (emit_early_rows=)",
                 );
             }
             (Early::Rows(every), Some(spans), Some(keyed)) => {

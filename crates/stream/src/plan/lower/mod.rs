@@ -216,8 +216,8 @@ impl<'a> Lower<'a> {
         let all = std::mem::take(&mut self.late_from);
         let Some(LateFrom { schema, .. }) = all.first() else {
             return Err(DataSetError::Query(
-                "late_to= takes rows that come too late for a window, and the query has none; those of a join have sinks by the name of \
-                 the step, as in late_to={\"join 1 left\": sink}"
+                "late_output= takes rows that come too late for a window, and the query has none; those of a join have \
+                 sinks by the name of the step, as in late_output={\"join 1 left\": sink}"
                     .into(),
             ));
         };
@@ -226,8 +226,9 @@ impl<'a> Lower<'a> {
                 schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
             };
             return Err(DataSetError::Query(format!(
-                "late_to= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them the same \
-                 columns before they are grouped, or each a sink by the name of its step, as in late_to={{\"window 1\": sink}}",
+                "late_output= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them \
+                 the same columns before they are grouped, or each a sink by the name of its step, as in \
+                 late_output={{\"window 1\": sink}}",
                 names(schema),
                 names(other),
             )));
@@ -247,7 +248,7 @@ impl<'a> Lower<'a> {
         let Some(LateFrom { schema, sources, .. }) = all.first() else {
             let known = if self.late_steps.is_empty() { "none".into() } else { self.late_steps.join(", ") };
             return Err(DataSetError::Query(format!(
-                "late_to= has a sink for {step:?}, for which no rows come too late; they can for: {known}"
+                "late_output= has a sink for {step:?}, for which no rows come too late; they can for: {known}"
             )));
         };
         let sink = make(schema)?;
