@@ -83,7 +83,7 @@ def parsed(events: tm.DataSet) -> tm.DataSet:
 def through_kafka(events: tm.DataSet, servers: str, topic: str, checkpoint: Path) -> tm.DataSet:
     """The same events, written into a topic, once, and read from there."""
     sink = tm.stream.to_kafka(servers, topic, id=topic, value="value")
-    events.write_stream(sink, name="yahoo-events", checkpoint=checkpoint, every="1s")
+    events.write_stream(sink, name="yahoo-events", checkpoint=tm.stream.Checkpoint(checkpoint, interval="1s"))
     return tm.stream.from_kafka(servers, topic, SCHEMA, time="event_time", stop_at_end=True)
 
 
@@ -164,7 +164,9 @@ def main() -> int:
         events = parsed(generated(options, 4 * job.size, options.rate))
     sink = tm.stream.to_redis(options.redis, id=f"{prefix}counts", key=["campaign", "start"], prefix=f"{prefix}count:")
     begin = time.perf_counter()
-    counts(events, campaigns).write_stream(sink, name="yahoo", checkpoint=folder / "counts", every="1s")
+    counts(events, campaigns).write_stream(
+        sink, name="yahoo", checkpoint=tm.stream.Checkpoint(folder / "counts", interval="1s")
+    )
     seconds = time.perf_counter() - begin
 
     right = sum(job.comm.allgather(expected(generated(options, 4 * job.size), ads)), Counter())

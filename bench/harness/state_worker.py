@@ -45,7 +45,7 @@ def cost(every_s: float, keys: int, hot: int, count: int, folder: Path) -> None:
 
     made = rows(count, keys, hot, 0).map_batches(look, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
     counted: list[int] = []
-    options: dict[str, Any] = {"checkpoint": folder, "every": every_s, "keep": 1} if every_s else {}
+    options: dict[str, Any] = {"checkpoint": tm.stream.Checkpoint(folder, interval=every_s, keep=1)} if every_s else {}
     sums = totals(made).group_by("window_start").agg(n=tm.col("n").sum())
     job.comm.barrier()
     sums.write_stream(lambda sums: counted.extend(sums.to_dict()["n"]), **options)
@@ -86,7 +86,7 @@ def recovery(every_s: float, keys: int, hot: int, count: int, folder: Path) -> N
             results.write(f"{restart} {time.monotonic_ns()}\n")
             results.flush()
 
-        both.write_stream(take, checkpoint=folder / "checkpoints", every=every_s)
+        both.write_stream(take, checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval=every_s))
 
 
 class Mover:
@@ -114,7 +114,12 @@ def move(every_s: float, keys: int, hot: int, count: int, folder: Path) -> None:
     job = tm.init()
     mover = Mover(keys / PACE_PER_S + QUIET_S)
     made = totals(rows(count, keys, hot, PACE_PER_S)).select("n")
-    made.write_stream(lambda _: None, checkpoint=folder, every=every_s, watch=mover, stop=mover.done)
+    made.write_stream(
+        lambda _: None,
+        checkpoint=tm.stream.Checkpoint(folder, interval=every_s),
+        on_progress=mover,
+        stop_when=mover.done,
+    )
     if job.rank == 0:
         moves = [{"waited_s": one.waited_s, "bytes": one.moved_bytes, "error": one.error} for one in mover.moves]
         print(json.dumps({"moves": moves}), flush=True)

@@ -39,7 +39,7 @@ def main() -> None:
     tm.stream.rate(0, rows=10).write_stream(lambda rows: None)
     job.comm.barrier()
     begin = time.perf_counter()
-    rows.write_stream(sink, name="yahoo", checkpoint=folder / "counts", every="1s")
+    rows.write_stream(sink, name="yahoo", checkpoint=tm.stream.Checkpoint(folder / "counts", interval="1s"))
     elapsed_s = time.perf_counter() - begin
     times = job.comm.gather(elapsed_s)
     if job.rank == 0:

@@ -804,8 +804,8 @@ def window_of(
     slide: int,
     lateness: int,
     early: int | None = None,
-    emit_early_event_time: int | None = None,
-    emit_early_rows: int | None = None,
+    early_time: int | None = None,
+    early_rows: int | None = None,
     zone: str = "",
     ttl: int | None = None,
 ) -> NativeExpr: ...

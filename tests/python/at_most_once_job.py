@@ -54,7 +54,12 @@ def main() -> None:
         sink = stream_job.Files(folder / "results")
     elif what == "kafka":
         sink = tm.stream.to_kafka(sys.argv[3], "once-out")
-    rows.write_stream(sink, name="once", checkpoint=folder / "checkpoints", every="50ms", guarantee="at most once")
+    rows.write_stream(
+        sink,
+        name="once",
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="50ms"),
+        guarantee="at most once",
+    )
 
 
 if __name__ == "__main__":

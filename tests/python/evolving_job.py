@@ -198,9 +198,8 @@ def main() -> None:
     QUERIES[query](rows, version).write_stream(
         stream_job.Files(folder / "results"),
         name="evolving",
-        checkpoint=folder / "checkpoints",
-        every="100ms",
-        stop=stop if "stop" in sys.argv else None,
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
+        stop_when=stop if "stop" in sys.argv else None,
     )
 
 

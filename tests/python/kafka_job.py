@@ -59,8 +59,7 @@ def main() -> None:
     rows.write_stream(
         tm.stream.to_kafka(servers, target, id=target, **who),
         name="copied",
-        checkpoint=folder / "checkpoints",
-        every="100ms",
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
         guarantee="exactly once",
     )
 

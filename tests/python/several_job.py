@@ -43,9 +43,8 @@ def main() -> None:
     tm.stream.write(
         [(query, Files(folder / name)) for name, query in made.items()],
         name="killed",
-        checkpoint=folder / "checkpoints",
-        every="100ms",
-        stop=stop,
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
+        stop_when=stop,
         guarantee="exactly once",
     )
 

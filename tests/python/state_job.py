@@ -230,9 +230,9 @@ def main() -> None:
     _process.Store = Counted  # type: ignore[misc]
     options: dict[str, Any] = {}
     if "checkpoints" in sys.argv:
-        options = {"checkpoint": folder / "checkpoints", "every": "300ms"}
+        options = {"checkpoint": tm.stream.Checkpoint(folder / "checkpoints", interval="300ms")}
     if "moving" in sys.argv:
-        options["watch"] = stream_job.Mover(folder / "moves")
+        options["on_progress"] = stream_job.Mover(folder / "moves")
     note(QUERIES[query](query).write_stream(Files(folder / "results"), name="large", **options))
 
 

@@ -56,9 +56,8 @@ def main() -> None:
     rows.process(numbered, {"key": "int64", "number": "int64", "before": "int64"}).write_stream(
         Seen(folder / "results", folder / "seen"),
         name="stored",
-        checkpoint=place,
-        every="100ms",
-        stop=(folder / "stop").exists,
+        checkpoint=tm.stream.Checkpoint(place, interval="100ms"),
+        stop_when=(folder / "stop").exists,
     )
 
 

@@ -314,10 +314,8 @@ def main() -> None:
         Files(folder / "results", pause_s=0.03 if hurried else 0),
         late_output=late_output,
         name="killed",
-        checkpoint=where,
-        every="100ms",
-        unaligned_after=0 if hurried else 10,
-        watch=watch,
+        checkpoint=tm.stream.Checkpoint(where, interval="100ms", unaligned_after=0 if hurried else 10),
+        on_progress=watch,
     )
 
 

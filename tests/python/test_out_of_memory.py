@@ -65,7 +65,7 @@ def grow(row):
     return row
 
 rows = tm.stream.rate(2000, rows=6000, splits=2).select("number").map(grow, {"number": "int64"})
-rows.write_stream(Files(folder / "results"), checkpoint=folder / "checkpoints", every="200ms")
+rows.write_stream(Files(folder / "results"), checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="200ms"))
 """
 
 

@@ -323,7 +323,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         written(stream.group_by("key").agg(n=tm.count()))
     for query, what in (
         (stream.sort("x"), "a sort; rank the rows of each window instead"),
-        (stream.limit(3), "a limit; stop= of write_stream"),
+        (stream.limit(3), "a limit; stop_when= of write_stream"),
         (stream.join(tm.from_dict({"z": [1]}), how="cross"), "a join without columns that are equal"),
         (
             stream.with_columns(n=tm.functions.row_number().over("key", order_by="x")),
@@ -402,7 +402,9 @@ def test_each_thread_has_a_sink_of_its_own(tmp_path: Path) -> None:
 
     sink = Sink()
     rows = pa.table({"n": list(range(2000))})
-    tm.stream.from_table(rows, rows_per_batch=10).write_stream(sink, checkpoint=tmp_path / "c", every="10ms")
+    tm.stream.from_table(rows, rows_per_batch=10).write_stream(
+        sink, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="10ms")
+    )
     assert sink.rows == []
     found = [int(word) for line in log.read_text().splitlines() for word in line.split()]
     assert sorted(found) == list(range(2000))
@@ -496,35 +498,49 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="list has no __arrow_c_stream__"):
         tm.stream.from_table([1])
     for options, message in (
-        ({"every": -1}, "every=-1 is less than nothing"),
-        ({"every": 0}, "every=0 is no time between two checkpoints"),
+        ({"interval": -1}, "interval=-1 is less than nothing"),
+        ({"interval": 0}, "interval=0 must be greater than zero"),
         ({"unaligned_after": -1}, "unaligned_after=-1 is less than nothing"),
-        ({"timeout": 0}, "timeout=0 gives every checkpoint up"),
-        ({"keep": 0}, "keep=0 is no whole number from 1 on"),
-        ({"keep": -1}, "keep=-1 is no whole number from 1 on"),
-        ({"checkpoint": ""}, "checkpoint= is a folder"),
-        ({"name": ""}, "name='' is no name of a job"),
+        ({"timeout": 0}, "timeout=0 must be greater than zero"),
+        ({"keep": 0}, "keep=0 must be a positive integer"),
+        ({"keep": True}, "keep=True must be a positive integer"),
+        ({"path": ""}, "a checkpoint's path must not be empty"),
     ):
         with pytest.raises(tm.DataSetError, match=message):
-            written(stream, **{"checkpoint": tmp_path / "c", **options})
+            tm.stream.Checkpoint(**{"path": tmp_path / "c", **options})
+    for call in (lambda: tm.stream.Checkpoint(3), lambda: written(stream, checkpoint=3)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="not 3"):
+            call()
+    for options, message in (
+        ({"checkpoint": ""}, "a checkpoint's path must not be empty"),
+        ({"name": ""}, "name must be a non-empty string, not ''"),
+        ({"stop_when": bool}, "stop_when= needs checkpoint="),
+        ({"on_progress": print}, "on_progress= needs checkpoint="),
+        ({"drop_state": ["window 2"]}, "drop_state= needs checkpoint="),
+    ):
+        with pytest.raises(tm.DataSetError, match=message):
+            written(stream, **options)
 
 
-def test_options_of_checkpoints_without_any() -> None:
-    """They did nothing, and whoever gave them thought that there were checkpoints."""
+def test_checkpoint_options(tmp_path: Path) -> None:
+    """A path stands for a Checkpoint; what it does not say depends on the interval and the guarantee."""
+    store = {"aws_secret_access_key": "secret"}
+    named = tm.stream.Checkpoint("s3://bucket/mine", interval="30s", keep=5, storage_options=store)
+    assert "secret" not in repr(named) and "interval='30s'" in repr(named)
+    for given, at_most_once, every, unaligned in (
+        (tm.stream.Checkpoint("c"), False, 10.0, 10.0),
+        (tm.stream.Checkpoint("c"), True, 0.1, 1.0),
+        (tm.stream.Checkpoint("c", interval="5s"), True, 5.0, 5.0),
+        (tm.stream.Checkpoint("c", interval="1m"), False, 60.0, 10.0),
+        (tm.stream.Checkpoint("c", unaligned_after=None), False, 10.0, None),
+        (tm.stream.Checkpoint("c", unaligned_after="20s"), False, 10.0, 20.0),
+    ):
+        native = given._native(at_most_once=at_most_once, drop_state=[])
+        assert (native["every"], native["unaligned_after"], native["timeout"]) == (every, unaligned, 600.0)
     stream = tm.stream.from_table(table(some(10)), time="ts")
-    options: dict[str, Any] = {
-        "storage_options": {"endpoint": "http://127.0.0.1:1"},
-        "every": "1s",
-        "unaligned_after": None,
-        "timeout": "1m",
-        "keep": 1,
-    }
-    for name, value in options.items():
-        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint=: it says how"):
-            written(stream, **{name: value})
-        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint="):
-            tm.stream.write([(stream, print)], **{name: value})
-    assert len(written(stream, every=None, unaligned_after="every", timeout=600, keep=3)) == 10
+    for place in (tmp_path / "a", str(tmp_path / "b"), tm.stream.Checkpoint(tmp_path / "c", keep=1)):
+        assert len(written(stream, checkpoint=place)) == 10
+    assert all((tmp_path / name / "epochs").is_dir() for name in "abc")
 
 
 def test_windows_that_are_given_wrong() -> None:
@@ -562,7 +578,7 @@ def test_owners_that_cannot_be(tmp_path: Path) -> None:
             running.rebalance(task, owners)
 
     counts = counted(tm.stream.from_table(table(some(100_000)), time="ts", rows_per_s=500, rows_per_batch=5), "1s")
-    written(counts, checkpoint=tmp_path, watch=watch, stop=lambda: len(messages) == 4)
+    written(counts, checkpoint=tmp_path, on_progress=watch, stop_when=lambda: len(messages) == 4)
     few, *others = messages
     assert "has 1024 buckets" in few and "1023 owners" in few
     assert len(others) == 3 and all("is no copy of task 'window 2'; copies are 0 to " in one for one in others)
@@ -652,7 +668,7 @@ if tm.init().rank == 0 and sys.argv[1] == "first":
     print(*[line for line in text.splitlines() if "source" in line][:2], sep="\\n")
 out = tm.stream.to_files("out")
 stop = lambda: sys.argv[1] == "first" and any(Path("out").glob("part-*"))
-rows.write_stream(out, checkpoint="checkpoints", every="50ms", stop=stop)
+rows.write_stream(out, checkpoint=tm.stream.Checkpoint("checkpoints", interval="50ms"), stop_when=stop)
 """)
     first = launched.run("run", "-n", "1", "--threads", "11", app, "first", cwd=tmp_path)
     assert first.returncode == 0, first.stderr.decode()

@@ -110,10 +110,9 @@ def test_a_job_that_is_stopped_loses_nothing(tmp_path: Path) -> None:
         before = len(seen)
         stream.write_stream(
             lambda table: seen.extend(table.to_dict()["n"]),
-            checkpoint=tmp_path / "c",
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="20ms"),
             guarantee="at most once",
-            every="20ms",
-            stop=lambda begun=before: len(seen) >= begun + 500,  # type: ignore[misc]
+            stop_when=lambda begun=before: len(seen) >= begun + 500,  # type: ignore[misc]
         )
         if len(seen) == before:
             break
@@ -140,7 +139,12 @@ def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
         assert all(count == 0 or name.startswith("source") for name, count in splits.items()), splits
         return len(looked) > 5
 
-    counts.write_stream(lambda _: None, checkpoint=tmp_path / "c", guarantee="at most once", every="20ms", stop=look)
+    counts.write_stream(
+        lambda _: None,
+        checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="20ms"),
+        guarantee="at most once",
+        stop_when=look,
+    )
     assert looked and set(looked) == {0}
 
 
@@ -175,7 +179,7 @@ def test_what_sources_and_sinks_give(tmp_path: Path) -> None:
         tm.stream.from_webhook(1, schema).write_stream(files, **{**options, "guarantee": "at least once"})
     [port] = free_ports(1)
     begun = tm.stream.from_webhook(port, schema, answer="durable")
-    begun.write_stream(files, checkpoint=tmp_path / "d", guarantee="at least once", stop=lambda: True)
+    begun.write_stream(files, checkpoint=tmp_path / "d", guarantee="at least once", stop_when=lambda: True)
 
 
 def test_what_it_needs(tmp_path: Path) -> None:
@@ -183,8 +187,10 @@ def test_what_it_needs(tmp_path: Path) -> None:
     stream = tm.stream.from_table(pa.table({"n": [1, 2]}))
     with pytest.raises(tm.DataSetError, match="cannot give at most once: it makes no checkpoints"):
         stream.write_stream(print, guarantee="at most once")
-    with pytest.raises(tm.DataSetError, match="every=0 is no time between two checkpoints"):
-        stream.write_stream(print, guarantee="at most once", checkpoint=tmp_path / "a", every=0)
+    with pytest.raises(tm.DataSetError, match="interval=0 must be greater than zero"):
+        stream.write_stream(
+            print, guarantee="at most once", checkpoint=tm.stream.Checkpoint(tmp_path / "a", interval=0)
+        )
     hook = tm.stream.from_webhook(1, {"n": "int64"}, answer="durable")
     with pytest.raises(tm.DataSetError, match='at most once needs "taken"'):
         hook.write_stream(print, guarantee="at most once", checkpoint=tmp_path / "b")

@@ -87,7 +87,9 @@ def test_bad_dates_are_told_with_their_line(tmp_path: Path) -> None:
 def stopped_early(stream: tm.DataSet, place: Path, rows: list[dict[str, Any]]) -> None:
     """Write a stream until some rows have come; the checkpoint says where it was."""
     stream.write_stream(
-        lambda table: rows.extend(table.to_pylist()), checkpoint=place, every="50ms", stop=lambda: len(rows) > 200
+        lambda table: rows.extend(table.to_pylist()),
+        checkpoint=tm.stream.Checkpoint(place, interval="50ms"),
+        stop_when=lambda: len(rows) > 200,
     )
 
 
@@ -117,7 +119,7 @@ import tidemill as tm
 
 job = tm.init()
 rows = tm.stream.rate(1000, rows=3000, splits=2)
-rows.write_stream(lambda table: None, checkpoint=f"{sys.argv[1]}-{job.rank}", every="100ms")
+rows.write_stream(lambda table: None, checkpoint=tm.stream.Checkpoint(f"{sys.argv[1]}-{job.rank}", interval="100ms"))
 """
 
 

@@ -51,7 +51,7 @@ def test_stores_that_only_the_program_knows(server: object_server.Server, monkey
         monkeypatch.delenv(name, raising=False)
     url = "s3://jobs/told"
     rows = tm.stream.rate(rows=100)
-    rows.write_stream(lambda _: None, checkpoint=url, storage_options=told, name="told")
+    rows.write_stream(lambda _: None, checkpoint=tm.stream.Checkpoint(url, storage_options=told), name="told")
     given = [f"--storage-option={name}={value}" for name, value in told.items()]
     listed = launched.run("checkpoints", url, *given)
     assert listed.returncode == 0 and b'job "told"  finished' in listed.stdout, listed.stderr
@@ -113,7 +113,9 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
         looked += 1
         return looked > 3
 
-    stream.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=tmp_path / "c", every="20ms", stop=enough)
+    stream.agg(n=tm.count()).write_stream(
+        lambda _: None, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="20ms"), stop_when=enough
+    )
     place = tmp_path / "c"
     listed = launched.run("checkpoints", "-n", "1", place)
     assert listed.returncode == 0 and b"whole" in listed.stdout, listed
@@ -138,7 +140,7 @@ def test_a_copy_that_cannot_be_cleared_away_says_both(tmp_path: Path) -> None:
     rows = tm.stream.rate(0, rows=400, step="1ms").group_by(
         "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
     )
-    rows.agg(n=tm.count()).write_stream(lambda table: None, checkpoint=place, every="50ms")
+    rows.agg(n=tm.count()).write_stream(lambda table: None, checkpoint=tm.stream.Checkpoint(place, interval="50ms"))
     copied = launched.run("checkpoints", "-n", "1", place, "--copy", fine)
     assert copied.returncode == 0, copied.stderr.decode()
     # A folder in a file's place: neither can it be written, nor deleted as a file.
@@ -174,7 +176,7 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
             assert done.returncode == 0 and b"copied epoch" in done.stdout, done
         return copies[0].exists()
 
-    counts(1000).write_stream(lambda _: None, checkpoint=place, every="300ms", stop=stop)
+    counts(1000).write_stream(lambda _: None, checkpoint=tm.stream.Checkpoint(place, interval="300ms"), stop_when=stop)
     for path in (place / "epochs").iterdir():
         path.unlink()
     (epoch,) = (int(path.name) for path in launched.epochs(copies[0]))
@@ -216,12 +218,15 @@ def test_another_sink_after_a_clean_end(tmp_path: Path) -> None:
 
     def write(place: str, **more: Any) -> None:
         stream = tm.stream.rate(2000, rows=20_000).select("number")
-        options = {"checkpoint": tmp_path / "c", "every": "50ms", "guarantee": "exactly once"} | more
+        options = {
+            "checkpoint": tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            "guarantee": "exactly once",
+        } | more
         stream.write_stream(tm.stream.to_files(tmp_path / place), **options)
 
-    write("first", stop=enough)
+    write("first", stop_when=enough)
     seen = 0
-    write("second", stop=enough)
+    write("second", stop_when=enough)
     # As a job leaves it that was killed: with what its sink has prepared, which may be committed or not.
     app = tmp_path / "app.py"
     app.write_text(
@@ -244,7 +249,7 @@ def look():
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=look, daemon=True).start()
 rows = tm.stream.rate(2000, rows=20_000).select("number")
-rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={str(tmp_path / "c")!r}, every="50ms")
+rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint=tm.stream.Checkpoint({str(tmp_path / "c")!r}, interval="50ms"))
 """
     )
     killed = launched.run("run", "-n", "1", app)
@@ -254,7 +259,7 @@ rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={
     ):
         write("third")
     seen = 0
-    write("second", stop=enough)
+    write("second", stop_when=enough)
     write("third")
     # Also at the end of the rows.
     write("fourth")
@@ -364,9 +369,8 @@ def test_a_place_that_lost_its_epochs_is_refused(tmp_path: Path, capfd: pytest.C
         before = len(seen)
         tm.stream.rate(2000).write_stream(
             lambda table: seen.extend(table.to_dict()["number"]),
-            checkpoint=place,
-            every="20ms",
-            stop=lambda: len(seen) > before and bool(launched.epochs(place)),
+            checkpoint=tm.stream.Checkpoint(place, interval="20ms"),
+            stop_when=lambda: len(seen) > before and bool(launched.epochs(place)),
         )
 
     run()
@@ -402,7 +406,9 @@ def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         rows = tm.stream.rate(2000, rows=400, step="1ms").group_by(
             "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
         )
-        rows.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=place, every="20ms", stop=enough)
+        rows.agg(n=tm.count()).write_stream(
+            lambda _: None, checkpoint=tm.stream.Checkpoint(place, interval="20ms"), stop_when=enough
+        )
 
     run()
     monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "a key of this test")

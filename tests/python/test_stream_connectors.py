@@ -48,7 +48,9 @@ def test_files_to_files(tmp_path: Path) -> None:
     counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(
         n=tm.count(), s=tm.col("x").sum()
     )
-    counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", every="50ms")
+    counts.write_stream(
+        tm.stream.to_files(tmp_path / "out"), checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="50ms")
+    )
     rows = read(tmp_path / "out")
     assert len({(row["key"], row["window_start"]) for row in rows}) == len(rows) == 5 * 6
     assert (sum(row["n"] for row in rows), sum(row["s"] for row in rows)) == (3000, sum(range(3000)))
@@ -66,7 +68,9 @@ def test_folders_of_values(tmp_path: Path, format: Any) -> None:
     def run(stop: Callable[[], bool] | None) -> None:
         stream = tm.stream.from_table(table, rows_per_batch=50, rows_per_s=20_000)
         sink = tm.stream.to_files(out, format=format, partition_by=["day", "place"])
-        stream.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="50ms", stop=stop)
+        stream.write_stream(
+            sink, checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="50ms"), stop_when=stop
+        )
 
     run(lambda: any(out.rglob("part-*")))
     # As a job that was killed leaves it.
@@ -217,9 +221,8 @@ def test_rotated_logs(tmp_path: Path) -> None:
         stream = tm.stream.from_files(log, {"x": "int64"})
         stream.write_stream(
             lambda rows: seen.extend(row["x"] for row in rows.to_pylist()),
-            checkpoint=checkpoint,
-            every="100ms",
-            stop=lambda: rotate() or len(seen) >= until,
+            checkpoint=tm.stream.Checkpoint(checkpoint, interval="100ms"),
+            stop_when=lambda: rotate() or len(seen) >= until,
         )
 
     def write(numbers: range) -> None:
@@ -271,7 +274,7 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
         counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         # The second time there is nothing left to be done.
         sink = tm.stream.to_kafka(servers, "counts", id="clicks-to-counts", key="key")
-        counts.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="100ms")
+        counts.write_stream(sink, checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"))
     found = [json.loads(value) for value in kafka.values("counts")]
     assert len({(row["key"], row["window_start"]) for row in found}) == len(found) == 5 * 4
     assert sum(row["n"] for row in found) == 2000
@@ -297,10 +300,9 @@ def test_kafka_jobs_of_one_name(kafka: Kafka, tmp_path: Path) -> None:
         try:
             rows.write_stream(
                 sink,
-                checkpoint=tmp_path / str(number),
-                every="100ms",
+                checkpoint=tm.stream.Checkpoint(tmp_path / str(number), interval="100ms"),
                 name=f"job {number}",
-                stop=lambda: len(failed) > 0,
+                stop_when=lambda: len(failed) > 0,
             )
         except tm.DataSetError as error:
             failed.append(str(error))
@@ -324,9 +326,8 @@ def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
         seen: list[int] = []
         tm.stream.from_kafka(kafka.bootstrap, topic, {"x": "int64"}).write_stream(
             lambda rows: seen.extend(row["x"] for row in rows.to_pylist()),
-            checkpoint=tmp_path / topic,
-            every="100ms",
-            stop=lambda: len(seen) >= until,
+            checkpoint=tm.stream.Checkpoint(tmp_path / topic, interval="100ms"),
+            stop_when=lambda: len(seen) >= until,
         )
         return seen
 
@@ -518,7 +519,7 @@ def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:
     )
     read = stream.map_batches(slowly, schema={"n": "int64", "at": "timestamp[ms]"})
     counts = read.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count())
-    counts.write_stream(lambda _: over.append(taken), checkpoint=tmp_path / "c", stop=lambda: taken == count)
+    counts.write_stream(lambda _: over.append(taken), checkpoint=tmp_path / "c", stop_when=lambda: taken == count)
     assert over and over[0] < count * 3 // 4, "the first window was over when all was read"
     assert tm.stream.late_rows() == 0
 
@@ -690,7 +691,7 @@ import tidemill as tm
 
 stream = tm.stream.rate(100, splits=1).select("number")
 place, over = sys.argv[1], Path({str(over)!r})
-stream.write_stream(tm.stream.to_files({str(out)!r}), checkpoint=place, every="1h", stop=over.exists)
+stream.write_stream(tm.stream.to_files({str(out)!r}), checkpoint=tm.stream.Checkpoint(place, interval="1h"), stop_when=over.exists)
 """
     )
     first = launched.start("run", "-n", "2", str(app), str(tmp_path / "first"))
@@ -763,7 +764,7 @@ def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
             (tmp_path / "in/late.json").write_text('{"x": 9}\n')
 
     stream = tm.stream.from_files(tmp_path / "in", SCHEMA, discover_every="4s", poll_every="5ms")
-    stream.write_stream(take, checkpoint=tmp_path / "c", stop=lambda: len(seen) == 4)
+    stream.write_stream(take, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) == 4)
     assert came[-1] - came[0] > 2
 
 
@@ -853,7 +854,7 @@ def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
         sink = tm.stream.to_redis(
             redis_server.url, id="clicks", key=["key", "begin"], prefix="count:", increment="n", expire="1h"
         )
-        counts.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="100ms")
+        counts.write_stream(sink, checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"))
     keys = client.keys("count:*")
     assert len(keys) == 5 * 4 and "count:k3:2026-01-01T00:00:30" in {key[:28] for key in keys}
     assert sum(int(client.hget(key, "n")) for key in keys) == 2000
@@ -976,7 +977,11 @@ def test_redis_that_is_killed(tmp_path: Path) -> None:
         thread = writing(write)
         rows = tm.stream.from_redis(server.url, ["a", "b"], SCHEMA).select("key", n=tm.lit(1))
         sink = tm.stream.to_redis(server.url, id="counting", key="key", prefix="count:", increment="n")
-        rows.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="50ms", stop=lambda: counted() >= total)
+        rows.write_stream(
+            sink,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="50ms"),
+            stop_when=lambda: counted() >= total,
+        )
         thread.join()
         assert counted() == total
     finally:
@@ -1000,7 +1005,7 @@ def counted():
     return sum(int(client.hget(key, "n") or 0) for key in client.keys("killed:k*"))
 rows = tm.stream.from_redis({redis_server.url!r}, ["killed/a", "killed/b", "killed/c"], {SCHEMA!r}).select("key", n=tm.lit(1))
 sink = tm.stream.to_redis({redis_server.url!r}, id="killed", key="key", prefix="killed:", increment="n")
-rows.write_stream(sink, checkpoint={str(tmp_path / "checkpoints")!r}, every="50ms", stop=lambda: counted() >= {total})
+rows.write_stream(sink, checkpoint=tm.stream.Checkpoint({str(tmp_path / "checkpoints")!r}, interval="50ms"), stop_when=lambda: counted() >= {total})
 assert counted() == {total}, counted()
 """
     )

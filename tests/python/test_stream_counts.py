@@ -129,7 +129,9 @@ def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tm
         grown = sums(tm.stream.from_files(file, schema, time="time", stop_at_end=at_end))
         stop = None if at_end else lambda: len(seen) >= 300
         grown.write_stream(
-            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c", every="100ms", stop=stop
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+            stop_when=stop,
         )
         assert at_end or len(seen) < len(expected)
     assert told(seen) == expected
@@ -164,7 +166,7 @@ def test_keys_for_a_time_are_another_state(tmp_path: Path) -> None:
     # Without an end, lest it be over before it is asked to stop.
     stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
     forever = tm.stream.window(tm.stream.count_window(3))
-    written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop=lambda: True)
+    written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop_when=lambda: True)
     for_a_time = tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="time")
     with pytest.raises(
         tm.DataSetError, match=r"it held windows of 3 rows every 3 rows, and now holds .* of keys for a"

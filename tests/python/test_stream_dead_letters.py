@@ -164,7 +164,11 @@ def test_a_job_that_is_stopped_goes_on_behind_its_poison(tmp_path: Path) -> None
             on_error="quarantine",
             quarantine=tm.stream.to_files(out / "dead"),
         )
-        stream.write_stream(rows, checkpoint=checkpoints, every="50ms", stop=lambda rows=rows: bool(rows.rows))
+        stream.write_stream(
+            rows,
+            checkpoint=tm.stream.Checkpoint(checkpoints, interval="50ms"),
+            stop_when=lambda rows=rows: bool(rows.rows),
+        )
         assert rows.rows == [{"x": life}]
         assert sorted(bytes.fromhex(row["value"]).decode() for row in written(out / "dead")) == [
             f"nonsense {before}" for before in range(life + 1)

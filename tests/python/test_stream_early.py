@@ -167,9 +167,8 @@ def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
         counts.write_stream(
             take,
             late_output=lambda made: late.extend(made.to_pylist()),
-            checkpoint=tmp_path / "checkpoints",
-            every="100ms",
-            stop=lambda: (120, 1, True) in of_window,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"),
+            stop_when=lambda: (120, 1, True) in of_window,
         )
     second = [(60, n, False) for n in range(2, 21, 2)]
     assert sorted(of_window) == [(0, 2, False), (0, 3, True), *second, (60, 20, True), (120, 1, True)]
@@ -316,7 +315,9 @@ def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
             add(*then.pop(seen[-1], ()))
 
     counts = stream.group_by(window).agg(rows=tm.count())
-    counts.write_stream(take, checkpoint=tmp_path / "c", every="100ms", stop=lambda: (60, 2, True) in seen)
+    counts.write_stream(
+        take, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=lambda: (60, 2, True) in seen
+    )
     of_first = [row for row in seen if row[0] == 0]
     assert of_first == [(0, 1, False), (0, 3, False), (0, 4, False), (0, 4, True), (0, 5, True)]
 
@@ -373,9 +374,8 @@ def test_results_by_event_time_over_stops(tmp_path: Path) -> None:
         wanted = len(seen) + 20
         counts.write_stream(
             lambda made: seen.extend(made.to_pylist()),
-            checkpoint=tmp_path / "c",
-            every="50ms",
-            stop=None if until is None else lambda wanted=wanted: len(seen) >= wanted,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            stop_when=None if until is None else lambda wanted=wanted: len(seen) >= wanted,
         )
     found = Counter((row["user"], _second(row["window_start"]), row["rows"], row["window_final"]) for row in seen)
     assert found == by_steps(table, tm.stream.tumbling("2m"), 20)
@@ -388,7 +388,7 @@ def test_steps_are_another_state(tmp_path: Path) -> None:
     def counts(**early: Any) -> tm.DataSet:
         return stream.group_by("key", tm.stream.window(tm.stream.tumbling("1h"), on="time", **early)).agg(n=tm.count())
 
-    counts().write_stream(lambda rows: None, checkpoint=tmp_path / "c", stop=lambda: True)
+    counts().write_stream(lambda rows: None, checkpoint=tmp_path / "c", stop_when=lambda: True)
     with pytest.raises(tm.DataSetError, match=r"and now holds windows of .*, in steps of 60000000 us"):
         counts(emit_early_event_time="1m").write_stream(print, checkpoint=tmp_path / "c")
 

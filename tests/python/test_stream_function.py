@@ -92,9 +92,8 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         before = len(rows)
         source.write_stream(
             lambda table: rows.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: len(of(rows[before:], wanted)) > 100,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(of(rows[before:], wanted)) > 100,
         )
         for split in {row["split"] for row in rows}:
             assert of(rows, split) == list(range(len(of(rows, split))))
@@ -123,9 +122,8 @@ def test_splits_that_are_not_named_any_more(tmp_path: Path) -> None:
         source = tm.stream.from_function(read, SCHEMA, splits=splits, name=name)
         source.write_stream(
             lambda table: seen.update(row["split"] for row in table.to_pylist() if row["n"] >= 4),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: wanted <= seen,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: wanted <= seen,
         )
 
     run("over", "a", "b")
@@ -148,9 +146,8 @@ def test_a_split_that_was_over_is_named_again(tmp_path: Path) -> None:
         before = len(seen)
         tm.stream.from_function(read, SCHEMA, splits=splits).write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: len(of(seen, "over")) >= 5 and len(of(seen[before:], "long")) > 50,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(of(seen, "over")) >= 5 and len(of(seen[before:], "long")) > 50,
         )
 
     for splits in (["over", "long"], ["long"], ["long"], ["over", "long"]):
@@ -172,9 +169,8 @@ def test_many_functions_that_wait(tmp_path: Path, splits: int) -> None:
     source = tm.stream.from_function(read, SCHEMA, splits=map(str, range(splits)))
     source.write_stream(
         lambda table: seen.update(table.to_dict()["split"]),
-        checkpoint=checkpoints,
-        every="50ms",
-        stop=lambda: len(seen) == splits and len(launched.epochs(checkpoints)) > 1,
+        checkpoint=tm.stream.Checkpoint(checkpoints, interval="50ms"),
+        stop_when=lambda: len(seen) == splits and len(launched.epochs(checkpoints)) > 1,
     )
     over.set()
     assert len(seen) == splits
@@ -223,7 +219,9 @@ def test_an_acknowledgement_that_was_lost(tmp_path: Path) -> None:
     def run() -> None:
         before = len(more)
         tm.stream.from_function(read, SCHEMA, splits=["short", "long"], acknowledge=acknowledge).write_stream(
-            lambda table: None, checkpoint=tmp_path, every="20ms", stop=lambda: len(more) > before + 3
+            lambda table: None,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(more) > before + 3,
         )
 
     with pytest.raises(tm.DataSetError, match=r"(?s)split 'short', acknowledge: ConnectionError: away"):
@@ -249,9 +247,8 @@ def test_a_source_that_had_come_to_its_end(tmp_path: Path) -> None:
         goes_on = tm.stream.from_function(endless, SCHEMA, splits=["endless"])
         ends.union(goes_on).write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: len(of(seen, "b")) == 100 and len(of(seen[before:], "endless")) > 100,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(of(seen, "b")) == 100 and len(of(seen[before:], "endless")) > 100,
         )
 
     run("a", "b")
@@ -309,9 +306,8 @@ def test_a_stop_while_it_waits(tmp_path: Path, how: str) -> None:
     checkpoints = tmp_path / "c"
     source.write_stream(
         lambda table: seen.extend(table.to_pylist()),
-        checkpoint=checkpoints,
-        every="20ms",
-        stop=lambda: bool(seen) and len(launched.epochs(checkpoints)) > 1,
+        checkpoint=tm.stream.Checkpoint(checkpoints, interval="20ms"),
+        stop_when=lambda: bool(seen) and len(launched.epochs(checkpoints)) > 1,
     )
     assert seen == [{"n": 1}]
     assert closed.wait(launched.PATIENCE_S)
@@ -392,9 +388,8 @@ def test_what_is_acknowledged(tmp_path: Path) -> None:
         assert "gives again what it does not know to have arrived" in source.explain()
         source.write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: stops and all(len(told.get(split, [])) > 2 for split in "ab"),
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: stops and all(len(told.get(split, [])) > 2 for split in "ab"),
         )
         assert {split: last[-1] for split, last in told.items()} == {split: len(of(seen, split)) for split in "ab"}
         assert all(positions == sorted(set(positions)) for positions in told.values())
@@ -413,7 +408,7 @@ def test_an_acknowledgement_that_fails(tmp_path: Path) -> None:
         raise ConnectionError("no such queue")
 
     rows = tm.stream.from_function(numbers, SCHEMA, splits=["s"], name="mine", acknowledge=refuses)
-    for options in ({}, {"checkpoint": tmp_path, "every": "20ms"}):
+    for options in ({}, {"checkpoint": tm.stream.Checkpoint(tmp_path, interval="20ms")}):
         with pytest.raises(tm.DataSetError, match=r"(?s)mine, split 's', acknowledge: ConnectionError: no such queue"):
             written(rows, **options)
 
@@ -421,7 +416,7 @@ def test_an_acknowledgement_that_fails(tmp_path: Path) -> None:
 def test_at_most_once(tmp_path: Path) -> None:
     """Rows wait for a checkpoint that has their place, and come, each once."""
     rows = tm.stream.from_function(numbers, SCHEMA, splits=["a", "b"])
-    seen = written(rows, checkpoint=tmp_path, guarantee="at most once", every="20ms")
+    seen = written(rows, checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"), guarantee="at most once")
     assert of(seen, "a") == of(seen, "b") == list(range(100))
 
 

@@ -167,7 +167,10 @@ def test_late_rows_of_joins(sides: set[str], tmp_path: Path) -> None:
                 add("left", 5, 200)
                 add("right", 7, 200)
 
-    options: Any = {"checkpoint": tmp_path / "c", "every": "100ms", "stop": lambda: 200 in seconds}
+    options: Any = {
+        "checkpoint": tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+        "stop_when": lambda: 200 in seconds,
+    }
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         joined.write_stream(take, late_output=sinks, **options)
@@ -233,9 +236,8 @@ def test_joins_for_a_time_forget(how: Any, tmp_path: Path) -> None:
     for wanted in (20_000, 40_000):
         joined.write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path / "c",
-            every="50ms",
-            stop=lambda wanted=wanted: len(seen) > wanted,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            stop_when=lambda wanted=wanted: len(seen) > wanted,
         )
         # All of either side would be some megabytes.
         kept = [file.stat().st_size for file in (tmp_path / "c" / "state").rglob("*") if file.is_file()]
@@ -442,7 +444,9 @@ def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
         grown = tm.stream.from_files(file, schema, time="time", stop_at_end=at_end).distinct("key", ttl=ttl)
         stop = None if at_end else lambda: len(seen) >= 14_000
         grown.write_stream(
-            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c", every="100ms", stop=stop
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+            stop_when=stop,
         )
         assert at_end or len(seen) < len(expected)
     assert sorted(row["number"] for row in seen) == sorted(expected)
@@ -472,7 +476,9 @@ def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
                 add(("a", 5), ("b", 95), ("c", 200))
 
     with pytest.warns(tm.stream.LateRowsWarning):
-        counts.write_stream(take, checkpoint=tmp_path / "c", every="100ms", stop=lambda: "b" in seen)
+        counts.write_stream(
+            take, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=lambda: "b" in seen
+        )
     # Late for its window, which it came to.
     assert tm.stream.late_rows() == 1
     assert seen == ["a", "b"]
@@ -493,7 +499,7 @@ def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
     """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
     # Without an end, lest it be over before it is asked to stop.
     stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
-    written(stream.distinct("key"), checkpoint=tmp_path / "c", stop=lambda: True)
+    written(stream.distinct("key"), checkpoint=tmp_path / "c", stop_when=lambda: True)
     with pytest.raises(tm.DataSetError, match="it held distinct keys, and now holds distinct keys for a time"):
         written(stream.distinct("key", ttl="1h"), checkpoint=tmp_path / "c")
 

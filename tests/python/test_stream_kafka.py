@@ -81,7 +81,9 @@ def test_a_partition_without_a_word_of_time_falls_silent(kafka: Kafka, tmp_path:
 
     def write() -> None:
         counts.write_stream(
-            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path, every="100ms", stop=done.is_set
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"),
+            stop_when=done.is_set,
         )
 
     thread = threading.Thread(target=write)

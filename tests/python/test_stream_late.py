@@ -315,9 +315,8 @@ def test_a_sink_of_files(tmp_path: Path) -> None:
         counts.map_batches(look, schema).write_stream(
             tm.stream.to_files(tmp_path / "counts"),
             late_output=tm.stream.to_files(tmp_path / "late"),
-            checkpoint=tmp_path / "checkpoints",
-            every="100ms",
-            stop=lambda: len(seen) == expected.results[-1],
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"),
+            stop_when=lambda: len(seen) == expected.results[-1],
             guarantee="exactly once",
         )
 

@@ -77,7 +77,7 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
     why = "it writes the topic 't' of two:9092, and reads it; write into another topic"
     refused(why, (topic, to_kafka("TWO:9092", "t")))
     refused(why, (topic.select("x"), print), (topic, to_kafka("two,three:3", "t", id="job")))
-    refused(why + ", or say loops=True", (topic, to_kafka("two", "t")))
+    refused(why + ", or say allow_loops=True", (topic, to_kafka("two", "t")))
     counts = topic.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     refused(why, (counts, print), late_output=to_kafka("two", "t"))
     refused(why, (counts, print), late_output={"window 2": to_kafka("two", "t")})
@@ -149,10 +149,9 @@ def test_rows_that_are_meant_to_come_back(tmp_path: Path) -> None:
             (again, tm.stream.to_files(tmp_path / "in/again")),
             (tries, lambda rows: seen.extend(rows.to_dict()["tries"])),
         ],
-        loops=True,
-        checkpoint=tmp_path / "checkpoints",
-        every=0.05,
-        stop=lambda: len(seen) >= 6,
+        allow_loops=True,
+        checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval=0.05),
+        stop_when=lambda: len(seen) >= 6,
     )
     assert sorted(seen) == [0, 1, 2, 2, 3, 3]
 

@@ -177,7 +177,10 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
             return rows is None and len(list(more)) == len(names)
 
         tm.stream.write(
-            [totals(name, source, seen) for name in names], checkpoint=tmp_path, every="100ms", stop=stop, **options
+            [totals(name, source, seen) for name in names],
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"),
+            stop_when=stop,
+            **options,
         )
 
     def check(name: str, first: int = 0) -> None:
@@ -196,21 +199,21 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
     check("thrice", read)
     with pytest.raises(
         tm.DataSetError,
-        match=r'they hold state of a task "twice", which the job has no longer; a step is found again by the name that named\(\) gives it'
-        r'.*call it what it was, by named\("twice"\); where it is gone, do without what it kept by forget=\["twice"\]',
+        match=r'they hold state of a task "twice", which the job has no longer; a step is found again by the name that step_name\(\) gives it'
+        r'.*call it what it was, with step_name\("twice"\); where it is gone, do without what it kept with drop_state=\["twice"\]',
     ):
         run("once", "thrice")
     with pytest.raises(
-        tm.DataSetError, match=r'forget= names "once", which the job has, and goes on with; give it another name'
+        tm.DataSetError, match=r'drop_state= names "once", which the job still has; to start that step from nothing'
     ):
-        run("once", "thrice", forget=["twice", "once"])
+        run("once", "thrice", drop_state=["twice", "once"])
     capfd.readouterr()
-    run("once", "thrice", forget=["twice"])
+    run("once", "thrice", drop_state=["twice"])
     assert re.search(r'checkpoint \d+ in .*: the state of "twice" is forgotten', capfd.readouterr().err)
     check("once")
     check("thrice", read)
     # What a program says once too often forgets nothing more.
-    run("thrice", "once", forget=["twice"])
+    run("thrice", "once", drop_state=["twice"])
     assert "forgotten" not in capfd.readouterr().err
     before, _ = seen["once"]["n"], seen.pop("twice")
     run("twice", "once", "thrice")
@@ -240,31 +243,30 @@ def test_a_source_that_is_gone(tmp_path: Path) -> None:
         windows = data.group_by("key", TENS).agg(n=tm.count()).named("counts")
         windows.write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path / "c",
-            every="50ms",
-            stop=lambda: sum(row["n"] for row in seen) >= wanted,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            stop_when=lambda: sum(row["n"] for row in seen) >= wanted,
             **options,
         )
 
     run(rows("a").union(rows("b")), 180)
     assert sum(row["n"] for row in seen) == 180
-    with pytest.raises(tm.DataSetError, match=r'state of a task "b".*forget=\["b"\]'):
+    with pytest.raises(tm.DataSetError, match=r'state of a task "b".*drop_state=\["b"\]'):
         run(rows("a"), 0)
     with (tmp_path / "a.json").open("a") as file:
         file.writelines(json.dumps({"key": "a", "at": at}) + "\n" for at in range(95, 105))
-    run(rows("a"), 15, forget=["b"])
+    run(rows("a"), 15, drop_state=["b"])
     # The rest of both, which the window had kept, and what has come.
     assert sorted((row["key"], row["window_start"].second, row["n"]) for row in seen) == [("a", 30, 10), ("b", 30, 5)]
 
 
 def test_options_that_are_wrong(tmp_path: Path) -> None:
     """`forget` is a list of names, of what a checkpoint has."""
-    with pytest.raises(tm.DataSetError, match="forget='window 2' is no list of names of steps"):
-        stream().write_stream(print, checkpoint=tmp_path, forget="window 2")
-    with pytest.raises(tm.DataSetError, match="forget= needs checkpoint="):
-        stream().write_stream(print, forget=["window 2"])
-    with pytest.raises(tm.DataSetError, match="forget=None is no list of names of steps"):
-        stream().write_stream(print, checkpoint=tmp_path, forget=None)  # type: ignore[arg-type]
+    with pytest.raises(tm.DataSetError, match="drop_state='window 2' must be a list of names of steps"):
+        stream().write_stream(print, checkpoint=tmp_path, drop_state="window 2")
+    with pytest.raises(tm.DataSetError, match="drop_state= needs checkpoint="):
+        stream().write_stream(print, drop_state=["window 2"])
+    with pytest.raises(tm.DataSetError, match="drop_state=None must be a list of names of steps"):
+        stream().write_stream(print, checkpoint=tmp_path, drop_state=None)  # type: ignore[arg-type]
 
 
 def test_names_are_shown(tmp_path: Path) -> None:

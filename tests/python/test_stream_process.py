@@ -469,9 +469,9 @@ def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
         return bool(times) and max(times) - min(times) > 1500 * SECOND
 
     # It has no end, and goes on for less than items live.
-    assert written(kept(None), checkpoint=tmp_path / "c", every="100ms", stop=stop) == []
+    assert written(kept(None), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=stop) == []
     count = max(numbers) + 1 + 900
-    seen = written(kept(count), checkpoint=tmp_path / "c", every="100ms")
+    seen = written(kept(count), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"))
     assert len(seen) == count
     end = datetime(2026, 1, 1) + (count - 1) * SECOND
     # It counts from when time has gone on to it, so from its own time at the earliest.
@@ -986,8 +986,8 @@ def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
     source = tm.stream.rate(10, keys=1).key_by("key")
     seen: Rows = []
     waiting = source.process(wait, {"key": "int64", "at": "timestamp[us]"})
-    written(waiting, into=seen, checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 1)
-    written(waiting, into=seen, checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 2)
+    written(waiting, into=seen, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) >= 1)
+    written(waiting, into=seen, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) >= 2)
     assert [(row["at"] - seen[0]["at"]) / SECOND for row in seen] == [0, pytest.approx(0.47)]
 
 
@@ -1082,7 +1082,9 @@ def test_what_cannot_be(tmp_path: Any) -> None:
         written(rows.key_by("k").process(fails, SCHEMA))
     with pytest.raises(tm.DataSetError, match="lambdas: a state cannot be pickled"):
         slow = stream(table(1000), rows_per_s=1000)
-        written(slow.key_by("k").process(lambdas, SCHEMA), checkpoint=tmp_path / "c", every="50ms")
+        written(
+            slow.key_by("k").process(lambdas, SCHEMA), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms")
+        )
     with pytest.raises(TypeError, match="process takes a function"):
         rows.key_by("k").process(5, SCHEMA)  # type: ignore[arg-type]
     for schema in (None, 5, ["k"]):

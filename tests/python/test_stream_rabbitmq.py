@@ -85,7 +85,9 @@ def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
         )
         counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         every = None if checkpoint is None else "100ms"
-        counts.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=checkpoint, every=every)
+        counts.write_stream(
+            tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=tm.stream.Checkpoint(checkpoint, interval=every)
+        )
         launched.wait_until(lambda: waiting(rabbitmq, "counts") >= 20, "what was published")
         launched.wait_until(lambda: is_settled(rabbitmq, "clicks"), "an empty queue")
         found = take_all(rabbitmq, "counts")
@@ -108,7 +110,7 @@ def test_a_query_that_ends_before_its_job(rabbitmq: RabbitMQ, tmp_path: Path) ->
     ends = tm.stream.from_rabbitmq(rabbitmq.url, "early", SCHEMA, id="message_id", stop_at_end=True)
     goes_on = tm.stream.rate(100)
     queries = [(ends, lambda table: seen.extend(table.to_dict()["x"])), (goes_on, lambda table: None)]
-    tm.stream.write(queries, checkpoint=tmp_path, every="100ms", stop=stop)
+    tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"), stop_when=stop)
     assert settled
     assert sorted(seen) == list(range(300))
 
@@ -299,7 +301,7 @@ def there():
     return len({{line for file in out.glob("part-*") for line in file.read_text().splitlines()}})
 stream = tm.stream.from_rabbitmq({rabbitmq.url!r}, {queue!r}, {SCHEMA!r}, id={id!r})
 stream.select("x").write_stream(
-    tm.stream.to_files(out), checkpoint={str(tmp_path / "checkpoints")!r}, every="100ms", stop=lambda: there() >= {total}
+    tm.stream.to_files(out), checkpoint=tm.stream.Checkpoint({str(tmp_path / "checkpoints")!r}, interval="100ms"), stop_when=lambda: there() >= {total}
 )
 """
     )
@@ -345,9 +347,8 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
         stream = tm.stream.from_rabbitmq(server.url, "taken-in", SCHEMA, id="message_id").select("x")
         stream.write_stream(
             tm.stream.to_rabbitmq(server.url, "given-out"),
-            checkpoint=tmp_path / "checkpoints",
-            every="100ms",
-            stop=lambda: not thread.is_alive() and published() >= total,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"),
+            stop_when=lambda: not thread.is_alive() and published() >= total,
         )
         thread.join()
         found = take_all(server, "given-out")

@@ -135,7 +135,7 @@ import sys
 import tidemill as tm
 numbers = tm.stream.rate(3000, rows=20_000, splits=2, keys=5).select("key", n=tm.lit(1))
 sink = tm.stream.to_redis(sys.argv[1], id="rescaled", key="key", prefix="rescaled:", increment="n")
-numbers.write_stream(sink, checkpoint=sys.argv[2], every="100ms", guarantee="exactly once")
+numbers.write_stream(sink, checkpoint=tm.stream.Checkpoint(sys.argv[2], interval="100ms"), guarantee="exactly once")
 """
 
 
@@ -193,10 +193,12 @@ def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
     def take(table: tm.Table) -> None:
         seen.extend((row["window_start"], row["n"]) for row in table.to_pylist())
 
-    counts.write_stream(take, checkpoint=tmp_path, every="100ms", stop=lambda: len(seen) > 4)
+    counts.write_stream(
+        take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"), stop_when=lambda: len(seen) > 4
+    )
     before = len(seen)
     assert 4 < before < 20
-    counts.write_stream(take, checkpoint=tmp_path, every="100ms")
+    counts.write_stream(take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"))
     assert sorted(n for _, n in seen) == [100] * 20 and len({start for start, _ in seen}) == 20
 
 
@@ -217,8 +219,10 @@ def test_a_session_goes_on_as_one(tmp_path: Path) -> None:
     def take(table: tm.Table) -> None:
         seen.extend(row["n"] for row in table.to_pylist())
 
-    counts.write_stream(take, checkpoint=tmp_path, every="1h", stop=lambda: sum(passed) > 200)
-    counts.write_stream(take, checkpoint=tmp_path, every="1h")
+    counts.write_stream(
+        take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="1h"), stop_when=lambda: sum(passed) > 200
+    )
+    counts.write_stream(take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="1h"))
     assert seen == [100]
 
 
@@ -248,7 +252,7 @@ asked = []
 def stop():
     asked.append(1)
     return len(asked) > 3
-tm.DataSet.write_stream = lambda self, sink, **options: write(self, sink, stop=stop, **options)
+tm.DataSet.write_stream = lambda self, sink, **options: write(self, sink, stop_when=stop, **options)
 sys.argv[1:] = [{str(folder)!r}]
 stream_job.main()
 print("asked" if asked else "heard of nobody")
@@ -286,7 +290,7 @@ stream = tm.stream.from_table(stream_job.table(), time="ts", rows_per_batch=100,
 windows = tm.stream.session("1s") if sys.argv[1] == "session" else tm.stream.tumbling(sys.argv[1])
 counts = stream.group_by("key", tm.stream.window(windows, on="ts")).agg(n=tm.count())
 asked = []
-counts.write_stream(lambda _: None, checkpoint={str(folder / "checkpoints")!r}, stop=lambda: asked.append(1) or len(asked) > 3)
+counts.write_stream(lambda _: None, checkpoint={str(folder / "checkpoints")!r}, stop_when=lambda: asked.append(1) or len(asked) > 3)
 """
     )
     assert launched.run("run", "-n", "1", app, "1h").returncode == 0

@@ -220,7 +220,7 @@ def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, r
         queries = [(numbers, sink), (read, lambda table: seen.extend(table.to_dict()["number"]))]
         # Numbers come in lots of several threads, so some that are larger may come before.
         there = lambda count=count: len(seen) >= count and set(seen) >= set(range(count))  # noqa: E731
-        tm.stream.write(queries, checkpoint=tmp_path / "c", every="100ms", stop=there)
+        tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=there)
     assert len(set(seen)) == len(seen)
 
 
@@ -239,7 +239,7 @@ def test_rows_of_a_query_that_has_ended(tmp_path: Path) -> None:
             (tm.stream.rate(1000), lambda batch, seen=seen: seen.extend(batch.to_dict()["number"])),
         ]
         there = lambda: (len(seen) > here and len(rows()) >= 100) or time.monotonic() > limit  # noqa: E731, B023
-        tm.stream.write(queries, checkpoint=tmp_path / "c", every="50ms", stop=there)
+        tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"), stop_when=there)
         assert time.monotonic() < limit and rows() == list(range(100))
 
 

@@ -22,7 +22,7 @@ import tidemill as tm
 rows = tm.stream.from_files("rows", {"at": "timestamp[s]", "n": "int64"}, time="at", idle_after=sys.argv[1])
 counts = rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
 stop = Path("stop")
-counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
+counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint=tm.stream.Checkpoint("checkpoints", interval="200ms"), stop_when=stop.exists)
 """
 
 
@@ -129,7 +129,7 @@ def test_rows_of_a_split_that_is_idle(tmp_path: Path) -> None:
     counts = one.union(many).group_by(tm.stream.window(tm.stream.tumbling("10s"), on="time")).agg(n=tm.count())
     seen: list[dict[str, Any]] = []
     counts.write_stream(
-        lambda rows: seen.extend(rows.to_pylist()), checkpoint=tmp_path / "checkpoints", stop=lambda: bool(seen)
+        lambda rows: seen.extend(rows.to_pylist()), checkpoint=tmp_path / "checkpoints", stop_when=lambda: bool(seen)
     )
     assert (seen[0]["n"], tm.stream.late_rows()) == (11, 0)
 
@@ -143,7 +143,7 @@ timed = tm.stream.rate(1000, splits=1, step="1s").select(at=tm.col("time").cast(
 counts = rows.union(timed).group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
 print(counts.explain())
 stop = Path("stop")
-counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
+counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint=tm.stream.Checkpoint("checkpoints", interval="200ms"), stop_when=stop.exists)
 """
 
 
@@ -184,7 +184,7 @@ def enrich(row):
 rows = tm.stream.rate(5000, splits=1)
 slow = rows.map(enrich, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
 counts = slow.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
-counts.write_stream(tm.stream.to_files("counts"), name="slow", checkpoint="checkpoints", every="500ms")
+counts.write_stream(tm.stream.to_files("counts"), name="slow", checkpoint=tm.stream.Checkpoint("checkpoints", interval="500ms"))
 """
 
 
@@ -235,7 +235,11 @@ def test_logs_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     stream = tm.stream.rate(1000).map(dict, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
     with caplog.at_level("INFO", "tidemill"):
         stream.write_stream(
-            lambda table: None, name='a "job"', checkpoint=tmp_path / "c", every="100ms", watch=look, stop=is_over
+            lambda table: None,
+            name='a "job"',
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+            on_progress=look,
+            stop_when=is_over,
         )
     page = next(page for page in pages if "tidemill_checkpoint_bytes" in page)
     samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))

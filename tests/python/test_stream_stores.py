@@ -228,7 +228,7 @@ import tidemill as tm
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 numbers = tm.stream.rate(20_000, rows=rows, splits=2).select("number")
 try:
-    numbers.write_stream(tm.stream.to_files(sys.argv[3], format="csv"), checkpoint=folder / "checkpoints", every="100ms")
+    numbers.write_stream(tm.stream.to_files(sys.argv[3], format="csv"), checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"))
 except tm.TidemillError as error:
     (folder / f"{tm.init().rank}.told").write_text(str(error))
     raise

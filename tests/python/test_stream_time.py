@@ -122,7 +122,7 @@ def test_the_clock_goes_on_without_rows(tmp_path: Path) -> None:
     sums.write_stream(
         lambda table: rows.extend(table.to_pylist()),
         checkpoint=tmp_path,
-        stop=lambda: sum(row["n"] for row in rows) == 3,
+        stop_when=lambda: sum(row["n"] for row in rows) == 3,
     )
     done.set()
     thread.join()
@@ -180,8 +180,8 @@ def test_clock_tells_between(tmp_path: Path) -> None:
     stream = tm.stream.from_table(table, time=tm.stream.processing_time(), rows_per_batch=1, rows_per_s=300)
     counts = stream.group_by(tm.stream.window(tm.stream.tumbling("20ms"), on="arrived")).agg(rows=tm.count())
     begun = time.monotonic()
-    options: dict[str, Any] = {"checkpoint": tmp_path, "every": "50ms"}
-    seen = written(counts, stop=lambda: time.monotonic() > begun + 0.3, **options)
+    options: dict[str, Any] = {"checkpoint": tm.stream.Checkpoint(tmp_path, interval="50ms")}
+    seen = written(counts, stop_when=lambda: time.monotonic() > begun + 0.3, **options)
     seen += written(counts, **options)
     assert sum(row["rows"] for row in seen) == 300
     assert len({row["window_start"] for row in seen}) == len(seen)

@@ -241,7 +241,7 @@ def test_webhook(files: Certificates) -> None:
     def serve() -> None:
         try:
             source.write_stream(
-                lambda table: seen.extend(table.to_dict()["x"]), checkpoint=checkpoints, stop=ended.is_set
+                lambda table: seen.extend(table.to_dict()["x"]), checkpoint=checkpoints, stop_when=ended.is_set
             )
         except BaseException as error:
             failed.append(error)

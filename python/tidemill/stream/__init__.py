@@ -13,6 +13,7 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _taken
 from tidemill.dataset._table import Table
+from tidemill.stream._checkpoint import Checkpoint
 from tidemill.stream._connect import from_files, from_kafka, rate, speed, to_files, to_kafka
 from tidemill.stream._items import AggregateState, ListState, MapState
 from tidemill.stream._late import LateRowsWarning, NoTimeWarning, late_rows, rows_without_time
@@ -40,6 +41,7 @@ from tidemill.stream._write import explain, write
 
 __all__ = [
     "AggregateState",
+    "Checkpoint",
     "Connector",
     "Duration",
     "KeyContext",

@@ -248,7 +248,7 @@ def to_files(
         own rules remove uploads that do not end.
     format : {"json", "csv", "parquet"}, default="json"
         Each thread writes one file for each checkpoint (without checkpoints, for each second). Parquet files hold up to 32 MB of rows
-        in memory before these go to disk; make checkpoints less often (``every="1 minute"``) for fewer and larger files.
+        in memory before these go to disk; make checkpoints less often (``Checkpoint(path, interval="1m")``) for fewer and larger files.
     prefix : str, default="part"
         What names of files begin with. Of two sinks with one folder each needs its own.
     partition_by : str or iterable of str, optional

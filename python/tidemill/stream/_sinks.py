@@ -32,7 +32,7 @@ class Connector:
 if TYPE_CHECKING:
     AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
     #: One sink, or several by the names of steps.
-    LateTo: TypeAlias = AnySink | Mapping[str, AnySink]
+    LateOutput: TypeAlias = AnySink | Mapping[str, AnySink]
 
 
 def sink_name(sink: Any) -> str:

@@ -567,7 +567,7 @@ fn waiting(plan: &Arc<dyn ExecutionPlan>) -> String {
     if any.is::<SortExec>() || any.is::<SortPreservingMergeExec>() {
         SORT.into()
     } else if any.is::<GlobalLimitExec>() || any.is::<LocalLimitExec>() {
-        "a limit; stop= of write_stream ends a job".into()
+        "a limit; stop_when= of write_stream ends a job".into()
     } else if any.is::<CrossJoinExec>() || any.is::<NestedLoopJoinExec>() {
         "a join without columns that are equal on both sides".into()
     } else {
