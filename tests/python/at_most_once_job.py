@@ -58,7 +58,7 @@ def main() -> None:
         sink,
         name="once",
         checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="50ms"),
-        guarantee="at most once",
+        guarantee="at_most_once",
     )
 
 

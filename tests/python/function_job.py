@@ -32,7 +32,7 @@ def main() -> None:
     rows = tm.stream.from_function(read, {"split": "str", "number": "int64"}, splits=SPLITS, poll_every="1ms")
     sink = tm.stream.to_files(folder / "results")
     rows.write_stream(
-        sink, checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="50ms"), guarantee="exactly once"
+        sink, checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="50ms"), guarantee="exactly_once"
     )
 
 

@@ -60,7 +60,7 @@ def main() -> None:
         tm.stream.to_kafka(servers, target, id=target, **who),
         name="copied",
         checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
-        guarantee="exactly once",
+        guarantee="exactly_once",
     )
 
 

@@ -45,7 +45,7 @@ def main() -> None:
         name="killed",
         checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
         stop_when=stop,
-        guarantee="exactly once",
+        guarantee="exactly_once",
     )
 
 

@@ -464,20 +464,20 @@ def test_guarantees(tmp_path: Path) -> None:
     counts = counted(stream, "1s")
     for options, message in (
         (
-            {"guarantee": "at least once"},
+            {"guarantee": "at_least_once"},
             "cannot give at least once: it makes no checkpoints; say where they lie with checkpoint=",
         ),
         (
-            {"guarantee": "exactly once", "checkpoint": tmp_path / "a"},
+            {"guarantee": "exactly_once", "checkpoint": tmp_path / "a"},
             r"cannot give exactly once: the sink <lambda> gives at least once",
         ),
     ):
         with pytest.raises(tm.DataSetError, match=message):
             written(counts, **options)
-    with pytest.raises(tm.DataSetError, match="guarantee='often' is not 'exactly once' or 'at least once' or"):
+    with pytest.raises(tm.DataSetError, match="guarantee='often' is not 'exactly_once' or 'at_least_once' or"):
         written(counts, guarantee="often")
-    written(counts, guarantee="at least once", checkpoint=tmp_path / "b")
-    counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "c", guarantee="exactly once")
+    written(counts, guarantee="at_least_once", checkpoint=tmp_path / "b")
+    counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "c", guarantee="exactly_once")
     text = counts.explain()
     assert 'source "source table 1": ' in text and "window 2" in text
     assert "table: is read again from where the checkpoint says" in text

@@ -130,7 +130,7 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     )
     with pytest.raises(tm.DataSetError, match="come again, which the job must not do"):
         rows.agg(n=tm.count()).write_stream(
-            tm.stream.to_files(tmp_path / "out"), checkpoint=place, guarantee="exactly once"
+            tm.stream.to_files(tmp_path / "out"), checkpoint=place, guarantee="exactly_once"
         )
 
 
@@ -220,7 +220,7 @@ def test_another_sink_after_a_clean_end(tmp_path: Path) -> None:
         stream = tm.stream.rate(2000, rows=20_000).select("number")
         options = {
             "checkpoint": tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
-            "guarantee": "exactly once",
+            "guarantee": "exactly_once",
         } | more
         stream.write_stream(tm.stream.to_files(tmp_path / place), **options)
 

@@ -145,7 +145,7 @@ def test_lines_of_files(tmp_path: Path) -> None:
         (file, at) for file in files for at, _ in lines
     )
     dead.rows.clear()
-    assert read(dead, checkpoint=tmp_path / "held", guarantee="at most once") == expected
+    assert read(dead, checkpoint=tmp_path / "held", guarantee="at_most_once") == expected
     assert len(dead.rows) == 800
 
 
@@ -298,12 +298,12 @@ def test_sinks_that_cannot_be(tmp_path: Path) -> None:
         files()
     with pytest.raises(tm.DataSetError, match="the job cannot give exactly once: the sink print gives at least once"):
         files(quarantine=print).write_stream(
-            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly once"
+            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly_once"
         )
     # A folder has a record again that is read again.
     with pytest.raises(tm.DataSetError, match=r"give exactly once: .* quarantine=tm.stream.to_files\(\".*dead\"\) is"):
         files(quarantine=tmp_path / "dead").write_stream(
-            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly once"
+            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly_once"
         )
     with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
         files(quarantine=tm.stream.to_files(tmp_path / "out")).write_stream(tm.stream.to_files(tmp_path / "out"))

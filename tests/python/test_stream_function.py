@@ -361,11 +361,11 @@ def test_a_split_that_has_nothing_holds_no_time_back() -> None:
 
 def test_what_cannot_be_read_again(tmp_path: Path) -> None:
     """It is known to be lost, and refused where that must not be."""
-    rows = tm.stream.from_function(numbers, SCHEMA, guarantee="at most once")
+    rows = tm.stream.from_function(numbers, SCHEMA, guarantee="at_most_once")
     assert "numbers: what came since the checkpoint is lost" in rows.explain()
     with pytest.raises(tm.DataSetError, match="cannot give at least once: what came from numbers since the last"):
-        rows.write_stream(print, checkpoint=tmp_path, guarantee="at least once")
-    assert of(written(rows, checkpoint=tmp_path, guarantee="at most once"), "all") == list(range(100))
+        rows.write_stream(print, checkpoint=tmp_path, guarantee="at_least_once")
+    assert of(written(rows, checkpoint=tmp_path, guarantee="at_most_once"), "all") == list(range(100))
 
 
 def test_what_is_acknowledged(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_what_is_acknowledged(tmp_path: Path) -> None:
 
     def run(stops: bool) -> None:
         source = tm.stream.from_function(
-            read, SCHEMA, splits=["a", "b"], guarantee="at least once", acknowledge=acknowledge
+            read, SCHEMA, splits=["a", "b"], guarantee="at_least_once", acknowledge=acknowledge
         )
         assert "gives again what it does not know to have arrived" in source.explain()
         source.write_stream(
@@ -416,7 +416,7 @@ def test_an_acknowledgement_that_fails(tmp_path: Path) -> None:
 def test_at_most_once(tmp_path: Path) -> None:
     """Rows wait for a checkpoint that has their place, and come, each once."""
     rows = tm.stream.from_function(numbers, SCHEMA, splits=["a", "b"])
-    seen = written(rows, checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"), guarantee="at most once")
+    seen = written(rows, checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"), guarantee="at_most_once")
     assert of(seen, "a") == of(seen, "b") == list(range(100))
 
 
@@ -464,7 +464,7 @@ def test_options_that_are_wrong() -> None:
     refused("splits=5 are no names of splits", splits=5)
     refused("poll_every=0 is no time between two looks", poll_every=0)
     refused("poll_every='soon' is no length of time", poll_every="soon")
-    refused("guarantee='twice' is not 'exactly once' or", guarantee="twice")
+    refused("guarantee='twice' is not 'exactly_once' or", guarantee="twice")
     with pytest.raises(TypeError, match="acknowledge= is a function of a split and a position"):
         tm.stream.from_function(numbers, SCHEMA, acknowledge=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="from_function takes a function of a split and a position"):

@@ -317,7 +317,7 @@ def test_a_sink_of_files(tmp_path: Path) -> None:
             late_output=tm.stream.to_files(tmp_path / "late"),
             checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"),
             stop_when=lambda: len(seen) == expected.results[-1],
-            guarantee="exactly once",
+            guarantee="exactly_once",
         )
 
     def rows(folder: str) -> list[Row]:
@@ -346,5 +346,5 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         return rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count())
 
     assert "give them the same columns" in refused(counts(stream).union(counts(stream.drop("user"))))
-    message = refused(counts(stream), guarantee="exactly once", checkpoint=tmp_path)
+    message = refused(counts(stream), guarantee="exactly_once", checkpoint=tmp_path)
     assert "gives at least once" in message

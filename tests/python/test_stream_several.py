@@ -193,7 +193,7 @@ def test_sinks_that_give_more_and_less(tmp_path: Path) -> None:
     files = tm.stream.to_files(tmp_path / "files")
     queries = [(stream, files), (counts(stream), print)]
     with pytest.raises(tm.DataSetError, match="cannot give exactly once: the sink print gives at least once"):
-        tm.stream.write(queries, checkpoint=tmp_path / "c", guarantee="exactly once")
+        tm.stream.write(queries, checkpoint=tmp_path / "c", guarantee="exactly_once")
     hook = tm.stream.from_webhook(1, {"n": "int64"})
     text = tm.stream.explain([*queries, (hook, tm.stream.to_files(tmp_path / "hook"))])
     assert f"the sink files {tmp_path}/files has each row exactly once" in text
@@ -245,7 +245,7 @@ def test_rows_of_a_query_that_has_ended(tmp_path: Path) -> None:
 
 def test_at_most_once(tmp_path: Path) -> None:
     stream = tm.stream.from_table(table(), time="ts")
-    options = {"checkpoint": tmp_path, "guarantee": "at most once"}
+    options = {"checkpoint": tmp_path, "guarantee": "at_most_once"}
     first, second = seen_by(stream.select("n"), stream.filter(tm.col("n") < 10).select("n"), **options)
     assert sorted(row["n"] for row in first) == list(range(2000))
     assert sorted(row["n"] for row in second) == list(range(10))

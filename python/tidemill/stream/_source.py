@@ -34,7 +34,7 @@ def from_function(
     max_out_of_orderness: Duration = 0,
     idle_after: Duration = 1,
     poll_every: Duration = 0.1,
-    guarantee: Guarantee = "exactly once",
+    guarantee: Guarantee = "exactly_once",
     acknowledge: Callable[[str, Any], object] | None = None,
     name: str | None = None,
 ) -> DataSet:
@@ -58,7 +58,7 @@ def from_function(
         As for `from_table`. A split is idle by what `read` yields: a None; while it waits, nothing is known of it.
     poll_every : str, number of seconds or timedelta, default=0.1
         How long after a None `read` is asked again.
-    guarantee : {"exactly once", "at least once", "at most once"}, default="exactly once"
+    guarantee : {"exactly_once", "at_least_once", "at_most_once"}, default="exactly_once"
         What becomes of rows when a job fails and goes on from a checkpoint. Exactly once if the same rows come behind a position whenever
         they are read. At least once if some come again, as from a queue that gives again what was not acknowledged; at most once if what came
         since the checkpoint is lost. A job that is to give more does not begin.
@@ -101,7 +101,7 @@ def from_function(
     empty = _table([], schema)
 
     def reader(split: str, position: bytes | None) -> _Reader:
-        return _Reader(read, called, split, position, schema, empty, needs_position=guarantee != "at most once")
+        return _Reader(read, called, split, position, schema, empty, needs_position=guarantee != "at_most_once")
 
     rest = seconds(poll_every, "poll_every")
     if rest == 0:
@@ -216,7 +216,7 @@ class _Reader:
         if position is None and self._needs_position:
             raise DataSetError(
                 f"{self._of}: rows came with the position None, which is the split's beginning: a job that goes on would read them again; "
-                'give where to go on behind them, or say guarantee="at most once"'
+                'give where to go on behind them, or say guarantee="at_most_once"'
             )
         self._saved = saved
         return native, saved
