@@ -620,7 +620,7 @@ def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Pa
         with pytest.raises(tm.DataSetError, match=r"repartition is not supported on a stream: leave it out; .* key_by"):
             stream.repartition(4, *by)
     every = set(dir(tm.DataSet))
-    assert every - set(dir(rows)) == {"named", "write_stream"} <= set(dir(stream)) <= every
+    assert every - set(dir(rows)) == {"step_name", "write_stream"} <= set(dir(stream)) <= every
     place = tmp_path / "out"
     calls: dict[str, Callable[[tm.DataSet], object]] = {
         "bsp": lambda data: data.bsp(lambda comm, table: table),

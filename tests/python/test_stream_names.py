@@ -46,7 +46,7 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_name_changes_no_result(name: str) -> None:
     """Nor what is done behind it: filters, columns that are left out, a window of results, SQL."""
-    named, plain = QUERIES[name](stream()).named("mine"), QUERIES[name](stream())
+    named, plain = QUERIES[name](stream()).step_name("mine"), QUERIES[name](stream())
     assert named.schema == plain.schema
     assert written(named) == written(plain) != []
     some = [data.filter(tm.col("key") > 0).select("key") for data in (named, plain)]
@@ -61,7 +61,7 @@ def test_columns_that_nobody_wants_are_not_kept() -> None:
     """A name is no wall: what is left out behind it is left out of the state."""
     windows = stream().group_by("key", TENS).agg(n=tm.count(), last=tm.col("at").max())
     assert "max(" in windows.explain()
-    assert "max(" not in windows.named("mine").select("key", "n").explain()
+    assert "max(" not in windows.step_name("mine").select("key", "n").explain()
 
 
 def test_rows_that_nobody_wants_are_not_kept() -> None:
@@ -74,29 +74,33 @@ def test_rows_that_nobody_wants_are_not_kept() -> None:
 
     windows = QUERIES["windows"](stream())
     # Of three keys it is one.
-    assert crossed(windows.named("mine")) == crossed(windows) > 0
-    assert sum(row["n"] for row in written(windows.named("mine").filter(tm.col("key") > 1))) == 33
+    assert crossed(windows.step_name("mine")) == crossed(windows) > 0
+    assert sum(row["n"] for row in written(windows.step_name("mine").filter(tm.col("key") > 1))) == 33
 
 
 def test_names_and_numbers() -> None:
     """A step with a name is not numbered, so that others keep their numbers when one comes before them."""
     rows = stream()
     windows = rows.group_by("key", TENS).agg(n=tm.count())
-    plain = windows.explain(), windows.named("w").explain()
+    plain = windows.explain(), windows.step_name("w").explain()
     assert "source table 1" in plain[0] and "window 2" in plain[0]
     assert "source table 1" in plain[1] and "window 2" not in plain[1] and "w, first half 0" in plain[1]
-    both = tm.stream.explain([(stream().named("numbers").distinct().named("kinds"), print), (windows, print)])
+    both = tm.stream.explain([(stream().step_name("numbers").distinct().step_name("kinds"), print), (windows, print)])
     assert "source table 1" in both and "window 2" in both and "numbers" in both and "kinds" in both
     # One that is joined with itself has its steps twice.
-    itself = windows.named("w")
-    joined = itself.join(itself.select("key", "window_end", m="n"), on=["key", "window_end"]).named("pairs").explain()
+    itself = windows.step_name("w")
+    joined = (
+        itself.join(itself.select("key", "window_end", m="n"), on=["key", "window_end"]).step_name("pairs").explain()
+    )
     assert "w, 2" in joined and "pairs" in joined
 
 
 def test_late_rows_of_a_step_by_its_name() -> None:
     """A sink for late rows of a step with a name, also of a window behind one whose results come by time."""
     seconds = [*range(20), *range(30, 60), 3, *range(60, 70)]
-    windows = stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).named("tens")
+    windows = (
+        stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).step_name("tens")
+    )
     twenties = windows.group_by(tm.stream.window(tm.stream.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
     for late_output in ("tens", None):
         late, seen = list[Row](), list[Row]()
@@ -117,23 +121,23 @@ def test_wrong_names() -> None:
     rows = stream()
     windows = rows.group_by("key", TENS).agg(n=tm.count())
     with pytest.raises(tm.DataSetError, match="a name is a text that is not empty"):
-        rows.named(" ")
+        rows.step_name(" ")
     with pytest.raises(tm.DataSetError, match="a name has no comma with a space behind it"):
-        rows.named("orders, eu")
+        rows.step_name("orders, eu")
     with pytest.raises(tm.DataSetError, match="this is no stream"):
-        tm.from_dict({"a": [1]}).named("a")
+        tm.from_dict({"a": [1]}).step_name("a")
 
     def refused(why: str, *data: tm.DataSet) -> None:
         with pytest.raises(tm.DataSetError, match=why):
             tm.stream.write([(one, lambda table: None) for one in data])
 
-    refused('it is called "a" already', windows.named("a").named("b"))
-    refused('two steps are called "a"', windows.named("a"), rows.distinct().named("a"))
-    refused('two steps are called "window 2", one of them by named', windows, rows.distinct().named("window 2"))
-    refused("a union has several; name each before it", rows.union(stream()).named("a"))
-    refused("several queries have that step in common", windows, windows.named("a"))
+    refused('it is called "a" already', windows.step_name("a").step_name("b"))
+    refused('two steps are called "a"', windows.step_name("a"), rows.distinct().step_name("a"))
+    refused('two steps are called "window 2", one of them by step_name', windows, rows.distinct().step_name("window 2"))
+    refused("a union has several; name each before it", rows.union(stream()).step_name("a"))
+    refused("several queries have that step in common", windows, windows.step_name("a"))
     # Where they have it in common by its name it is one.
-    named = windows.named("a")
+    named = windows.step_name("a")
     counts = list[int]()
     tm.stream.write([(named, lambda table: counts.append(table.num_rows)), (named.select("n"), lambda table: None)])
     assert sum(counts) == 30
@@ -156,11 +160,11 @@ def totals(name: str, numbers: tm.DataSet, seen: dict[str, Row]) -> Query:
 
     state = {"sum": "int64", "n": "int64"}
     data = numbers.select(key=tm.lit("a"), x=tm.col("number") * TIMES[name])
-    return data.key_by("key").process(add, {"key": "str", **state}, state=state).named(name), keep
+    return data.key_by("key").process(add, {"key": "str", **state}, state=state).step_name(name), keep
 
 
 def numbers(rows: int | None) -> tm.DataSet:
-    return tm.stream.rate(20_000, rows=rows, splits=1).named("numbers")
+    return tm.stream.rate(20_000, rows=rows, splits=1).step_name("numbers")
 
 
 def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -234,13 +238,13 @@ def test_a_source_that_is_gone(tmp_path: Path) -> None:
 
     def rows(name: str) -> tm.DataSet:
         schema = {"key": "str", "at": "timestamp[s]"}
-        return tm.stream.from_files(tmp_path / f"{name}.json", schema, time="at", idle_after="50ms").named(name)
+        return tm.stream.from_files(tmp_path / f"{name}.json", schema, time="at", idle_after="50ms").step_name(name)
 
     seen = list[Row]()
 
     def run(data: tm.DataSet, wanted: int, **options: Any) -> None:
         seen.clear()
-        windows = data.group_by("key", TENS).agg(n=tm.count()).named("counts")
+        windows = data.group_by("key", TENS).agg(n=tm.count()).step_name("counts")
         windows.write_stream(
             lambda table: seen.extend(table.to_pylist()),
             checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
@@ -274,6 +278,6 @@ def test_names_are_shown(tmp_path: Path) -> None:
     windows = tm.stream.rate(5000, rows=1000, step="10ms").group_by(
         "key", tm.stream.window(tm.stream.tumbling("1s"), on="time")
     )
-    windows.agg(n=tm.count()).named("per second").write_stream(lambda table: None, checkpoint=tmp_path)
+    windows.agg(n=tm.count()).step_name("per second").write_stream(lambda table: None, checkpoint=tmp_path)
     listed = launched.run("checkpoints", tmp_path, "--state").stdout.decode()
     assert re.search(r"per second, version 1: windows of 1000000 us", listed), listed

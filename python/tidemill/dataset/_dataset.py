@@ -34,13 +34,13 @@ How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"
 
 #: Methods that need all rows, which a stream never has.
 _OF_TABLES = frozenset((
-    "bsp", "cache", "checkpoint", "collect", "collect_local", "count", "describe", "head", "limit", "persist_local",
+    "bsp", "cache", "collect", "collect_local", "count", "describe", "head", "limit", "materialize", "persist_local",
     "pivot", "reduce", "repartition", "sort", "to_arrow", "to_dict", "to_pandas", "to_polars", "to_pylist",
     "value_counts", "write_csv", "write_database", "write_ipc", "write_json", "write_npy", "write_parquet",
     "write_records", "write_text",
 ))  # fmt: skip
 #: Methods for a query that runs on and on.
-_OF_STREAMS = frozenset(("named", "write_stream"))
+_OF_STREAMS = frozenset(("step_name", "write_stream"))
 
 
 class DataSet(DataSetWriters):
@@ -571,12 +571,12 @@ class DataSet(DataSetWriters):
         job = init()
         return self._step(engine().part(self.collect_local()._native, job.rank, job.size))
 
-    def checkpoint(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
-        """The rows of the steps so far from the folder `path`, where a run before this one has left them; else they are made now
-        and left there. An action.
+    def materialize(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
+        """Read the rows of the steps so far from the folder `path`, if an earlier run left them there; otherwise compute them now
+        and write them there as Parquet. An action.
 
-        A job that is started again goes on from its last checkpoint. The folder appears when it is complete; whoever changes
-        the steps or their input removes it.
+        A job that is started again resumes from the folders that it has materialized. A folder appears when it is complete. If you
+        change the steps or their input, remove it.
 
         Parameters
         ----------
@@ -594,7 +594,7 @@ class DataSet(DataSetWriters):
         from tidemill.dataset._places import at_home
         from tidemill.dataset._read import _told, read_parquet
 
-        _workers.check_alike("checkpoint", path=repr(at_home(path)))
+        _workers.check_alike("materialize", path=repr(at_home(path)))
         # What one worker sees goes for all: the folder may be appearing just now.
         if not _workers.from_first(lambda: engine().settle(at_home(path), _told(storage_options))):
             self.write_parquet(path, storage_options=storage_options)
@@ -816,10 +816,10 @@ class DataSet(DataSetWriters):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.collect())
 
-    def named(self, name: str) -> DataSet:
-        """The same rows of a stream, with a name for the last step that keeps something (windows, a join, `distinct`, `process`), or else its source.
+    def step_name(self, name: str) -> DataSet:
+        """Name the last step of a stream that keeps state (windows, a join, `distinct`, `process`), or else its source.
 
-        Checkpoints, plans, errors and `late_output=` call that step so. A step without a name is found again by its kind and its number in the
+        Checkpoints, plans, errors and `late_output=` use that name. A step without a name is found again by its kind and its number in the
         order of the program; one that has a name is found by that, wherever it comes, and has no number: a step that gets a name later moves
         the numbers of those behind it.
 
@@ -843,15 +843,15 @@ class DataSet(DataSetWriters):
         --------
         >>> import tidemill as tm
         >>> numbers = tm.stream.from_table(tm.from_dict({"n": [1, 2, 1]}).collect())
-        >>> kinds = numbers.distinct().named("kinds")
+        >>> kinds = numbers.distinct().step_name("kinds")
         >>> "kinds" in kinds.explain()
         True
         """
         if not isinstance(name, str) or not name.strip():
-            raise DataSetError(f"named({name!r}): a name is a text that is not empty")
+            raise DataSetError(f"step_name({name!r}): a name is a text that is not empty")
         if ", " in name:
             raise DataSetError(
-                f"named({name!r}): a name has no comma with a space behind it, as tasks of a step are called by its name and that"
+                f"step_name({name!r}): a name has no comma with a space behind it, as tasks of a step are called by its name and that"
             )
         return self._step(self._native.named(name))
 

@@ -204,7 +204,7 @@ impl<'a> Lower<'a> {
         let mut seen = BTreeSet::new();
         if let Some(twice) = lower.graph.tasks().find(|task| !seen.insert(*task)) {
             return Err(DataSetError::Query(format!(
-                "two steps are called {twice:?}, one of them by named(); give it a name that no step has without that"
+                "two steps are called {twice:?}, one of them by step_name(); give it a name that no step has without that"
             )));
         }
         let shared = lower.shared.iter().map(|&task| lower.graph.task_name(task).to_owned()).collect();
@@ -430,7 +430,7 @@ impl<'a> Lower<'a> {
         let alike = self.names.iter().filter(|other| *other == name);
         if alike.clone().any(|other| !Arc::ptr_eq(other, name)) {
             return Err(DataSetError::Query(format!(
-                "two steps are called {name:?} by named(); give each a name of its own"
+                "two steps are called {name:?} by step_name(); give each a name of its own"
             )));
         }
         // A stream that is joined with itself has all its steps twice.
@@ -446,7 +446,7 @@ impl<'a> Lower<'a> {
     fn names_one(&self, but: &str) -> Result<()> {
         let Some(name) = &self.given else { return Ok(()) };
         Err(DataSetError::Query(format!(
-            "named({name:?}) names the last step that keeps something, or a source: {but}"
+            "step_name({name:?}) names the last step that keeps something, or a source: {but}"
         )))
     }
 
