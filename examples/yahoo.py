@@ -64,7 +64,7 @@ EVENT = f"""
 
 def generated(options: argparse.Namespace, splits: int, rate: float = 0) -> tm.DataSet:
     """A stream of events: when each was, and its JSON."""
-    numbers = tm.stream.rate(rate, rows=options.events, splits=splits, step=options.step, keys=1 << 62)
+    numbers = tm.stream.from_generator(rate, rows=options.events, splits=splits, step=options.step, keys=1 << 62)
     return tm.sql(EVENT, numbers=numbers)
 
 

@@ -23,7 +23,7 @@ MOVES = 5
 
 def rows(count: int, keys: int, hot: int, per_s: float) -> tm.DataSet:
     """Each key once, then keys at random, of those that are hot."""
-    numbers = tm.stream.rate(per_s, rows=count, keys=1 << 62, splits=2, step="1us")
+    numbers = tm.stream.from_generator(per_s, rows=count, keys=1 << 62, splits=2, step="1us")
     query = f"select number, time, case when number < {keys} then number else key % {hot} end as key from numbers"
     return tm.sql(query, numbers=numbers)
 

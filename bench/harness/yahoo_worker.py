@@ -36,7 +36,7 @@ def main() -> None:
     sink = tm.stream.to_redis(url, id=f"{prefix}counts", key=["campaign", "start"], prefix=f"{prefix}count:")
 
     # Threads, and connections between the workers, are there before.
-    tm.stream.rate(0, rows=10).write_stream(lambda rows: None)
+    tm.stream.from_generator(0, rows=10).write_stream(lambda rows: None)
     job.comm.barrier()
     begin = time.perf_counter()
     rows.write_stream(sink, name="yahoo", checkpoint=tm.stream.Checkpoint(folder / "counts", interval="1s"))

@@ -46,7 +46,7 @@ def rows(query: str) -> tm.DataSet:
     count, keys = SIZES[query]
     # Slow enough for a worker to be killed in the middle.
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
-    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="60s")
+    made = tm.stream.from_generator(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="60s")
     return made.select("number", "time", key=NUMBER % keys)
 
 
@@ -68,7 +68,7 @@ def small_windows(query: str) -> tm.DataSet:
     """Thousands of windows with few keys, none of which is over before the end: each has two rows of each key."""
     count, keys = SIZES[query]
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
-    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="30d")
+    made = tm.stream.from_generator(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="30d")
     window = tm.stream.window(tm.stream.tumbling(timedelta(milliseconds=2 * keys)), on="time")
     counts = made.select("number", "time", of=NUMBER % keys).group_by("of", window)
     return counts.agg(key=NUMBER.min(), n=tm.count(), sum=NUMBER.sum()).select("key", "n", "sum")

@@ -330,7 +330,7 @@ def test_a_display_runs_nothing_that_takes_long_or_fails(monkeypatch: pytest.Mon
         repr(failing).startswith("<DataSet s: Int64; its rows cannot be made: ")
         and "cannot be made" in failing._repr_html_()
     )
-    assert "a stream" in repr(tm.stream.rate(10))
+    assert "a stream" in repr(tm.stream.from_generator(10))
     (tmp_path / "a.csv").write_text("x\n1\nzwei\n")
     lenient = tm.read_csv(str(tmp_path / "a.csv"), schema={"x": "int64"}, on_error="skip")
     assert repr(lenient).startswith("<DataSet x: Int64; show() prints its first rows")

@@ -103,7 +103,7 @@ def test_more_keys_than_are_held_beside_the_source() -> None:
     """Where most rows have a key of their own what is known of them is sent on batch by batch, and then held again: nothing is counted
     twice, and keys that come again are the same."""
     rows, keys = 4_000_000, 900_000
-    made = tm.stream.rate(rows=rows, step="1us").with_columns(key=tm.col("number") % keys)
+    made = tm.stream.from_generator(rows=rows, step="1us").with_columns(key=tm.col("number") % keys)
     counts = made.group_by("key", tm.stream.window(tm.stream.tumbling("1h"), on="time")).agg(
         n=tm.count(), sum=tm.col("number").sum()
     )
@@ -596,7 +596,7 @@ def test_workers_that_differ(tmp_path: Path, argument: str, message: str) -> Non
     app.write_text(
         "import tidemill as tm\n"
         "rank = tm.init().rank\n"
-        f"tm.stream.rate(rows=10).write_stream(lambda rows: None, {argument})\n"
+        f"tm.stream.from_generator(rows=10).write_stream(lambda rows: None, {argument})\n"
     )
     done = subprocess.run(launched.command("run", "-n", "2", "app.py"), cwd=tmp_path, capture_output=True, timeout=60)
     assert done.returncode == 1 and message in done.stderr.decode(), done
@@ -604,12 +604,12 @@ def test_workers_that_differ(tmp_path: Path, argument: str, message: str) -> Non
 
 def test_show_prints_the_first_rows_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a stream without an end, and of one that has fewer."""
-    tm.stream.rate(1000, splits=1).select("number").show(3)
+    tm.stream.from_generator(1000, splits=1).select("number").show(3)
     assert capsys.readouterr().out.split() == ["+--------+", "|", "number", "|", *_bars(3)]
     tm.stream.from_table(tm.from_dict({"n": [7]}).collect()).show()
     assert "| 7 |" in capsys.readouterr().out
     with pytest.raises(tm.DataSetError, match="oh no"):
-        tm.stream.rate(1000).map(_fails, {"x": "int64"}).show()
+        tm.stream.from_generator(1000).map(_fails, {"x": "int64"}).show()
 
 
 def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Path) -> None:
@@ -661,7 +661,7 @@ import sys
 from pathlib import Path
 import tidemill as tm
 
-rows = tm.stream.rate(20_000, rows=10_000)
+rows = tm.stream.from_generator(20_000, rows=10_000)
 table = tm.stream.from_table(tm.from_dict({"n": list(range(5000))}).collect(), rows_per_batch=10)
 if tm.init().rank == 0 and sys.argv[1] == "first":
     text = tm.stream.explain([(rows, print), (table, print)]) if tm.init().size == 1 else ""

@@ -39,7 +39,7 @@ def test_a_time_that_is_none_spoils_no_window(broken: int, keys: list[str]) -> N
             sums.write_stream(lambda table: counted.extend((row["start"], row["n"]) for row in table.to_pylist()))
         expected = [(0, 2), (10_000_000, 1), (10_000_000, 1)] if keys else [(0, 2), (10_000_000, 2)]
         assert sorted(counted) == expected
-        assert tm.stream.rows_without_time() == 1
+        assert tm.last_report().rows_without_time == 1
 
 
 def test_a_number_is_not_cut(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def stopped_early(stream: tm.DataSet, place: Path, rows: list[dict[str, Any]]) -
 
 def test_a_rate_goes_on_with_as_many_splits(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
-    stopped_early(tm.stream.rate(2000, rows=4000, splits=2), tmp_path / "checkpoints", rows)
+    stopped_early(tm.stream.from_generator(2000, rows=4000, splits=2), tmp_path / "checkpoints", rows)
     for splits in (1, 4):
         with pytest.raises(tm.DataSetError, match=f"is of 2 splits, and `splits` is {splits}: it must not change"):
-            stopped_early(tm.stream.rate(2000, rows=4000, splits=splits), tmp_path / "checkpoints", [])
+            stopped_early(tm.stream.from_generator(2000, rows=4000, splits=splits), tmp_path / "checkpoints", [])
 
 
 def test_a_table_goes_on_with_the_same_batches(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ import sys
 import tidemill as tm
 
 job = tm.init()
-rows = tm.stream.rate(1000, rows=3000, splits=2)
+rows = tm.stream.from_generator(1000, rows=3000, splits=2)
 rows.write_stream(lambda table: None, checkpoint=tm.stream.Checkpoint(f"{sys.argv[1]}-{job.rank}", interval="100ms"))
 """
 

@@ -50,7 +50,7 @@ def test_stores_that_only_the_program_knows(server: object_server.Server, monkey
     for name in server.env:
         monkeypatch.delenv(name, raising=False)
     url = "s3://jobs/told"
-    rows = tm.stream.rate(rows=100)
+    rows = tm.stream.from_generator(rows=100)
     rows.write_stream(lambda _: None, checkpoint=tm.stream.Checkpoint(url, storage_options=told), name="told")
     given = [f"--storage-option={name}={value}" for name, value in told.items()]
     listed = launched.run("checkpoints", url, *given)
@@ -103,7 +103,7 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
 
 def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     """One that is damaged is named, and with --quick it is not looked for."""
-    stream = tm.stream.rate(2000, rows=400, step="1ms").group_by(
+    stream = tm.stream.from_generator(2000, rows=400, step="1ms").group_by(
         "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
     )
     looked = 0
@@ -125,7 +125,7 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     assert damaged.returncode == 1 and b"is cut short" in damaged.stdout, damaged
     quick = launched.run("checkpoints", "-n", "1", "--quick", place)
     assert quick.returncode == 0 and b"cut short" not in quick.stdout, quick
-    rows = tm.stream.rate(2000, rows=400, step="1ms").group_by(
+    rows = tm.stream.from_generator(2000, rows=400, step="1ms").group_by(
         "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
     )
     with pytest.raises(tm.DataSetError, match="come again, which the job must not do"):
@@ -137,7 +137,7 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
 def test_a_copy_that_cannot_be_cleared_away_says_both(tmp_path: Path) -> None:
     """Where a copy fails, and what it has written cannot be deleted, the first error is not lost behind the second."""
     place, fine, full = tmp_path / "place", tmp_path / "fine", tmp_path / "full"
-    rows = tm.stream.rate(0, rows=400, step="1ms").group_by(
+    rows = tm.stream.from_generator(0, rows=400, step="1ms").group_by(
         "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
     )
     rows.agg(n=tm.count()).write_stream(lambda table: None, checkpoint=tm.stream.Checkpoint(place, interval="50ms"))
@@ -157,7 +157,7 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
     first place; by way of an object store, too."""
 
     def counts(rows_per_s: float, rows: int | None = None) -> tm.DataSet:
-        made = tm.stream.rate(rows_per_s, rows=rows, keys=5, step="1ms")
+        made = tm.stream.from_generator(rows_per_s, rows=rows, keys=5, step="1ms")
         return made.group_by("key", tm.stream.window(tm.stream.tumbling("100s"), on="time")).agg(n=tm.count())
 
     def written(**options: Any) -> list[dict[str, Any]]:
@@ -198,7 +198,9 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
 def test_names_in_a_list_of_checkpoints(tmp_path: Path) -> None:
     """A name with a line feed and a terminal's commands stays within its line, and is shown as it is written in Python."""
     key = tm.col("number").alias("n\n\x1b[2J")
-    counts = tm.stream.rate(rows=4).group_by(key, tm.stream.window(tm.stream.count_window(2))).agg(n=tm.count())
+    counts = (
+        tm.stream.from_generator(rows=4).group_by(key, tm.stream.window(tm.stream.count_window(2))).agg(n=tm.count())
+    )
     counts.write_stream(lambda _: None, checkpoint=tmp_path / "c", name="a\nb\x1b[31mred")
     listed = launched.run("checkpoints", "-n", "1", "--state", tmp_path / "c")
     assert listed.returncode == 0, listed
@@ -217,7 +219,7 @@ def test_another_sink_after_a_clean_end(tmp_path: Path) -> None:
         return seen > 5
 
     def write(place: str, **more: Any) -> None:
-        stream = tm.stream.rate(2000, rows=20_000).select("number")
+        stream = tm.stream.from_generator(2000, rows=20_000).select("number")
         options = {
             "checkpoint": tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
             "guarantee": "exactly_once",
@@ -248,7 +250,7 @@ def look():
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=look, daemon=True).start()
-rows = tm.stream.rate(2000, rows=20_000).select("number")
+rows = tm.stream.from_generator(2000, rows=20_000).select("number")
 rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint=tm.stream.Checkpoint({str(tmp_path / "c")!r}, interval="50ms"))
 """
     )
@@ -271,7 +273,7 @@ rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint=t
 
 
 def test_places_that_cannot_be(folder: Path) -> None:
-    stream = tm.stream.rate(10, rows=10)
+    stream = tm.stream.from_generator(10, rows=10)
     for place, reason in {
         "memory:///job": "checkpoints in memory are gone with the process",
         "https://localhost/job": "checkpoints need a folder or an object store",
@@ -351,7 +353,7 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 def test_a_window_more_after_the_end(tmp_path: Path) -> None:
     """It would have nothing of what was read before."""
-    numbers = tm.stream.rate(rows=5).select("number")
+    numbers = tm.stream.from_generator(rows=5).select("number")
     numbers.write_stream(lambda rows: None, checkpoint=tmp_path)
     counts = numbers.group_by("number", tm.stream.window(tm.stream.count_window(1))).agg(n=tm.count())
     with pytest.raises(
@@ -367,7 +369,7 @@ def test_a_place_that_lost_its_epochs_is_refused(tmp_path: Path, capfd: pytest.C
 
     def run() -> None:
         before = len(seen)
-        tm.stream.rate(2000).write_stream(
+        tm.stream.from_generator(2000).write_stream(
             lambda table: seen.extend(table.to_dict()["number"]),
             checkpoint=tm.stream.Checkpoint(place, interval="20ms"),
             stop_when=lambda: len(seen) > before and bool(launched.epochs(place)),
@@ -403,7 +405,7 @@ def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             looked += 1
             return looked > 3
 
-        rows = tm.stream.rate(2000, rows=400, step="1ms").group_by(
+        rows = tm.stream.from_generator(2000, rows=400, step="1ms").group_by(
             "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
         )
         rows.agg(n=tm.count()).write_stream(

@@ -103,13 +103,13 @@ def test_csv_and_text(tmp_path: Path) -> None:
 
 def test_a_generator() -> None:
     seen: list[dict[str, Any]] = []
-    stream = tm.stream.rate(rows=10_000, keys=10, splits=3)
+    stream = tm.stream.from_generator(rows=10_000, keys=10, splits=3)
     windows = stream.group_by("key", tm.stream.window(tm.stream.tumbling("1ms"), on="time")).agg(n=tm.count())
     windows.write_stream(lambda rows: seen.extend(rows.to_pylist()))
     assert sum(row["n"] for row in seen) == 10_000
     assert {row["key"] for row in seen} == set(range(10))
     seen.clear()
-    tm.stream.rate(1e6, rows=5, step="2m").write_stream(lambda rows: seen.extend(rows.to_pylist()))
+    tm.stream.from_generator(1e6, rows=5, step="2m").write_stream(lambda rows: seen.extend(rows.to_pylist()))
     assert sorted(row["time"].minute for row in seen) == [0, 2, 4, 6, 8]
 
 
@@ -133,14 +133,14 @@ counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={s
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        tm.DataSetError, match="rate source: `rows` is integer `-1`, and has to be a whole number from 0 on"
+        tm.DataSetError, match="generator: `rows` is integer `-1`, and has to be a whole number from 0 on"
     ):
-        tm.stream.rate(rows=-1)
+        tm.stream.from_generator(rows=-1)
     with pytest.raises(tm.DataSetError, match="`keys` has to be at least 1"):
-        tm.stream.rate(keys=0)
+        tm.stream.from_generator(keys=0)
     for speed in (-1, float("nan"), float("inf")):
         with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* is no rate"):
-            tm.stream.rate(speed)
+            tm.stream.from_generator(speed)
     with pytest.raises(tm.DataSetError, match="schema= is types by column"):
         tm.stream.from_files(tmp_path, 5)
     with pytest.raises(
@@ -157,9 +157,9 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         tm.stream.to_rabbitmq("amqp://127.0.0.1:1", exchange="x", key="zz"),
     ):
         with pytest.raises(tm.DataSetError, match='`key` is "zz", and there is no such column, but number, time, key'):
-            tm.stream.rate(rows=1).write_stream(sink)
+            tm.stream.from_generator(rows=1).write_stream(sink)
     with pytest.raises(tm.DataSetError, match="files sink"):
-        tm.stream.rate(rows=1).write_stream(tm.stream.to_files("https://host/folder"))
+        tm.stream.from_generator(rows=1).write_stream(tm.stream.to_files("https://host/folder"))
     (tmp_path / "a.json").write_text('{"key": "a", "x": "seven"}\n')
     with pytest.raises(tm.DataSetError, match=r"a\.json"):
         tm.stream.from_files(tmp_path, SCHEMA, stop_at_end=True).write_stream(lambda _: None)
@@ -205,7 +205,11 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is for one sink, however it is written."""
     monkeypatch.chdir(tmp_path)
-    counts = tm.stream.rate(rows=9).group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
+    counts = (
+        tm.stream.from_generator(rows=9)
+        .group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time"))
+        .agg(n=tm.count())
+    )
     for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
         with pytest.raises(tm.DataSetError, match="two sinks write into one folder"):
             counts.write_stream(tm.stream.to_files(one), late_output=tm.stream.to_files(other, prefix="late"))
@@ -284,7 +288,7 @@ def test_kafka_options_of_producers(kafka: Kafka, capfd: pytest.CaptureFixture[s
     """Each job said that what its producers are told is ignored by its consumers."""
     kafka.create_topic("packed")
     sink = tm.stream.to_kafka(kafka.bootstrap, "packed", id="packed", config={"compression.type": "zstd"})
-    tm.stream.rate(rows=10).write_stream(sink)
+    tm.stream.from_generator(rows=10).write_stream(sink)
     assert len(kafka.values("packed")) == 10
     assert "property" not in capfd.readouterr().err
 
@@ -296,7 +300,7 @@ def test_kafka_jobs_of_one_name(kafka: Kafka, tmp_path: Path) -> None:
     failed: list[str] = []
 
     def write(number: int) -> None:
-        rows = tm.stream.rate(200).select("number")
+        rows = tm.stream.from_generator(200).select("number")
         try:
             rows.write_stream(
                 sink,
@@ -521,7 +525,7 @@ def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:
     counts = read.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count())
     counts.write_stream(lambda _: over.append(taken), checkpoint=tmp_path / "c", stop_when=lambda: taken == count)
     assert over and over[0] < count * 3 // 4, "the first window was over when all was read"
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
 
 
 def test_avro(kafka: Kafka) -> None:
@@ -573,7 +577,7 @@ def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
         tm.BadRowsWarning, match=r'^3 records that are no rows were left out; the first: kafka poison: topic "poison"'
     ):
         assert read(on_error="skip") == [1, 2, 3]
-    assert tm.skipped_rows() == 3
+    assert tm.last_report().skipped_rows == 3
     with pytest.warns(tm.BadRowsWarning, match="^3 records"):
         assert read(on_error="quarantine", quarantine=tmp_path / "bad") == [1, 2, 3]
     found = [json.loads(line) for file in (tmp_path / "bad").glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -689,7 +693,7 @@ import sys
 from pathlib import Path
 import tidemill as tm
 
-stream = tm.stream.rate(100, splits=1).select("number")
+stream = tm.stream.from_generator(100, splits=1).select("number")
 place, over = sys.argv[1], Path({str(over)!r})
 stream.write_stream(tm.stream.to_files({str(out)!r}), checkpoint=tm.stream.Checkpoint(place, interval="1h"), stop_when=over.exists)
 """
@@ -802,7 +806,7 @@ def test_servers_that_are_not_there(make: Callable[..., Any]) -> None:
         if isinstance(made, tm.DataSet):
             made.write_stream(lambda _: None)
         else:
-            tm.stream.rate(rows=3).write_stream(made)
+            tm.stream.from_generator(rows=3).write_stream(made)
     assert time.monotonic() - begun < 20
 
 
@@ -819,7 +823,7 @@ stream = tm.stream.from_files(
     {str(tmp_path / "in")!r}, {{"x": "int64"}}, stop_at_end=True, on_error="quarantine", quarantine={str(tmp_path / "bad")!r}
 )
 stream.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}))
-print(tm.skipped_rows())
+print(tm.last_report().skipped_rows)
 """
     )
     done = launched.run("run", "-n", "2", app)
@@ -887,7 +891,7 @@ def test_redis_keys_that_look_alike(redis_server: Redis) -> None:
     tm.stream.from_table(rows).write_stream(sink)
     found = {key: client.hget(key, "n") for key in client.keys("alike:*")}
     assert found == {"alike:a\\:b:c": "1", "alike:a:b:c": "2", "alike::x": "3", "alike:\\N:x": "4"}
-    look_up = tm.stream.redis_hashes(redis_server.url, "n", prefix="alike:")
+    look_up = tm.stream.redis_lookup(redis_server.url, "n", prefix="alike:")
     asked = look_up([("a:b", "c"), ("a", "b:c"), ("", "x"), (None, "x"), ("a", "x")])
     assert asked == [{"n": "1"}, {"n": "2"}, {"n": "3"}, {"n": "4"}, None]
 
@@ -945,7 +949,7 @@ def test_redis_passwords_are_not_shown() -> None:
     with pytest.raises(tm.DataSetError, match="expire="):
         tm.stream.to_redis("redis://127.0.0.1:1/0", key="key", expire="100ms")
     with pytest.raises(tm.DataSetError, match=r"redis sink: .*would count rows twice"):
-        tm.stream.rate(rows=1).write_stream(tm.stream.to_redis("redis://x", key="key", increment="number"))
+        tm.stream.from_generator(rows=1).write_stream(tm.stream.to_redis("redis://x", key="key", increment="number"))
 
 
 def writing(body: Callable[[], None]) -> threading.Thread:

@@ -84,7 +84,7 @@ def test_many_keys_and_long_windows() -> None:
 
 def seconds(rows: int, keys: int) -> tm.DataSet:
     """Rows of some keys, a second apart, in one order."""
-    return tm.stream.rate(rows=rows, keys=keys, splits=1, step="1s", seed=3).select("key", "number", "time")
+    return tm.stream.from_generator(rows=rows, keys=keys, splits=1, step="1s", seed=3).select("key", "number", "time")
 
 
 def windows_of(rows: list[Row], size: int, slide: int, ttl: int) -> list[tuple[int, int, int]]:
@@ -140,7 +140,7 @@ def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tm
 def test_keys_come_and_go() -> None:
     """More keys than there can be at a time, each with a few rows: what is kept of those that are gone goes."""
     count = 200_000
-    source = tm.stream.rate(rows=count, splits=1, step="1s").select(
+    source = tm.stream.from_generator(rows=count, splits=1, step="1s").select(
         "number", "time", key=tm.col("number") - tm.col("number") % 4
     )
     window = tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="time")
@@ -164,7 +164,7 @@ def test_rows_without_a_time_and_windows_of_rows() -> None:
 def test_keys_for_a_time_are_another_state(tmp_path: Path) -> None:
     """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
     # Without an end, lest it be over before it is asked to stop.
-    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
+    stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
     forever = tm.stream.window(tm.stream.count_window(3))
     written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop_when=lambda: True)
     for_a_time = tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="time")

@@ -144,7 +144,7 @@ def test_late_rows_and_early_results() -> None:
         return [(row["window_start"].second, row["n"]) for row in found]
 
     assert written() == [(0, 4), (10, 8), (20, 9)]
-    assert tm.stream.late_rows() == 1
+    assert tm.last_report().late_rows == 1
     # When the late row is counted has nothing to do with the last window, which the end of the stream ends.
     again = written(allowed_lateness="1h")
     assert sorted(again) == [(0, 4), (0, 5), (10, 8), (20, 9)] and again.index((0, 4)) < again.index((0, 5))

@@ -104,7 +104,7 @@ def test_a_dead_letter_topic_has_records_as_they_were(kafka: Kafka, tmp_path: Pa
     rows = Rows()
     with pytest.warns(tm.BadRowsWarning, match="^4 records .* offset 0: "):
         stream.write_stream(rows, checkpoint=tmp_path / "checkpoints")
-    assert rows.rows == [{"x": 1}] and tm.skipped_rows() == 4
+    assert rows.rows == [{"x": 1}] and tm.last_report().skipped_rows == 4
     found = [(record.key(), record.value()) for record in kafka.read("ill-dead")]
     assert found == [(b"ann", b"nonsense"), (b"\xfe", b"\xff\x00"), (b"ben", None), (None, b"")]
     beside = [record.headers() or [] for record in kafka.read("ill-dead")]
@@ -124,7 +124,7 @@ def test_lines_of_files(tmp_path: Path) -> None:
         rows = Rows()
         stream = tm.stream.from_files(tmp_path / "in", SCHEMA, stop_at_end=True, on_error="quarantine", quarantine=sink)
         stream.write_stream(rows, **options)
-        assert tm.skipped_rows() == 800
+        assert tm.last_report().skipped_rows == 800
         return sorted(row["x"] for row in rows.rows)
 
     expected = [1] * 400 + [2] * 400

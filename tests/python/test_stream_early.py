@@ -128,7 +128,7 @@ def test_results_by_rows(windows: Any, batch: int, every: int) -> None:
 def test_results_by_rows_are_of_the_first_rows() -> None:
     """Not of those that came with them: a result at a row knows nothing of the rows behind it."""
     table = tm.from_dict({"s": list(range(100))}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
-    made = tm.stream.rate(400, rows=100, splits=1, step="1s").select(s="number", at="time")
+    made = tm.stream.from_generator(400, rows=100, splits=1, step="1s").select(s="number", at="time")
     for stream in (tm.stream.from_table(table, time="at", rows_per_batch=100), made):
         window = tm.stream.window(tm.stream.calendar_window("1d"), on="at", emit_early_rows=10)
         seen = written(stream.group_by(window).agg(most=tm.col("s").max(), all=tm.col("s").to_list()))
@@ -178,7 +178,7 @@ def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
 def test_many_keys_by_rows() -> None:
     """More than is looked at without throwing out what is of no use any more, in windows that come and go."""
     count, keys = 120_000, 1500
-    source = tm.stream.rate(rows=count, splits=2, step="1ms", max_out_of_orderness="20s").select(
+    source = tm.stream.from_generator(rows=count, splits=2, step="1ms", max_out_of_orderness="20s").select(
         "time", "number", key=tm.col("number") % keys
     )
     window = tm.stream.window(tm.stream.tumbling("15s"), on="time", emit_early_rows=4)
@@ -325,7 +325,9 @@ def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
 def test_many_keys_by_event_time() -> None:
     """Windows put together of many panes, of keys that come and go in them."""
     count, keys = 100_000, 3000
-    source = tm.stream.rate(rows=count, splits=1, step="1ms").select("time", "number", key=tm.col("number") % keys)
+    source = tm.stream.from_generator(rows=count, splits=1, step="1ms").select(
+        "time", "number", key=tm.col("number") % keys
+    )
     # In each step a third of the keys.
     window = tm.stream.window(tm.stream.tumbling("50s"), on="time", emit_early_event_time="1s")
     seen = written(source.group_by("key", window).agg(n=tm.count(), last=tm.col("number").max()))
@@ -383,7 +385,7 @@ def test_results_by_event_time_over_stops(tmp_path: Path) -> None:
 
 def test_steps_are_another_state(tmp_path: Path) -> None:
     """Panes that are cut otherwise cannot be gone on with."""
-    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
+    stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
 
     def counts(**early: Any) -> tm.DataSet:
         return stream.group_by("key", tm.stream.window(tm.stream.tumbling("1h"), on="time", **early)).agg(n=tm.count())
@@ -428,7 +430,7 @@ import tidemill as tm
 
 
 def peak_mib(rows: int) -> int:
-    stream = tm.stream.rate(0, rows=rows, splits=1, step="1ms")
+    stream = tm.stream.from_generator(0, rows=rows, splits=1, step="1ms")
     window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=10)
     seen = []
     counts = stream.group_by(window).agg(n=tm.col("number").n_unique())

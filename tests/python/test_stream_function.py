@@ -326,7 +326,7 @@ def test_a_split_that_comes_later_is_waited_for(splits: int) -> None:
 
     rows = tm.stream.from_function(read, {"at": "timestamp[us]"}, splits=map(str, range(splits)), time="at")
     seen = written(rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()))
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
     assert [row["n"] for row in sorted(seen, key=lambda row: row["window_start"])] == [10 * splits] * 100
 
 

@@ -136,7 +136,7 @@ def test_windows_of_joins_for_a_time() -> None:
     tables = (tm.from_arrow(table) for table in (left, right))
     expected = counts(next(tables).join(next(tables), on="k", where=near)).to_pylist()
     same(written(counts(stream(left).join(stream(right), on="k", ttl="100ms"))), expected)
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
 
 
 @pytest.mark.parametrize("sides", [{"left"}, {"right"}, {"left", "right"}])
@@ -177,7 +177,7 @@ def test_late_rows_of_joins(sides: set[str], tmp_path: Path) -> None:
     second = {"left": 5, "right": 7}
     rows = {side: [{"k": "a", "at": START + second[side] * SECOND, "of": side}] for side in sides}
     assert (sorted(seconds), late) == ([0, 100, 200], rows)
-    assert tm.stream.late_rows() == 2 - len(sides)
+    assert tm.last_report().late_rows == 2 - len(sides)
     assert [str(one.message) for one in warned if issubclass(one.category, tm.stream.LateRowsWarning)] == [
         f"1 row came too late and was left out ({name[0]} {side}: 1); wait longer with max_out_of_orderness=, or take them with allowed_lateness= or late_output="
         for side in {"left", "right"} - sides
@@ -229,7 +229,7 @@ def test_joins_for_a_time_forget(how: Any, tmp_path: Path) -> None:
 
     def side(seed: int) -> tm.DataSet:
         # It has no end.
-        made = tm.stream.rate(20_000, keys=50, splits=1, step="1ms", seed=seed)
+        made = tm.stream.from_generator(20_000, keys=50, splits=1, step="1ms", seed=seed)
         return made.select("key", "number", "time", text=tm.lit("x" * 100))
 
     joined = side(1).join(side(2), on="key", how=how, ttl="20ms").select("key", "number")
@@ -418,7 +418,7 @@ def test_distinct_keys() -> None:
 
 def repeated(rows: int, keys: int) -> tm.DataSet:
     """Rows of some keys, a second apart, in one order."""
-    made = tm.stream.rate(rows=rows, keys=keys, splits=1, step="1s", seed=5)
+    made = tm.stream.from_generator(rows=rows, keys=keys, splits=1, step="1s", seed=5)
     return made.select("key", "number", "time")
 
 
@@ -480,7 +480,7 @@ def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
             take, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=lambda: "b" in seen
         )
     # Late for its window, which it came to.
-    assert tm.stream.late_rows() == 1
+    assert tm.last_report().late_rows == 1
     assert seen == ["a", "b"]
 
 
@@ -492,13 +492,13 @@ def test_rows_without_a_time_for_distinct() -> None:
     with pytest.warns(tm.stream.NoTimeWarning, match=r"3 rows had no time and were left out \(distinct \d+: 3\)"):
         seen = written(once)
     assert sorted(row["s"] for row in seen) == [0, 20]
-    assert (tm.stream.rows_without_time(), tm.stream.late_rows()) == (3, 0)
+    assert (tm.last_report().rows_without_time, tm.last_report().late_rows) == (3, 0)
 
 
 def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
     """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
     # Without an end, lest it be over before it is asked to stop.
-    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
+    stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
     written(stream.distinct("key"), checkpoint=tmp_path / "c", stop_when=lambda: True)
     with pytest.raises(tm.DataSetError, match="it held distinct keys, and now holds distinct keys for a time"):
         written(stream.distinct("key", ttl="1h"), checkpoint=tmp_path / "c")

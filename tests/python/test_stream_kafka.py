@@ -104,4 +104,4 @@ def test_a_partition_without_a_word_of_time_falls_silent(kafka: Kafka, tmp_path:
         thread.join(launched.PATIENCE_S)
     assert not thread.is_alive()
     assert [row["rows"] for row in seen] == [3]
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0

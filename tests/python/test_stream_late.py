@@ -187,7 +187,7 @@ def check(expected: Expected, seen: list[Row], left: list[Row], late: bool) -> N
     found = Counter((row.get("user"), (row["window_start"] - START) // SECOND, row["rows"]) for row in seen)
     assert found == Counter((*window, len(rows)) for window, rows in expected.windows.items())
     assert sorted(row["n"] for row in left) == (sorted(expected.late) if late else [])
-    assert tm.stream.late_rows() == (0 if late else len(expected.late))
+    assert tm.last_report().late_rows == (0 if late else len(expected.late))
 
 
 @pytest.mark.parametrize("by", [[], ["user"]])
@@ -247,7 +247,7 @@ def test_they_are_told_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         counts.write_stream(lambda _: None)
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -261,7 +261,7 @@ def test_rows_without_a_time(windows: tm.stream.Windows, late: bool) -> None:
     counts = stream.group_by(tm.stream.window(windows, on="at")).agg(n=tm.count())
     with pytest.warns(tm.stream.NoTimeWarning, match=r"3 rows had no time and were left out \(window \d+: 3\)"):
         counts.write_stream(lambda rows: seen.extend(rows.to_pylist()), late_output=(lambda _: None) if late else None)
-    assert (tm.stream.rows_without_time(), tm.stream.late_rows()) == (3, 0)
+    assert (tm.last_report().rows_without_time, tm.last_report().late_rows) == (3, 0)
     assert sum(row["n"] for row in seen) == (4 if windows.kind == "custom" else 5)
 
 

@@ -32,7 +32,9 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
         refused(files(path, SCHEMA, **options), to_files(folder, format="csv" if "csv" in str(path) else "json"))
     # However the rows come to the sink, and whichever sink it is.
     refused(stream.filter(tm.col("x") > 0).map_batches(lambda batch: batch, SCHEMA), to_files("in/out"))
-    rate = tm.stream.rate(rows=3).select(key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number"))
+    rate = tm.stream.from_generator(rows=3).select(
+        key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number")
+    )
     refused(rate.union(stream), to_files("in/out"))
     counts = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     refused(counts, to_files("out"), late_output=to_files("in/late"))

@@ -164,7 +164,7 @@ def totals(name: str, numbers: tm.DataSet, seen: dict[str, Row]) -> Query:
 
 
 def numbers(rows: int | None) -> tm.DataSet:
-    return tm.stream.rate(20_000, rows=rows, splits=1).step_name("numbers")
+    return tm.stream.from_generator(20_000, rows=rows, splits=1).step_name("numbers")
 
 
 def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +275,7 @@ def test_options_that_are_wrong(tmp_path: Path) -> None:
 
 def test_names_are_shown(tmp_path: Path) -> None:
     """By what lists checkpoints, too."""
-    windows = tm.stream.rate(5000, rows=1000, step="10ms").group_by(
+    windows = tm.stream.from_generator(5000, rows=1000, step="10ms").group_by(
         "key", tm.stream.window(tm.stream.tumbling("1s"), on="time")
     )
     windows.agg(n=tm.count()).step_name("per second").write_stream(lambda table: None, checkpoint=tmp_path)

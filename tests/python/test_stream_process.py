@@ -461,7 +461,7 @@ def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
         return None
 
     def kept(rows: int | None) -> tm.DataSet:
-        source = tm.stream.rate(5000, rows=rows, keys=5, splits=1, step="1s")
+        source = tm.stream.from_generator(5000, rows=rows, keys=5, splits=1, step="1s")
         schema = {"key": "int64", "number": "int64", "at": "timestamp[us]", "is_there": "bool"}
         return source.key_by("key").process(keep, schema)
 
@@ -590,7 +590,7 @@ def test_lists_and_maps(tmp_path: Any) -> None:
         return [{**key, **made} for row in rows for made in count(row["number"], times, last)]
 
     # All rows in one order.
-    source = tm.stream.rate(rows=2000, keys=13, splits=1)
+    source = tm.stream.from_generator(rows=2000, keys=13, splits=1)
     schema = dict.fromkeys(("key", "zeros", "has_two", "sum", "kinds"), "int64")
     seen = written(source.key_by("key").process(counts, schema))
     model: dict[int, tuple[dict[int, int], list[int], Rows]] = {}
@@ -983,7 +983,7 @@ def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
         return None
 
     # It has no end.
-    source = tm.stream.rate(10, keys=1).key_by("key")
+    source = tm.stream.from_generator(10, keys=1).key_by("key")
     seen: Rows = []
     waiting = source.process(wait, {"key": "int64", "at": "timestamp[us]"})
     written(waiting, into=seen, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) >= 1)

@@ -108,7 +108,7 @@ def test_a_query_that_ends_before_its_job(rabbitmq: RabbitMQ, tmp_path: Path) ->
         return bool(settled) or time.monotonic() > deadline
 
     ends = tm.stream.from_rabbitmq(rabbitmq.url, "early", SCHEMA, id="message_id", stop_at_end=True)
-    goes_on = tm.stream.rate(100)
+    goes_on = tm.stream.from_generator(100)
     queries = [(ends, lambda table: seen.extend(table.to_dict()["x"])), (goes_on, lambda table: None)]
     tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"), stop_when=stop)
     assert settled
@@ -117,7 +117,7 @@ def test_a_query_that_ends_before_its_job(rabbitmq: RabbitMQ, tmp_path: Path) ->
 
 def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
     """A sink that publishes into the void, and errors that show passwords or say nothing."""
-    rows = tm.stream.rate(rows=3)
+    rows = tm.stream.from_generator(rows=3)
     with rabbitmq.connect() as connection:
         connection.channel().exchange_declare("unbound", "direct", durable=True)
     with pytest.raises(tm.DataSetError, match=r'exchange "unbound": no queue takes routing key "x"'):
@@ -165,7 +165,7 @@ def test_a_queue_that_is_not_durable(rabbitmq: RabbitMQ, capfd: pytest.CaptureFi
         channel.queue_declare("quorum", durable=True, arguments={"x-queue-type": "quorum"})
     declare(rabbitmq, "durable")
     for queue, told in (("transient", 1), ("quorum", 0), ("durable", 0)):
-        tm.stream.rate(rows=5, splits=3).write_stream(tm.stream.to_rabbitmq(rabbitmq.url, queue))
+        tm.stream.from_generator(rows=5, splits=3).write_stream(tm.stream.to_rabbitmq(rabbitmq.url, queue))
         assert capfd.readouterr().err.count("it is not durable") == told
         assert waiting(rabbitmq, queue) == 5
 

@@ -133,7 +133,7 @@ def test_a_job_that_goes_on_with_other_workers(folder: Path, query: str) -> None
 COUNTS_IN_REDIS = """
 import sys
 import tidemill as tm
-numbers = tm.stream.rate(3000, rows=20_000, splits=2, keys=5).select("key", n=tm.lit(1))
+numbers = tm.stream.from_generator(3000, rows=20_000, splits=2, keys=5).select("key", n=tm.lit(1))
 sink = tm.stream.to_redis(sys.argv[1], id="rescaled", key="key", prefix="rescaled:", increment="n")
 numbers.write_stream(sink, checkpoint=tm.stream.Checkpoint(sys.argv[2], interval="100ms"), guarantee="exactly_once")
 """

@@ -155,7 +155,7 @@ def test_late_rows_change_sessions(early: dict[str, Any], late_output: bool, see
         sessions = stream.group_by("user", window).agg(rows=tm.count(), total=tm.col("n").sum())
         late = (lambda table: left_out.extend(table.to_pylist())) if late_output else None
         sessions.write_stream(take, late_output=late)
-    assert not left_out and tm.stream.late_rows() == 0
+    assert not left_out and tm.last_report().late_rows == 0
     assert Counter(found(awaited)) == Counter(expected)
     results = found(seen)
     assert len({of.final for of in results}) == 2 or "emit_early_rows" not in early
@@ -182,14 +182,14 @@ def test_rows_later_than_that(late_output: bool, early: dict[str, Any]) -> None:
         left = written(sessions, seen, late_output)
     # When 300 has come the first session is forgotten: 12 would have been in it. 192 is kept until 304, and 180 is near it by 186.
     assert [of["n"] for of in left] == ([12] if late_output else [])
-    assert tm.stream.late_rows() == (0 if late_output else 1)
+    assert tm.last_report().late_rows == (0 if late_output else 1)
     expected = [("a", 0, 18, 2, 6, True), ("a", 180, 204, 3, 558, True), ("a", 300, 318, 2, 606, True)]
     assert [tuple(of) for of in found(seen)] == expected
 
 
 def test_results_by_rows() -> None:
     """Each is of exactly the rows that had come by then, with the window that they make."""
-    source = tm.stream.rate(rows=3000, splits=1, step="1s")
+    source = tm.stream.from_generator(rows=3000, splits=1, step="1s")
     number = tm.col("number")
     rows = source.select("time", "number", key=number * 7 % 3).filter(number * number % 17 > 9)
     window = tm.stream.window(tm.stream.session("13s"), on="time", emit_early_rows=2)

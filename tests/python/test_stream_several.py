@@ -158,10 +158,10 @@ def test_late_rows_of_all_queries() -> None:
     seen = seen_by(first, other, again, late_output=lambda table: late.extend(table.to_pylist()))
     assert [sum(row["rows"] for row in rows) for rows in seen] == [21, 21, 3]
     assert [row["ts"].second for row in late] == [5, 5]
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
     with pytest.warns(tm.stream.LateRowsWarning):
         seen_by(first, other)
-    assert tm.stream.late_rows() == 2
+    assert tm.last_report().late_rows == 2
 
 
 def test_what_is_wrong_names_its_sink(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, r
         read = tm.stream.from_kafka(kafka.bootstrap, "middle", schema)
     seen: list[int] = []
     for count in (1000, 4000):
-        numbers = tm.stream.rate(5000).select("number")
+        numbers = tm.stream.from_generator(5000).select("number")
         queries = [(numbers, sink), (read, lambda table: seen.extend(table.to_dict()["number"]))]
         # Numbers come in lots of several threads, so some that are larger may come before.
         there = lambda count=count: len(seen) >= count and set(seen) >= set(range(count))  # noqa: E731
@@ -236,7 +236,7 @@ def test_rows_of_a_query_that_has_ended(tmp_path: Path) -> None:
         here = len(seen := list[int]())
         queries = [
             (tm.stream.from_table(table(100)).select("n"), tm.stream.to_files(folder)),
-            (tm.stream.rate(1000), lambda batch, seen=seen: seen.extend(batch.to_dict()["number"])),
+            (tm.stream.from_generator(1000), lambda batch, seen=seen: seen.extend(batch.to_dict()["number"])),
         ]
         there = lambda: (len(seen) > here and len(rows()) >= 100) or time.monotonic() > limit  # noqa: E731, B023
         tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"), stop_when=there)

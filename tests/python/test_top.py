@@ -22,7 +22,7 @@ from tidemill.stream import _status
 APP = """
 import tidemill as tm
 
-clicks = tm.stream.rate(20_000, keys=100, splits=2)
+clicks = tm.stream.from_generator(20_000, keys=100, splits=2)
 clicks = clicks.with_columns(time=tm.when(tm.col("number") % 1000 > 0).then(tm.col("time")))
 time = tm.stream.bounded_delay("time", 0)
 counts = clicks.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on=time)).agg(n=tm.count())

@@ -47,9 +47,9 @@ from tidemill.dataset._read import (
     read_text,
     sql,
 )
+from tidemill.dataset._report import RowReport, last_report
 from tidemill.dataset._shape import concat
 from tidemill.dataset._table import Table
-from tidemill.dataset._workers import skipped_rows
 
 __all__ = [
     "BadRowsWarning",
@@ -58,6 +58,7 @@ __all__ = [
     "Expr",
     "GroupBy",
     "KeyedRows",
+    "RowReport",
     "Table",
     "coalesce",
     "col",
@@ -70,6 +71,7 @@ __all__ = [
     "from_local",
     "from_pylist",
     "last",
+    "last_report",
     "lit",
     "max",
     "mean",
@@ -84,7 +86,6 @@ __all__ = [
     "read_parquet",
     "read_records",
     "read_text",
-    "skipped_rows",
     "sql",
     "std",
     "sum",

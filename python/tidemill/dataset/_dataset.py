@@ -349,7 +349,7 @@ class DataSet(DataSetWriters):
         source : callable
             It is called with a list of different keys, values of the column `on` or tuples of several, and gives for each a dict
             with the columns of `schema`, or None: a list in the order of the keys, or a dict by key. Several threads call it.
-            `tidemill.stream.redis_hashes` makes one.
+            `tidemill.stream.redis_lookup` makes one.
         on : str or iterable of str
             The columns that are the key. Of a null nothing is found.
         schema : mapping of str to str, or Arrow schema

@@ -14,12 +14,12 @@ from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _taken
 from tidemill.dataset._table import Table
 from tidemill.stream._checkpoint import Checkpoint
-from tidemill.stream._connect import from_files, from_kafka, rate, speed, to_files, to_kafka
+from tidemill.stream._connect import from_files, from_generator, from_kafka, speed, to_files, to_kafka
 from tidemill.stream._items import AggregateState, ListState, MapState
-from tidemill.stream._late import LateRowsWarning, NoTimeWarning, late_rows, rows_without_time
+from tidemill.stream._late import LateRowsWarning, NoTimeWarning
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
-from tidemill.stream._redis import from_redis, redis_hashes, to_redis
+from tidemill.stream._redis import from_redis, redis_lookup, to_redis
 from tidemill.stream._running import Move, Running
 from tidemill.stream._sinks import Connector
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
@@ -63,6 +63,7 @@ __all__ = [
     "explain",
     "from_files",
     "from_function",
+    "from_generator",
     "from_kafka",
     "from_rabbitmq",
     "from_redis",
@@ -70,12 +71,9 @@ __all__ = [
     "from_table",
     "from_webhook",
     "from_websocket",
-    "late_rows",
     "processing_time",
     "punctuated_watermarks",
-    "rate",
-    "redis_hashes",
-    "rows_without_time",
+    "redis_lookup",
     "session",
     "sliding",
     "to_files",

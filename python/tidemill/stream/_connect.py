@@ -34,8 +34,8 @@ __all__ = [
     "bad_to",
     "described",
     "from_files",
+    "from_generator",
     "from_kafka",
-    "rate",
     "speed",
     "times",
     "to_files",
@@ -89,7 +89,7 @@ def speed(rows_per_s: float) -> float:
     return float(rows_per_s)
 
 
-def rate(
+def from_generator(
     rows_per_s: float = 0,
     *,
     rows: int | None = None,
@@ -169,7 +169,7 @@ def from_files(
         Of CSV.
     on_error : {"raise", "skip", "quarantine"}, default="raise"
         What becomes of a line that is no row of the schema. ``"raise"``: the job fails, and names file and byte. ``"skip"``: it is left out; a line every ten
-        seconds and a `BadRowsWarning` at the end tell how many were, and so does `skipped_rows`. ``"quarantine"``: the same,
+        seconds and a `BadRowsWarning` at the end tell how many were, and so does `tidemill.last_report`. ``"quarantine"``: the same,
         and it goes to `quarantine`.
     quarantine : str or path-like, or Connector, callable or Sink, optional
         A sink as `DataSet.write_stream` takes it, which has each bad record as surely as the job's sinks have rows: exactly once with a

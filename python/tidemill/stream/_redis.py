@@ -18,7 +18,7 @@ from tidemill.stream._tls import Tls, files
 if TYPE_CHECKING:
     from tidemill.stream._connect import Quarantine
 
-__all__ = ["from_redis", "redis_hashes", "to_redis"]
+__all__ = ["from_redis", "redis_lookup", "to_redis"]
 
 #: The fields of a hash by name, or that there is none.
 Found = Mapping[str, str | None] | None
@@ -159,7 +159,7 @@ def to_redis(
     return Connector(described("redis", url=url, guarantee=guarantee, **options))
 
 
-def redis_hashes(
+def redis_lookup(
     url: str, fields: str | Iterable[str], *, prefix: str = "", patience: Duration = "1m", tls: Tls | None = None
 ) -> Callable[[Any], list[Found]]:
     """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
@@ -188,11 +188,11 @@ def redis_hashes(
     """
     names = _listed(fields)
     more = {"prefix": prefix or None, "patience_s": seconds(patience, "patience"), "tls": files(tls)}
-    return RedisHashes(described("redis", url=url, fields=names, **more), names)
+    return RedisLookup(described("redis", url=url, fields=names, **more), names)
 
 
-class RedisHashes:
-    """Fields of hashes by key; made by `redis_hashes`."""
+class RedisLookup:
+    """Fields of hashes by key; made by `redis_lookup`."""
 
     def __init__(self, spec: str, fields: list[str]) -> None:
         self._native = NativeRedisHashes(spec)
@@ -216,7 +216,7 @@ def _table(keys: list[Any]) -> NativeTable:
     for name, kind in table.fields:
         if kind == "Null":
             raise DataSetError(
-                f"redis_hashes: part {name} of the keys is None in all of them, which does not tell whether that is a text or a number; "
+                f"redis_lookup: part {name} of the keys is None in all of them, which does not tell whether that is a text or a number; "
                 "give the keys as an Arrow table, whose columns have types"
             )
     return table

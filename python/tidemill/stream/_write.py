@@ -14,6 +14,7 @@ from tidemill.dataset import _workers
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
+from tidemill.dataset._report import RowReport, remember
 from tidemill.stream import _late, _log, _metrics, _status
 from tidemill.stream._check import look_at_sinks
 from tidemill.stream._checkpoint import Checkpoint, as_checkpoint
@@ -157,8 +158,12 @@ def run(
             lambda described: look_at_sinks(described, loops=allow_loops),
             _log.tell,
         )
-    _workers.report_bad_records(count, first)
-    _late.report(late)
+    skipped, first = _workers.total_bad_records(count, first)
+    late_rows, untimed_rows = _late.total(late)
+    # Before any warning, which a filter may turn into an exception.
+    remember(RowReport(skipped, late_rows.total(), untimed_rows.total()))
+    _workers.warn_of_bad_records(skipped, first)
+    _late.warn_of(late_rows, untimed_rows)
     return report
 
 
