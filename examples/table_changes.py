@@ -64,7 +64,7 @@ def orders(path: Path, follow: bool = False) -> tm.DataSet:
     schema = {"shop": "str", "cents": "int64", "at": "timestamp[us]"}
     splits = [str(number) for number in range(SPLITS)]
     return tm.stream.from_function(
-        read, schema, splits=splits, time="at", max_out_of_orderness="1m", poll_every="1s", name="orders"
+        read, schema, splits=splits, time="at", max_out_of_orderness="1m", poll_interval="1s", name="orders"
     )
 
 

@@ -80,7 +80,7 @@ def test_what_is_wrong_is_said_once() -> None:
         (["--queries", "3-x"], "argument --queries: '3-x' is no query; there are 0 to 8"),
         (["--events"], "argument --events: expected one argument"),
         (["--events", "none"], "argument --events: must be a whole number of at least 1, not 'none'"),
-        (["--step", "soon"], "argument --step: step='soon' is no length of time"),
+        (["--step", "soon"], "argument --step: step='soon' is not a duration"),
         (["--rate", "-1"], "argument --rate: must be 0, for as fast as they are taken, or more, not '-1'"),
     ):
         done = run(2, *args)

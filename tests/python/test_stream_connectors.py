@@ -667,7 +667,7 @@ def test_values_of_kafka_in_other_layouts(kafka: Kafka) -> None:
 
     def read(*schema: Any, **options: Any) -> list[Any]:
         seen: list[Any] = []
-        options |= {"stop_at_end": True, "discover_every": 0, "patience": "20s"}
+        options |= {"stop_at_end": True, "discovery_interval": 0, "connect_timeout": "20s"}
         stream = tm.stream.from_kafka(kafka.bootstrap, "layouts", *schema, **options)
         stream.write_stream(lambda table: seen.extend(next(iter(row.values())) for row in table.to_pylist()))
         return seen
@@ -752,10 +752,10 @@ def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
     """How often a job looks for files is said in words of time; what is no pause is refused."""
     lines(tmp_path / "in", 3)
     for pause in (0, "1us"):
-        with pytest.raises(tm.DataSetError, match=r"every=.* is too short a pause"):
-            tm.stream.from_files(tmp_path / "in", SCHEMA, discover_every=pause)
-        with pytest.raises(tm.DataSetError, match=r"every=.* is too short a pause"):
-            tm.stream.from_files(tmp_path / "in", SCHEMA, poll_every=pause)
+        with pytest.raises(tm.DataSetError, match=r"_interval=.* is too short a pause"):
+            tm.stream.from_files(tmp_path / "in", SCHEMA, discovery_interval=pause)
+        with pytest.raises(tm.DataSetError, match=r"_interval=.* is too short a pause"):
+            tm.stream.from_files(tmp_path / "in", SCHEMA, poll_interval=pause)
     came: list[float] = []
     seen: list[Any] = []
 
@@ -767,7 +767,7 @@ def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
             time.sleep(0.5)
             (tmp_path / "in/late.json").write_text('{"x": 9}\n')
 
-    stream = tm.stream.from_files(tmp_path / "in", SCHEMA, discover_every="4s", poll_every="5ms")
+    stream = tm.stream.from_files(tmp_path / "in", SCHEMA, discovery_interval="4s", poll_interval="5ms")
     stream.write_stream(take, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) == 4)
     assert came[-1] - came[0] > 2
 
@@ -786,14 +786,14 @@ def test_topics_and_beginnings_that_are_none() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda port, **patience: tm.stream.from_kafka(f"127.0.0.1:{port}", "t", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_redis(f"redis://127.0.0.1:{port}", "s", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_rabbitmq(f"amqp://127.0.0.1:{port}", "q", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_socket("127.0.0.1", port, SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_websocket(f"ws://127.0.0.1:{port}", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.to_kafka(f"127.0.0.1:{port}", "t", **patience),
-        lambda port, **patience: tm.stream.to_redis(f"redis://127.0.0.1:{port}", key="number", **patience),
-        lambda port, **patience: tm.stream.to_rabbitmq(f"amqp://127.0.0.1:{port}", "q", **patience),
+        lambda port, **options: tm.stream.from_kafka(f"127.0.0.1:{port}", "t", SCHEMA, **options),
+        lambda port, **options: tm.stream.from_redis(f"redis://127.0.0.1:{port}", "s", SCHEMA, **options),
+        lambda port, **options: tm.stream.from_rabbitmq(f"amqp://127.0.0.1:{port}", "q", SCHEMA, **options),
+        lambda port, **options: tm.stream.from_socket("127.0.0.1", port, SCHEMA, **options),
+        lambda port, **options: tm.stream.from_websocket(f"ws://127.0.0.1:{port}", SCHEMA, **options),
+        lambda port, **options: tm.stream.to_kafka(f"127.0.0.1:{port}", "t", **options),
+        lambda port, **options: tm.stream.to_redis(f"redis://127.0.0.1:{port}", key="number", **options),
+        lambda port, **options: tm.stream.to_rabbitmq(f"amqp://127.0.0.1:{port}", "q", **options),
     ],
     ids=lambda make: make.__code__.co_names[2],
 )
@@ -801,7 +801,7 @@ def test_servers_that_are_not_there(make: Callable[..., Any]) -> None:
     """How long one is waited for was a minute, whatever the program can bear."""
     (port,) = free_ports(1)
     begun = time.monotonic()
-    made = make(port, patience="300ms")
+    made = make(port, connect_timeout="300ms")
     with pytest.raises(tm.DataSetError, match=r"127\.0\.0\.1|rabbitmq"):
         if isinstance(made, tm.DataSet):
             made.write_stream(lambda _: None)

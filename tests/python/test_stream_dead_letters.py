@@ -160,7 +160,7 @@ def test_a_job_that_is_stopped_goes_on_behind_its_poison(tmp_path: Path) -> None
         stream = tm.stream.from_files(
             file,
             SCHEMA,
-            poll_every="10ms",
+            poll_interval="10ms",
             on_error="quarantine",
             quarantine=tm.stream.to_files(out / "dead"),
         )

@@ -189,7 +189,7 @@ def test_a_function_that_has_nothing_new() -> None:
             yield [], 0 if split == "silent" else 49
 
     rows = tm.stream.from_function(
-        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_every="20ms"
+        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_interval="20ms"
     )
     begun = time.monotonic()
     rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(
@@ -302,7 +302,7 @@ def test_a_stop_while_it_waits(tmp_path: Path, how: str) -> None:
             closed.set()
 
     seen = list[Row]()
-    source = tm.stream.from_function(read, {"n": "int64"}, poll_every="10ms")
+    source = tm.stream.from_function(read, {"n": "int64"}, poll_interval="10ms")
     checkpoints = tmp_path / "c"
     source.write_stream(
         lambda table: seen.extend(table.to_pylist()),
@@ -353,7 +353,7 @@ def test_a_split_that_has_nothing_holds_no_time_back() -> None:
             over.set()
 
     rows = tm.stream.from_function(
-        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_every="10ms"
+        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_interval="10ms"
     )
     rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(keep)
     assert sum(row["n"] for row in seen) == 100
@@ -462,8 +462,8 @@ def test_options_that_are_wrong() -> None:
     refused("name='' is no name of a source", name="")
     refused('there is no column "at"', time="at")
     refused("splits=5 are no names of splits", splits=5)
-    refused("poll_every=0 is no time between two looks", poll_every=0)
-    refused("poll_every='soon' is no length of time", poll_every="soon")
+    refused("poll_interval=0 is no time between two looks", poll_interval=0)
+    refused("poll_interval='soon' is not a duration", poll_interval="soon")
     refused("guarantee='twice' is not 'exactly_once' or", guarantee="twice")
     with pytest.raises(TypeError, match="acknowledge= is a function of a split and a position"):
         tm.stream.from_function(numbers, SCHEMA, acknowledge=5)  # type: ignore[arg-type]

@@ -218,7 +218,7 @@ def test_joins_for_a_time_without_a_time() -> None:
     for left, right, ttl in ((both[0], tm.from_arrow(times), "1s"), (both[0], both[1], 0)):
         with pytest.raises(tm.DataSetError, match="a ttl of more than zero for rows of two streams"):
             left.join(right, on="k", ttl=ttl)
-    with pytest.raises(tm.DataSetError, match="ttl='soon' is no length of time"):
+    with pytest.raises(tm.DataSetError, match="ttl='soon' is not a duration"):
         both[0].join(both[1], on="k", ttl="soon")
 
 
@@ -516,7 +516,7 @@ def test_distinct_rows_for_a_time() -> None:
         twice.distinct("a", ttl="10s")
     with pytest.raises(tm.DataSetError, match="a ttl of more than zero"):
         tm.stream.from_table(twice.collect(), time="at").distinct("a", ttl=0)
-    with pytest.raises(tm.DataSetError, match="ttl='soon' is no length of time"):
+    with pytest.raises(tm.DataSetError, match="ttl='soon' is not a duration"):
         tm.stream.from_table(twice.collect(), time="at").distinct("a", ttl="soon")
     with pytest.raises(tm.DataSetError, match='no column "b"'):
         tm.stream.from_table(twice.collect(), time="at").distinct("b", ttl="1s")

@@ -144,7 +144,7 @@ def test_rows_that_are_meant_to_come_back(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/first.jsonl").write_text('{"tries": 0}\n{"tries": 2}\n')
     seen: list[int] = []
-    tries = tm.stream.from_files(tmp_path / "in", {"tries": "int64"}, poll_every="10ms", discover_every="10ms")
+    tries = tm.stream.from_files(tmp_path / "in", {"tries": "int64"}, poll_interval="10ms", discovery_interval="10ms")
     again = tries.filter(tm.col("tries") < 3).select(tries=tm.col("tries") + 1)
     tm.stream.write(
         [

@@ -208,7 +208,7 @@ def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, r
     folder, schema = tmp_path / "middle", {"number": "int64"}
     if through == "files":
         sink = tm.stream.to_files(folder)
-        read = tm.stream.from_files(folder, schema, discover_every="50ms", poll_every="20ms")
+        read = tm.stream.from_files(folder, schema, discovery_interval="50ms", poll_interval="20ms")
     else:
         kafka = request.getfixturevalue("kafka")
         kafka.create_topic("middle", 2)

@@ -42,29 +42,29 @@ def text(second: int) -> str:
         (np.timedelta64(7_000, "ns"), 7),
     ],
 )
-def test_lengths_of_time(length: Any, us: int) -> None:
+def test_durations(length: Any, us: int) -> None:
     assert tm.stream.tumbling(length).size == us
 
 
 @pytest.mark.parametrize(
     ("length", "message"),
     [
-        (float("nan"), "no length of time"),
-        (True, "no length of time"),
-        (None, "no length of time"),
-        (np.bool_(True), "no length of time"),
-        (np.array([1, 2]), "no length of time"),
-        (np.timedelta64("NaT"), "no length of time"),
-        (np.timedelta64(1, "M"), "no length of time"),
+        (float("nan"), "is not a duration"),
+        (True, "is not a duration"),
+        (None, "is not a duration"),
+        (np.bool_(True), "is not a duration"),
+        (np.array([1, 2]), "is not a duration"),
+        (np.timedelta64("NaT"), "is not a duration"),
+        (np.timedelta64(1, "M"), "is not a duration"),
         (float("inf"), "at most 50,000 years"),
         ("9999999999999d", "at most 50,000 years"),
         (f"{10**400}d", "at most 50,000 years"),
         (10**30, "at most 50,000 years"),
-        (-1, "a length of time is from 0 on"),
-        (timedelta(seconds=-1), "a length of time is from 0 on"),
+        (-1, "a duration is at least 0"),
+        (timedelta(seconds=-1), "a duration is at least 0"),
     ],
 )
-def test_what_is_no_length_of_time(length: Any, message: str) -> None:
+def test_what_is_not_a_duration(length: Any, message: str) -> None:
     """The error names the argument."""
     with pytest.raises(tm.DataSetError, match=f"size=.*{message}"):
         tm.stream.tumbling(length)
@@ -73,7 +73,7 @@ def test_what_is_no_length_of_time(length: Any, message: str) -> None:
 def test_options_of_times() -> None:
     table = tm.from_dict({"at": [1]}).collect()
     for name in ("max_out_of_orderness", "idle_after"):
-        with pytest.raises(tm.DataSetError, match=f"{name}=-5 is less than nothing"):
+        with pytest.raises(tm.DataSetError, match=f"{name}=-5 is negative"):
             tm.stream.from_table(table, time=tm.stream.processing_time(), **{name: -5})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="time is the name of a column"):
         tm.stream.from_table(table, time=5)  # type: ignore[arg-type]

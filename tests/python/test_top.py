@@ -78,7 +78,7 @@ def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
     assert re.search(r"  checkpoint \d+, \d+\.\d s old, \d[\d.]* k?B$", head), head
     assert re.fullmatch(r"  had no time: [\d,]+ rows for window \d+", untimed), untimed
     assert heading.split()[:3] == ["rows/s", "remote/s", "queued"]
-    source = next(line for line in edges if line.strip().startswith("source rate"))
+    source = next(line for line in edges if line.strip().startswith("source generator"))
     assert " 2026-01-01 00:00:" in source
     rates = [cell for cell in source.split() if cell.replace(",", "").isdigit()]
     assert int(rates[0].replace(",", "")) > 0, source

@@ -109,7 +109,7 @@ def from_table(
     *,
     time: Time | None = None,
     max_out_of_orderness: Duration = 0,
-    idle_after: Duration = 1,
+    idle_after: Duration = "1s",
     rows_per_batch: int = 8192,
     rows_per_s: float = 0,
     name: str = "table",
@@ -124,7 +124,7 @@ def from_table(
         The column with each row's event time, a timestamp or a date. Windows need one.
     max_out_of_orderness : str, number of seconds or timedelta, default=0
         How much earlier a row may be than the latest before it; rows that are later than that are late.
-    idle_after : str, number of seconds or timedelta, default=1
+    idle_after : str, number of seconds or timedelta, default="1s"
         How long a part of the source may have nothing before it holds time back no longer.
     rows_per_batch : int, default=8192
         Rows that come together.

@@ -98,7 +98,7 @@ def from_generator(
     seed: int = 0,
     step: Duration | None = None,
     max_out_of_orderness: Duration = 0,
-    idle_after: Duration = 1,
+    idle_after: Duration = "1s",
 ) -> DataSet:
     """Make rows at a rate: columns ``number``, ``time`` and ``key``, the same ones again whenever they are asked for.
 
@@ -135,14 +135,14 @@ def from_files(
     format: Literal["json", "csv", "text"] = "json",
     time: Time | None = None,
     max_out_of_orderness: Duration = 0,
-    idle_after: Duration = 1,
+    idle_after: Duration = "1s",
     stop_at_end: bool = False,
     header: bool = True,
     delimiter: str = ",",
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
-    discover_every: Duration | None = None,
-    poll_every: Duration = "100ms",
+    discovery_interval: Duration | None = None,
+    poll_interval: Duration = "100ms",
     storage_options: Mapping[str, str] | None = None,
 ) -> DataSet:
     """Read files that grow, and those that come: every line is a row, as soon as its end is written.
@@ -179,9 +179,9 @@ def from_files(
         Or a local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
         what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there, so where it is to give exactly once it is refused with
         one of Tidemill's own sinks.
-    discover_every : str, number of seconds or timedelta, optional
+    discovery_interval : str, number of seconds or timedelta, optional
         Between looks for new files; by default a second, and five for the objects of a store.
-    poll_every : str, number of seconds or timedelta, default="100ms"
+    poll_interval : str, number of seconds or timedelta, default="100ms"
         Between looks for what was appended to those that are known.
     storage_options : mapping of str to str, optional
         Of a URL: what the store has to be told, as for `tidemill.read_csv`.
@@ -201,8 +201,10 @@ def from_files(
         format=format,
         stop_at_end=stop_at_end,
         on_error=skipping,
-        list_interval_ms=None if discover_every is None else _whole_millis(discover_every, "discover_every"),
-        poll_interval_ms=_whole_millis(poll_every, "poll_every"),
+        list_interval_ms=None
+        if discovery_interval is None
+        else _whole_millis(discovery_interval, "discovery_interval"),
+        poll_interval_ms=_whole_millis(poll_interval, "poll_interval"),
         storage_options=storage,
         **csv,
     )
@@ -277,15 +279,15 @@ def from_kafka(
     registry: str | None = None,
     time: Time | None = None,
     max_out_of_orderness: Duration = 0,
-    idle_after: Duration = 1,
+    idle_after: Duration = "1s",
     start: Literal["earliest", "latest"] | datetime = "earliest",
     metadata: Mapping[str, Metadata] | None = None,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
-    discover_every: Duration = "30s",
-    patience: Duration = "30s",
+    discovery_interval: Duration = "30s",
+    connect_timeout: Duration = "30s",
     tls: Tls | None = None,
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
@@ -333,9 +335,9 @@ def from_kafka(
         key="key", value="value")`` is a dead-letter topic that has key and value as they were.
     isolation : {"read_committed", "read_uncommitted"}, default="read_committed"
         Whether records of transactions are read when these are committed, or at once, also those that are given up later.
-    discover_every : str, number of seconds or timedelta, default="30s"
+    discovery_interval : str, number of seconds or timedelta, default="30s"
         Between looks for new partitions; 0 is never.
-    patience : str, number of seconds or timedelta, default="30s"
+    connect_timeout : str, number of seconds or timedelta, default="30s"
         How long brokers and registry may keep silent when the job begins; brokers that go away later are waited for.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
@@ -364,8 +366,8 @@ def from_kafka(
         confluent_header=confluent_header,
         on_error=bad(on_error, quarantine),
         isolation=isolation,
-        discover_interval_s=seconds(discover_every, "discover_every"),
-        patience_s=seconds(patience, "patience"),
+        discover_interval_s=seconds(discovery_interval, "discovery_interval"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
         sasl=sasl,
         config=dict(config) if config else None,
@@ -410,7 +412,7 @@ def to_kafka(
     transaction_timeout: Duration = "1m",
     record_bytes_max: int = 1_000_000,
     epoch_bytes_max: int = 256 << 20,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
@@ -449,7 +451,7 @@ def to_kafka(
         A row that makes more is an error; brokers take no more than ``max.message.bytes`` of the topic.
     epoch_bytes_max : int, default=268435456
         With `id`: what a thread may keep of rows from one checkpoint to the next.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
@@ -480,7 +482,7 @@ def to_kafka(
         transaction_timeout_s=seconds(transaction_timeout, "transaction_timeout"),
         record_bytes_max=record_bytes_max,
         epoch_bytes_max=epoch_bytes_max,
-        patience_s=seconds(patience, "patience"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
         sasl=sasl,
         config=dict(config) if config else None,

@@ -33,12 +33,12 @@ def from_redis(
     field: str = "value",
     time: Time | None = None,
     max_out_of_orderness: Duration = 0,
-    idle_after: Duration = 1,
+    idle_after: Duration = "1s",
     start: Literal["earliest", "latest"] = "earliest",
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Read streams of Redis: each is a split, and the id of its last entry is part of checkpoints; no consumer group is used.
@@ -67,7 +67,7 @@ def from_redis(
         End when every stream has been read as far as there is anything.
     on_error, quarantine
         As for `from_files`; a bad entry is named by stream and id.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         How long the server may be away, or keep silent, before the job fails: until then it is tried again.
     tls : Tls, optional
         Certificates, for ``rediss:``.
@@ -86,7 +86,7 @@ def from_redis(
         start=start,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
-        patience_s=seconds(patience, "patience"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
     )
     return DataSet(
@@ -105,7 +105,7 @@ def to_redis(
     expire: Duration | None = None,
     entries_max: int | None = None,
     epoch_bytes_max: int = 64 << 20,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> Connector:
     r"""A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
@@ -138,7 +138,7 @@ def to_redis(
         Of a stream: about so many entries are kept.
     epoch_bytes_max : int, default=67108864
         With `id`: what a thread may keep of rows from one checkpoint to the next.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
@@ -152,7 +152,7 @@ def to_redis(
         "expire_s": None if expire is None else _whole_seconds(expire, "expire"),
         "entries_max": entries_max,
         "epoch_bytes_max": epoch_bytes_max,
-        "patience_s": seconds(patience, "patience"),
+        "patience_s": seconds(connect_timeout, "connect_timeout"),
         "tls": files(tls),
     }
     guarantee = "exactly_once" if id is not None else "at_least_once"
@@ -160,7 +160,7 @@ def to_redis(
 
 
 def redis_lookup(
-    url: str, fields: str | Iterable[str], *, prefix: str = "", patience: Duration = "1m", tls: Tls | None = None
+    url: str, fields: str | Iterable[str], *, prefix: str = "", connect_timeout: Duration = "1m", tls: Tls | None = None
 ) -> Callable[[Any], list[Found]]:
     """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
 
@@ -176,7 +176,7 @@ def redis_lookup(
     prefix : str, default=""
         What the hashes' keys begin with; behind it the values of the row's key, with colons between, as `to_redis` writes columns of
         the same types.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
@@ -187,7 +187,7 @@ def redis_lookup(
         If an option makes no sense; of the function, if it is called with keys that do not tell their types.
     """
     names = _listed(fields)
-    more = {"prefix": prefix or None, "patience_s": seconds(patience, "patience"), "tls": files(tls)}
+    more = {"prefix": prefix or None, "patience_s": seconds(connect_timeout, "connect_timeout"), "tls": files(tls)}
     return RedisLookup(described("redis", url=url, fields=names, **more), names)
 
 

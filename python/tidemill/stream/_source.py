@@ -32,8 +32,8 @@ def from_function(
     splits: Iterable[str] = ("all",),
     time: Time | None = None,
     max_out_of_orderness: Duration = 0,
-    idle_after: Duration = 1,
-    poll_every: Duration = 0.1,
+    idle_after: Duration = "1s",
+    poll_interval: Duration = "100ms",
     guarantee: Guarantee = "exactly_once",
     acknowledge: Callable[[str, Any], object] | None = None,
     name: str | None = None,
@@ -56,7 +56,7 @@ def from_function(
         may be asked once more when the job goes on.
     time, max_out_of_orderness, idle_after
         As for `from_table`. A split is idle by what `read` yields: a None; while it waits, nothing is known of it.
-    poll_every : str, number of seconds or timedelta, default=0.1
+    poll_interval : str, number of seconds or timedelta, default="100ms"
         How long after a None `read` is asked again.
     guarantee : {"exactly_once", "at_least_once", "at_most_once"}, default="exactly_once"
         What becomes of rows when a job fails and goes on from a checkpoint. Exactly once if the same rows come behind a position whenever
@@ -103,10 +103,10 @@ def from_function(
     def reader(split: str, position: bytes | None) -> _Reader:
         return _Reader(read, called, split, position, schema, empty, needs_position=guarantee != "at_most_once")
 
-    rest = seconds(poll_every, "poll_every")
+    rest = seconds(poll_interval, "poll_interval")
     if rest == 0:
         raise DataSetError(
-            f"poll_every={poll_every!r} is no time between two looks; it is more than zero, as '10ms' is"
+            f"poll_interval={poll_interval!r} is no time between two looks; it is more than zero, as '10ms' is"
         )
     if guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
