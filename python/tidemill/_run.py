@@ -526,7 +526,7 @@ class _Processes:
         if waiting and not has_failed:
             running = [rank for rank in waiting if not self.all[rank].has_returned] or waiting
             raise TimeoutError(
-                f"the function did not return on {_ranks(running)} within {timeout} s; the workers were stopped"
+                f"the function did not return on {_ranks(running)} within {timeout:g} s; the workers were stopped"
             )
         return self._judge()
 

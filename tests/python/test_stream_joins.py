@@ -197,7 +197,9 @@ def test_sinks_of_late_rows_that_cannot_be() -> None:
         tm.DataSetError, match=r"the query has none; those of a join have sinks by the name of the step"
     ):
         bounded.write_stream(print, late_output=print)
-    with pytest.raises(TypeError, match="late_output has sinks by the names of steps, such as 'join 1 left', not by 1"):
+    with pytest.raises(
+        TypeError, match="late_output must map names of steps to sinks, such as 'join 1 left'; a name is not 1"
+    ):
         bounded.write_stream(print, late_output={1: print})  # type: ignore[dict-item]
 
 

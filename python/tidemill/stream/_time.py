@@ -1,4 +1,4 @@
-"""Lengths of time, as people write them, and what tells the time of a stream."""
+"""Durations, and what tells the time of a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seconds(length: Duration, what: str) -> float:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The column that tells a stream's time, and what says how far it is; made by `processing_time` and `punctuated_watermarks`."""
+    """The column with a stream's time, and how far that time has come; made by `processing_time` and `punctuated_watermarks`."""
 
     column: str
     kind: str
@@ -35,23 +35,28 @@ Time = str | TimeColumn
 
 
 def processing_time(column: str = "arrived") -> TimeColumn:
-    """Processing time: a column is added with the time (UTC) at which a row was read, and windows over it go by the clock.
+    """Use processing time: add a column with the time (UTC) at which each row was read, so that windows over it go by the clock.
 
-    Time goes on when no row comes, and never back. Rows that are read again after a failure arrive again.
+    Time advances even when no row comes, and never goes back. Rows that are read again after a failure get a new time.
+
+    Parameters
+    ----------
+    column : str, default="arrived"
+        The name of the column that is added.
     """
     return TimeColumn(column, "arrival")
 
 
 def punctuated_watermarks(column: str, *, watermark: str) -> TimeColumn:
-    """Event time of which the rows themselves say how far it is.
+    """Use event time whose watermarks are in the rows themselves.
 
     Parameters
     ----------
     column : str
         Each row's event time.
     watermark : str
-        A column that is null but in some rows: there it says that no later row of the same part of the source (a file, a
-        partition, ...) has an earlier event time. ``max_out_of_orderness`` is not used.
+        A column that is null in most rows. Where it is not, no later row of the same split (a file, a partition, ...) has an
+        earlier event time. ``max_out_of_orderness`` is not used.
     """
     return TimeColumn(column, "column", watermark)
 

@@ -69,7 +69,7 @@ def session(gap: Duration) -> Windows:
 
 
 def calendar_window(length: str, tz: str = "UTC") -> Windows:
-    """Days, weeks, months or years, one after the other, as a calendar has them: they begin at midnight of a time zone.
+    """Windows of whole days, weeks, months or years of a calendar, one after the other, from midnight in a time zone.
 
     Parameters
     ----------
@@ -80,20 +80,29 @@ def calendar_window(length: str, tz: str = "UTC") -> Windows:
     """
     found = re.fullmatch(r"(\d{1,9})\s*(d|w|mo|y)", length) if isinstance(length, str) else None
     if not found:
-        raise DataSetError(f'{length!r} is no length of a calendar; write "1d", "1w", "1mo" or "1y"')
+        raise DataSetError(f'{length!r} is not a calendar length; write "1d", "1w", "1mo" or "1y"')
     return Windows(found[2], int(found[1]), 0, tz)
 
 
 def count_window(size: int, slide: int | None = None, *, ttl: Duration | None = None) -> Windows:
-    """Windows of so many rows of each key, in the order in which they come: one after the other, or one beginning every `slide` rows.
+    """Windows of a number of rows of each key, in the order in which they come: one after the other, or one starting every `slide` rows.
 
-    Their ``window_start`` and ``window_end`` are numbers of rows of the key: of the first, and of the first behind the last. A
-    window gives its result with its last row; what is not full when the stream ends gives none.
+    Their ``window_start`` and ``window_end`` are row numbers of the key: of the first row, and of the first row after the last. A
+    window gives its result with its last row; windows that are not full when the stream ends give none.
 
-    How many rows a key has had is remembered for ever, or, with `ttl`, until no row of it has come for so long by their times, which
-    `window` is told with `on`: a row that is at least so much later than the last of its key, or comes when the stream's time has passed that, begins with
-    it anew, and windows of the key that were not full give nothing. Rows without a time (null) are left out then, and counted.
+    Parameters
+    ----------
+    size : int
+        Rows of a window.
+    slide : int, optional
+        Rows from the start of one window to the start of the next; by default `size`.
+    ttl : str, number of seconds or timedelta, optional
+        Forget how many rows a key has had when no row of it has come for this long, by the rows' times, which `window` gets with `on`.
+        A later row starts from 0 again, and windows of the key that were not full give nothing. Rows whose time is null are then left
+        out, and counted. By default keys are remembered forever.
 
+    Notes
+    -----
     In SQL these are ``counting(size)``, ``counting(size, slide)``, ``counting(time, size, ttl)`` and ``counting(time, size, slide, ttl)``.
     """
     for number in (size, slide):
@@ -109,7 +118,7 @@ def _is_whole(number: object) -> bool:
 
 
 def custom_window(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
-    """Windows that a function gives: of batches of rows, by their times and columns.
+    """Windows that a function assigns to batches of rows, from their times and columns.
 
     Parameters
     ----------
@@ -212,18 +221,18 @@ def window(
 
 
 def bounded_delay(time: IntoExpr, by: Duration) -> Expr:
-    """The column as it is, and that it is never further than `by` behind the stream's time: for windows over a time that is not the source's.
+    """Declare that a time column is never more than `by` behind the stream's time, for windows over a time that is not the source's.
 
-    Windows know by themselves how far the column is that ``time=`` of the source names, also with a constant length of time more or
-    less, cast to coarser units, or cut to hours or days. Of any other they do not, and are refused: without this they would be given before their
-    rows have come. A row that is further behind is late. Over a table it changes nothing.
+    The column itself stays as it is. Windows know how far the column has come that ``time=`` of the source names, also plus or minus a
+    constant duration, cast to coarser units, or truncated to hours or days. Of any other column they do not know it, and are refused,
+    because they would end before their rows have come. A row that is further behind is late. Over a table this changes nothing.
 
     Parameters
     ----------
     time : str or Expr
         A timestamp or a date.
     by : str, number of seconds or timedelta
-        As long do windows wait for their rows.
+        How long windows wait for their rows.
 
     Examples
     --------

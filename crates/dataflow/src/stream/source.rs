@@ -238,7 +238,10 @@ impl EventTimes {
     pub fn schema(&self, read: &SchemaRef) -> Result<SchemaRef, String> {
         match &self.told_by {
             ToldBy::Arrival if read.column_with_name(&self.column).is_some() => {
-                Err(format!("the column \"{}\" is there already: give that of the arrival another name", self.column))
+                Err(format!(
+                    "the column \"{}\" is there already: give the column of processing_time() another name",
+                    self.column
+                ))
             }
             ToldBy::Arrival => {
                 let time = Field::new(&self.column, DataType::Timestamp(TimeUnit::Microsecond, None), false);
