@@ -86,10 +86,8 @@ def run(path: Path, follow: bool = False) -> None:
         with closing(sqlite3.connect(path, timeout=60)) as database, database:
             database.execute(SALES)
     tm.init().comm.barrier()
-    goes_on: dict[str, Any] = (
-        {"checkpoint": tm.stream.Checkpoint(f"{path}.checkpoints", interval="1s")} if follow else {}
-    )
-    sales(orders(path, follow)).write_stream(lambda rows: keep(path, rows), name="sales", **goes_on)
+    checkpoint = tm.stream.Checkpoint(f"{path}.checkpoints", interval="1s") if follow else None
+    sales(orders(path, follow)).write_stream(lambda rows: keep(path, rows), name="sales", checkpoint=checkpoint)
     if tm.init().rank == 0:
         with closing(sqlite3.connect(path)) as database:
             query = "select shop, sum(orders), sum(cents) / 100.0, count(*) from sales group by shop order by shop"

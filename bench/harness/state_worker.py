@@ -45,10 +45,10 @@ def cost(every_s: float, keys: int, hot: int, count: int, folder: Path) -> None:
 
     made = rows(count, keys, hot, 0).map_batches(look, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
     counted: list[int] = []
-    options: dict[str, Any] = {"checkpoint": tm.stream.Checkpoint(folder, interval=every_s, keep=1)} if every_s else {}
+    checkpoint = tm.stream.Checkpoint(folder, interval=every_s, keep=1) if every_s else None
     sums = totals(made).group_by("window_start").agg(n=tm.col("n").sum())
     job.comm.barrier()
-    sums.write_stream(lambda sums: counted.extend(sums.to_dict()["n"]), **options)
+    sums.write_stream(lambda sums: counted.extend(sums.to_dict()["n"]), checkpoint=checkpoint)
     parts = job.comm.gather((passed, sum(counted)))
     if job.rank != 0:
         return
