@@ -178,7 +178,7 @@ def test_what_cannot_be() -> None:
     table = tm.from_dict({"s": [1]}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at")
     for windows, on in ((tm.stream.count_window(3), "at"), (tm.stream.count_window(3, ttl="1h"), None)):
-        with pytest.raises(tm.DataSetError, match=r"on= is for counting\(\.\.\., ttl=\)"):
+        with pytest.raises(tm.DataSetError, match=r"on= is for count_window\(\.\.\., ttl=\)"):
             tm.stream.window(windows, on=on)
     with pytest.raises(tm.DataSetError, match="they look at no time"):
         tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="at", allowed_lateness="1h")

@@ -126,7 +126,7 @@ def found(seen: list[Row]) -> list[Result]:
 
 
 @pytest.mark.parametrize("late_output", [False, True])
-@pytest.mark.parametrize("early", [{}, {"emit_early_rows": 1}, {"emit_early_rows": 3}, {"early": "5ms"}])
+@pytest.mark.parametrize("early", [{}, {"emit_early_rows": 1}, {"emit_early_rows": 3}, {"emit_early_every": "5ms"}])
 @pytest.mark.parametrize("seed", range(2))
 def test_late_rows_change_sessions(early: dict[str, Any], late_output: bool, seed: int) -> None:
     """Results come again when late rows make sessions longer, or one of two, and never otherwise; what is left when each has replaced
@@ -148,7 +148,7 @@ def test_late_rows_change_sessions(early: dict[str, Any], late_output: bool, see
     def take(table: tm.Table) -> None:
         rows = table.to_pylist()
         seen.extend(rows)
-        awaited.extend(row for row in rows if "early" not in early or row["window_final"])
+        awaited.extend(row for row in rows if "emit_early_every" not in early or row["window_final"])
 
     with served(sent, counts, awaited) as stream:
         window = tm.stream.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", allowed_lateness="1h", **early)

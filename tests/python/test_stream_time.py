@@ -75,7 +75,7 @@ def test_options_of_times() -> None:
     for name in ("max_out_of_orderness", "idle_after"):
         with pytest.raises(tm.DataSetError, match=f"{name}=-5 is negative"):
             tm.stream.from_table(table, time=tm.stream.processing_time(), **{name: -5})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="time is the name of a column"):
+    with pytest.raises(TypeError, match="time must be a column name"):
         tm.stream.from_table(table, time=5)  # type: ignore[arg-type]
 
 
