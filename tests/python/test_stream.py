@@ -639,7 +639,9 @@ def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Pa
         with pytest.raises(tm.DataSetError, match="stream"):
             call = calls.get(name)
             found = (
-                getattr(stream, name)(*[place][: name.startswith(("write", "materialize"))]) if call is None else call(stream)
+                getattr(stream, name)(*[place][: name.startswith(("write", "materialize"))])
+                if call is None
+                else call(stream)
             )
             pytest.fail(f"{name} gave {found}")
 
