@@ -95,8 +95,7 @@ impl Resume {
         }
         if let Some(task) = flow.tasks.iter().find(|task| forgets(settings, &task.name)) {
             return Err(DataflowError::Checkpoint(format!(
-                "drop_state= names \"{}\", which the job still has; to start that step from nothing, give it another name \
-                 with step_name()",
+                "drop_state= names \"{}\", which the job still has; to start that step from nothing, give it another step_name()",
                 task.name
             )));
         }

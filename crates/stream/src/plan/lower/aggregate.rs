@@ -170,8 +170,7 @@ impl Lower<'_> {
         let spans = match (windows.early, spans, &keyed) {
             (Early::Rows(_), Some(_), _) if windows.lateness > 0 => {
                 return refused(
-                    "windows, but for sessions, that take late rows (allowed_lateness=) and give results by rows \
-                     (emit_early_rows=)",
+                    "windows, but for sessions, that take late rows (allowed_lateness=) and give results by rows (emit_early_rows=)",
                 );
             }
             (Early::Rows(every), Some(spans), Some(keyed)) => {
