@@ -45,11 +45,13 @@ def hashtags(texts: tm.DataSet) -> tm.DataSet:
 
 def counted(tags: tm.DataSet, size: str, slide: str) -> tm.DataSet:
     """A row for each window, with lists of its hashtags and of how often each was used."""
-    counts = tags.group_by("tag", tm.window(tm.sliding(size, slide), on="created_at")).agg(used=tm.count())
+    counts = tags.group_by("tag", tm.stream.window(tm.stream.sliding(size, slide), on="created_at")).agg(
+        used=tm.count()
+    )
     # A result's time is the last moment of its window: all counts of a window meet as soon as it is over.
     counts = counts.with_columns(at=tm.col("window_end") - timedelta(microseconds=1))
     counts = counts.rename({"window_start": "start", "window_end": "end"})
-    windows = counts.group_by("start", "end", tm.window(tm.tumbling(slide), on="at"))
+    windows = counts.group_by("start", "end", tm.stream.window(tm.stream.tumbling(slide), on="at"))
     return windows.agg(tm.col("tag").to_list(), tm.col("used").to_list()).drop("window_start", "window_end")
 
 

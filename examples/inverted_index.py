@@ -23,7 +23,7 @@ if sys.argv[1:]:
     texts = files[0].union(*files[1:]).rename({"line": "text"})
 elif TWEETS.exists():
     tweets = tm.read_csv(TWEETS, newlines_in_values=True)
-    texts = tweets.select("text", document=tm.row_number().over(order_by=["created_at", "text"]))
+    texts = tweets.select("text", document=tm.functions.row_number().over(order_by=["created_at", "text"]))
 else:
     texts = tm.from_dict({"text": PROVERBS, "document": list(range(len(PROVERBS)))})
 
@@ -33,4 +33,6 @@ document = tm.col("document")
 index = postings.group_by("word").agg(documents=tm.count(), found_in=document.to_list("document"))
 
 top = index.sort("documents", "word", descending=[True, False]).limit(10)
-top.select("word", "documents", found_in=tm.function("array_slice", tm.col("found_in"), 1, 6).list.join(" ")).show()
+top.select(
+    "word", "documents", found_in=tm.functions.scalar("array_slice", tm.col("found_in"), 1, 6).list.join(" ")
+).show()

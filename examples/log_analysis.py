@@ -31,7 +31,7 @@ else:
     lines = tm.from_dict({"line": MADE_UP})
 
 # The parts of a line in parentheses as a list; null where a line is something else.
-parts = lines.select(part=tm.function("regexp_match", tm.col("line"), LINE))
+parts = lines.select(part=tm.functions.scalar("regexp_match", tm.col("line"), LINE))
 part = tm.col("part").list
 requests = (
     parts.filter(tm.col("part").is_not_null())

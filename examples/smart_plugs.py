@@ -70,10 +70,10 @@ def loads(path: str | Path | None) -> tm.Table:
 
 def averages(readings: tm.DataSet, slice_: str) -> tm.DataSet:
     """Average loads by slice: of each plug, and of each house, whose household and plug are null."""
-    in_slice = readings.group_by(*PLUG, tm.window(tm.tumbling(slice_), on="at"))
+    in_slice = readings.group_by(*PLUG, tm.stream.window(tm.stream.tumbling(slice_), on="at"))
     plugs = in_slice.agg(tm.col("load").mean()).rename({"window_start": "slice"}).drop("window_end")
     # What is known when a slice is over is put into that slice once more.
-    houses = plugs.group_by("house", tm.window(tm.tumbling(slice_), on="slice")).agg(tm.col("load").sum())
+    houses = plugs.group_by("house", tm.stream.window(tm.stream.tumbling(slice_), on="slice")).agg(tm.col("load").sum())
     nobody = tm.lit(None).cast("int64")
     houses = houses.select("house", household=nobody, plug=nobody, slice="window_start", load="load")
     return plugs.union(houses)
@@ -98,7 +98,7 @@ def predict(readings: tm.DataSet, slice_: str, day: str) -> tm.DataSet:
 
 def outliers(readings: tm.DataSet, size: str) -> tm.DataSet:
     """Query 2, of windows of one size."""
-    window, load = tm.window(tm.sliding(size, "10m"), on="at"), tm.col("load")
+    window, load = tm.stream.window(tm.stream.sliding(size, "10m"), on="at"), tm.col("load")
     plugs = readings.group_by(*PLUG, window).agg(load.median())
     of_all = readings.group_by(window).agg(of_all=load.median()).select("window_end", "of_all")
     # A window's end tells time: what belongs to it is put together as soon as it is over, and then forgotten.

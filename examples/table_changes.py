@@ -64,13 +64,13 @@ def orders(path: Path, follow: bool = False) -> tm.DataSet:
     schema = {"shop": "str", "cents": "int64", "at": "timestamp[us]"}
     splits = [str(number) for number in range(SPLITS)]
     return tm.stream.from_function(
-        read, schema, splits=splits, time="at", out_of_order="1m", poll_every="1s", name="orders"
+        read, schema, splits=splits, time="at", max_out_of_orderness="1m", poll_interval="1s", name="orders"
     )
 
 
 def sales(rows: tm.DataSet) -> tm.DataSet:
     """Orders and their sum by shop and hour."""
-    hours = rows.group_by("shop", tm.window(tm.tumbling("1h"), on="at"))
+    hours = rows.group_by("shop", tm.stream.window(tm.stream.tumbling("1h"), on="at"))
     return hours.agg(orders=tm.count(), cents=tm.col("cents").sum())
 
 
@@ -86,8 +86,8 @@ def run(path: Path, follow: bool = False) -> None:
         with closing(sqlite3.connect(path, timeout=60)) as database, database:
             database.execute(SALES)
     tm.init().comm.barrier()
-    goes_on: dict[str, Any] = {"checkpoint": f"{path}.checkpoints", "every": "1s"} if follow else {}
-    sales(orders(path, follow)).write_stream(lambda rows: keep(path, rows), name="sales", **goes_on)
+    checkpoint = tm.stream.Checkpoint(f"{path}.checkpoints", interval="1s") if follow else None
+    sales(orders(path, follow)).write_stream(lambda rows: keep(path, rows), name="sales", checkpoint=checkpoint)
     if tm.init().rank == 0:
         with closing(sqlite3.connect(path)) as database:
             query = "select shop, sum(orders), sum(cents) / 100.0, count(*) from sales group by shop order by shop"

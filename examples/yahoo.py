@@ -64,7 +64,7 @@ EVENT = f"""
 
 def generated(options: argparse.Namespace, splits: int, rate: float = 0) -> tm.DataSet:
     """A stream of events: when each was, and its JSON."""
-    numbers = tm.stream.rate(rate, rows=options.events, splits=splits, step=options.step, keys=1 << 62)
+    numbers = tm.stream.from_generator(rate, rows=options.events, splits=splits, step=options.step, keys=1 << 62)
     return tm.sql(EVENT, numbers=numbers)
 
 
@@ -77,20 +77,22 @@ def parsed(events: tm.DataSet) -> tm.DataSet:
         return pyarrow.json.read_json(pa.BufferReader(lines.encode()), reading, options)
 
     # The events' own column, which the engine does not see in their text, is the stream's time in whole milliseconds.
-    return events.map_batches(parse, SCHEMA).with_columns(event_time=tm.stream.behind("event_time", "1ms"))
+    return events.map_batches(parse, SCHEMA).with_columns(event_time=tm.stream.bounded_delay("event_time", "1ms"))
 
 
 def through_kafka(events: tm.DataSet, servers: str, topic: str, checkpoint: Path) -> tm.DataSet:
     """The same events, written into a topic, once, and read from there."""
     sink = tm.stream.to_kafka(servers, topic, id=topic, value="value")
-    events.write_stream(sink, name="yahoo-events", checkpoint=checkpoint, every="1s")
+    events.write_stream(sink, name="yahoo-events", checkpoint=tm.stream.Checkpoint(checkpoint, interval="1s"))
     return tm.stream.from_kafka(servers, topic, SCHEMA, time="event_time", stop_at_end=True)
 
 
 def counts(events: tm.DataSet, ads: tm.DataSet) -> tm.DataSet:
     """A row for each campaign and window: the query of the benchmark."""
     views = events.filter(tm.col("event_type") == "view").select("ad_id", "event_time").join(ads, on="ad_id")
-    seen = views.group_by("campaign", tm.window(tm.tumbling(WINDOW_S), on="event_time")).agg(seen=tm.count())
+    seen = views.group_by("campaign", tm.stream.window(tm.stream.tumbling(WINDOW_S), on="event_time")).agg(
+        seen=tm.count()
+    )
     return seen.select("campaign", "seen", start=tm.col("window_start").dt.format("%Y-%m-%dT%H:%M:%S"))
 
 
@@ -162,7 +164,9 @@ def main() -> int:
         events = parsed(generated(options, 4 * job.size, options.rate))
     sink = tm.stream.to_redis(options.redis, id=f"{prefix}counts", key=["campaign", "start"], prefix=f"{prefix}count:")
     begin = time.perf_counter()
-    counts(events, campaigns).write_stream(sink, name="yahoo", checkpoint=folder / "counts", every="1s")
+    counts(events, campaigns).write_stream(
+        sink, name="yahoo", checkpoint=tm.stream.Checkpoint(folder / "counts", interval="1s")
+    )
     seconds = time.perf_counter() - begin
 
     right = sum(job.comm.allgather(expected(generated(options, 4 * job.size), ads)), Counter())

@@ -64,7 +64,7 @@ def hashtags() -> None:
     tags = example.hashtags(
         tm.stream.from_table(example.tweets(DATA / example.TWEETS.relative_to(example.DATA)), time="created_at")
     )
-    counts = tags.group_by("tag", tm.window(tm.tumbling("1h"), on="created_at")).agg(used=tm.count())
+    counts = tags.group_by("tag", tm.stream.window(tm.stream.tumbling("1h"), on="created_at")).agg(used=tm.count())
     rows: list[dict[str, Any]] = []
     counts.write_stream(lambda table: rows.extend(table.to_pylist()))
     busiest = max(rows, key=lambda row: row["used"])["window_start"]

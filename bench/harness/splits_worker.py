@@ -79,7 +79,7 @@ class Work:
         return self.collected(self.data.join(other, on="k").group_by("g").agg(s=tm.col("v").sum()).sort("g"))
 
     def window(self) -> Prepared:
-        numbered = self.data.with_columns(r=tm.row_number().over("k", order_by="v"))
+        numbered = self.data.with_columns(r=tm.functions.row_number().over("k", order_by="v"))
         return self.collected(numbered.select(r=tm.col("r").sum()))
 
     def map_batches(self) -> Prepared:
@@ -149,8 +149,8 @@ class Work:
         keys, times = windows_events.events(np.arange(count), max(1, count // 10))
         table = pa.table({"key": pa.array(keys), "ts": pa.array(times).view(pa.timestamp("ms"))})
         late, window_s = f"{windows_events.LATENESS_MS}ms", windows_events.WINDOW_MS / 1000
-        source = tm.stream.from_table(table, time="ts", out_of_order=late, rows_per_batch=STREAM_BATCH)
-        counts = source.group_by("key", tm.window(tm.tumbling(window_s), on="ts")).agg(n=tm.count())
+        source = tm.stream.from_table(table, time="ts", max_out_of_orderness=late, rows_per_batch=STREAM_BATCH)
+        counts = source.group_by("key", tm.stream.window(tm.stream.tumbling(window_s), on="ts")).agg(n=tm.count())
 
         def run() -> int:
             found: list[Any] = []

@@ -23,7 +23,7 @@ MOVES = 5
 
 def rows(count: int, keys: int, hot: int, per_s: float) -> tm.DataSet:
     """Each key once, then keys at random, of those that are hot."""
-    numbers = tm.stream.rate(per_s, rows=count, keys=1 << 62, splits=2, step="1us")
+    numbers = tm.stream.from_generator(per_s, rows=count, keys=1 << 62, splits=2, step="1us")
     query = f"select number, time, case when number < {keys} then number else key % {hot} end as key from numbers"
     return tm.sql(query, numbers=numbers)
 
@@ -31,7 +31,7 @@ def rows(count: int, keys: int, hot: int, per_s: float) -> tm.DataSet:
 def totals(of: tm.DataSet) -> tm.DataSet:
     """48 bytes for each key, until the stream ends."""
     number = tm.col("number")
-    windows = of.group_by("key", tm.window(tm.tumbling("365d"), on="time"))
+    windows = of.group_by("key", tm.stream.window(tm.stream.tumbling("365d"), on="time"))
     return windows.agg(n=tm.count(), sum=number.sum(), least=number.min(), most=number.max())
 
 
@@ -45,10 +45,10 @@ def cost(every_s: float, keys: int, hot: int, count: int, folder: Path) -> None:
 
     made = rows(count, keys, hot, 0).map_batches(look, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
     counted: list[int] = []
-    options: dict[str, Any] = {"checkpoint": folder, "every": every_s, "keep": 1} if every_s else {}
+    checkpoint = tm.stream.Checkpoint(folder, interval=every_s, keep=1) if every_s else None
     sums = totals(made).group_by("window_start").agg(n=tm.col("n").sum())
     job.comm.barrier()
-    sums.write_stream(lambda sums: counted.extend(sums.to_dict()["n"]), **options)
+    sums.write_stream(lambda sums: counted.extend(sums.to_dict()["n"]), checkpoint=checkpoint)
     parts = job.comm.gather((passed, sum(counted)))
     if job.rank != 0:
         return
@@ -78,7 +78,7 @@ def recovery(every_s: float, keys: int, hot: int, count: int, folder: Path) -> N
     job = tm.init()
     restart = os.environ.get("TIDEMILL_RESTART", "0")
     made = rows(count, keys, hot, PACE_PER_S)
-    often = made.group_by(tm.window(tm.tumbling("50ms"), on="time")).agg(n=tm.count())
+    often = made.group_by(tm.stream.window(tm.stream.tumbling("50ms"), on="time")).agg(n=tm.count())
     both = often.select("n").union(totals(made).select("n"))
     with (folder / f"results-{job.rank}").open("a") as results:
 
@@ -86,7 +86,7 @@ def recovery(every_s: float, keys: int, hot: int, count: int, folder: Path) -> N
             results.write(f"{restart} {time.monotonic_ns()}\n")
             results.flush()
 
-        both.write_stream(take, checkpoint=folder / "checkpoints", every=every_s)
+        both.write_stream(take, checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval=every_s))
 
 
 class Mover:
@@ -114,7 +114,12 @@ def move(every_s: float, keys: int, hot: int, count: int, folder: Path) -> None:
     job = tm.init()
     mover = Mover(keys / PACE_PER_S + QUIET_S)
     made = totals(rows(count, keys, hot, PACE_PER_S)).select("n")
-    made.write_stream(lambda _: None, checkpoint=folder, every=every_s, watch=mover, stop=mover.done)
+    made.write_stream(
+        lambda _: None,
+        checkpoint=tm.stream.Checkpoint(folder, interval=every_s),
+        on_progress=mover,
+        stop_when=mover.done,
+    )
     if job.rank == 0:
         moves = [{"waited_s": one.waited_s, "bytes": one.moved_bytes, "error": one.error} for one in mover.moves]
         print(json.dumps({"moves": moves}), flush=True)

@@ -47,7 +47,7 @@ def main() -> None:
     stream = tm.stream.from_table(
         table(count, per_second, paced),
         time="ts",
-        out_of_order=f"{LATENESS_MS}ms",
+        max_out_of_orderness=f"{LATENESS_MS}ms",
         rows_per_batch=batch,
         rows_per_s=per_second if paced else 0,
     )
@@ -79,7 +79,7 @@ def main() -> None:
         for start in np.unique(made["window_start"].cast(pa.int64()).to_numpy() // 1000).tolist():
             arrived_ns[start] = now_ns
 
-    counts = stream.group_by("key", tm.window(tm.tumbling(WINDOW_MS / 1000), on="ts")).agg(n=tm.count())
+    counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling(WINDOW_MS / 1000), on="ts")).agg(n=tm.count())
     # Threads, and connections between the workers, are there before.
     tm.stream.from_table(table(10, 10, False), time="ts").write_stream(lambda rows: None)
     job.comm.barrier()

@@ -29,15 +29,17 @@ def main() -> None:
     campaigns = tm.from_dict({"ad_id": list(ads), "campaign": list(ads.values())})
     events = tm.stream.from_files(Path(sys.argv[4]).parent, SCHEMA, time="event_time", stop_at_end=True)
     views = events.filter(tm.col("event_type") == "view").select("ad_id", "event_time").join(campaigns, on="ad_id")
-    seen = views.group_by("campaign", tm.window(tm.tumbling(WINDOW_S), on="event_time")).agg(seen=tm.count())
+    seen = views.group_by("campaign", tm.stream.window(tm.stream.tumbling(WINDOW_S), on="event_time")).agg(
+        seen=tm.count()
+    )
     rows = seen.select("campaign", "seen", start=tm.col("window_start").cast("timestamp[ms]").cast("int64"))
     sink = tm.stream.to_redis(url, id=f"{prefix}counts", key=["campaign", "start"], prefix=f"{prefix}count:")
 
     # Threads, and connections between the workers, are there before.
-    tm.stream.rate(0, rows=10).write_stream(lambda rows: None)
+    tm.stream.from_generator(0, rows=10).write_stream(lambda rows: None)
     job.comm.barrier()
     begin = time.perf_counter()
-    rows.write_stream(sink, name="yahoo", checkpoint=folder / "counts", every="1s")
+    rows.write_stream(sink, name="yahoo", checkpoint=tm.stream.Checkpoint(folder / "counts", interval="1s"))
     elapsed_s = time.perf_counter() - begin
     times = job.comm.gather(elapsed_s)
     if job.rank == 0:

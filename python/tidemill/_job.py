@@ -15,6 +15,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from tidemill._duration import Duration, micros
 from tidemill._errors import CommError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Job:
         return self._worker.workers()
 
 
-def init(*, transport: str | None = None, stall_warning: float | None = None) -> Job:
+def init(*, transport: str | None = None, stall_warning: Duration | None = None) -> Job:
     """Joins the job that this process was started in, or returns it if it has been joined.
 
     A process started by ``tidemill run``, ``mpirun``, ``srun`` or with ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR`` in its
@@ -79,9 +80,9 @@ def init(*, transport: str | None = None, stall_warning: float | None = None) ->
     transport : {"auto", "shm", "tcp"}, optional
         How workers on one host reach each other; default ``TIDEMILL_TRANSPORT``, else ``"auto"``. It only counts in the
         first call.
-    stall_warning : float, optional
-        Seconds after which a wait is explained on standard error; default ``TIDEMILL_STALL_WARNING``, else 10. It only
-        counts in the first call.
+    stall_warning : str, number of seconds or timedelta, optional
+        How long a wait may take before it is explained on standard error; 0 explains none. Default ``TIDEMILL_STALL_WARNING``
+        (seconds), else ``"10s"``. It only counts in the first call.
 
     Returns
     -------
@@ -92,6 +93,8 @@ def init(*, transport: str | None = None, stall_warning: float | None = None) ->
     ------
     CommError
         If the workers do not find each other in time or disagree about the job; the message names the remedy.
+    ValueError
+        If `stall_warning` is not a duration.
     """
     global _job
     with _lock:
@@ -103,9 +106,11 @@ def init(*, transport: str | None = None, stall_warning: float | None = None) ->
             if transport is None:
                 transport = os.environ.get("TIDEMILL_TRANSPORT", "auto")
             if stall_warning is None:
-                stall_warning = _stall_warning()
+                warn_after_s = _stall_warning()
+            else:
+                warn_after_s = micros(stall_warning, "stall_warning", ValueError) / 1_000_000
             join = _tidemill.Worker.alone if _is_child_of_worker() else _tidemill.Worker.join
-            _job = Job(join(transport, stall_warning))
+            _job = Job(join(transport, warn_after_s))
             _watch(_job)
             _keep_from_children()
         return _job

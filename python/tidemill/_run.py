@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn, TypeVar
 
+from tidemill._duration import Duration, micros
 from tidemill._errors import CommError, PeerFailed, WorkerLost
 from tidemill._job import OF_A_WORKER
 from tidemill._needs import needed
@@ -204,7 +205,7 @@ class Workers:
         self._start()
 
     def run(
-        self, fn: Callable[..., R], *args: Any, kwargs: Mapping[str, Any] | None = None, timeout: float | None = None
+        self, fn: Callable[..., R], *args: Any, kwargs: Mapping[str, Any] | None = None, timeout: Duration | None = None
     ) -> list[R]:
         """Runs a function on all workers and returns their results. Calls from several threads take turns.
 
@@ -220,8 +221,8 @@ class Workers:
             Positional arguments, the same for every worker.
         kwargs : mapping, optional
             Keyword arguments, the same for every worker.
-        timeout : float, optional
-            Seconds that the function may take; without limit by default.
+        timeout : str, number of seconds or timedelta, optional
+            How long the function may take, for example ``"1m"`` or 60; without limit by default.
 
         Returns
         -------
@@ -234,6 +235,8 @@ class Workers:
             What the function raised, as in `tidemill.run`.
         TypeError
             If the function or its arguments cannot be pickled.
+        ValueError
+            If `timeout` is not a duration.
         TimeoutError
             If the function took longer than `timeout`; the message names the ranks that have not returned.
         WorkerLost
@@ -241,6 +244,7 @@ class Workers:
         CommError
             If the workers have been closed, or belong to another process: this one was forked from it.
         """
+        timeout_s = None if timeout is None else micros(timeout, "timeout", ValueError) / 1_000_000
         payload = _payload("tidemill.Workers.run", fn, args, kwargs)
         with self._lock:
             self._check()
@@ -250,7 +254,7 @@ class Workers:
                 processes = self._processes or self._start()
                 processes.check()
                 processes.give(payload, is_last=False)
-                results: list[R] = processes.results(timeout)
+                results: list[R] = processes.results(timeout_s)
                 processes.show_output()
                 if not processes.can_go_on:
                     self._stop()
@@ -522,7 +526,7 @@ class _Processes:
         if waiting and not has_failed:
             running = [rank for rank in waiting if not self.all[rank].has_returned] or waiting
             raise TimeoutError(
-                f"the function did not return on {_ranks(running)} within {timeout} s; the workers were stopped"
+                f"the function did not return on {_ranks(running)} within {timeout:g} s; the workers were stopped"
             )
         return self._judge()
 

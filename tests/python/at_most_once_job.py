@@ -33,7 +33,11 @@ def main() -> None:
         stream = tm.stream.from_kafka(sys.argv[3], "once-in", schema, stop_at_end=True)
     else:
         stream = tm.stream.from_table(
-            stream_job.table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=stream_job.ROWS_PER_S
+            stream_job.table(),
+            time="ts",
+            max_out_of_orderness="6ms",
+            rows_per_batch=100,
+            rows_per_s=stream_job.ROWS_PER_S,
         )
     if what in ("rabbitmq", "kafka"):
         # Long enough to be killed in.
@@ -50,7 +54,12 @@ def main() -> None:
         sink = stream_job.Files(folder / "results")
     elif what == "kafka":
         sink = tm.stream.to_kafka(sys.argv[3], "once-out")
-    rows.write_stream(sink, name="once", checkpoint=folder / "checkpoints", every="50ms", guarantee="at most once")
+    rows.write_stream(
+        sink,
+        name="once",
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="50ms"),
+        guarantee="at_most_once",
+    )
 
 
 if __name__ == "__main__":

@@ -48,25 +48,25 @@ def windows(rows: tm.DataSet, version: str) -> tm.DataSet:
     """One window that is under way all the time."""
     keys: list[Any] = ["key", (X % 2).alias("odd")] if version == "other key" else ["key"]
     made = aggregates("1" if version in ("other key", "by rows") else version)
-    window = tm.window(tm.tumbling("1h"), on="ts", early_rows=5 if version == "by rows" else None)
+    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", emit_early_rows=5 if version == "by rows" else None)
     return rows.group_by(*keys, window).agg(**made)
 
 
 def by_rows(rows: tm.DataSet, version: str) -> tm.DataSet:
     """As `windows`, which give results with every fourth row of a key, too, and with every tenth later on."""
-    window = tm.window(tm.tumbling("1h"), on="ts", early_rows=4 if version == "1" else 10)
+    window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", emit_early_rows=4 if version == "1" else 10)
     made = rows.group_by("key", window).agg(**aggregates(version))
     return made.filter(tm.col("window_final")).drop("window_final")
 
 
 def sessions(rows: tm.DataSet, version: str) -> tm.DataSet:
     """As `windows`: no key is silent for so long."""
-    return rows.group_by("key", tm.window(tm.stream.session("1m"), on="ts")).agg(**aggregates(version))
+    return rows.group_by("key", tm.stream.window(tm.stream.session("1m"), on="ts")).agg(**aggregates(version))
 
 
 def counting(rows: tm.DataSet, version: str) -> tm.DataSet:
     """As `windows`: one for all rows of a key."""
-    return rows.group_by("key", tm.window(tm.stream.counting(ROWS // KEYS))).agg(**aggregates(version))
+    return rows.group_by("key", tm.stream.window(tm.stream.count_window(ROWS // KEYS))).agg(**aggregates(version))
 
 
 def pairs(rows: tm.DataSet, version: str) -> tm.DataSet:
@@ -80,7 +80,7 @@ def pairs(rows: tm.DataSet, version: str) -> tm.DataSet:
 
 def groups(rows: tm.DataSet, version: str) -> tm.DataSet:
     """Each row with its place among those of its time; all wait until that has passed."""
-    placed = rows.with_columns(place=tm.row_number().over("ts", order_by="row"))
+    placed = rows.with_columns(place=tm.functions.row_number().over("ts", order_by="row"))
     return placed.select("row", "place", *([X] if version == "2" else []))
 
 
@@ -186,7 +186,9 @@ def main() -> None:
     folder, query, version = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
-    rows = tm.stream.from_table(table(), time="ts", out_of_order="5s", rows_per_batch=100, rows_per_s=ROWS_PER_S)
+    rows = tm.stream.from_table(
+        table(), time="ts", max_out_of_orderness="5s", rows_per_batch=100, rows_per_s=ROWS_PER_S
+    )
     asked = []
 
     def stop() -> bool:
@@ -196,9 +198,8 @@ def main() -> None:
     QUERIES[query](rows, version).write_stream(
         stream_job.Files(folder / "results"),
         name="evolving",
-        checkpoint=folder / "checkpoints",
-        every="100ms",
-        stop=stop if "stop" in sys.argv else None,
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
+        stop_when=stop if "stop" in sys.argv else None,
     )
 
 

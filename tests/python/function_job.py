@@ -29,9 +29,11 @@ def read(split: str, position: int | None) -> Iterator[tuple[list[dict[str, Any]
 def main() -> None:
     folder = Path(sys.argv[1])
     (folder / "pids" / f"{tm.init().rank}.pid").write_text(f"{os.getpid()}\n")
-    rows = tm.stream.from_function(read, {"split": "str", "number": "int64"}, splits=SPLITS, poll_every="1ms")
+    rows = tm.stream.from_function(read, {"split": "str", "number": "int64"}, splits=SPLITS, poll_interval="1ms")
     sink = tm.stream.to_files(folder / "results")
-    rows.write_stream(sink, checkpoint=folder / "checkpoints", every="50ms", guarantee="exactly once")
+    rows.write_stream(
+        sink, checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="50ms"), guarantee="exactly_once"
+    )
 
 
 if __name__ == "__main__":

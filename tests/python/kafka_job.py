@@ -49,7 +49,7 @@ def main() -> None:
         source,
         SCHEMA,
         time="ts",
-        out_of_order="6ms",
+        max_out_of_orderness="6ms",
         stop_at_end=True,
         # Small batches, from all partitions in turn.
         config={"max.partition.fetch.bytes": 8192, "queued.min.messages": 100},
@@ -59,9 +59,8 @@ def main() -> None:
     rows.write_stream(
         tm.stream.to_kafka(servers, target, id=target, **who),
         name="copied",
-        checkpoint=folder / "checkpoints",
-        every="100ms",
-        guarantee="exactly once",
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
+        guarantee="exactly_once",
     )
 
 

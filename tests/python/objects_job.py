@@ -25,7 +25,9 @@ def main() -> None:
     lines = tm.stream.from_files(f"{url}/in", schema, stop_at_end=True)
     copied = lines.map_batches(slowly, schema)
     copied.write_stream(
-        tm.stream.to_files(f"{url}/out"), name="objects", checkpoint=folder / "checkpoints", every="50ms"
+        tm.stream.to_files(f"{url}/out"),
+        name="objects",
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="50ms"),
     )
 
 

@@ -33,7 +33,7 @@ def main() -> None:
     folder, words = Path(sys.argv[1]), sys.argv[2:]
     (folder / "pids" / f"{tm.init().rank}.pid").write_text(f"{os.getpid()}\n")
     stream = tm.stream.from_table(
-        stream_job.table(), time="ts", out_of_order="6ms", rows_per_batch=100, rows_per_s=stream_job.ROWS_PER_S
+        stream_job.table(), time="ts", max_out_of_orderness="6ms", rows_per_batch=100, rows_per_s=stream_job.ROWS_PER_S
     )
     made = {name: query for name, query in queries(stream).items() if name != "more" or "more" in words}
 
@@ -43,10 +43,9 @@ def main() -> None:
     tm.stream.write(
         [(query, Files(folder / name)) for name, query in made.items()],
         name="killed",
-        checkpoint=folder / "checkpoints",
-        every="100ms",
-        stop=stop,
-        guarantee="exactly once",
+        checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"),
+        stop_when=stop,
+        guarantee="exactly_once",
     )
 
 

@@ -46,28 +46,30 @@ def rows(query: str) -> tm.DataSet:
     count, keys = SIZES[query]
     # Slow enough for a worker to be killed in the middle.
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
-    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="60s")
+    made = tm.stream.from_generator(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="60s")
     return made.select("number", "time", key=NUMBER % keys)
 
 
 def name(number: tm.Expr) -> tm.Expr:
     """A long text."""
-    return tm.function("lpad", number.cast("str"), 160, "x")
+    return tm.functions.scalar("lpad", number.cast("str"), 160, "x")
 
 
 def windows(query: str) -> tm.DataSet:
     """Each key in a window that has all of its rows."""
     made = rows(query).select("number", "time", name=name(KEY))
-    counts = made.group_by("name", tm.window(tm.tumbling("30d"), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
-    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    counts = made.group_by("name", tm.stream.window(tm.stream.tumbling("30d"), on="time")).agg(
+        n=tm.count(), sum=NUMBER.sum()
+    )
+    return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def small_windows(query: str) -> tm.DataSet:
     """Thousands of windows with few keys, none of which is over before the end: each has two rows of each key."""
     count, keys = SIZES[query]
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
-    made = tm.stream.rate(rows_per_s, rows=count, splits=4, step="1ms", out_of_order="30d")
-    window = tm.window(tm.tumbling(timedelta(milliseconds=2 * keys)), on="time")
+    made = tm.stream.from_generator(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="30d")
+    window = tm.stream.window(tm.stream.tumbling(timedelta(milliseconds=2 * keys)), on="time")
     counts = made.select("number", "time", of=NUMBER % keys).group_by("of", window)
     return counts.agg(key=NUMBER.min(), n=tm.count(), sum=NUMBER.sum()).select("key", "n", "sum")
 
@@ -75,15 +77,15 @@ def small_windows(query: str) -> tm.DataSet:
 def by_rows(query: str) -> tm.DataSet:
     """As `windows`, whose third row of each key gives a result, too."""
     made = rows(query).select("number", "time", name=name(KEY))
-    window = tm.window(tm.tumbling("30d"), on="time", early_rows=3)
+    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=3)
     counts = made.group_by("name", window).agg(n=tm.count(), sum=NUMBER.sum())
     sum_ = tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1)
-    return counts.select("n", sum=sum_, key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    return counts.select("n", sum=sum_, key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def by_rows_of_numbers(query: str) -> tm.DataSet:
     """So many short keys that what is known of their chains is more than memory; the second row of three gives a result, too."""
-    window = tm.window(tm.tumbling("30d"), on="time", early_rows=2)
+    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=2)
     counts = rows(query).group_by("key", window).agg(n=tm.count(), sum=NUMBER.sum())
     return counts.select("key", "n", sum=tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1))
 
@@ -93,15 +95,17 @@ def sessions(query: str) -> tm.DataSet:
     keys = SIZES[query][1]
     made = rows(query).filter(NUMBER // keys != 2).select("number", "time", name=name(KEY))
     gap = timedelta(milliseconds=keys + 10_000)
-    counts = made.group_by("name", tm.window(tm.stream.session(gap), on="time")).agg(n=tm.count(), sum=NUMBER.sum())
-    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    counts = made.group_by("name", tm.stream.window(tm.stream.session(gap), on="time")).agg(
+        n=tm.count(), sum=NUMBER.sum()
+    )
+    return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def counts(query: str) -> tm.DataSet:
     """Of each key a window of two panes, which its last row completes."""
     made = rows(query).select("number", name=name(KEY))
-    counts = made.group_by("name", tm.window(tm.stream.counting(4, 2))).agg(n=tm.count(), sum=NUMBER.sum())
-    return counts.select("n", "sum", key=tm.function("ltrim", tm.col("name"), "x").cast("int64"))
+    counts = made.group_by("name", tm.stream.window(tm.stream.count_window(4, 2))).agg(n=tm.count(), sum=NUMBER.sum())
+    return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def pairs(query: str) -> tm.DataSet:
@@ -111,19 +115,19 @@ def pairs(query: str) -> tm.DataSet:
     late = timedelta(milliseconds=LATER)
     where = (tm.col("then") >= tm.col("time") + late) & (tm.col("then") <= tm.col("time") + late)
     joined = first.join(then, on="key", how="left", where=where)
-    return joined.select("key", sum=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.col("n"))
+    return joined.select("key", sum=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.col("n"))
 
 
 def different(query: str) -> tm.DataSet:
     """Each name once."""
     once = rows(query).select(name=name(KEY)).distinct()
-    return once.select(key=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
+    return once.select(key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
 
 
 def remembered(query: str) -> tm.DataSet:
     """Each name once, as all rows are of less than a month."""
     once = rows(query).select("time", name=name(KEY)).distinct("name", ttl="30d")
-    return once.select(key=tm.function("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
+    return once.select(key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
 
 
 def states(query: str) -> tm.DataSet:
@@ -226,9 +230,9 @@ def main() -> None:
     _process.Store = Counted  # type: ignore[misc]
     options: dict[str, Any] = {}
     if "checkpoints" in sys.argv:
-        options = {"checkpoint": folder / "checkpoints", "every": "300ms"}
+        options = {"checkpoint": tm.stream.Checkpoint(folder / "checkpoints", interval="300ms")}
     if "moving" in sys.argv:
-        options["watch"] = stream_job.Mover(folder / "moves")
+        options["on_progress"] = stream_job.Mover(folder / "moves")
     note(QUERIES[query](query).write_stream(Files(folder / "results"), name="large", **options))
 
 

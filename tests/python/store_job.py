@@ -52,13 +52,12 @@ def main() -> None:
         context.state = (before + len(rows), bytes(pad))
         return [{**key, "number": row["number"], "before": before + at} for at, row in enumerate(rows)]
 
-    rows = tm.stream.rate(rate, keys=KEYS, splits=1).key_by("key")
+    rows = tm.stream.from_generator(rate, keys=KEYS, splits=1).key_by("key")
     rows.process(numbered, {"key": "int64", "number": "int64", "before": "int64"}).write_stream(
         Seen(folder / "results", folder / "seen"),
         name="stored",
-        checkpoint=place,
-        every="100ms",
-        stop=(folder / "stop").exists,
+        checkpoint=tm.stream.Checkpoint(place, interval="100ms"),
+        stop_when=(folder / "stop").exists,
     )
 
 

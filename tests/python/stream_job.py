@@ -46,16 +46,16 @@ def table(rows: int = ROWS, late: bool = False) -> pa.Table:
 
 def windows(rows: tm.DataSet) -> tm.DataSet:
     """Rows of each key in each second."""
-    return rows.group_by("key", tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+    return rows.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
 
 
 def sliding(rows: tm.DataSet) -> tm.DataSet:
     """Rows of each key in each second that begins at a quarter."""
     if rows._native.is_stream():
-        return rows.group_by("key", tm.window(tm.sliding("1s", "250ms"), on="ts")).agg(n=tm.count())
+        return rows.group_by("key", tm.stream.window(tm.stream.sliding("1s", "250ms"), on="ts")).agg(n=tm.count())
     # A row of a table is put into its four windows by hand.
     quarter = timedelta(seconds=0.25)
-    quarters = rows.group_by("key", tm.window(tm.tumbling(quarter), on="ts")).agg(n=tm.count())
+    quarters = rows.group_by("key", tm.stream.window(tm.stream.tumbling(quarter), on="ts")).agg(n=tm.count())
     windows = [
         quarters.select("key", "n", window_start=tm.col("window_start") - back * quarter).with_columns(
             window_end=tm.col("window_start") + SECOND
@@ -68,14 +68,14 @@ def sliding(rows: tm.DataSet) -> tm.DataSet:
 
 def early(rows: tm.DataSet) -> tm.DataSet:
     """As `windows`, which also give what they have so far."""
-    window = tm.window(tm.tumbling("1s"), on="ts", early="20ms")
+    window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_every="20ms")
     return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
 
 
 def by_rows(rows: tm.DataSet) -> tm.DataSet:
     """As `sliding`, and what each window has after every seventh row of a key: which rows these are depends on who was faster, how many does not."""
     if rows._native.is_stream():
-        window = tm.window(tm.sliding("1s", "250ms"), on="ts", early_rows=7)
+        window = tm.stream.window(tm.stream.sliding("1s", "250ms"), on="ts", emit_early_rows=7)
         return rows.group_by("key", window).agg(n=tm.count(), rows=tm.col("row").n_unique())
     last = sliding(rows).with_columns(window_final=tm.lit(True))
     early = [
@@ -88,9 +88,9 @@ def by_rows(rows: tm.DataSet) -> tm.DataSet:
 def by_steps(rows: tm.DataSet) -> tm.DataSet:
     """As `windows`, and what each has of a key at each quarter in which the key has had rows."""
     if rows._native.is_stream():
-        window = tm.window(tm.tumbling("1s"), on="ts", early_time="250ms")
+        window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_event_time="250ms")
         return rows.group_by("key", window).agg(n=tm.count())
-    quarters = rows.group_by("key", tm.window(tm.tumbling("250ms"), on="ts")).agg(n=tm.count())
+    quarters = rows.group_by("key", tm.stream.window(tm.stream.tumbling("250ms"), on="ts")).agg(n=tm.count())
     second = tm.col("at").cast("timestamp[s]").cast("timestamp[us]")
     quarters = quarters.select("key", "n", at="window_start").with_columns(window_start=second)
     so_far = tm.col("n").sum().over(partition_by=["key", "window_start"], order_by="at")
@@ -120,14 +120,14 @@ def near(rows: tm.DataSet) -> tm.DataSet:
 
 def best(rows: tm.DataSet) -> tm.DataSet:
     """The two keys that each second has most often."""
-    ranked = windows(rows).with_columns(place=tm.row_number().over("window_start", order_by=["n", "key"]))
+    ranked = windows(rows).with_columns(place=tm.functions.row_number().over("window_start", order_by=["n", "key"]))
     return ranked.filter(tm.col("place") <= 2).select("window_start", "key", "n")
 
 
 def visits(rows: tm.DataSet) -> tm.DataSet:
     """Sessions of each key, most of a few rows."""
     if rows._native.is_stream():
-        return rows.group_by("key", tm.window(tm.stream.session("90ms"), on="ts")).agg(n=tm.count())
+        return rows.group_by("key", tm.stream.window(tm.stream.session("90ms"), on="ts")).agg(n=tm.count())
     # Of a table they are found by hand: a row begins a session if the one before is far enough away.
     order = {"partition_by": "key", "order_by": "ts"}
     gap = (tm.col("ts") - tm.col("ts").shift().over(**order)) >= timedelta(seconds=0.09)
@@ -143,7 +143,7 @@ def kept_visits(rows: tm.DataSet) -> tm.DataSet:
     """As `visits`, which are kept for late rows that do not come, and also give what they have with every second row."""
     if not rows._native.is_stream():
         return visits(rows)
-    window = tm.window(tm.stream.session("90ms"), on="ts", late="1s", early_rows=2)
+    window = tm.stream.window(tm.stream.session("90ms"), on="ts", allowed_lateness="1s", emit_early_rows=2)
     return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
 
 
@@ -188,9 +188,9 @@ def hundreds(rows: tm.DataSet, for_a_time: bool = False) -> tm.DataSet:
     if rows._native.is_stream():
         # Keys are remembered for longer than the job has time.
         window = (
-            tm.window(tm.stream.counting(100, 50, ttl="1h"), on="ts")
+            tm.stream.window(tm.stream.count_window(100, 50, ttl="1h"), on="ts")
             if for_a_time
-            else tm.window(tm.stream.counting(100, 50))
+            else tm.stream.window(tm.stream.count_window(100, 50))
         )
         return rows.group_by("key", window).agg(n=tm.count(), rows=tm.col("row").n_unique())
     counts = rows.group_by("key").agg(all=tm.count())
@@ -204,7 +204,7 @@ def hundreds(rows: tm.DataSet, for_a_time: bool = False) -> tm.DataSet:
 
 
 def quarters(times: pa.Array) -> tuple[Any, Any]:
-    """The four windows of `sliding`, for `custom`."""
+    """The four windows of `sliding`, for `custom_window`."""
     at = times.cast(pa.int64()).to_numpy()
     starts = (at - at % 250_000)[:, None] - np.arange(4) * 250_000
 
@@ -218,7 +218,7 @@ def custom(rows: tm.DataSet) -> tm.DataSet:
     """As `sliding`, by windows of a function."""
     if not rows._native.is_stream():
         return sliding(rows)
-    return rows.group_by("key", tm.window(tm.stream.custom(quarters), on="ts")).agg(n=tm.count())
+    return rows.group_by("key", tm.stream.window(tm.stream.custom_window(quarters), on="ts")).agg(n=tm.count())
 
 
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
@@ -243,7 +243,7 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
 
 def narrow(rows: tm.DataSet) -> tm.DataSet:
     """Rows of each key in short windows, which those that lie far back come too late for."""
-    return rows.group_by("key", tm.window(tm.tumbling("20ms"), on="ts")).agg(n=tm.count())
+    return rows.group_by("key", tm.stream.window(tm.stream.tumbling("20ms"), on="ts")).agg(n=tm.count())
 
 
 def lines(rows: tm.Table) -> list[str]:
@@ -303,21 +303,19 @@ def main() -> None:
     late = query == "late"
     batch = 10 if late else 100
     stream = tm.stream.from_table(
-        table(late=late), time="ts", out_of_order="6ms", rows_per_batch=batch, rows_per_s=ROWS_PER_S
+        table(late=late), time="ts", max_out_of_orderness="6ms", rows_per_batch=batch, rows_per_s=ROWS_PER_S
     )
     rows = narrow(stream) if late else QUERIES[query](stream)
     watch = Mover(folder / "moves") if "moving" in sys.argv else None
     where = next((word for word in sys.argv[3:] if "://" in word), folder / "checkpoints")
     hurried = "hurried" in sys.argv
-    late_to = Files(folder / "late") if late else None
+    late_output = Files(folder / "late") if late else None
     rows.write_stream(
         Files(folder / "results", pause_s=0.03 if hurried else 0),
-        late_to=late_to,
+        late_output=late_output,
         name="killed",
-        checkpoint=where,
-        every="100ms",
-        unaligned_after=0 if hurried else 10,
-        watch=watch,
+        checkpoint=tm.stream.Checkpoint(where, interval="100ms", unaligned_after=0 if hurried else 10),
+        on_progress=watch,
     )
 
 

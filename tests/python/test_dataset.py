@@ -203,8 +203,8 @@ def test_windows() -> None:
         share=x / x.sum().over("k"),
         total=x.sum().over("k", order_by="t"),
         pair=x.mean().over("k", order_by="t", rows=(-1, 0)),
-        row=tm.row_number().over("k", order_by="t"),
-        rank=tm.rank().over(order_by="x", descending=True),
+        row=tm.functions.row_number().over("k", order_by="t"),
+        rank=tm.functions.rank().over(order_by="x", descending=True),
         before=x.shift().over("k", order_by="t"),
         after=x.shift(-1).over("k", order_by="t"),
     ).sort("t")
@@ -330,7 +330,7 @@ def test_a_display_runs_nothing_that_takes_long_or_fails(monkeypatch: pytest.Mon
         repr(failing).startswith("<DataSet s: Int64; its rows cannot be made: ")
         and "cannot be made" in failing._repr_html_()
     )
-    assert "a stream" in repr(tm.stream.rate(10))
+    assert "a stream" in repr(tm.stream.from_generator(10))
     (tmp_path / "a.csv").write_text("x\n1\nzwei\n")
     lenient = tm.read_csv(str(tmp_path / "a.csv"), schema={"x": "int64"}, on_error="skip")
     assert repr(lenient).startswith("<DataSet x: Int64; show() prints its first rows")
@@ -371,7 +371,7 @@ def test_tables_can_be_pickled(data: tm.DataSet) -> None:
         (lambda d: d.with_columns(tm.col("x").sum()), r"over\(\)"),
         (lambda d: d.with_columns(tm.col("x").over("k")), r"over\(\)"),
         (lambda d: d.filter(tm.col("x") + 1), r"(?i)boolean"),
-        (lambda d: tm.function("uper", tm.col("k")), r'no function "uper" \(did you mean "upper"\?\)'),
+        (lambda d: tm.functions.scalar("uper", tm.col("k")), r'no function "uper" \(did you mean "upper"\?\)'),
         (lambda d: tm.col("x").cast("integer"), r'unknown type "integer"'),
         (lambda d: tm.sql("select nope from d", d=d), r'no column "nope"'),
         (lambda d: tm.sql("selec x from d", d=d), r"SQL"),

@@ -24,7 +24,7 @@ def skip(read: Any, path: Path, bad: int, **options: Any) -> list[tuple[Any, ...
     plural = "rows that cannot be read were" if bad > 1 else "row that cannot be read was"
     with pytest.warns(tm.BadRowsWarning, match=f"{bad} {plural} left out; the first: {path}, line "):
         found = rows(data)
-    assert tm.skipped_rows() == bad
+    assert tm.last_report().skipped_rows == bad
     return found
 
 
@@ -219,7 +219,7 @@ for name in ["plain", "zipped"]:
         warnings.simplefilter("always")
         data = tm.read_csv(folder / name, schema=schema, on_error="quarantine", quarantine=folder / f"bad-{name}")
         assert data.select(n=tm.count(), s=tm.col("n").sum()).to_dict() == total
-    assert tm.skipped_rows() == int(sys.argv[4]), tm.skipped_rows()
+    assert tm.last_report().skipped_rows == int(sys.argv[4]), tm.last_report().skipped_rows
     assert len(seen) == (job.rank == 0), seen
     job.comm.barrier()
     bad = tm.read_json(folder / f"bad-{name}").sort("file", "line").to_pylist()

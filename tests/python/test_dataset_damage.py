@@ -72,7 +72,7 @@ data = tm.from_dict({"x": x}).map_batches(spoil, {"x": "int64"}).with_columns(pa
 query = {
     "sort": lambda: data.sort("x").collect(),
     "group": lambda: data.group_by("pad").agg(tm.col("x").sum()).collect(),
-    "window": lambda: data.with_columns(n=tm.row_number().over(tm.col("x") % 7, order_by="pad")).select(tm.col("n").sum()).collect(),
+    "window": lambda: data.with_columns(n=tm.functions.row_number().over(tm.col("x") % 7, order_by="pad")).select(tm.col("n").sum()).collect(),
     "join": lambda: data.join(tm.from_dict({"x": x}).with_columns(other=wide), on="x").select(tm.col("pad").max(), tm.col("other").max()).collect(),
 }[sys.argv[1]]
 fails(query, spill)

@@ -72,7 +72,7 @@ queries = {
     "join with nothing": lambda: big.select("k", "x").join(none.select("k", "s"), on="k", how="left").select(k.sum(), n=tm.count()),
     "one key": lambda: skewed.join(skewed.filter(tm.col("v") % 1000 == 0), on="k").select(n=tm.count(), s=tm.col("v").sum()),
     "explode": lambda: big.select("x", "deep").explode("deep").group_by("deep").agg(x.sum()),
-    "window": lambda: big.select("g", "x", "s", r=tm.row_number().over("g", order_by=["x", "s", "day", "k"])).filter(tm.col("r") < 5),
+    "window": lambda: big.select("g", "x", "s", r=tm.functions.row_number().over("g", order_by=["x", "s", "day", "k"])).filter(tm.col("r") < 5),
     "window over all": lambda: big.select("x", c=x.sum().over(order_by="x")).distinct(),
     "strings": lambda: big.group_by(tm.col("s").str.slice(5, 3)).agg(n=tm.count()),
     "files": lambda: csv.group_by("shop").agg(tm.col("amount").sum()),

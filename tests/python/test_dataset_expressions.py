@@ -524,9 +524,9 @@ def test_lists() -> None:
 
 
 def test_any_function_by_name() -> None:
-    assert evaluate(tm.function("greatest", x, 2), x=[1, 3]) == [2, 3]
+    assert evaluate(tm.functions.scalar("greatest", x, 2), x=[1, 3]) == [2, 3]
     data = tm.from_dict({"x": [1.0, 2.0, 3.0], "y": [2.0, 4.0, 6.0]})
-    assert data.select(r=tm.aggregate_function("corr", x, y)).to_dict()["r"] == pytest.approx([1.0])
+    assert data.select(r=tm.functions.aggregate("corr", x, y)).to_dict()["r"] == pytest.approx([1.0])
 
 
 def test_fields_of_structs_that_a_step_below_makes() -> None:
@@ -539,7 +539,7 @@ def test_fields_of_structs_that_a_step_below_makes() -> None:
 def test_products_that_are_to_wrap() -> None:
     a, b = [2**62 + 1, -3, None], [5, 2**63 - 1, 1]
     wrapped = [(p * q + 2**63) % 2**64 - 2**63 for p, q in zip(a[:2], b[:2], strict=True)]
-    assert evaluate(tm.function("wrapping_mul", x, y), x=a, y=b) == [*wrapped, None]
+    assert evaluate(tm.functions.scalar("wrapping_mul", x, y), x=a, y=b) == [*wrapped, None]
 
 
 def test_deep_expressions_and_plans_work_or_are_refused() -> None:

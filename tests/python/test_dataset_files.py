@@ -883,13 +883,13 @@ def test_a_checkpoint_is_made_once(tmp_path: Path) -> None:
         return row
 
     data = tm.from_dict({"x": [1, 2, 3], "s": ["a", None, "c"]}).map(seen, {"x": "int64", "s": "str"})
-    first = data.checkpoint(tmp_path / "here")
-    again = data.checkpoint(tmp_path / "here")
+    first = data.materialize(tmp_path / "here")
+    again = data.materialize(tmp_path / "here")
     assert rows(first) == rows(again) == [(1, "a"), (2, None), (3, "c")]
     assert len(calls) == 3
     broken = data.map(lambda row: {"x": 1 // (row["x"] - 2)}, {"x": "int64"})
     with pytest.raises(tm.DataSetError):
-        broken.checkpoint(tmp_path / "there")
+        broken.materialize(tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
 
@@ -929,8 +929,8 @@ for act in [
     lambda: tm.read_csv(f"{shut}/a.csv"),
     lambda: tm.read_csv(f"{shut}/*.csv"),
     lambda: tm.sql(f"select * from '{shut}/a.csv'"),
-    lambda: data.checkpoint(f"{shut}/point"),
-    lambda: data.checkpoint(f"file://{shut}/point"),
+    lambda: data.materialize(f"{shut}/point"),
+    lambda: data.materialize(f"file://{shut}/point"),
 ]:
     try:
         act()
@@ -969,7 +969,7 @@ def test_checkpoints_by_the_url_of_a_folder(tmp_path: Path) -> None:
 
     data = tm.from_dict({"x": [1, 2, 3]}).map_batches(seen, schema={"x": "int64"})
     for place in [f"file://{tmp_path}/a%20b", f"file://{tmp_path}/a%20b", tmp_path / "a b", f"{tmp_path}/a b"]:
-        assert data.checkpoint(place).sort("x").to_dict() == {"x": [1, 2, 3]}
+        assert data.materialize(place).sort("x").to_dict() == {"x": [1, 2, 3]}
     assert sum(made) == 3
 
 

@@ -143,8 +143,8 @@ def test_windows(odd: tm.DataSet) -> None:
     found = odd.select(
         "i",
         n=tm.count().over("x"),
-        rank=tm.rank().over(order_by="x"),
-        dense=tm.dense_rank().over(order_by="x"),
+        rank=tm.functions.rank().over(order_by="x"),
+        dense=tm.functions.dense_rank().over(order_by="x"),
         peers=tm.count().over(order_by="x"),
         low=x.min().over(),
     ).sort("i")
@@ -224,7 +224,7 @@ ordered = data.sort("x", "i").to_dict()
 ranks = {{"-1.5": 0, "0.0": 1, "1.5": 2, "nan": 3}}
 places = [(ranks[kind(v)], i) for v, i in zip(ordered["x"], ordered["i"], strict=True)]
 assert places == sorted(places)
-shares = data.select("i", r=tm.dense_rank().over(order_by="x")).group_by("r").agg(n=tm.count()).sort("r")
+shares = data.select("i", r=tm.functions.dense_rank().over(order_by="x")).group_by("r").agg(n=tm.count()).sort("r")
 assert shares.to_dict()["n"] == [n // 8, n // 4, n // 8, n // 2], shares.to_dict()
 """
     )
@@ -238,7 +238,7 @@ FRAMES: dict[str, tuple[Callable[[tm.Expr], tm.Expr], Callable[[list[float]], fl
     "mean": (lambda of: of.mean(), lambda v: math.fsum(v) / len(v) if v else None),
     "var": (lambda of: of.var(), lambda v: statistics.variance(v) if len(v) > 1 else None),
     "std": (lambda of: of.std(), lambda v: statistics.stdev(v) if len(v) > 1 else None),
-    "var_pop": (lambda of: tm.aggregate_function("var_pop", of), lambda v: statistics.pvariance(v) if v else None),
+    "var_pop": (lambda of: tm.functions.aggregate("var_pop", of), lambda v: statistics.pvariance(v) if v else None),
 }
 
 

@@ -117,7 +117,7 @@ def test_types_are_found_out() -> None:
     types = found.schema
     assert types["s"].startswith("Struct") and types["m"].startswith("Map") and "Float64" in types["l"]
     # Steps in Rust go on with what was made.
-    assert found.select(a=tm.function("get_field", tm.col("s"), "a")).drop_nulls().to_pylist() == [{"a": 1}]
+    assert found.select(a=tm.functions.scalar("get_field", tm.col("s"), "a")).drop_nulls().to_pylist() == [{"a": 1}]
     # Later rows have less, or whole numbers where floats were.
 
 
@@ -216,7 +216,7 @@ made = data.map(lambda row: {"i": row["i"], "p": {"k": row["i"] % 7, "l": [{"v":
 assert made.sort("i").to_pylist()[5] == {"i": 5, "p": {"k": 5, "l": [{"v": 5}, {"v": 5}]}, "m": [("i", 5)]}
 def both(a, b):
     return {"i": a["i"] + b["i"], "p": {"k": a["p"]["k"], "l": []}, "m": [("i", a["m"][0][1] + b["m"][0][1])]}
-sums = made.with_columns(k=tm.function("get_field", tm.col("p"), "k"))
+sums = made.with_columns(k=tm.functions.scalar("get_field", tm.col("p"), "k"))
 sums = sums.key_by("k").reduce(lambda a, b: {**both(a, b), "k": a["k"]}).sort("k").to_pylist()
 wanted = [sum(range(k, n, 7)) for k in range(7)]
 assert [row["i"] for row in sums] == wanted == [row["m"][0][1] for row in sums], sums

@@ -37,12 +37,12 @@ print("done", sorted(kept.columns))
 """
 
 
-@pytest.mark.parametrize("keep", ["checkpoint", "cache"])
+@pytest.mark.parametrize("keep", ["materialize", "cache"])
 def test_what_is_done_again(keep: str, tmp_path: Path) -> None:
-    """A job killed while it makes its checkpoint must make all of it anew; one killed behind it, nothing that is in it. What is
+    """A job killed while it materializes rows must make all of it anew; one killed behind it, nothing that is in it. What is
     cached is in the memory of the workers, and gone with them."""
     app = tmp_path / "app.py"
-    call = f"checkpoint({str(tmp_path / 'kept')!r})" if keep == "checkpoint" else "cache()"
+    call = f"materialize({str(tmp_path / 'kept')!r})" if keep == "materialize" else "cache()"
     app.write_text(PROGRAM.replace("FOLDER", repr(str(tmp_path))).replace("KEEP", call))
     result = launched.run("run", "-n", "2", "--restarts", "2", app)
     assert result.returncode == 0, result.stderr.decode()
@@ -54,7 +54,7 @@ def test_what_is_done_again(keep: str, tmp_path: Path) -> None:
 
     assert 0 < calls("called", 0) < 4000, "the first was killed under way"
     assert calls("called", 1) == 4000
-    assert calls("called", 2) == (0 if keep == "checkpoint" else 4000)
+    assert calls("called", 2) == (0 if keep == "materialize" else 4000)
     assert calls("later", 2) == 4000
     # Nothing is left of the attempt that was killed while it wrote.
     assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name] == []

@@ -238,6 +238,6 @@ def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_at_a_prompt() -> None:
     """Modules that a module imports for itself are no names of it."""
-    for module in (tm, tm.stream):
+    for module in (tm, tm.functions, tm.stream):
         names = {name for name in dir(module) if not name.startswith("__")}
         assert names == {name for name in module.__all__ if not name.startswith("__")}

@@ -227,7 +227,7 @@ def test_checkpoints(bucket: Path) -> None:
 
     data = tm.from_dict(DATA).map_batches(seen, schema={"n": "int64", "s": "str"})
     for _ in range(2):
-        assert rows(data.checkpoint(url(bucket, "point"))) == rows(tm.from_dict(DATA))
+        assert rows(data.materialize(url(bucket, "point"))) == rows(tm.from_dict(DATA))
     assert sum(made) == 4
 
 
@@ -247,7 +247,7 @@ data = tm.from_dict({"x": list(range(40_000))}).map_batches(seen, schema={"x": "
 if job.rank == 0:
     (calls / "worker.pid").write_text(f"{os.getpid()}\\n")
 try:
-    kept = data.checkpoint(url)
+    kept = data.materialize(url)
 except tm.DataSetError as error:
     print(error)
 else:

@@ -48,10 +48,10 @@ def test_places_in_an_order() -> None:
     over = {"partition_by": "k", "order_by": "x"}
     got = found(
         rows,
-        percent=tm.percent_rank().over(**over),
-        cume=tm.cume_dist().over(**over),
-        part=tm.ntile(4).over("k", order_by=["x", "i"]),
-        many=tm.ntile(1000).over("k", order_by=["x", "i"]),
+        percent=tm.functions.percent_rank().over(**over),
+        cume=tm.functions.cume_dist().over(**over),
+        part=tm.functions.ntile(4).over("k", order_by=["x", "i"]),
+        many=tm.functions.ntile(1000).over("k", order_by=["x", "i"]),
     )
     for row in got:
         others = partitions(rows)[row["k"]]
@@ -162,7 +162,7 @@ def test_the_last_value_that_there_is() -> None:
 def test_directions_of_each_column(descending: bool | list[bool], nulls_last: bool | list[bool]) -> None:
     """An order of several columns has a direction for each, and a place for the nulls of each; in sorts, too."""
     rows, keys = table(), ["x", "y", "i"]
-    place = tm.row_number().over(order_by=keys, descending=descending, nulls_last=nulls_last)
+    place = tm.functions.row_number().over(order_by=keys, descending=descending, nulls_last=nulls_last)
     falls = [descending] * 3 if isinstance(descending, bool) else descending
     last = [nulls_last] * 3 if isinstance(nulls_last, bool) else nulls_last
 
@@ -181,13 +181,13 @@ def test_directions_of_each_column(descending: bool | list[bool], nulls_last: bo
 def test_what_is_wrong_with_them_is_said() -> None:
     x = tm.col("x")
     for call, said in [
-        (lambda: tm.ntile(0), "ntile cuts into at least one part, not 0"),
-        (lambda: tm.ntile(2.0), "ntile cuts into at least one part, not 2.0"),  # type: ignore[arg-type]
+        (lambda: tm.functions.ntile(0), "ntile cuts into at least one part, not 0"),
+        (lambda: tm.functions.ntile(2.0), "ntile cuts into at least one part, not 2.0"),  # type: ignore[arg-type]
         (lambda: x.nth_value(0), "nth_value: rows are counted from 1, or -1 from the end, not 0"),
     ]:
         with pytest.raises(tm.DataSetError, match=said):
             call()
-    sliding = tm.aggregate_function("approx_distinct", x).over("k", order_by="i", rows=(-2, 0))
+    sliding = tm.functions.aggregate("approx_distinct", x).over("k", order_by="i", rows=(-2, 0))
     with pytest.raises(
         tm.DataSetError, match=r"approx_distinct of a frame whose start moves .*rows=\(None, 0\), or .*: to_list"
     ):
@@ -270,10 +270,10 @@ import tidemill as tm
 job, x = tm.init(), tm.col("x")
 data = tm.from_dict({"i": list(range(20_000))}).with_columns(k=tm.col("i") % 7, x=tm.col("i") * 31 % 1009)
 exprs = dict(
-    percent=tm.percent_rank().over("k", order_by=["x", "i"]),
-    cume=tm.cume_dist().over("k", order_by=["x", "i"], descending=[True, False]),
-    part=tm.ntile(10).over("k", order_by=["x", "i"]),
-    quarter=tm.ntile(4).over(order_by=["x", "i"]),
+    percent=tm.functions.percent_rank().over("k", order_by=["x", "i"]),
+    cume=tm.functions.cume_dist().over("k", order_by=["x", "i"], descending=[True, False]),
+    part=tm.functions.ntile(10).over("k", order_by=["x", "i"]),
+    quarter=tm.functions.ntile(4).over(order_by=["x", "i"]),
     first=x.first().over("k", order_by="i", rows=(-5, -1)),
     third=x.nth_value(3).over("k", order_by="i", rows=(-5, 0)),
     even=x.last(where=x % 2 == 0).over("k", order_by="i", rows=(-3, 1)),

@@ -37,7 +37,7 @@ for wrong in [
     lambda: sales.select(tm.col("shop").cast("int64")).collect(),
     lambda: sales.filter(tm.col("shop").cast("int64") == 1).count(),
     lambda: sales.write_csv(folder),
-    *([lambda: sales.write_csv(f"{folder}/out{job.rank}"), lambda: sales.checkpoint(f"{folder}/kept{job.rank}")]
+    *([lambda: sales.write_csv(f"{folder}/out{job.rank}"), lambda: sales.materialize(f"{folder}/kept{job.rank}")]
       if job.size > 1 else []),
 ]:
     try:
@@ -57,7 +57,7 @@ assert described.schema == by_shop.describe().schema and len(described) == (9 if
 assert len(only) == (3 if job.rank == job.size - 1 else 0), only
 assert only.columns == ["shop", "amount", "n"]
 assert len(errors) == (3 if job.size == 1 else 5) and "exists" in errors[2], errors
-for error, (call, name) in zip(errors[3:], [("write_csv", "out"), ("checkpoint", "kept")]):
+for error, (call, name) in zip(errors[3:], [("write_csv", "out"), ("materialize", "kept")]):
     assert error.startswith(f"{call}: path= is ") and f"{name}0' on worker 0 and " in error, error
 assert shops.count() == job.size
 if job.rank == 0:
@@ -227,7 +227,7 @@ made = {
     "sort": lambda: data.sort("x"),
     "group": lambda: data.group_by("s").agg(n=tm.count(), y=tm.col("y").max()),
     "join": lambda: data.join(other, on="x"),
-    "window": lambda: data.with_columns(place=tm.row_number().over("x", order_by="y")),
+    "window": lambda: data.with_columns(place=tm.functions.row_number().over("x", order_by="y")),
 }[sys.argv[1]]()
 made.write_parquet("out")
 all_peak = resident()["VmHWM"]

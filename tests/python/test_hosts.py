@@ -257,7 +257,7 @@ def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Hosts) -> None
         # A file of one host alone; other kinds of columns; bad rows.
         assert tm.read_csv(tables + "/old/*.csv", each_host=True).count() == 50
         bad = tm.read_csv(tables + "/app.csv", schema={{"n": "int64", "text": "int64"}}, on_error="skip", each_host=True)
-        assert bad.to_dict() == {{"n": [], "text": []}} and tm.skipped_rows() == 900 + 1_500, tm.skipped_rows()
+        assert bad.to_dict() == {{"n": [], "text": []}} and tm.last_report().skipped_rows == 900 + 1_500, tm.last_report().skipped_rows
         print("done")
     """
     with job(tmp_path, hosts, program, TIDEMILL_THREADS="2") as running:
@@ -433,8 +433,8 @@ def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Ho
 CLICKS = """
 import tidemill as tm
 
-clicks = tm.stream.rate(2000, keys=100, splits=8)
-counts = clicks.group_by("key", tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+clicks = tm.stream.from_generator(2000, keys=100, splits=8)
+counts = clicks.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
 counts.write_stream(lambda rows: None, name="clicks")
 """
 

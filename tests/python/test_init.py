@@ -89,7 +89,7 @@ def test_transport_by_argument(tmp_path: Path) -> None:
         tmp_path,
         """
         import tidemill as tm
-        job = tm.init(transport="tcp", stall_warning=5)
+        job = tm.init(transport="tcp", stall_warning="5s")
         print(job.workers[1 - job.rank]["transport"])
         """,
     )

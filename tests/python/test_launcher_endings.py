@@ -286,7 +286,7 @@ import tidemill as tm
 job = tm.init()
 squares = tm.from_dict({{"x": [1, 2, 3]}}).with_columns(y=tm.col("x") * tm.col("x"))
 was_there = os.path.exists({str(tmp_path / "squares")!r})
-squares = squares.checkpoint({str(tmp_path / "squares")!r})
+squares = squares.materialize({str(tmp_path / "squares")!r})
 if job.rank == 1 and os.environ["TIDEMILL_RESTART"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 job.comm.Barrier()

@@ -109,7 +109,7 @@ def test_hashes_of_redis(redis_server: servers.Redis) -> None:
         client.hset("user:1:de", mapping={"age": "30", "name": "ann", "more": "x"})
         client.hset("user:2:fr", mapping={"name": "bob"})
         client.hset("user:4:fr", mapping={"more": "x"})
-    hashes = tm.stream.redis_hashes(redis_server.url, ["name", "age"], prefix="user:")
+    hashes = tm.stream.redis_lookup(redis_server.url, ["name", "age"], prefix="user:")
     data = tm.from_dict({"id": [1, 2, 3, 4], "land": ["de", "fr", "fr", "fr"]})
     schema = {"name": "str", "age": "int32"}
     found = data.lookup(hashes, on=["id", "land"], schema=schema, cache_for=0).sort("id")
@@ -148,7 +148,7 @@ def test_hashes_that_a_sink_has_written(redis_server: servers.Redis, name: str) 
     texts = ["\\N", "a:b", ":", "a:\\", None]
     table = pa.table({"typed": TYPED[name], "text": texts, "n": range(5)})
     rows = tm.from_arrow(table)
-    hashes = tm.stream.redis_hashes(redis_server.url, "n", prefix=f"{name}:")
+    hashes = tm.stream.redis_lookup(redis_server.url, "n", prefix=f"{name}:")
     with redis_server.client() as client:
         for key in (["typed", "text"], ["text", "typed"]):
             sink = tm.stream.to_redis(redis_server.url, key=key, prefix=f"{name}:")
@@ -170,7 +170,7 @@ def test_keys_without_a_type(redis_server: servers.Redis) -> None:
         client.hset("untyped::x", "n", "1")
         client.hset("untyped:\\N:x", "n", "2")
         client.hset("untyped:5:x", "n", "3")
-    hashes = tm.stream.redis_hashes(redis_server.url, "n", prefix="untyped:")
+    hashes = tm.stream.redis_lookup(redis_server.url, "n", prefix="untyped:")
     assert hashes([]) == []
     assert hashes([(5, "x"), (None, "x"), (6, "x")]) == [{"n": "3"}, {"n": "1"}, None]
     assert hashes([("a", "x"), (None, "x")]) == [None, {"n": "2"}]

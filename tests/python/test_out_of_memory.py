@@ -35,9 +35,9 @@ look = "select count(*) as n, sum(key) as sum, sum(length(text)) as bytes from r
 keys = tm.sql(look, rows=tm.read_parquet(folder / "sorted")).collect().to_dict()
 
 # A window that has 600 MB of keys.
-name = tm.function("lpad", (tm.col("number") * 7919 % KEYS).cast("str"), 300, "x")
-rows = tm.stream.rate(0, rows=2 * KEYS, splits=4, step="1ms", out_of_order="60s").select("number", "time", name=name)
-counts = rows.group_by("name", tm.window(tm.tumbling("3000d"), on="time")).agg(n=tm.count())
+name = tm.functions.scalar("lpad", (tm.col("number") * 7919 % KEYS).cast("str"), 300, "x")
+rows = tm.stream.from_generator(0, rows=2 * KEYS, splits=4, step="1ms", max_out_of_orderness="60s").select("number", "time", name=name)
+counts = rows.group_by("name", tm.stream.window(tm.stream.tumbling("3000d"), on="time")).agg(n=tm.count())
 found = [0, 0]
 
 def take(table):
@@ -64,8 +64,8 @@ def grow(row):
         held = [bytearray(64 << 20) for _ in range(100)]
     return row
 
-rows = tm.stream.rate(2000, rows=6000, splits=2).select("number").map(grow, {"number": "int64"})
-rows.write_stream(Files(folder / "results"), checkpoint=folder / "checkpoints", every="200ms")
+rows = tm.stream.from_generator(2000, rows=6000, splits=2).select("number").map(grow, {"number": "int64"})
+rows.write_stream(Files(folder / "results"), checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="200ms"))
 """
 
 

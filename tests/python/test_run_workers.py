@@ -101,7 +101,9 @@ def test_a_function_that_takes_too_long_names_its_ranks(three: tm.Workers) -> No
 
     pids = three.run(os.getpid)
     with pytest.raises(TimeoutError, match=r"on rank 1 within 0\.1 s"):
-        three.run(wait, timeout=0.1)
+        three.run(wait, timeout="100ms")
+    with pytest.raises(ValueError, match="timeout='soon' is not a duration"):
+        three.run(wait, timeout="soon")
     assert not any(map(is_running, pids))
     assert len(three.run(place, 1)) == 3
 

@@ -218,6 +218,7 @@ def test_options_of_files(tmp_path: Path) -> None:
         (("--glyph", "A=heart"), "a shape is one of circle, square"),
         (("--follow",), "--follow wants one file"),
         (("--settle", "1"), "--settle is for --follow"),
+        (("prices.csv", "--follow", "--settle", "soon"), "argument --settle: 'soon' is not a duration"),
         (("--max-iter", "0"), "--max-iter must be at least 1"),
         (("prices.csv", "--follow", "--align", "common"), "--follow does not have them: align to a FILE"),
         (("--port", "70000"), "--port is from 0 to 65535"),

@@ -351,7 +351,7 @@ def test_records_whose_two_factors_differ_are_left_out(tmp_path: Path) -> None:
     assert table(panel) == {"A": [20, 22, 22, 20], "B": [20, 22, None, 10]}
     assert (report.counts["factors_differ"], report.counts["splits"], report.counts["missing"]) == (1, 1, 0)
     assert "        1  rows whose two factors of a split differ: left out\n" in str(report)
-    with series.Follower(path, rules, columns=named, settle_s=0, every_s=0.001) as follower:
+    with series.Follower(path, rules, columns=named, settle=0, poll_interval=0.001) as follower:
         while not follower.poll():
             pass
         assert follower.panel is not None and follower.report is not None
@@ -547,7 +547,7 @@ def test_small_splits_go_by_those_of_the_table(adjusted: bool, tmp_path: Path) -
     assert report.counts["flat_splits" if adjusted else "splits"] == len(SMALL)
     again = tmp_path / "again.csv"
     again.write_text("date,id,price,split\n")
-    with series.Follower(again, settle_s=3600, every_s=0.001) as follower:
+    with series.Follower(again, settle=3600, poll_interval=0.001) as follower:
         for line in range(0, len(lines), 7):
             with again.open("a") as file:
                 file.writelines(lines[line : line + 7])

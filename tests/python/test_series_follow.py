@@ -54,7 +54,7 @@ def counts(follower: series.Follower) -> dict[str, int]:
 def test_a_day_is_over_when_the_next_one_comes(tmp_path: Path) -> None:
     """With no settling in sight, the last day must wait, and half a line must not be taken for a price."""
     path = tmp_path / "prices.csv"
-    follower = series.Follower(path, settle_s=3600, every_s=0.001)
+    follower = series.Follower(path, settle=3600, poll_interval=0.001)
     assert not follower.poll()
     with path.open("w") as file:
         file.write(HEAD)
@@ -82,7 +82,7 @@ def test_a_day_is_over_when_the_next_one_comes(tmp_path: Path) -> None:
 def test_a_quiet_file_has_had_its_day(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text(HEAD + "".join(rows(range(5))))
-    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 5)
     expected, report = series.clean(path)
     np.testing.assert_array_equal(of(follower).values, expected.values)
@@ -113,7 +113,7 @@ def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path:
     path = tmp_path / "prices.csv"
     path.write_text(HEAD)
     rules = series.Rules(splits=splits)  # type: ignore[arg-type]
-    follower = series.Follower(path, rules, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(path, rules, settle=0.0, poll_interval=0.001)
     # At ends of days, as a day that has settled takes no more rows.
     ends = sorted({0, *(len(lines) * piece // pieces for piece in range(1, pieces + 1)), len(lines)})
     at = 0
@@ -143,7 +143,7 @@ def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path:
 def test_rows_that_come_too_late_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text(HEAD + "".join(rows(range(5))))
-    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 5)
     before = of(follower).values.copy()
     with path.open("a") as file:
@@ -157,7 +157,7 @@ def test_files_that_come_into_a_folder(tmp_path: Path) -> None:
     """In the order of their names; hidden ones are not finished."""
     folder = tmp_path / "days"
     folder.mkdir()
-    follower = series.Follower(folder, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(folder, settle=0.0, poll_interval=0.001)
     assert not follower.poll()
     for number in range(3):
         made = folder / f".{number}.csv"
@@ -191,7 +191,7 @@ def test_the_files_that_are_followed_are_those_that_are_read(pattern: str, settl
     below(tmp_path, range(6))
     source = str(tmp_path / pattern)
     expected, report = series.clean(source)
-    follower = series.Follower(source, settle_s=settle_s, every_s=0.001)
+    follower = series.Follower(source, settle=settle_s, poll_interval=0.001)
     # Without settling the last day is never over.
     days = 5 if settle_s else 6
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == days)
@@ -206,7 +206,7 @@ def test_the_files_that_are_followed_are_those_that_are_read(pattern: str, settl
 def test_a_file_that_comes_into_a_new_folder(tmp_path: Path) -> None:
     """While it is followed: a folder for each month, of which the next one is not there yet."""
     source = str(tmp_path / "**" / "*.csv")
-    follower = series.Follower(source, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(source, settle=0.0, poll_interval=0.001)
     assert not follower.poll()
     for number in range(3):
         folder = tmp_path / "2024" / f"{number}"
@@ -226,7 +226,7 @@ def test_files_longer_than_a_piece_that_have_the_same_days(tmp_path: Path, monke
     monkeypatch.setattr("tidemill.series._tail._PIECE_BYTES", 300)
     below(tmp_path, range(12))
     expected, _ = series.clean(tmp_path)
-    follower = series.Follower(tmp_path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(tmp_path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 12)
     np.testing.assert_array_equal(of(follower).values, expected.values)
     assert counts(follower).get("late", 0) == 0
@@ -236,7 +236,7 @@ def test_files_longer_than_a_piece_that_have_the_same_days(tmp_path: Path, monke
 def test_a_source_that_can_never_come_is_an_error(source: str) -> None:
     """It was waited for without a word."""
     with pytest.raises(series.SeriesError, match=r"file system can be followed, by their path|Pattern syntax error"):
-        series.Follower(source, every_s=0.001).poll()
+        series.Follower(source, poll_interval=0.001).poll()
 
 
 def parquet(path: Path, numbers: range) -> bytes:
@@ -260,7 +260,7 @@ def test_parquet_files_that_come_into_a_folder(tmp_path: Path) -> None:
     folder.mkdir()
     whole.mkdir()
     parts = [parquet(whole / f"{number}.parquet", range(9 * number, 9 * number + 9)) for number in range(3)]
-    follower = series.Follower(folder, settle_s=3600, every_s=0.001)
+    follower = series.Follower(folder, settle=3600, poll_interval=0.001)
     (folder / "0.parquet").write_bytes(parts[0])
     until(follower, lambda: follower.panel is not None)
     (folder / "1.parquet").touch()
@@ -287,7 +287,7 @@ def test_a_parquet_file_may_have_dates_that_are_texts(tmp_path: Path) -> None:
     path = tmp_path / "prices.parquet"
     dates = [day(number) for number in range(4) for _ in "ab"]
     pq.write_table(pa.table({"date": dates, "id": [*"ab"] * 4, "price": np.arange(1.0, 9.0)}), path)
-    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 4)
     expected, _ = series.clean(path)
     assert of(follower).times.tolist() == expected.times.tolist()
@@ -298,7 +298,7 @@ def test_parquet_files_that_cannot_be_followed(tmp_path: Path) -> None:
     path = tmp_path / "prices.parquet"
     path.write_bytes(parquet(path, range(3))[:-3])
     with pytest.raises(series.SeriesError, match=r"prices\.parquet: .*(?i:parquet)"):
-        until(series.Follower(path, settle_s=0.1, every_s=0.01), lambda: False)
+        until(series.Follower(path, settle=0.1, poll_interval=0.01), lambda: False)
     pq.write_table(pa.table({"date": ["soon", "now"], "id": ["a", "b"], "price": [1.0, 2.0]}), path)
     with pytest.raises(series.SeriesError, match=r"prices\.parquet: times in column 'date' are .*, such as 'soon'"):
         series.Follower(path).poll()
@@ -313,7 +313,7 @@ def test_parquet_and_csv_may_lie_in_one_folder(tmp_path: Path) -> None:
     named = pa.table({"date": dates, "ticker": ["a", None, "a", "b"], "price": [1.0, 2.0, None, 4.0]})
     pq.write_table(named, tmp_path / "0.parquet")
     (tmp_path / "1.csv").write_text("date,ticker,price\n20240104,a,5\n20240104,b,6\n")
-    follower = series.Follower(tmp_path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(tmp_path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 3)
     assert of(follower).times.astype("datetime64[D]").astype(str).tolist() == ["2024-01-02", "2024-01-03", "2024-01-04"]
     np.testing.assert_array_equal(of(follower).values, [[1, np.nan], [np.nan, 4], [5, 6]])
@@ -334,12 +334,12 @@ def test_parquet_and_csv_may_lie_in_one_folder(tmp_path: Path) -> None:
 def test_bad_rows_name_file_and_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text(HEAD + text)
-    follower = series.Follower(path, every_s=0.001)
+    follower = series.Follower(path, poll_interval=0.001)
     with pytest.raises(series.SeriesError) as caught:
         follower.poll()
     assert str(caught.value).startswith(f"{path}, {message}")
     path.write_text(HEAD + text + "".join(rows(range(2))))
-    lenient = series.Follower(path, settle_s=0.0, every_s=0.001, on_error="skip")
+    lenient = series.Follower(path, settle=0.0, poll_interval=0.001, on_error="skip")
     until(lenient, lambda: lenient.panel is not None)
     assert counts(lenient) == {"unreadable": 1}
 
@@ -350,7 +350,7 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
     with pytest.raises(series.SeriesError, match=r"prices.csv: no column is named like an id"):
         series.Follower(path).poll()
     path.write_text(HEAD + "".join(rows(range(3))))
-    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None)
     path.write_text(HEAD)
     with pytest.raises(series.SeriesError, match="has become shorter while it was followed"):
@@ -369,8 +369,10 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
     (folder / "b.csv").write_text("date,id,close\n")
     with pytest.raises(series.SeriesError, match=r"b.csv has other columns than the files before"):
         series.Follower(folder).poll()
-    with pytest.raises(series.SeriesError, match="settle_s"):
-        series.Follower(path, settle_s=-1)
+    with pytest.raises(series.SeriesError, match="settle=-1 is negative"):
+        series.Follower(path, settle=-1)
+    with pytest.raises(series.SeriesError, match="poll_interval=0 must be greater than zero"):
+        series.Follower(path, poll_interval=0)
 
 
 ODD = {
@@ -408,7 +410,7 @@ def test_odd_files_are_followed_as_they_are_read(odd: str, tmp_path: Path) -> No
     )  # fmt: skip
     path.write_text(made, newline="")
     expected, report = series.clean(path, **options)  # type: ignore[arg-type]
-    follower = series.Follower(path, settle_s=0.0, every_s=0.001, **options)  # type: ignore[arg-type]
+    follower = series.Follower(path, settle=0.0, poll_interval=0.001, **options)  # type: ignore[arg-type]
     until(follower, lambda: follower.panel is not None)
     assert not follower.poll()
     assert of(follower).ids.tolist() == expected.ids.tolist()
@@ -426,7 +428,7 @@ def test_the_last_line_of_each_file_of_a_folder_may_have_no_end(tmp_path: Path) 
     """Its last row must be there before the day of the next file makes it late, and without waiting for anything to settle."""
     folder = tmp_path / "days"
     folder.mkdir()
-    follower = series.Follower(folder, settle_s=3600, every_s=0.001)
+    follower = series.Follower(folder, settle=3600, poll_interval=0.001)
     for number in range(4):
         (folder / f"{number}.csv").write_text((HEAD + "".join(rows(range(number, number + 1)))).rstrip("\n"))
         if number:
@@ -442,7 +444,7 @@ def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "prices.csv"
     path.write_text(HEAD + "".join(rows(range(20))))
     expected, _ = series.clean(path)
-    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 20)
     np.testing.assert_array_equal(of(follower).values, expected.values)
     assert counts(follower) == {}
@@ -453,7 +455,7 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     written = "".join(rows(range(4)))
     path.write_text(HEAD + written[:-9])
-    follower = series.Follower(path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 3)
     # Nor is the day of that line over.
     assert not any(follower.poll() for _ in range(20))
@@ -470,7 +472,7 @@ def test_a_line_that_was_taken_as_whole_and_goes_on_is_an_error(tmp_path: Path) 
     path = tmp_path / "a.csv"
     path.write_text(HEAD + "".join(rows(range(3))) + f"{day(3)},s0,5,1,")
     (tmp_path / "b.csv").write_text(HEAD + "".join(rows(range(4, 5))))
-    follower = series.Follower(tmp_path, settle_s=0.0, every_s=0.001)
+    follower = series.Follower(tmp_path, settle=0.0, poll_interval=0.001)
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == 5)
     assert counts(follower) == {"gaps": 7}
     with path.open("a") as file:

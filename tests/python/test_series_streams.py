@@ -49,7 +49,7 @@ def table(rows: list[dict[str, Any]]) -> tm.Table:
 
 def all_of(stream: tm.DataSet, **options: Any) -> tuple[series.Panel, series.Report]:
     """What has been followed when the stream has ended."""
-    with series.Follower(stream, every_s=0.001, **options) as follower:
+    with series.Follower(stream, poll_interval=0.001, **options) as follower:
         launched.wait_until(lambda: (follower.poll() and False) or follower.ended, "the end of the stream")
     assert follower.panel is not None and follower.report is not None
     return follower.panel, follower.report
@@ -101,7 +101,7 @@ def test_a_file_that_grows_and_closing_it(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(range(3))))
     schema = {"time": "timestamp[us]", "id": "str", "value": "float64", "volume": "float64"}
-    with series.Follower(tm.stream.from_files(path, schema, time="time"), settle_s=0.1, every_s=0.01) as follower:
+    with series.Follower(tm.stream.from_files(path, schema, time="time"), settle=0.1, poll_interval=0.01) as follower:
 
         def grown(days: int) -> Callable[[], bool]:
             def look() -> bool:
@@ -252,7 +252,7 @@ def test_a_part_of_a_stream_that_is_slow_is_waited_for(redis_server: Redis, tmp_
     schema = {"time": "timestamp[us]", "id": "str", "value": "float64"}
     keys = [f"{tmp_path.name}:{part}" for part in (0, 1)]
     stream = from_url(f"{redis_server.url}?streams={','.join(keys)}", schema, "time", settle_s=3600)
-    with redis_server.client() as client, series.Follower(stream, settle_s=3600, every_s=0.01) as follower:
+    with redis_server.client() as client, series.Follower(stream, settle=3600, poll_interval=0.01) as follower:
 
         def add(part: int, numbers: range) -> None:
             for row in rows(numbers):
@@ -307,7 +307,7 @@ def test_lines_that_a_server_sends() -> None:
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
         stream = from_url(f"tcp://127.0.0.1:{server.getsockname()[1]}", schema, "time", settle_s=0.5)
-        with series.Follower(stream, settle_s=0.5, every_s=0.01) as follower:
+        with series.Follower(stream, settle=0.5, poll_interval=0.01) as follower:
 
             def look() -> bool:
                 follower.poll()
@@ -343,7 +343,7 @@ def test_records_that_cannot_be_read_are_left_out_if_asked_for() -> None:
         threading.Thread(target=serve, daemon=True).start()
         schema = {"id": "str", "time": "timestamp[us]", "value": "float64"}
         url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with series.Follower(from_url(url, schema, "time", 0.2, on_error="skip"), settle_s=0.2) as follower:
+        with series.Follower(from_url(url, schema, "time", 0.2, on_error="skip"), settle=0.2) as follower:
 
             def whole() -> bool:
                 follower.poll()

@@ -22,8 +22,8 @@ APP = """
 import sys
 import tidemill as tm
 
-checkpoint = {"checkpoint": "checkpoints", "every": "1h"} if "unsaved" not in sys.argv else {}
-tm.stream.rate(300, splits=1).select("number").write_stream(tm.stream.to_files("results"), name="numbers", **checkpoint)
+checkpoint = {"checkpoint": tm.stream.Checkpoint("checkpoints", interval="1h")} if "unsaved" not in sys.argv else {}
+tm.stream.from_generator(300, splits=1).select("number").write_stream(tm.stream.to_files("results"), name="numbers", **checkpoint)
 print("on it goes")
 """
 

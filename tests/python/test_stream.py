@@ -64,8 +64,8 @@ def found(rows: list[dict[str, Any]]) -> dict[tuple[str | None, int], tuple[int,
 
 
 def counted(data: tm.DataSet, size: str, slide: str | None = None, **options: Any) -> tm.DataSet:
-    windows = tm.tumbling(size) if slide is None else tm.sliding(size, slide)
-    keys = data.group_by("key", tm.window(windows, on="ts", **options))
+    windows = tm.stream.tumbling(size) if slide is None else tm.stream.sliding(size, slide)
+    keys = data.group_by("key", tm.stream.window(windows, on="ts", **options))
     return keys.agg(n=tm.count(), s=tm.col("x").sum())
 
 
@@ -77,7 +77,7 @@ def test_windows_give_what_a_loop_gives(size: str, slide: str | None) -> None:
     """A row in the wrong window, or in one too few, changes a sum."""
     rows = some(5000, jitter=40_000)
     rows[17] = (rows[17][0], None, rows[17][2])  # type: ignore[call-overload]
-    stream = tm.stream.from_table(table(rows), time="ts", out_of_order="41ms", rows_per_batch=37)
+    stream = tm.stream.from_table(table(rows), time="ts", max_out_of_orderness="41ms", rows_per_batch=37)
     seen = written(counted(stream, size, slide))
     length = {f"{ms}ms": ms * 1000 for ms in (20, 45, 250, 300, 700)} | {"1s": SECOND, "3s": 3 * SECOND}
     expected = by_window(rows, length[size], length[slide or size])
@@ -91,7 +91,9 @@ def test_windows_give_what_a_loop_gives(size: str, slide: str | None) -> None:
 def test_windows_without_keys() -> None:
     rows = some(2000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
-    made = stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count(), most=tm.col("x").max())
+    made = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(
+        n=tm.count(), most=tm.col("x").max()
+    )
     seen = sorted(written(made), key=lambda row: str(row["window_start"]))
     assert [row["n"] for row in seen] == [1000, 1000]
     assert seen[0]["most"] == max(x for _, _, x in rows[:1000])
@@ -101,8 +103,10 @@ def test_more_keys_than_are_held_beside_the_source() -> None:
     """Where most rows have a key of their own what is known of them is sent on batch by batch, and then held again: nothing is counted
     twice, and keys that come again are the same."""
     rows, keys = 4_000_000, 900_000
-    made = tm.stream.rate(rows=rows, step="1us").with_columns(key=tm.col("number") % keys)
-    counts = made.group_by("key", tm.window(tm.tumbling("1h"), on="time")).agg(n=tm.count(), sum=tm.col("number").sum())
+    made = tm.stream.from_generator(rows=rows, step="1us").with_columns(key=tm.col("number") % keys)
+    counts = made.group_by("key", tm.stream.window(tm.stream.tumbling("1h"), on="time")).agg(
+        n=tm.count(), sum=tm.col("number").sum()
+    )
     n, total = tm.col("n"), tm.col("sum").sum()
     of_all = counts.group_by("window_start").agg(keys=tm.count(), least=n.min(), most=n.max(), total=total)
     least, more = divmod(rows, keys)
@@ -114,7 +118,7 @@ def test_aggregates_of_all_kinds() -> None:
     """Functions whose state is a list or a sketch travel as states, too."""
     rows = some(3000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
-    keys = stream.group_by(tm.window(tm.tumbling("1s"), on="ts"))
+    keys = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts"))
     made = keys.agg(
         different=tm.col("key").n_unique(),
         mean=tm.col("x").mean(),
@@ -177,9 +181,11 @@ def test_sessions() -> None:
                 session = []
             session.append((time, x))
     jittered = sorted(rows, key=lambda row: row[0] + dice.randrange(60_000))
-    stream = tm.stream.from_table(table(jittered), time="ts", out_of_order="60ms", rows_per_batch=23)
+    stream = tm.stream.from_table(table(jittered), time="ts", max_out_of_orderness="60ms", rows_per_batch=23)
     seen = written(
-        stream.group_by("key", tm.window(tm.stream.session("100ms"), on="ts")).agg(n=tm.count(), s=tm.col("x").sum())
+        stream.group_by("key", tm.stream.window(tm.stream.session("100ms"), on="ts")).agg(
+            n=tm.count(), s=tm.col("x").sum()
+        )
     )
     made = found(seen)
     assert made.keys() == expected.keys()
@@ -197,7 +203,7 @@ def test_late_rows() -> None:
     windows = {micros(row["window_start"]): row["n"] for row in written(counted(stream, "1s"))}
     assert windows == {0: 8, 5 * SECOND: 8, 20 * SECOND: 8}
 
-    again = written(counted(stream, "1s", late="10s"))
+    again = written(counted(stream, "1s", allowed_lateness="10s"))
     first = [row["n"] for row in again if micros(row["window_start"]) == 0]
     assert first == sorted(set(first)) and first[-1] == 16
     assert [row["n"] for row in again if micros(row["window_start"]) > 0] == [8, 8]
@@ -217,8 +223,8 @@ def test_times_before_1970_and_in_other_units() -> None:
         ms = pa.array(times, pa.timestamp("ms")).cast(
             {"timestamp[ms, tz=UTC]": pa.timestamp("ms", "UTC")}.get(kind) or pa.timestamp(kind[10:-1])
         )
-        stream = tm.stream.from_table(pa.table({"ts": ms}), time="ts", out_of_order="10s")
-        seen = written(stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count()))
+        stream = tm.stream.from_table(pa.table({"ts": ms}), time="ts", max_out_of_orderness="10s")
+        seen = written(stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count()))
         starts = {micros(row["window_start"]) // 1000: row["n"] for row in seen}
         assert starts == {-2000: 1, -1000: 2, 0: 2}, kind
 
@@ -264,7 +270,7 @@ def test_joins_with_tables() -> None:
     for _, key, _ in rows:
         expected.update({"k1": ["one"], "k2": ["two", "zwei"]}.get(key, []))
     for joined in (stream.join(names, on="key"), names.join(stream, on="key")):
-        windows = joined.group_by("name", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        windows = joined.group_by("name", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         assert {row["name"]: row["n"] for row in written(windows)} == expected
 
     left = written(stream.join(names, on="key", how="left").select("key", "name"))
@@ -285,7 +291,7 @@ def test_workers_share_a_stream(workers: int, tmp_path: Path) -> None:
         sys.path.insert(0, HERE)
         import tidemill as tm
         from test_stream import counted, some, table, written
-        seen = written(counted(tm.stream.from_table(table(some(4000, 20_000)), time="ts", out_of_order="21ms"), "1s"))
+        seen = written(counted(tm.stream.from_table(table(some(4000, 20_000)), time="ts", max_out_of_orderness="21ms"), "1s"))
         rows = [[row["key"], str(row["window_start"]), row["n"]] for row in seen]
         pathlib.Path(f"seen-{tm.init().rank}").write_text(json.dumps(rows))
     """
@@ -317,10 +323,10 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         written(stream.group_by("key").agg(n=tm.count()))
     for query, what in (
         (stream.sort("x"), "a sort; rank the rows of each window instead"),
-        (stream.limit(3), "a limit; stop= of write_stream"),
+        (stream.limit(3), "a limit; stop_when= of write_stream"),
         (stream.join(tm.from_dict({"z": [1]}), how="cross"), "a join without an equality between columns"),
         (
-            stream.with_columns(n=tm.row_number().over("key", order_by="x")),
+            stream.with_columns(n=tm.functions.row_number().over("key", order_by="x")),
             r"functions with over\(\) whose keys do not tell",
         ),
         (
@@ -331,7 +337,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
         with pytest.raises(tm.DataSetError, match=f"which does not end: {what}"):
             written(query)
     # A sort that the next step has no use for would be left out without a word.
-    ordered, window = stream.sort("x"), tm.window(tm.tumbling("1s"), on="ts")
+    ordered, window = stream.sort("x"), tm.stream.window(tm.stream.tumbling("1s"), on="ts")
     whole = {"x": "int64", "key": "int64", "ts": "timestamp[ms]"}
     for sorted_first in (
         ordered.key_by("key").process(lambda key, rows, context: None, {"n": "int64"}),
@@ -351,11 +357,11 @@ def test_what_a_stream_cannot_do_is_said() -> None:
     with pytest.raises(tm.DataSetError, match='no column "then"'):
         tm.stream.from_table(table(some(10)), time="then")
     with pytest.raises(tm.DataSetError, match="is not a duration"):
-        tm.tumbling("ten seconds")
+        tm.stream.tumbling("ten seconds")
     with pytest.raises(tm.DataSetError, match="would skip rows"):
-        tm.window(tm.sliding("1s", "2s"), on="ts")
+        tm.stream.window(tm.stream.sliding("1s", "2s"), on="ts")
     with pytest.raises(tm.DataSetError, match="a window needs a timestamp or a date"):
-        stream.group_by(tm.window(tm.tumbling("1s"), on="x")).agg(n=tm.count())
+        stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="x")).agg(n=tm.count())
     with pytest.raises(TypeError, match="needs commit, too"):
         stream.write_stream(type("Half", (), {"prepare": None, "write": None})())
 
@@ -369,7 +375,7 @@ def test_functions_behind_windows() -> None:
 
 def test_windows_of_different_keys_together() -> None:
     stream = tm.stream.from_table(table(some(1000)), time="ts")
-    window = tm.window(tm.tumbling("1m"), on="ts")
+    window = tm.stream.window(tm.stream.tumbling("1m"), on="ts")
     both = stream.group_by("key", window).agg(n=tm.count()).select("n")
     both = both.union(stream.group_by(window).agg(n=tm.count()).select("n"))
     assert sum(row["n"] for row in written(both)) == 2000
@@ -396,7 +402,9 @@ def test_each_thread_has_a_sink_of_its_own(tmp_path: Path) -> None:
 
     sink = Sink()
     rows = pa.table({"n": list(range(2000))})
-    tm.stream.from_table(rows, rows_per_batch=10).write_stream(sink, checkpoint=tmp_path / "c", every="10ms")
+    tm.stream.from_table(rows, rows_per_batch=10).write_stream(
+        sink, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="10ms")
+    )
     assert sink.rows == []
     found = [int(word) for line in log.read_text().splitlines() for word in line.split()]
     assert sorted(found) == list(range(2000))
@@ -456,20 +464,20 @@ def test_guarantees(tmp_path: Path) -> None:
     counts = counted(stream, "1s")
     for options, message in (
         (
-            {"guarantee": "at least once"},
+            {"guarantee": "at_least_once"},
             "cannot give at least once: it makes no checkpoints; set their location with checkpoint=",
         ),
         (
-            {"guarantee": "exactly once", "checkpoint": tmp_path / "a"},
+            {"guarantee": "exactly_once", "checkpoint": tmp_path / "a"},
             r"cannot give exactly once: the sink <lambda> gives at least once",
         ),
     ):
         with pytest.raises(tm.DataSetError, match=message):
             written(counts, **options)
-    with pytest.raises(tm.DataSetError, match="guarantee='often' is not 'exactly once' or 'at least once' or"):
+    with pytest.raises(tm.DataSetError, match="guarantee='often' is not 'exactly_once' or 'at_least_once' or"):
         written(counts, guarantee="often")
-    written(counts, guarantee="at least once", checkpoint=tmp_path / "b")
-    counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "c", guarantee="exactly once")
+    written(counts, guarantee="at_least_once", checkpoint=tmp_path / "b")
+    counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "c", guarantee="exactly_once")
     text = counts.explain()
     assert 'source "source table 1": ' in text and "window 2" in text
     assert "table: is read again from the position in the checkpoint" in text
@@ -490,46 +498,60 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="list has no __arrow_c_stream__"):
         tm.stream.from_table([1])
     for options, message in (
-        ({"every": -1}, "every=-1 is negative"),
-        ({"every": 0}, "every=0 is no time between two checkpoints"),
+        ({"interval": -1}, "interval=-1 is negative"),
+        ({"interval": 0}, "interval=0 must be greater than zero"),
         ({"unaligned_after": -1}, "unaligned_after=-1 is negative"),
         ({"timeout": 0}, "timeout=0 must be greater than zero"),
         ({"keep": 0}, "keep=0 must be a positive integer"),
-        ({"keep": -1}, "keep=-1 must be a positive integer"),
-        ({"checkpoint": ""}, "checkpoint= must be a folder"),
-        ({"name": ""}, "name='' must be a non-empty string"),
+        ({"keep": True}, "keep=True must be a positive integer"),
+        ({"path": ""}, "a checkpoint's path must not be empty"),
     ):
         with pytest.raises(tm.DataSetError, match=message):
-            written(stream, **{"checkpoint": tmp_path / "c", **options})
+            tm.stream.Checkpoint(**{"path": tmp_path / "c", **options})
+    for call in (lambda: tm.stream.Checkpoint(3), lambda: written(stream, checkpoint=3)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="not 3"):
+            call()
+    for options, message in (
+        ({"checkpoint": ""}, "a checkpoint's path must not be empty"),
+        ({"name": ""}, "name must be a non-empty string, not ''"),
+        ({"stop_when": bool}, "stop_when= needs checkpoint="),
+        ({"on_progress": print}, "on_progress= needs checkpoint="),
+        ({"drop_state": ["window 2"]}, "drop_state= needs checkpoint="),
+    ):
+        with pytest.raises(tm.DataSetError, match=message):
+            written(stream, **options)
 
 
-def test_options_of_checkpoints_without_any() -> None:
-    """They did nothing, and whoever gave them thought that there were checkpoints."""
+def test_checkpoint_options(tmp_path: Path) -> None:
+    """A path stands for a Checkpoint; what it does not say depends on the interval and the guarantee."""
+    store = {"aws_secret_access_key": "secret"}
+    named = tm.stream.Checkpoint("s3://bucket/mine", interval="30s", keep=5, storage_options=store)
+    assert "secret" not in repr(named) and "interval='30s'" in repr(named)
+    for given, at_most_once, every, unaligned in (
+        (tm.stream.Checkpoint("c"), False, 10.0, 10.0),
+        (tm.stream.Checkpoint("c"), True, 0.1, 1.0),
+        (tm.stream.Checkpoint("c", interval="5s"), True, 5.0, 5.0),
+        (tm.stream.Checkpoint("c", interval="1m"), False, 60.0, 10.0),
+        (tm.stream.Checkpoint("c", unaligned_after=None), False, 10.0, None),
+        (tm.stream.Checkpoint("c", unaligned_after="20s"), False, 10.0, 20.0),
+    ):
+        native = given._native(at_most_once=at_most_once, drop_state=[])
+        assert (native["every"], native["unaligned_after"], native["timeout"]) == (every, unaligned, 600.0)
     stream = tm.stream.from_table(table(some(10)), time="ts")
-    options: dict[str, Any] = {
-        "storage_options": {"endpoint": "http://127.0.0.1:1"},
-        "every": "1s",
-        "unaligned_after": None,
-        "timeout": "1m",
-        "keep": 1,
-    }
-    for name, value in options.items():
-        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint=: it configures"):
-            written(stream, **{name: value})
-        with pytest.raises(tm.DataSetError, match=f"{name}= needs checkpoint="):
-            tm.stream.write([(stream, print)], **{name: value})
-    assert len(written(stream, every=None, unaligned_after="every", timeout=600, keep=3)) == 10
+    for place in (tmp_path / "a", str(tmp_path / "b"), tm.stream.Checkpoint(tmp_path / "c", keep=1)):
+        assert len(written(stream, checkpoint=place)) == 10
+    assert all((tmp_path / name / "epochs").is_dir() for name in "abc")
 
 
 def test_windows_that_are_given_wrong() -> None:
     """Two of them, or other columns with the names of theirs, were found by the planner, which knew none of these words."""
     stream = tm.stream.from_table(table(some(10)), time="ts")
-    window = tm.window(tm.tumbling("1s"), on="ts")
-    early = tm.window(tm.tumbling("1s"), on="ts", early="1s")
+    window = tm.stream.window(tm.stream.tumbling("1s"), on="ts")
+    early = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_every="1s")
     with pytest.raises(TypeError, match=r"a window must be tumbling\(.10s.\)"):
-        tm.window("10s", on="ts")  # type: ignore[arg-type]
+        tm.stream.window("10s", on="ts")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="group_by has one window"):
-        stream.group_by(window, tm.window(tm.stream.session("1s"), on="ts")).count()
+        stream.group_by(window, tm.stream.window(tm.stream.session("1s"), on="ts")).count()
     with pytest.raises(tm.DataSetError, match="called window_start and window_end, not 'w'"):
         stream.group_by(window.alias("w")).count()
     with pytest.raises(tm.DataSetError, match="a window adds a column 'window_start'"):
@@ -556,7 +578,7 @@ def test_owners_that_cannot_be(tmp_path: Path) -> None:
             running.rebalance(task, owners)
 
     counts = counted(tm.stream.from_table(table(some(100_000)), time="ts", rows_per_s=500, rows_per_batch=5), "1s")
-    written(counts, checkpoint=tmp_path, watch=watch, stop=lambda: len(messages) == 4)
+    written(counts, checkpoint=tmp_path, on_progress=watch, stop_when=lambda: len(messages) == 4)
     few, *others = messages
     assert "has 1024 buckets" in few and "1023 owners" in few
     assert len(others) == 3 and all("is not a copy of task 'window 2'; copies are 0 to " in one for one in others)
@@ -574,7 +596,7 @@ def test_workers_that_differ(tmp_path: Path, argument: str, message: str) -> Non
     app.write_text(
         "import tidemill as tm\n"
         "rank = tm.init().rank\n"
-        f"tm.stream.rate(rows=10).write_stream(lambda rows: None, {argument})\n"
+        f"tm.stream.from_generator(rows=10).write_stream(lambda rows: None, {argument})\n"
     )
     done = subprocess.run(launched.command("run", "-n", "2", "app.py"), cwd=tmp_path, capture_output=True, timeout=60)
     assert done.returncode == 1 and message in done.stderr.decode(), done
@@ -582,12 +604,12 @@ def test_workers_that_differ(tmp_path: Path, argument: str, message: str) -> Non
 
 def test_show_prints_the_first_rows_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a stream without an end, and of one that has fewer."""
-    tm.stream.rate(1000, splits=1).select("number").show(3)
+    tm.stream.from_generator(1000, splits=1).select("number").show(3)
     assert capsys.readouterr().out.split() == ["+--------+", "|", "number", "|", *_bars(3)]
     tm.stream.from_table(tm.from_dict({"n": [7]}).collect()).show()
     assert "| 7 |" in capsys.readouterr().out
     with pytest.raises(tm.DataSetError, match="oh no"):
-        tm.stream.rate(1000).map(_fails, {"x": "int64"}).show()
+        tm.stream.from_generator(1000).map(_fails, {"x": "int64"}).show()
 
 
 def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Path) -> None:
@@ -598,7 +620,7 @@ def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Pa
         with pytest.raises(tm.DataSetError, match=r"repartition is not supported on a stream: leave it out; .* key_by"):
             stream.repartition(4, *by)
     every = set(dir(tm.DataSet))
-    assert every - set(dir(rows)) == {"named", "write_stream"} <= set(dir(stream)) <= every
+    assert every - set(dir(rows)) == {"step_name", "write_stream"} <= set(dir(stream)) <= every
     place = tmp_path / "out"
     calls: dict[str, Callable[[tm.DataSet], object]] = {
         "bsp": lambda data: data.bsp(lambda comm, table: table),
@@ -617,7 +639,9 @@ def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Pa
         with pytest.raises(tm.DataSetError, match="stream"):
             call = calls.get(name)
             found = (
-                getattr(stream, name)(*[place][: name.startswith(("write", "check"))]) if call is None else call(stream)
+                getattr(stream, name)(*[place][: name.startswith(("write", "materialize"))])
+                if call is None
+                else call(stream)
             )
             pytest.fail(f"{name} gave {found}")
 
@@ -639,14 +663,14 @@ import sys
 from pathlib import Path
 import tidemill as tm
 
-rows = tm.stream.rate(20_000, rows=10_000)
+rows = tm.stream.from_generator(20_000, rows=10_000)
 table = tm.stream.from_table(tm.from_dict({"n": list(range(5000))}).collect(), rows_per_batch=10)
 if tm.init().rank == 0 and sys.argv[1] == "first":
     text = tm.stream.explain([(rows, print), (table, print)]) if tm.init().size == 1 else ""
     print(*[line for line in text.splitlines() if "source" in line][:2], sep="\\n")
 out = tm.stream.to_files("out")
 stop = lambda: sys.argv[1] == "first" and any(Path("out").glob("part-*"))
-rows.write_stream(out, checkpoint="checkpoints", every="50ms", stop=stop)
+rows.write_stream(out, checkpoint=tm.stream.Checkpoint("checkpoints", interval="50ms"), stop_when=stop)
 """)
     first = launched.run("run", "-n", "1", "--threads", "11", app, "first", cwd=tmp_path)
     assert first.returncode == 0, first.stderr.decode()

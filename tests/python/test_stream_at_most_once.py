@@ -110,10 +110,9 @@ def test_a_job_that_is_stopped_loses_nothing(tmp_path: Path) -> None:
         before = len(seen)
         stream.write_stream(
             lambda table: seen.extend(table.to_dict()["n"]),
-            checkpoint=tmp_path / "c",
-            guarantee="at most once",
-            every="20ms",
-            stop=lambda begun=before: len(seen) >= begun + 500,  # type: ignore[misc]
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="20ms"),
+            guarantee="at_most_once",
+            stop_when=lambda begun=before: len(seen) >= begun + 500,  # type: ignore[misc]
         )
         if len(seen) == before:
             break
@@ -126,7 +125,7 @@ def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
         tm.from_dict({"s": list(range(100_000))}).select(at=tm.col("s").cast("timestamp[s]"), s=tm.col("s")).collect()
     )
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
-    counts = stream.group_by("s", tm.window(tm.tumbling("1d"), on="at")).agg(n=tm.count())
+    counts = stream.group_by("s", tm.stream.window(tm.stream.tumbling("1d"), on="at")).agg(n=tm.count())
     looked: list[int] = []
 
     def look() -> bool:
@@ -140,7 +139,12 @@ def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
         assert all(count == 0 or name.startswith("source") for name, count in splits.items()), splits
         return len(looked) > 5
 
-    counts.write_stream(lambda _: None, checkpoint=tmp_path / "c", guarantee="at most once", every="20ms", stop=look)
+    counts.write_stream(
+        lambda _: None,
+        checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="20ms"),
+        guarantee="at_most_once",
+        stop_when=look,
+    )
     assert looked and set(looked) == {0}
 
 
@@ -166,33 +170,35 @@ def test_what_sources_and_sinks_give(tmp_path: Path) -> None:
             text = stream.explain(sink=sink)
             expected = "may have rows not at all, and others more" if gives is None else f"has each row {gives}\n"
             assert expected in text, text
-    options = {"checkpoint": tmp_path / "c", "guarantee": "exactly once"}
+    options = {"checkpoint": tmp_path / "c", "guarantee": "exactly_once"}
     with pytest.raises(tm.DataSetError, match=r"rabbitmq q may deliver some rows again.*id= identifies messages"):
         rabbit.write_stream(files, **options)
     with pytest.raises(tm.DataSetError, match=r"webhook .* may deliver some rows again"):
         durable.write_stream(files, **options)
     with pytest.raises(tm.DataSetError, match="cannot be read again"):
-        tm.stream.from_webhook(1, schema).write_stream(files, **{**options, "guarantee": "at least once"})
+        tm.stream.from_webhook(1, schema).write_stream(files, **{**options, "guarantee": "at_least_once"})
     [port] = free_ports(1)
     begun = tm.stream.from_webhook(port, schema, answer="durable")
-    begun.write_stream(files, checkpoint=tmp_path / "d", guarantee="at least once", stop=lambda: True)
+    begun.write_stream(files, checkpoint=tmp_path / "d", guarantee="at_least_once", stop_when=lambda: True)
 
 
 def test_what_it_needs(tmp_path: Path) -> None:
     """A job that cannot keep its word does not begin; explain says what each choice gives."""
     stream = tm.stream.from_table(pa.table({"n": [1, 2]}))
     with pytest.raises(tm.DataSetError, match="cannot give at most once: it makes no checkpoints"):
-        stream.write_stream(print, guarantee="at most once")
-    with pytest.raises(tm.DataSetError, match="every=0 is no time between two checkpoints"):
-        stream.write_stream(print, guarantee="at most once", checkpoint=tmp_path / "a", every=0)
+        stream.write_stream(print, guarantee="at_most_once")
+    with pytest.raises(tm.DataSetError, match="interval=0 must be greater than zero"):
+        stream.write_stream(
+            print, guarantee="at_most_once", checkpoint=tm.stream.Checkpoint(tmp_path / "a", interval=0)
+        )
     hook = tm.stream.from_webhook(1, {"n": "int64"}, answer="durable")
     with pytest.raises(tm.DataSetError, match='at most once needs "taken"'):
-        hook.write_stream(print, guarantee="at most once", checkpoint=tmp_path / "b")
+        hook.write_stream(print, guarantee="at_most_once", checkpoint=tmp_path / "b")
     text = stream.explain(sink=tm.stream.to_files(tmp_path / "out"))
     assert "the sink files" in text and "has each row exactly once" in text
     assert "the sink print has each row at least once" in stream.explain(sink=print)
     lost = tm.stream.from_webhook(1, {"n": "int64"})
     assert "the sink print may have rows not at all, and others more than once" in lost.explain(sink=print)
-    assert 'guarantee="at most once":' in text and "is not read again" in text
+    assert 'guarantee="at_most_once":' in text and "is not read again" in text
     with pytest.raises(tm.DataSetError, match="sink= is for streams"):
         tm.from_dict({"n": [1]}).explain(sink=print)

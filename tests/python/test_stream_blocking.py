@@ -25,7 +25,7 @@ def spins():
         pass
 
 where, how, began = sys.argv[1], {"sleeps": sleeps, "spins": spins}[sys.argv[2]], Path(sys.argv[3])
-rows = tm.stream.rate(1000)
+rows = tm.stream.from_generator(1000)
 
 match where:
     case "sink":
@@ -52,7 +52,7 @@ def sink(table):
         time.sleep(0.01)
     raise ValueError("this one fails")
 
-tm.stream.rate(1000, splits=2).write_stream(sink)
+tm.stream.from_generator(1000, splits=2).write_stream(sink)
 """
 
 

@@ -32,14 +32,14 @@ def test_a_time_that_is_none_spoils_no_window(broken: int, keys: list[str]) -> N
     for rows_per_batch in (1, 100):
         counted.clear()
         windows = tm.stream.from_table(table, time="at", rows_per_batch=rows_per_batch).group_by(
-            *keys, tm.window(tm.tumbling("10s"), on="at")
+            *keys, tm.stream.window(tm.stream.tumbling("10s"), on="at")
         )
         sums = windows.agg(n=tm.count()).select("n", start=tm.col("window_start").cast("int64"))
         with pytest.warns(tm.stream.NoTimeWarning):
             sums.write_stream(lambda table: counted.extend((row["start"], row["n"]) for row in table.to_pylist()))
         expected = [(0, 2), (10_000_000, 1), (10_000_000, 1)] if keys else [(0, 2), (10_000_000, 2)]
         assert sorted(counted) == expected
-        assert tm.stream.rows_without_time() == 1
+        assert tm.last_report().rows_without_time == 1
 
 
 def test_a_number_is_not_cut(tmp_path: Path) -> None:
@@ -87,16 +87,18 @@ def test_bad_dates_are_told_with_their_line(tmp_path: Path) -> None:
 def stopped_early(stream: tm.DataSet, place: Path, rows: list[dict[str, Any]]) -> None:
     """Write a stream until some rows have come; the checkpoint says where it was."""
     stream.write_stream(
-        lambda table: rows.extend(table.to_pylist()), checkpoint=place, every="50ms", stop=lambda: len(rows) > 200
+        lambda table: rows.extend(table.to_pylist()),
+        checkpoint=tm.stream.Checkpoint(place, interval="50ms"),
+        stop_when=lambda: len(rows) > 200,
     )
 
 
 def test_a_rate_goes_on_with_as_many_splits(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
-    stopped_early(tm.stream.rate(2000, rows=4000, splits=2), tmp_path / "checkpoints", rows)
+    stopped_early(tm.stream.from_generator(2000, rows=4000, splits=2), tmp_path / "checkpoints", rows)
     for splits in (1, 4):
         with pytest.raises(tm.DataSetError, match=f"has 2 splits, but `splits` is {splits}: it must not change"):
-            stopped_early(tm.stream.rate(2000, rows=4000, splits=splits), tmp_path / "checkpoints", [])
+            stopped_early(tm.stream.from_generator(2000, rows=4000, splits=splits), tmp_path / "checkpoints", [])
 
 
 def test_a_table_goes_on_with_the_same_batches(tmp_path: Path) -> None:
@@ -116,8 +118,8 @@ import sys
 import tidemill as tm
 
 job = tm.init()
-rows = tm.stream.rate(1000, rows=3000, splits=2)
-rows.write_stream(lambda table: None, checkpoint=f"{sys.argv[1]}-{job.rank}", every="100ms")
+rows = tm.stream.from_generator(1000, rows=3000, splits=2)
+rows.write_stream(lambda table: None, checkpoint=tm.stream.Checkpoint(f"{sys.argv[1]}-{job.rank}", interval="100ms"))
 """
 
 

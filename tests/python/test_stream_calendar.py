@@ -49,9 +49,9 @@ def test_each_row_is_in_its_stretch(length: str, zone: str) -> None:
     """Windows of a stream are those of a table, and begin when midnight is where it should be."""
     of_row = hours(len(length))
     table = at(of_row)
-    window = tm.window(tm.stream.calendar(length, tz=zone), on="at")
+    window = tm.stream.window(tm.stream.calendar_window(length, tz=zone), on="at")
     seen: list[Row] = []
-    stream = tm.stream.from_table(table, time="at", out_of_order="1d", rows_per_batch=50)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1d", rows_per_batch=50)
     stream.group_by(window).agg(rows=tm.count()).write_stream(lambda table: seen.extend(table.to_pylist()))
     plain = tm.from_arrow(table).group_by(window).agg(rows=tm.count()).to_pylist()
     assert Counter(map(str, seen)) == Counter(map(str, plain))
@@ -70,13 +70,17 @@ def test_each_row_is_in_its_stretch(length: str, zone: str) -> None:
 def test_results_go_on() -> None:
     """What comes of a month tells time for what follows."""
     table = at(hours(1))
-    stream = tm.stream.from_table(table, time="at", out_of_order="1d", rows_per_batch=50)
-    days = stream.group_by(tm.window(tm.stream.calendar("1d", tz="Europe/Berlin"), on="at")).agg(n=tm.count())
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1d", rows_per_batch=50)
+    days = stream.group_by(tm.stream.window(tm.stream.calendar_window("1d", tz="Europe/Berlin"), on="at")).agg(
+        n=tm.count()
+    )
     days = days.select("n", at="window_start")
-    months = days.group_by(tm.window(tm.stream.calendar("1mo", tz="Europe/Berlin"), on="at")).agg(n=tm.col("n").sum())
+    months = days.group_by(tm.stream.window(tm.stream.calendar_window("1mo", tz="Europe/Berlin"), on="at")).agg(
+        n=tm.col("n").sum()
+    )
     seen: list[Row] = []
     months.write_stream(lambda table: seen.extend(table.to_pylist()))
-    window = tm.window(tm.stream.calendar("1mo", tz="Europe/Berlin"), on="at")
+    window = tm.stream.window(tm.stream.calendar_window("1mo", tz="Europe/Berlin"), on="at")
     plain = tm.from_arrow(table).group_by(window).agg(n=tm.count()).to_pylist()
     assert Counter(map(str, seen)) == Counter(map(str, plain))
 
@@ -84,8 +88,8 @@ def test_results_go_on() -> None:
 def test_what_cannot_be() -> None:
     for length in ("1h", "month", "0", "", 5, "9" * 30 + "d"):
         with pytest.raises(tm.DataSetError, match="not a calendar length"):
-            tm.stream.calendar(length)  # type: ignore[arg-type]
+            tm.stream.calendar_window(length)  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match='unknown time zone "Europe/Atlantis"'):
-        tm.window(tm.stream.calendar("1d", tz="Europe/Atlantis"), on="at")
+        tm.stream.window(tm.stream.calendar_window("1d", tz="Europe/Atlantis"), on="at")
     with pytest.raises(tm.DataSetError, match="1 to 1000"):
-        tm.window(tm.stream.calendar("0d"), on="at")
+        tm.stream.window(tm.stream.calendar_window("0d"), on="at")

@@ -50,8 +50,8 @@ def test_stores_that_only_the_program_knows(server: object_server.Server, monkey
     for name in server.env:
         monkeypatch.delenv(name, raising=False)
     url = "s3://jobs/told"
-    rows = tm.stream.rate(rows=100)
-    rows.write_stream(lambda _: None, checkpoint=url, storage_options=told, name="told")
+    rows = tm.stream.from_generator(rows=100)
+    rows.write_stream(lambda _: None, checkpoint=tm.stream.Checkpoint(url, storage_options=told), name="told")
     given = [f"--storage-option={name}={value}" for name, value in told.items()]
     listed = launched.run("checkpoints", url, *given)
     assert listed.returncode == 0 and b'job "told"  finished' in listed.stdout, listed.stderr
@@ -103,7 +103,9 @@ def test_a_store_that_is_away(folder: Path, server: object_server.Server) -> Non
 
 def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     """One that is damaged is named, and with --quick it is not looked for."""
-    stream = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    stream = tm.stream.from_generator(2000, rows=400, step="1ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+    )
     looked = 0
 
     def enough() -> bool:
@@ -111,7 +113,9 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
         looked += 1
         return looked > 3
 
-    stream.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=tmp_path / "c", every="20ms", stop=enough)
+    stream.agg(n=tm.count()).write_stream(
+        lambda _: None, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="20ms"), stop_when=enough
+    )
     place = tmp_path / "c"
     listed = launched.run("checkpoints", "-n", "1", place)
     assert listed.returncode == 0 and b"whole" in listed.stdout, listed
@@ -121,18 +125,22 @@ def test_a_list_of_checkpoints(tmp_path: Path) -> None:
     assert damaged.returncode == 1 and b"is truncated" in damaged.stdout, damaged
     quick = launched.run("checkpoints", "-n", "1", "--quick", place)
     assert quick.returncode == 0 and b"truncated" not in quick.stdout, quick
-    rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
+    rows = tm.stream.from_generator(2000, rows=400, step="1ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+    )
     with pytest.raises(tm.DataSetError, match="come again, which the job must not do"):
         rows.agg(n=tm.count()).write_stream(
-            tm.stream.to_files(tmp_path / "out"), checkpoint=place, guarantee="exactly once"
+            tm.stream.to_files(tmp_path / "out"), checkpoint=place, guarantee="exactly_once"
         )
 
 
 def test_a_copy_that_cannot_be_cleared_away_says_both(tmp_path: Path) -> None:
     """Where a copy fails, and what it has written cannot be deleted, the first error is not lost behind the second."""
     place, fine, full = tmp_path / "place", tmp_path / "fine", tmp_path / "full"
-    rows = tm.stream.rate(0, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
-    rows.agg(n=tm.count()).write_stream(lambda table: None, checkpoint=place, every="50ms")
+    rows = tm.stream.from_generator(0, rows=400, step="1ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+    )
+    rows.agg(n=tm.count()).write_stream(lambda table: None, checkpoint=tm.stream.Checkpoint(place, interval="50ms"))
     copied = launched.run("checkpoints", "-n", "1", place, "--copy", fine)
     assert copied.returncode == 0, copied.stderr.decode()
     # A folder in a file's place: neither can it be written, nor deleted as a file.
@@ -149,8 +157,8 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
     first place; by way of an object store, too."""
 
     def counts(rows_per_s: float, rows: int | None = None) -> tm.DataSet:
-        made = tm.stream.rate(rows_per_s, rows=rows, keys=5, step="1ms")
-        return made.group_by("key", tm.window(tm.tumbling("100s"), on="time")).agg(n=tm.count())
+        made = tm.stream.from_generator(rows_per_s, rows=rows, keys=5, step="1ms")
+        return made.group_by("key", tm.stream.window(tm.stream.tumbling("100s"), on="time")).agg(n=tm.count())
 
     def written(**options: Any) -> list[dict[str, Any]]:
         seen: list[dict[str, Any]] = []
@@ -168,7 +176,7 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
             assert done.returncode == 0 and b"copied epoch" in done.stdout, done
         return copies[0].exists()
 
-    counts(1000).write_stream(lambda _: None, checkpoint=place, every="300ms", stop=stop)
+    counts(1000).write_stream(lambda _: None, checkpoint=tm.stream.Checkpoint(place, interval="300ms"), stop_when=stop)
     for path in (place / "epochs").iterdir():
         path.unlink()
     (epoch,) = (int(path.name) for path in launched.epochs(copies[0]))
@@ -190,7 +198,9 @@ def test_a_job_goes_on_from_a_copy(tmp_path: Path, server: object_server.Server)
 def test_names_in_a_list_of_checkpoints(tmp_path: Path) -> None:
     """A name with a line feed and a terminal's commands stays within its line, and is shown as it is written in Python."""
     key = tm.col("number").alias("n\n\x1b[2J")
-    counts = tm.stream.rate(rows=4).group_by(key, tm.window(tm.stream.counting(2))).agg(n=tm.count())
+    counts = (
+        tm.stream.from_generator(rows=4).group_by(key, tm.stream.window(tm.stream.count_window(2))).agg(n=tm.count())
+    )
     counts.write_stream(lambda _: None, checkpoint=tmp_path / "c", name="a\nb\x1b[31mred")
     listed = launched.run("checkpoints", "-n", "1", "--state", tmp_path / "c")
     assert listed.returncode == 0, listed
@@ -209,13 +219,16 @@ def test_another_sink_after_a_clean_end(tmp_path: Path) -> None:
         return seen > 5
 
     def write(place: str, **more: Any) -> None:
-        stream = tm.stream.rate(2000, rows=20_000).select("number")
-        options = {"checkpoint": tmp_path / "c", "every": "50ms", "guarantee": "exactly once"} | more
+        stream = tm.stream.from_generator(2000, rows=20_000).select("number")
+        options = {
+            "checkpoint": tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            "guarantee": "exactly_once",
+        } | more
         stream.write_stream(tm.stream.to_files(tmp_path / place), **options)
 
-    write("first", stop=enough)
+    write("first", stop_when=enough)
     seen = 0
-    write("second", stop=enough)
+    write("second", stop_when=enough)
     # As a job leaves it that was killed: with what its sink has prepared, which may be committed or not.
     app = tmp_path / "app.py"
     app.write_text(
@@ -237,8 +250,8 @@ def look():
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=look, daemon=True).start()
-rows = tm.stream.rate(2000, rows=20_000).select("number")
-rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={str(tmp_path / "c")!r}, every="50ms")
+rows = tm.stream.from_generator(2000, rows=20_000).select("number")
+rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint=tm.stream.Checkpoint({str(tmp_path / "c")!r}, interval="50ms"))
 """
     )
     killed = launched.run("run", "-n", "1", app)
@@ -248,7 +261,7 @@ rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={
     ):
         write("third")
     seen = 0
-    write("second", stop=enough)
+    write("second", stop_when=enough)
     write("third")
     # Also at the end of the rows.
     write("fourth")
@@ -260,7 +273,7 @@ rows.write_stream(tm.stream.to_files({str(tmp_path / "second")!r}), checkpoint={
 
 
 def test_places_that_cannot_be(folder: Path) -> None:
-    stream = tm.stream.rate(10, rows=10)
+    stream = tm.stream.from_generator(10, rows=10)
     for place, reason in {
         "memory:///job": "checkpoints in memory are lost when the process ends",
         "https://localhost/job": "checkpoints need a folder or an object store",
@@ -323,7 +336,7 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         made.write_stream(lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c")
         return len(seen)
 
-    tens = tm.window(tm.tumbling("10s"), on="at")
+    tens = tm.stream.window(tm.stream.tumbling("10s"), on="at")
     assert run(tens) == 2
     capfd.readouterr()
     assert run(tens) == 0
@@ -331,7 +344,7 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     with pytest.raises(
         tm.DataSetError, match=r"it held windows of 10000000 us .*, but now holds windows of 1000000 us"
     ):
-        run(tm.window(tm.tumbling("1s"), on="at"))
+        run(tm.stream.window(tm.stream.tumbling("1s"), on="at"))
     with pytest.raises(
         tm.DataSetError, match=r'state of a task "window \d", which the job no longer has; a step is found again by'
     ):
@@ -340,9 +353,9 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 def test_a_window_more_after_the_end(tmp_path: Path) -> None:
     """It would have nothing of what was read before."""
-    numbers = tm.stream.rate(rows=5).select("number")
+    numbers = tm.stream.from_generator(rows=5).select("number")
     numbers.write_stream(lambda rows: None, checkpoint=tmp_path)
-    counts = numbers.group_by("number", tm.window(tm.stream.counting(1))).agg(n=tm.count())
+    counts = numbers.group_by("number", tm.stream.window(tm.stream.count_window(1))).agg(n=tm.count())
     with pytest.raises(
         tm.DataSetError, match=r'has finished and had no task "window \d"; start fresh in another'
     ):
@@ -356,11 +369,10 @@ def test_a_place_that_lost_its_epochs_is_refused(tmp_path: Path, capfd: pytest.C
 
     def run() -> None:
         before = len(seen)
-        tm.stream.rate(2000).write_stream(
+        tm.stream.from_generator(2000).write_stream(
             lambda table: seen.extend(table.to_dict()["number"]),
-            checkpoint=place,
-            every="20ms",
-            stop=lambda: len(seen) > before and bool(launched.epochs(place)),
+            checkpoint=tm.stream.Checkpoint(place, interval="20ms"),
+            stop_when=lambda: len(seen) > before and bool(launched.epochs(place)),
         )
 
     run()
@@ -393,8 +405,12 @@ def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             looked += 1
             return looked > 3
 
-        rows = tm.stream.rate(2000, rows=400, step="1ms").group_by("key", tm.window(tm.tumbling("1h"), on="time"))
-        rows.agg(n=tm.count()).write_stream(lambda _: None, checkpoint=place, every="20ms", stop=enough)
+        rows = tm.stream.from_generator(2000, rows=400, step="1ms").group_by(
+            "key", tm.stream.window(tm.stream.tumbling("1h"), on="time")
+        )
+        rows.agg(n=tm.count()).write_stream(
+            lambda _: None, checkpoint=tm.stream.Checkpoint(place, interval="20ms"), stop_when=enough
+        )
 
     run()
     monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "a key of this test")

@@ -45,8 +45,12 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def test_files_to_files(tmp_path: Path) -> None:
     lines(tmp_path / "in", 3000)
     stream = tm.stream.from_files(tmp_path / "in", SCHEMA, time="ts", stop_at_end=True)
-    counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count(), s=tm.col("x").sum())
-    counts.write_stream(tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", every="50ms")
+    counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(
+        n=tm.count(), s=tm.col("x").sum()
+    )
+    counts.write_stream(
+        tm.stream.to_files(tmp_path / "out"), checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="50ms")
+    )
     rows = read(tmp_path / "out")
     assert len({(row["key"], row["window_start"]) for row in rows}) == len(rows) == 5 * 6
     assert (sum(row["n"] for row in rows), sum(row["s"] for row in rows)) == (3000, sum(range(3000)))
@@ -64,7 +68,9 @@ def test_folders_of_values(tmp_path: Path, format: Any) -> None:
     def run(stop: Callable[[], bool] | None) -> None:
         stream = tm.stream.from_table(table, rows_per_batch=50, rows_per_s=20_000)
         sink = tm.stream.to_files(out, format=format, partition_by=["day", "place"])
-        stream.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="50ms", stop=stop)
+        stream.write_stream(
+            sink, checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="50ms"), stop_when=stop
+        )
 
     run(lambda: any(out.rglob("part-*")))
     # As a job that was killed leaves it.
@@ -97,13 +103,13 @@ def test_csv_and_text(tmp_path: Path) -> None:
 
 def test_a_generator() -> None:
     seen: list[dict[str, Any]] = []
-    stream = tm.stream.rate(rows=10_000, keys=10, splits=3)
-    windows = stream.group_by("key", tm.window(tm.tumbling("1ms"), on="time")).agg(n=tm.count())
+    stream = tm.stream.from_generator(rows=10_000, keys=10, splits=3)
+    windows = stream.group_by("key", tm.stream.window(tm.stream.tumbling("1ms"), on="time")).agg(n=tm.count())
     windows.write_stream(lambda rows: seen.extend(rows.to_pylist()))
     assert sum(row["n"] for row in seen) == 10_000
     assert {row["key"] for row in seen} == set(range(10))
     seen.clear()
-    tm.stream.rate(1e6, rows=5, step="2m").write_stream(lambda rows: seen.extend(rows.to_pylist()))
+    tm.stream.from_generator(1e6, rows=5, step="2m").write_stream(lambda rows: seen.extend(rows.to_pylist()))
     assert sorted(row["time"].minute for row in seen) == [0, 2, 4, 6, 8]
 
 
@@ -114,7 +120,7 @@ def test_workers_share_files(tmp_path: Path) -> None:
         f"""
 import tidemill as tm
 stream = tm.stream.from_files({str(tmp_path / "in")!r}, {SCHEMA!r}, time="ts", stop_at_end=True)
-counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
 counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={str(tmp_path / "checkpoints")!r})
 """
     )
@@ -127,14 +133,14 @@ counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={s
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        tm.DataSetError, match="rate source: `rows` is integer `-1`, but must be a non-negative integer"
+        tm.DataSetError, match="generator: `rows` is integer `-1`, but must be a non-negative integer"
     ):
-        tm.stream.rate(rows=-1)
+        tm.stream.from_generator(rows=-1)
     with pytest.raises(tm.DataSetError, match="`keys` must be at least 1"):
-        tm.stream.rate(keys=0)
+        tm.stream.from_generator(keys=0)
     for speed in (-1, float("nan"), float("inf")):
         with pytest.raises(tm.DataSetError, match=r"rows_per_s=.* must be positive"):
-            tm.stream.rate(speed)
+            tm.stream.from_generator(speed)
     with pytest.raises(tm.DataSetError, match="schema= must be types by column"):
         tm.stream.from_files(tmp_path, 5)
     with pytest.raises(
@@ -151,9 +157,9 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         tm.stream.to_rabbitmq("amqp://127.0.0.1:1", exchange="x", key="zz"),
     ):
         with pytest.raises(tm.DataSetError, match='`key`: no column "zz"; the columns are number, time, key'):
-            tm.stream.rate(rows=1).write_stream(sink)
+            tm.stream.from_generator(rows=1).write_stream(sink)
     with pytest.raises(tm.DataSetError, match="files sink"):
-        tm.stream.rate(rows=1).write_stream(tm.stream.to_files("https://host/folder"))
+        tm.stream.from_generator(rows=1).write_stream(tm.stream.to_files("https://host/folder"))
     (tmp_path / "a.json").write_text('{"key": "a", "x": "seven"}\n')
     with pytest.raises(tm.DataSetError, match=r"a\.json"):
         tm.stream.from_files(tmp_path, SCHEMA, stop_at_end=True).write_stream(lambda _: None)
@@ -199,11 +205,15 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is for one sink, however it is written."""
     monkeypatch.chdir(tmp_path)
-    counts = tm.stream.rate(rows=9).group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
+    counts = (
+        tm.stream.from_generator(rows=9)
+        .group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time"))
+        .agg(n=tm.count())
+    )
     for one, other in ((tmp_path / "out", "out/"), ("s3://jobs/out", "s3://jobs/out/")):
         with pytest.raises(tm.DataSetError, match="two sinks write into the same folder"):
-            counts.write_stream(tm.stream.to_files(one), late_to=tm.stream.to_files(other, prefix="late"))
-    counts.write_stream(tm.stream.to_files("out"), late_to=tm.stream.to_files("late"))
+            counts.write_stream(tm.stream.to_files(one), late_output=tm.stream.to_files(other, prefix="late"))
+    counts.write_stream(tm.stream.to_files("out"), late_output=tm.stream.to_files("late"))
 
 
 def test_rotated_logs(tmp_path: Path) -> None:
@@ -215,9 +225,8 @@ def test_rotated_logs(tmp_path: Path) -> None:
         stream = tm.stream.from_files(log, {"x": "int64"})
         stream.write_stream(
             lambda rows: seen.extend(row["x"] for row in rows.to_pylist()),
-            checkpoint=checkpoint,
-            every="100ms",
-            stop=lambda: rotate() or len(seen) >= until,
+            checkpoint=tm.stream.Checkpoint(checkpoint, interval="100ms"),
+            stop_when=lambda: rotate() or len(seen) >= until,
         )
 
     def write(numbers: range) -> None:
@@ -265,11 +274,11 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     kafka.produce("clicks", [json.dumps(row).encode() for row in rows])
     servers = kafka.bootstrap
     for _ in range(2):
-        stream = tm.stream.from_kafka(servers, "clicks", SCHEMA, time="ts", out_of_order="1m", stop_at_end=True)
-        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        stream = tm.stream.from_kafka(servers, "clicks", SCHEMA, time="ts", max_out_of_orderness="1m", stop_at_end=True)
+        counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         # The second time there is nothing left to be done.
         sink = tm.stream.to_kafka(servers, "counts", id="clicks-to-counts", key="key")
-        counts.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="100ms")
+        counts.write_stream(sink, checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"))
     found = [json.loads(value) for value in kafka.values("counts")]
     assert len({(row["key"], row["window_start"]) for row in found}) == len(found) == 5 * 4
     assert sum(row["n"] for row in found) == 2000
@@ -279,7 +288,7 @@ def test_kafka_options_of_producers(kafka: Kafka, capfd: pytest.CaptureFixture[s
     """Each job said that what its producers are told is ignored by its consumers."""
     kafka.create_topic("packed")
     sink = tm.stream.to_kafka(kafka.bootstrap, "packed", id="packed", config={"compression.type": "zstd"})
-    tm.stream.rate(rows=10).write_stream(sink)
+    tm.stream.from_generator(rows=10).write_stream(sink)
     assert len(kafka.values("packed")) == 10
     assert "property" not in capfd.readouterr().err
 
@@ -291,14 +300,13 @@ def test_kafka_jobs_of_one_name(kafka: Kafka, tmp_path: Path) -> None:
     failed: list[str] = []
 
     def write(number: int) -> None:
-        rows = tm.stream.rate(200).select("number")
+        rows = tm.stream.from_generator(200).select("number")
         try:
             rows.write_stream(
                 sink,
-                checkpoint=tmp_path / str(number),
-                every="100ms",
+                checkpoint=tm.stream.Checkpoint(tmp_path / str(number), interval="100ms"),
                 name=f"job {number}",
-                stop=lambda: len(failed) > 0,
+                stop_when=lambda: len(failed) > 0,
             )
         except tm.DataSetError as error:
             failed.append(str(error))
@@ -322,9 +330,8 @@ def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
         seen: list[int] = []
         tm.stream.from_kafka(kafka.bootstrap, topic, {"x": "int64"}).write_stream(
             lambda rows: seen.extend(row["x"] for row in rows.to_pylist()),
-            checkpoint=tmp_path / topic,
-            every="100ms",
-            stop=lambda: len(seen) >= until,
+            checkpoint=tm.stream.Checkpoint(tmp_path / topic, interval="100ms"),
+            stop_when=lambda: len(seen) >= until,
         )
         return seen
 
@@ -515,10 +522,10 @@ def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:
         kafka.bootstrap, "transacted", {"n": "int64"}, metadata={"at": "timestamp"}, time="at", idle_after="50ms"
     )
     read = stream.map_batches(slowly, schema={"n": "int64", "at": "timestamp[ms]"})
-    counts = read.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count())
-    counts.write_stream(lambda _: over.append(taken), checkpoint=tmp_path / "c", stop=lambda: taken == count)
+    counts = read.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count())
+    counts.write_stream(lambda _: over.append(taken), checkpoint=tmp_path / "c", stop_when=lambda: taken == count)
     assert over and over[0] < count * 3 // 4, "the first window was over when all was read"
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
 
 
 def test_avro(kafka: Kafka) -> None:
@@ -570,7 +577,7 @@ def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
         tm.BadRowsWarning, match=r'^3 records that are not rows were left out; the first: kafka poison: topic "poison"'
     ):
         assert read(on_error="skip") == [1, 2, 3]
-    assert tm.skipped_rows() == 3
+    assert tm.last_report().skipped_rows == 3
     with pytest.warns(tm.BadRowsWarning, match="^3 records"):
         assert read(on_error="quarantine", quarantine=tmp_path / "bad") == [1, 2, 3]
     found = [json.loads(line) for file in (tmp_path / "bad").glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -660,7 +667,7 @@ def test_values_of_kafka_in_other_layouts(kafka: Kafka) -> None:
 
     def read(*schema: Any, **options: Any) -> list[Any]:
         seen: list[Any] = []
-        options |= {"stop_at_end": True, "discover_every": 0, "patience": "20s"}
+        options |= {"stop_at_end": True, "discovery_interval": 0, "connect_timeout": "20s"}
         stream = tm.stream.from_kafka(kafka.bootstrap, "layouts", *schema, **options)
         stream.write_stream(lambda table: seen.extend(next(iter(row.values())) for row in table.to_pylist()))
         return seen
@@ -686,9 +693,9 @@ import sys
 from pathlib import Path
 import tidemill as tm
 
-stream = tm.stream.rate(100, splits=1).select("number")
+stream = tm.stream.from_generator(100, splits=1).select("number")
 place, over = sys.argv[1], Path({str(over)!r})
-stream.write_stream(tm.stream.to_files({str(out)!r}), checkpoint=place, every="1h", stop=over.exists)
+stream.write_stream(tm.stream.to_files({str(out)!r}), checkpoint=tm.stream.Checkpoint(place, interval="1h"), stop_when=over.exists)
 """
     )
     first = launched.start("run", "-n", "2", str(app), str(tmp_path / "first"))
@@ -745,10 +752,10 @@ def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
     """How often a job looks for files is said in words of time; what is no pause is refused."""
     lines(tmp_path / "in", 3)
     for pause in (0, "1us"):
-        with pytest.raises(tm.DataSetError, match=r"every=.* is too short a pause"):
-            tm.stream.from_files(tmp_path / "in", SCHEMA, discover_every=pause)
-        with pytest.raises(tm.DataSetError, match=r"every=.* is too short a pause"):
-            tm.stream.from_files(tmp_path / "in", SCHEMA, poll_every=pause)
+        with pytest.raises(tm.DataSetError, match=r"_interval=.* is too short a pause"):
+            tm.stream.from_files(tmp_path / "in", SCHEMA, discovery_interval=pause)
+        with pytest.raises(tm.DataSetError, match=r"_interval=.* is too short a pause"):
+            tm.stream.from_files(tmp_path / "in", SCHEMA, poll_interval=pause)
     came: list[float] = []
     seen: list[Any] = []
 
@@ -760,8 +767,8 @@ def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
             time.sleep(0.5)
             (tmp_path / "in/late.json").write_text('{"x": 9}\n')
 
-    stream = tm.stream.from_files(tmp_path / "in", SCHEMA, discover_every="4s", poll_every="5ms")
-    stream.write_stream(take, checkpoint=tmp_path / "c", stop=lambda: len(seen) == 4)
+    stream = tm.stream.from_files(tmp_path / "in", SCHEMA, discovery_interval="4s", poll_interval="5ms")
+    stream.write_stream(take, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) == 4)
     assert came[-1] - came[0] > 2
 
 
@@ -779,14 +786,14 @@ def test_topics_and_beginnings_that_are_none() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda port, **patience: tm.stream.from_kafka(f"127.0.0.1:{port}", "t", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_redis(f"redis://127.0.0.1:{port}", "s", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_rabbitmq(f"amqp://127.0.0.1:{port}", "q", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_socket("127.0.0.1", port, SCHEMA, **patience),
-        lambda port, **patience: tm.stream.from_websocket(f"ws://127.0.0.1:{port}", SCHEMA, **patience),
-        lambda port, **patience: tm.stream.to_kafka(f"127.0.0.1:{port}", "t", **patience),
-        lambda port, **patience: tm.stream.to_redis(f"redis://127.0.0.1:{port}", key="number", **patience),
-        lambda port, **patience: tm.stream.to_rabbitmq(f"amqp://127.0.0.1:{port}", "q", **patience),
+        lambda port, **options: tm.stream.from_kafka(f"127.0.0.1:{port}", "t", SCHEMA, **options),
+        lambda port, **options: tm.stream.from_redis(f"redis://127.0.0.1:{port}", "s", SCHEMA, **options),
+        lambda port, **options: tm.stream.from_rabbitmq(f"amqp://127.0.0.1:{port}", "q", SCHEMA, **options),
+        lambda port, **options: tm.stream.from_socket("127.0.0.1", port, SCHEMA, **options),
+        lambda port, **options: tm.stream.from_websocket(f"ws://127.0.0.1:{port}", SCHEMA, **options),
+        lambda port, **options: tm.stream.to_kafka(f"127.0.0.1:{port}", "t", **options),
+        lambda port, **options: tm.stream.to_redis(f"redis://127.0.0.1:{port}", key="number", **options),
+        lambda port, **options: tm.stream.to_rabbitmq(f"amqp://127.0.0.1:{port}", "q", **options),
     ],
     ids=lambda make: make.__code__.co_names[2],
 )
@@ -794,12 +801,12 @@ def test_servers_that_are_not_there(make: Callable[..., Any]) -> None:
     """How long one is waited for was a minute, whatever the program can bear."""
     (port,) = free_ports(1)
     begun = time.monotonic()
-    made = make(port, patience="300ms")
+    made = make(port, connect_timeout="300ms")
     with pytest.raises(tm.DataSetError, match=r"127\.0\.0\.1|rabbitmq"):
         if isinstance(made, tm.DataSet):
             made.write_stream(lambda _: None)
         else:
-            tm.stream.rate(rows=3).write_stream(made)
+            tm.stream.from_generator(rows=3).write_stream(made)
     assert time.monotonic() - begun < 20
 
 
@@ -816,7 +823,7 @@ stream = tm.stream.from_files(
     {str(tmp_path / "in")!r}, {{"x": "int64"}}, stop_at_end=True, on_error="quarantine", quarantine={str(tmp_path / "bad")!r}
 )
 stream.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}))
-print(tm.skipped_rows())
+print(tm.last_report().skipped_rows)
 """
     )
     done = launched.run("run", "-n", "2", app)
@@ -844,14 +851,14 @@ def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
     add(client, ["clicks:a", "clicks:b"], range(2000))
     for _ in range(2):
         stream = tm.stream.from_redis(
-            redis_server.url, ["clicks:a", "clicks:b"], SCHEMA, time="ts", out_of_order="1m", stop_at_end=True
+            redis_server.url, ["clicks:a", "clicks:b"], SCHEMA, time="ts", max_out_of_orderness="1m", stop_at_end=True
         )
-        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         counts = counts.select("key", "n", begin=tm.col("window_start").cast("str"))
         sink = tm.stream.to_redis(
             redis_server.url, id="clicks", key=["key", "begin"], prefix="count:", increment="n", expire="1h"
         )
-        counts.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="100ms")
+        counts.write_stream(sink, checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"))
     keys = client.keys("count:*")
     assert len(keys) == 5 * 4 and "count:k3:2026-01-01T00:00:30" in {key[:28] for key in keys}
     assert sum(int(client.hget(key, "n")) for key in keys) == 2000
@@ -884,7 +891,7 @@ def test_redis_keys_that_look_alike(redis_server: Redis) -> None:
     tm.stream.from_table(rows).write_stream(sink)
     found = {key: client.hget(key, "n") for key in client.keys("alike:*")}
     assert found == {"alike:a\\:b:c": "1", "alike:a:b:c": "2", "alike::x": "3", "alike:\\N:x": "4"}
-    look_up = tm.stream.redis_hashes(redis_server.url, "n", prefix="alike:")
+    look_up = tm.stream.redis_lookup(redis_server.url, "n", prefix="alike:")
     asked = look_up([("a:b", "c"), ("a", "b:c"), ("", "x"), (None, "x"), ("a", "x")])
     assert asked == [{"n": "1"}, {"n": "2"}, {"n": "3"}, {"n": "4"}, None]
 
@@ -942,7 +949,7 @@ def test_redis_passwords_are_not_shown() -> None:
     with pytest.raises(tm.DataSetError, match="expire="):
         tm.stream.to_redis("redis://127.0.0.1:1/0", key="key", expire="100ms")
     with pytest.raises(tm.DataSetError, match=r"redis sink: .*would count rows twice"):
-        tm.stream.rate(rows=1).write_stream(tm.stream.to_redis("redis://x", key="key", increment="number"))
+        tm.stream.from_generator(rows=1).write_stream(tm.stream.to_redis("redis://x", key="key", increment="number"))
 
 
 def writing(body: Callable[[], None]) -> threading.Thread:
@@ -974,7 +981,11 @@ def test_redis_that_is_killed(tmp_path: Path) -> None:
         thread = writing(write)
         rows = tm.stream.from_redis(server.url, ["a", "b"], SCHEMA).select("key", n=tm.lit(1))
         sink = tm.stream.to_redis(server.url, id="counting", key="key", prefix="count:", increment="n")
-        rows.write_stream(sink, checkpoint=tmp_path / "checkpoints", every="50ms", stop=lambda: counted() >= total)
+        rows.write_stream(
+            sink,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="50ms"),
+            stop_when=lambda: counted() >= total,
+        )
         thread.join()
         assert counted() == total
     finally:
@@ -998,7 +1009,7 @@ def counted():
     return sum(int(client.hget(key, "n") or 0) for key in client.keys("killed:k*"))
 rows = tm.stream.from_redis({redis_server.url!r}, ["killed/a", "killed/b", "killed/c"], {SCHEMA!r}).select("key", n=tm.lit(1))
 sink = tm.stream.to_redis({redis_server.url!r}, id="killed", key="key", prefix="killed:", increment="n")
-rows.write_stream(sink, checkpoint={str(tmp_path / "checkpoints")!r}, every="50ms", stop=lambda: counted() >= {total})
+rows.write_stream(sink, checkpoint=tm.stream.Checkpoint({str(tmp_path / "checkpoints")!r}, interval="50ms"), stop_when=lambda: counted() >= {total})
 assert counted() == {total}, counted()
 """
     )

@@ -29,7 +29,7 @@ def test_each_key_has_its_windows(size: int, slide: int, batch: int) -> None:
     users = [dice.choice("abcdefgh") * dice.choice([1, 1, 1, 2]) for _ in range(count)]
     table = tm.from_dict({"user": users, "n": list(range(count))}).collect()
     stream = tm.stream.from_table(table, rows_per_batch=batch)
-    window = tm.window(tm.stream.counting(size, slide))
+    window = tm.stream.window(tm.stream.count_window(size, slide))
     n = tm.col("n")
     seen = written(stream.group_by("user", window).agg(rows=tm.count(), sum=n.sum(), kinds=n.n_unique()))
     windows: dict[str, list[Row]] = defaultdict(list)
@@ -52,7 +52,7 @@ def test_rows_come_in_their_order() -> None:
     """From one part of a source, rows of a key are counted as they come."""
     table = tm.from_dict({"user": ["a", "b"] * 50, "n": list(range(100))}).collect()
     stream = tm.stream.from_table(table, rows_per_batch=100)
-    window = tm.window(tm.stream.counting(10))
+    window = tm.stream.window(tm.stream.count_window(10))
     seen = written(stream.group_by("user", window).agg(least=tm.col("n").min(), most=tm.col("n").max()))
     a = sorted((row["window_start"], row["least"], row["most"]) for row in seen if row["user"] == "a")
     assert a == [(start, 2 * start, 2 * start + 18) for start in range(0, 50, 10)]
@@ -62,7 +62,9 @@ def test_without_keys() -> None:
     """All rows of all workers are counted together."""
     table = tm.from_dict({"n": list(range(1050))}).collect()
     stream = tm.stream.from_table(table, rows_per_batch=9)
-    seen = written(stream.group_by(tm.window(tm.stream.counting(100))).agg(rows=tm.count(), least=tm.col("n").min()))
+    seen = written(
+        stream.group_by(tm.stream.window(tm.stream.count_window(100))).agg(rows=tm.count(), least=tm.col("n").min())
+    )
     assert sorted(row["window_start"] for row in seen) == list(range(0, 1000, 100))
     assert all(row["rows"] == 100 for row in seen)
 
@@ -72,7 +74,9 @@ def test_many_keys_and_long_windows() -> None:
     count = 40_000
     table = tm.from_dict({"n": list(range(count))}).select(key=tm.col("n") % 3000, n=tm.col("n")).collect()
     stream = tm.stream.from_table(table, rows_per_batch=500)
-    seen = written(stream.group_by("key", tm.window(tm.stream.counting(13))).agg(rows=tm.count(), n=tm.col("n").sum()))
+    seen = written(
+        stream.group_by("key", tm.stream.window(tm.stream.count_window(13))).agg(rows=tm.count(), n=tm.col("n").sum())
+    )
     # 40,000 rows of 3,000 keys: 13 of each, and a 14th of some.
     assert Counter(row["rows"] for row in seen) == {13: 3000}
     assert len({row["key"] for row in seen}) == 3000
@@ -80,7 +84,7 @@ def test_many_keys_and_long_windows() -> None:
 
 def seconds(rows: int, keys: int) -> tm.DataSet:
     """Rows of some keys, a second apart, in one order."""
-    return tm.stream.rate(rows=rows, keys=keys, splits=1, step="1s", seed=3).select("key", "number", "time")
+    return tm.stream.from_generator(rows=rows, keys=keys, splits=1, step="1s", seed=3).select("key", "number", "time")
 
 
 def windows_of(rows: list[Row], size: int, slide: int, ttl: int) -> list[tuple[int, int, int]]:
@@ -107,7 +111,7 @@ def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tm
     assert len(expected) > 500
 
     def sums(stream: tm.DataSet) -> tm.DataSet:
-        window = tm.window(tm.stream.counting(size, slide, ttl=ttl), on="time")
+        window = tm.stream.window(tm.stream.count_window(size, slide, ttl=ttl), on="time")
         return stream.group_by("key", window).agg(sum=tm.col("number").sum())
 
     def told(seen: list[Row]) -> list[tuple[int, int, int]]:
@@ -125,7 +129,9 @@ def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tm
         grown = sums(tm.stream.from_files(file, schema, time="time", stop_at_end=at_end))
         stop = None if at_end else lambda: len(seen) >= 300
         grown.write_stream(
-            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c", every="100ms", stop=stop
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+            stop_when=stop,
         )
         assert at_end or len(seen) < len(expected)
     assert told(seen) == expected
@@ -134,10 +140,10 @@ def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tm
 def test_keys_come_and_go() -> None:
     """More keys than there can be at a time, each with a few rows: what is kept of those that are gone goes."""
     count = 200_000
-    source = tm.stream.rate(rows=count, splits=1, step="1s").select(
+    source = tm.stream.from_generator(rows=count, splits=1, step="1s").select(
         "number", "time", key=tm.col("number") - tm.col("number") % 4
     )
-    window = tm.window(tm.stream.counting(3, ttl="1h"), on="time")
+    window = tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="time")
     seen = written(source.group_by("key", window).agg(least=tm.col("number").min()))
     assert len(seen) == count // 4 and all(row["least"] == row["key"] for row in seen)
 
@@ -147,19 +153,21 @@ def test_rows_without_a_time_and_windows_of_rows() -> None:
     table = tm.from_dict({"s": [None, 0, None, 5, 20, 21]}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at", rows_per_batch=100)
     with pytest.warns(tm.stream.NoTimeWarning, match="2 rows had no time and were left out"):
-        seen = written(stream.group_by(tm.window(tm.stream.counting(2, ttl="10s"), on="at")).agg(s=tm.col("s").sum()))
+        seen = written(
+            stream.group_by(tm.stream.window(tm.stream.count_window(2, ttl="10s"), on="at")).agg(s=tm.col("s").sum())
+        )
     assert [(row["window_start"], row["s"]) for row in seen] == [(0, 5), (0, 41)]
-    seen = written(stream.group_by(tm.window(tm.stream.counting(2))).agg(s=tm.col("s").sum()))
+    seen = written(stream.group_by(tm.stream.window(tm.stream.count_window(2))).agg(s=tm.col("s").sum()))
     assert [row["window_start"] for row in seen] == [0, 2, 4]
 
 
 def test_keys_for_a_time_are_another_state(tmp_path: Path) -> None:
     """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
     # Without an end, lest it be over before it is asked to stop.
-    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
-    forever = tm.window(tm.stream.counting(3))
-    written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop=lambda: True)
-    for_a_time = tm.window(tm.stream.counting(3, ttl="1h"), on="time")
+    stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
+    forever = tm.stream.window(tm.stream.count_window(3))
+    written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop_when=lambda: True)
+    for_a_time = tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="time")
     with pytest.raises(
         tm.DataSetError, match=r"it held windows of 3 rows every 3 rows, but now holds .* of keys for a"
     ):
@@ -169,31 +177,31 @@ def test_keys_for_a_time_are_another_state(tmp_path: Path) -> None:
 def test_what_cannot_be() -> None:
     table = tm.from_dict({"s": [1]}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at")
-    for windows, on in ((tm.stream.counting(3), "at"), (tm.stream.counting(3, ttl="1h"), None)):
-        with pytest.raises(tm.DataSetError, match=r"on= is for counting\(\.\.\., ttl=\)"):
-            tm.window(windows, on=on)
+    for windows, on in ((tm.stream.count_window(3), "at"), (tm.stream.count_window(3, ttl="1h"), None)):
+        with pytest.raises(tm.DataSetError, match=r"on= is for count_window\(\.\.\., ttl=\)"):
+            tm.stream.window(windows, on=on)
     with pytest.raises(tm.DataSetError, match="they look at no time"):
-        tm.window(tm.stream.counting(3, ttl="1h"), on="at", late="1h")
+        tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="at", allowed_lateness="1h")
     with pytest.raises(tm.DataSetError, match="a positive ttl"):
-        tm.window(tm.stream.counting(3, ttl=0), on="at")
+        tm.stream.window(tm.stream.count_window(3, ttl=0), on="at")
     with pytest.raises(tm.DataSetError, match="nothing says how far it lags behind the stream's time"):
-        other = stream.with_columns(other=tm.function("coalesce", tm.col("at"), tm.col("at")))
-        window = tm.window(tm.stream.counting(3, ttl="1h"), on="other")
+        other = stream.with_columns(other=tm.functions.scalar("coalesce", tm.col("at"), tm.col("at")))
+        window = tm.stream.window(tm.stream.count_window(3, ttl="1h"), on="other")
         other.group_by(window).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="must be positive"):
-        tm.window(tm.stream.counting(0))
+        tm.stream.window(tm.stream.count_window(0))
     with pytest.raises(tm.DataSetError, match="would skip rows"):
-        tm.window(tm.stream.counting(2, 3))
+        tm.stream.window(tm.stream.count_window(2, 3))
     with pytest.raises(TypeError, match="an integer number of rows"):
-        tm.stream.counting(1.5)  # type: ignore[arg-type]
+        tm.stream.count_window(1.5)  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="is too large"):
-        tm.stream.counting(2**70)
+        tm.stream.count_window(2**70)
     with pytest.raises(TypeError, match="on is the column"):
-        tm.window(tm.tumbling("1s"))
-    counts = stream.group_by(tm.window(tm.stream.counting(3))).agg(last=tm.col("at").max())
+        tm.stream.window(tm.stream.tumbling("1s"))
+    counts = stream.group_by(tm.stream.window(tm.stream.count_window(3))).agg(last=tm.col("at").max())
     with pytest.raises(tm.DataSetError, match="windows of rows, and joins without a time bound"):
-        counts.group_by(tm.window(tm.tumbling("1s"), on="last")).agg(n=tm.count()).write_stream(print)
+        counts.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="last")).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="the query has none"):
-        counts.write_stream(print, late_to=print)
+        counts.write_stream(print, late_output=print)
     with pytest.raises(tm.DataSetError, match="outside of a group_by of a stream"):
-        tm.from_arrow(table).group_by(tm.window(tm.stream.counting(3))).agg(n=tm.count()).collect()
+        tm.from_arrow(table).group_by(tm.stream.window(tm.stream.count_window(3))).agg(n=tm.count()).collect()

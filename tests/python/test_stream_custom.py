@@ -44,7 +44,7 @@ def overlapping(times: pa.Array) -> tuple[Any, Any]:
 
 
 def stream(table: tm.Table, **options: Any) -> tm.DataSet:
-    return tm.stream.from_table(table, time="at", out_of_order="50ms", rows_per_batch=100, **options)
+    return tm.stream.from_table(table, time="at", max_out_of_orderness="50ms", rows_per_batch=100, **options)
 
 
 def seen(data: tm.DataSet, **options: Any) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def seen(data: tm.DataSet, **options: Any) -> list[dict[str, Any]]:
 
 def counts(data: tm.DataSet, windows: tm.stream.Windows, *keys: str, **options: Any) -> tm.DataSet:
     aggregates = {"n": tm.count(), "s": tm.col("row").sum()}
-    return data.group_by(*keys, tm.window(windows, on="at", **options)).agg(**aggregates)
+    return data.group_by(*keys, tm.stream.window(windows, on="at", **options)).agg(**aggregates)
 
 
 def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
@@ -72,7 +72,7 @@ def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
 def test_as_the_engine_has_them(assign: Callable[..., Any], windows: tm.stream.Windows, keys: tuple[str, ...]) -> None:
     """Columns, their order and all that is in them are those of the same windows of the engine."""
     table = rows()
-    found = counts(stream(table), tm.stream.custom(assign), *keys)
+    found = counts(stream(table), tm.stream.custom_window(assign), *keys)
     expected = counts(stream(table), windows, *keys)
     assert found.columns == expected.columns
     same(seen(found), seen(expected))
@@ -80,7 +80,7 @@ def test_as_the_engine_has_them(assign: Callable[..., Any], windows: tm.stream.W
 
 def test_over_a_table() -> None:
     table = rows()
-    found = counts(tm.from_arrow(table), tm.stream.custom(tens), "key").to_pylist()
+    found = counts(tm.from_arrow(table), tm.stream.custom_window(tens), "key").to_pylist()
     same(found, seen(counts(stream(table), tm.stream.tumbling("10s"), "key")))
 
 
@@ -97,7 +97,7 @@ def test_windows_by_columns() -> None:
         )
 
     table = rows()
-    found = seen(counts(stream(table), tm.stream.custom(by_key, columns="key"), "key"))
+    found = seen(counts(stream(table), tm.stream.custom_window(by_key, columns="key"), "key"))
     expected: Counter[tuple[int, datetime]] = Counter()
     for row in table.to_pylist():
         if row["key"]:
@@ -118,35 +118,38 @@ def test_a_window_that_is_given_twice() -> None:
         )
 
     table = rows()
-    same(seen(counts(stream(table), tm.stream.custom(twice))), seen(counts(stream(table), tm.tumbling("10s"))))
+    same(
+        seen(counts(stream(table), tm.stream.custom_window(twice))),
+        seen(counts(stream(table), tm.stream.tumbling("10s"))),
+    )
 
 
 def test_a_key_in_a_list() -> None:
     """It was taken for a column of times."""
     table = rows()
-    windows = tm.window(tm.stream.custom(tens), on="at")
+    windows = tm.stream.window(tm.stream.custom_window(tens), on="at")
     found = stream(table).group_by(["key", windows]).agg(n=tm.count(), s=tm.col("row").sum())
-    same(seen(found), seen(counts(stream(table), tm.tumbling("10s"), "key")))
+    same(seen(found), seen(counts(stream(table), tm.stream.tumbling("10s"), "key")))
 
 
 @pytest.mark.filterwarnings("ignore::tidemill.stream.LateRowsWarning")
 def test_late_rows_and_early_results() -> None:
-    """Rows are late when their window is over; with `late=` its result comes again, and with `early=` before."""
+    """Rows are late when their window is over; with `allowed_lateness=` its result comes again, and with `emit_early_every=` before."""
     seconds = [*range(4), *range(12, 28), 5, 28]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]"), row="s").collect()
 
     def written(**options: Any) -> list[tuple[int, int]]:
         data = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=40)
-        found = seen(counts(data, tm.stream.custom(tens), **options))
+        found = seen(counts(data, tm.stream.custom_window(tens), **options))
         return [(row["window_start"].second, row["n"]) for row in found]
 
     assert written() == [(0, 4), (10, 8), (20, 9)]
-    assert tm.stream.late_rows() == 1
+    assert tm.last_report().late_rows == 1
     # When the late row is counted has nothing to do with the last window, which the end of the stream ends.
-    again = written(late="1h")
+    again = written(allowed_lateness="1h")
     assert sorted(again) == [(0, 4), (0, 5), (10, 8), (20, 9)] and again.index((0, 4)) < again.index((0, 5))
     data = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=40)
-    found = seen(counts(data, tm.stream.custom(tens), early="20ms"))
+    found = seen(counts(data, tm.stream.custom_window(tens), emit_early_every="20ms"))
     assert any(not row["window_final"] for row in found)
     assert [(row["window_start"].second, row["n"]) for row in found if row["window_final"]] == [
         (0, 4),
@@ -155,15 +158,15 @@ def test_late_rows_and_early_results() -> None:
     ]
     late: list[dict[str, Any]] = []
     data = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=40)
-    seen(counts(data, tm.stream.custom(tens)), late_to=lambda rows: late.extend(rows.to_pylist()))
+    seen(counts(data, tm.stream.custom_window(tens)), late_output=lambda rows: late.extend(rows.to_pylist()))
     assert [(row["row"], row["window_end"].second) for row in late] == [(5, 10)]
 
 
 def test_results_are_a_stream() -> None:
     """Windows of results of custom windows: their ends tell time."""
-    tens_of_keys = counts(stream(rows()), tm.stream.custom(tens), "key")
+    tens_of_keys = counts(stream(rows()), tm.stream.custom_window(tens), "key")
     timed = tens_of_keys.select("n", at=tm.col("window_end") - timedelta(microseconds=1))
-    total = timed.group_by(tm.window(tm.tumbling("1d"), on="at")).agg(n=tm.col("n").sum())
+    total = timed.group_by(tm.stream.window(tm.stream.tumbling("1d"), on="at")).agg(n=tm.col("n").sum())
     assert [row["n"] for row in seen(total)] == [4000]
 
 
@@ -181,21 +184,21 @@ def test_results_are_a_stream() -> None:
 )
 def test_what_functions_do_wrong(assign: Callable[..., Any], message: str) -> None:
     with pytest.raises(tm.DataSetError, match=message):
-        seen(counts(stream(rows(500)), tm.stream.custom(assign)))
+        seen(counts(stream(rows(500)), tm.stream.custom_window(assign)))
 
 
 def test_what_is_asked_wrong() -> None:
     data = stream(rows(10))
-    with pytest.raises(TypeError, match="custom takes a function"):
-        tm.stream.custom("10s")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="custom_window takes a function"):
+        tm.stream.custom_window("10s")  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="custom: no column 'kez'; there are at, key, row"):
-        counts(data, tm.stream.custom(tens, columns="kez"))
+        counts(data, tm.stream.custom_window(tens, columns="kez"))
     with pytest.raises(tm.DataSetError, match="column 'window_end' already exists"):
-        counts(data.with_columns(window_end=tm.lit(1)), tm.stream.custom(tens))
+        counts(data.with_columns(window_end=tm.lit(1)), tm.stream.custom_window(tens))
     with pytest.raises(tm.DataSetError, match="rename the result's columns"):
-        tm.window(tm.stream.custom(tens), on="at").alias("w")
+        tm.stream.window(tm.stream.custom_window(tens), on="at").alias("w")
     with pytest.raises(tm.DataSetError, match="group_by has one window"):
-        window = tm.window(tm.stream.custom(tens), on="at")
+        window = tm.stream.window(tm.stream.custom_window(tens), on="at")
         data.group_by(window, window).agg(n=tm.count())
     with pytest.raises(tm.DataSetError, match="a window adds a column 'window_start'"):
-        data.group_by(tm.window(tm.stream.custom(tens), on="at")).agg(window_start=tm.count())
+        data.group_by(tm.stream.window(tm.stream.custom_window(tens), on="at")).agg(window_start=tm.count())

@@ -104,7 +104,7 @@ def test_a_dead_letter_topic_has_records_as_they_were(kafka: Kafka, tmp_path: Pa
     rows = Rows()
     with pytest.warns(tm.BadRowsWarning, match="^4 records .* offset 0: "):
         stream.write_stream(rows, checkpoint=tmp_path / "checkpoints")
-    assert rows.rows == [{"x": 1}] and tm.skipped_rows() == 4
+    assert rows.rows == [{"x": 1}] and tm.last_report().skipped_rows == 4
     found = [(record.key(), record.value()) for record in kafka.read("ill-dead")]
     assert found == [(b"ann", b"nonsense"), (b"\xfe", b"\xff\x00"), (b"ben", None), (None, b"")]
     beside = [record.headers() or [] for record in kafka.read("ill-dead")]
@@ -124,7 +124,7 @@ def test_lines_of_files(tmp_path: Path) -> None:
         rows = Rows()
         stream = tm.stream.from_files(tmp_path / "in", SCHEMA, stop_at_end=True, on_error="quarantine", quarantine=sink)
         stream.write_stream(rows, **options)
-        assert tm.skipped_rows() == 800
+        assert tm.last_report().skipped_rows == 800
         return sorted(row["x"] for row in rows.rows)
 
     expected = [1] * 400 + [2] * 400
@@ -145,7 +145,7 @@ def test_lines_of_files(tmp_path: Path) -> None:
         (file, at) for file in files for at, _ in lines
     )
     dead.rows.clear()
-    assert read(dead, checkpoint=tmp_path / "held", guarantee="at most once") == expected
+    assert read(dead, checkpoint=tmp_path / "held", guarantee="at_most_once") == expected
     assert len(dead.rows) == 800
 
 
@@ -160,11 +160,15 @@ def test_a_job_that_is_stopped_goes_on_behind_its_poison(tmp_path: Path) -> None
         stream = tm.stream.from_files(
             file,
             SCHEMA,
-            poll_every="10ms",
+            poll_interval="10ms",
             on_error="quarantine",
             quarantine=tm.stream.to_files(out / "dead"),
         )
-        stream.write_stream(rows, checkpoint=checkpoints, every="50ms", stop=lambda rows=rows: bool(rows.rows))
+        stream.write_stream(
+            rows,
+            checkpoint=tm.stream.Checkpoint(checkpoints, interval="50ms"),
+            stop_when=lambda rows=rows: bool(rows.rows),
+        )
         assert rows.rows == [{"x": life}]
         assert sorted(bytes.fromhex(row["value"]).decode() for row in written(out / "dead")) == [
             f"nonsense {before}" for before in range(life + 1)
@@ -292,12 +296,12 @@ def test_sinks_that_cannot_be(tmp_path: Path) -> None:
         files()
     with pytest.raises(tm.DataSetError, match="the job cannot give exactly once: the sink print gives at least once"):
         files(quarantine=print).write_stream(
-            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly once"
+            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly_once"
         )
     # A folder has a record again that is read again.
     with pytest.raises(tm.DataSetError, match=r"give exactly once: .* quarantine=tm.stream.to_files\(\".*dead\"\)"):
         files(quarantine=tmp_path / "dead").write_stream(
-            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly once"
+            tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly_once"
         )
     with pytest.raises(tm.DataSetError, match="two sinks write into the same folder"):
         files(quarantine=tm.stream.to_files(tmp_path / "out")).write_stream(tm.stream.to_files(tmp_path / "out"))

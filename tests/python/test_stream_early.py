@@ -18,7 +18,7 @@ import tidemill as tm
 
 Row = dict[str, Any]
 
-SECONDS = tm.function("date_part", tm.lit("epoch"), tm.col("at")).cast("int64")
+SECONDS = tm.functions.scalar("date_part", tm.lit("epoch"), tm.col("at")).cast("int64")
 
 
 def _second(at: datetime) -> int:
@@ -40,15 +40,15 @@ def written(stream: tm.DataSet) -> list[Row]:
 
 
 @pytest.mark.parametrize("by", [[], ["user"]])
-@pytest.mark.parametrize("late_to", [False, True])
-def test_early_results_grow_until_the_last(by: list[str], late_to: bool) -> None:
+@pytest.mark.parametrize("late_output", [False, True])
+def test_early_results_grow_until_the_last(by: list[str], late_output: bool) -> None:
     """Each window's results only grow, the last is what there would be without early ones, and nothing follows it."""
     table = rows(1)
-    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=2, rows_per_s=600)
-    window = tm.window(tm.tumbling("2m"), on="at", early="30ms")
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=2, rows_per_s=600)
+    window = tm.stream.window(tm.stream.tumbling("2m"), on="at", emit_early_every="30ms")
     counts = stream.group_by(*by, window).agg(rows=tm.count())
     seen: list[Row] = []
-    options: Any = {"late_to": lambda table: None} if late_to else {}
+    options: Any = {"late_output": lambda table: None} if late_output else {}
     counts.write_stream(lambda table: seen.extend(table.to_pylist()), **options)
     of_window: dict[Any, list[Row]] = defaultdict(list)
     for row in seen:
@@ -62,17 +62,21 @@ def test_early_results_grow_until_the_last(by: list[str], late_to: bool) -> None
     assert Counter(map(str, last)) == Counter(map(str, plain))
 
 
-@pytest.mark.parametrize("windows", [tm.sliding("2m", "30s"), tm.sliding("2m", "2s")])
+@pytest.mark.parametrize("windows", [tm.stream.sliding("2m", "30s"), tm.stream.sliding("2m", "2s")])
 def test_windows_that_overlap(windows: tm.stream.Windows) -> None:
     """What has been given early is not lost to windows that share panes."""
     table = rows(2)
-    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=2, rows_per_s=600)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=2, rows_per_s=600)
 
     def sums(window: Any) -> tm.DataSet:
         return stream.group_by("user", window).agg(rows=tm.count())
 
-    early = written(sums(tm.window(windows, on="at", early="30ms")).filter(tm.col("window_final")).drop("window_final"))
-    assert Counter(map(str, early)) == Counter(map(str, written(sums(tm.window(windows, on="at")))))
+    early = written(
+        sums(tm.stream.window(windows, on="at", emit_early_every="30ms"))
+        .filter(tm.col("window_final"))
+        .drop("window_final")
+    )
+    assert Counter(map(str, early)) == Counter(map(str, written(sums(tm.stream.window(windows, on="at")))))
 
 
 def test_windows_that_do_not_change_are_silent() -> None:
@@ -80,7 +84,7 @@ def test_windows_that_do_not_change_are_silent() -> None:
     seconds = [0, 1, 2]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=6)
-    window = tm.window(tm.tumbling("1h"), on="at", early="10ms")
+    window = tm.stream.window(tm.stream.tumbling("1h"), on="at", emit_early_every="10ms")
     seen = written(stream.group_by(window).agg(rows=tm.count()))
     assert len(seen) <= 4 and seen[-1] == {**seen[-1], "window_final": True, "rows": 3}
 
@@ -98,18 +102,18 @@ def windows_of(table: tm.Table, windows: Any) -> Counter[tuple[str, int]]:
 
 @pytest.mark.parametrize("every", [1, 7, 100_000])
 @pytest.mark.parametrize("batch", [1, 3000])
-@pytest.mark.parametrize("windows", [tm.tumbling("2m"), tm.sliding("90s", "40s")])
+@pytest.mark.parametrize("windows", [tm.stream.tumbling("2m"), tm.stream.sliding("90s", "40s")])
 def test_results_by_rows(windows: Any, batch: int, every: int) -> None:
     """Of each window and key after exactly so many rows, none left out and none twice, whatever came together; and at the end as ever."""
     table = rows(4, 3000)
-    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=batch)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=batch)
     values = {"rows": tm.count(), "kinds": tm.col("s").n_unique(), "least": tm.col("s").min(), "all": tm.col("s").sum()}
 
     def seen(**early: Any) -> list[Row]:
-        window = tm.window(windows, on="at", **early)
+        window = tm.stream.window(windows, on="at", **early)
         return written(stream.with_columns(s=SECONDS).group_by("user", window).agg(**values))
 
-    found = seen(early_rows=every)
+    found = seen(emit_early_rows=every)
     at = Counter((row["user"], _second(row["window_start"]), row["rows"], row["window_final"]) for row in found)
     expected: Counter[Any] = Counter()
     for (user, start), count in windows_of(table, windows).items():
@@ -124,9 +128,9 @@ def test_results_by_rows(windows: Any, batch: int, every: int) -> None:
 def test_results_by_rows_are_of_the_first_rows() -> None:
     """Not of those that came with them: a result at a row knows nothing of the rows behind it."""
     table = tm.from_dict({"s": list(range(100))}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
-    made = tm.stream.rate(400, rows=100, splits=1, step="1s").select(s="number", at="time")
+    made = tm.stream.from_generator(400, rows=100, splits=1, step="1s").select(s="number", at="time")
     for stream in (tm.stream.from_table(table, time="at", rows_per_batch=100), made):
-        window = tm.window(tm.stream.calendar("1d"), on="at", early_rows=10)
+        window = tm.stream.window(tm.stream.calendar_window("1d"), on="at", emit_early_rows=10)
         seen = written(stream.group_by(window).agg(most=tm.col("s").max(), all=tm.col("s").to_list()))
         assert [row["most"] for row in seen] == [*range(9, 100, 10), 99]
         assert [row["all"] for row in seen] == [list(range(n + 1)) for n in [*range(9, 100, 10), 99]]
@@ -146,7 +150,9 @@ def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
     add(0, 1, 2, None, *range(100, 120))
     schema = {"s": "int64", "at": "timestamp[s]"}
     stream = tm.stream.from_files(file, schema, time="at", idle_after="100ms")
-    counts = stream.group_by(tm.window(tm.tumbling("1m"), on="at", early_rows=2)).agg(rows=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_rows=2)).agg(
+        rows=tm.count()
+    )
     late: list[Row] = []
     of_window: list[tuple[int, int, bool]] = []
 
@@ -160,10 +166,9 @@ def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
     with pytest.warns(tm.stream.NoTimeWarning):
         counts.write_stream(
             take,
-            late_to=lambda made: late.extend(made.to_pylist()),
-            checkpoint=tmp_path / "checkpoints",
-            every="100ms",
-            stop=lambda: (120, 1, True) in of_window,
+            late_output=lambda made: late.extend(made.to_pylist()),
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"),
+            stop_when=lambda: (120, 1, True) in of_window,
         )
     second = [(60, n, False) for n in range(2, 21, 2)]
     assert sorted(of_window) == [(0, 2, False), (0, 3, True), *second, (60, 20, True), (120, 1, True)]
@@ -173,10 +178,10 @@ def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
 def test_many_keys_by_rows() -> None:
     """More than is looked at without throwing out what is of no use any more, in windows that come and go."""
     count, keys = 120_000, 1500
-    source = tm.stream.rate(rows=count, splits=2, step="1ms", out_of_order="20s").select(
+    source = tm.stream.from_generator(rows=count, splits=2, step="1ms", max_out_of_orderness="20s").select(
         "time", "number", key=tm.col("number") % keys
     )
-    window = tm.window(tm.tumbling("15s"), on="time", early_rows=4)
+    window = tm.stream.window(tm.stream.tumbling("15s"), on="time", emit_early_rows=4)
     seen = written(source.group_by("key", window).agg(n=tm.count(), sum=tm.col("number").sum()))
     last = [row for row in seen if row["window_final"]]
     assert sum(row["n"] for row in last) == count and sum(row["sum"] for row in last) == sum(range(count))
@@ -192,9 +197,9 @@ def test_results_by_rows_of_windows_of_a_function() -> None:
         return starts, pc.add(starts, pa.scalar(timedelta(minutes=1)))
 
     table = rows(5, 600)
-    window = tm.window(tm.stream.custom(minutes), on="at", early_rows=9)
-    plain = tm.window(tm.tumbling("1m"), on="at", early_rows=9)
-    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=100)
+    window = tm.stream.window(tm.stream.custom_window(minutes), on="at", emit_early_rows=9)
+    plain = tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_rows=9)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=100)
     seen, like = (written(stream.group_by("user", of).agg(n=tm.count())) for of in (window, plain))
     assert Counter(row["window_final"] for row in seen)[False] > 30
     assert Counter(map(str, seen)) == Counter(map(str, like))
@@ -205,14 +210,16 @@ def test_results_by_rows_of_windows_of_a_function() -> None:
 def test_results_by_rows_are_rows_of_a_stream() -> None:
     """They have the time of their window, so that none is late for a window behind it, though it comes before the others."""
     table = rows(6, 1200)
-    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=40)
-    counts = stream.group_by("user", tm.window(tm.tumbling("1m"), on="at", early_rows=5)).agg(n=tm.count())
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=40)
+    counts = stream.group_by("user", tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_rows=5)).agg(
+        n=tm.count()
+    )
     counts = counts.select("n", "window_final", at=tm.col("window_end") - timedelta(microseconds=1))
-    most = counts.group_by(tm.window(tm.tumbling("5m"), on="at")).agg(n=tm.col("n").max(), all=tm.count())
+    most = counts.group_by(tm.stream.window(tm.stream.tumbling("5m"), on="at")).agg(n=tm.col("n").max(), all=tm.count())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         seen = written(most)
-    windows = windows_of(table, tm.tumbling("1m"))
+    windows = windows_of(table, tm.stream.tumbling("1m"))
     expected: dict[int, list[int]] = defaultdict(list)
     for (_, start), count in windows.items():
         expected[start - start % 300] += [*range(5, count + 1, 5), count]
@@ -239,27 +246,27 @@ def by_steps(table: tm.Table, windows: Any, step: int) -> Counter[tuple[str, int
 
 
 CUMULATIVE = [
-    (tm.tumbling("2m"), 30),
-    (tm.tumbling("2m"), 45),
-    (tm.tumbling("10m"), 2),
-    (tm.sliding("90s", "40s"), 20),
-    (tm.sliding("2m", "1m"), 25),
+    (tm.stream.tumbling("2m"), 30),
+    (tm.stream.tumbling("2m"), 45),
+    (tm.stream.tumbling("10m"), 2),
+    (tm.stream.sliding("90s", "40s"), 20),
+    (tm.stream.sliding("2m", "1m"), 25),
 ]
 
 
-@pytest.mark.parametrize("late_to", [False, True])
+@pytest.mark.parametrize("late_output", [False, True])
 @pytest.mark.parametrize("batch", [1, 3000])
 @pytest.mark.parametrize(("windows", "step"), CUMULATIVE)
-def test_results_by_event_time(windows: Any, step: int, batch: int, late_to: bool) -> None:
+def test_results_by_event_time(windows: Any, step: int, batch: int, late_output: bool) -> None:
     """At each step of a window exactly the rows before its end, of the keys that have some in it, however fast they come and whatever came
     together."""
     table = rows(7, 1500)
-    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=batch)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=batch)
     values = {"rows": tm.count(), "kinds": tm.col("s").n_unique(), "last": tm.col("s").max()}
-    window = tm.window(windows, on="at", early_time=step)
+    window = tm.stream.window(windows, on="at", emit_early_event_time=step)
     counts = stream.with_columns(s=SECONDS).filter(tm.col("s") % 50 < 35).group_by("user", window).agg(**values)
     seen: list[Row] = []
-    options: Any = {"late_to": lambda table: None} if late_to else {}
+    options: Any = {"late_output": lambda table: None} if late_output else {}
     counts.write_stream(lambda table: seen.extend(table.to_pylist()), **options)
     some = tm.from_arrow(table).filter(SECONDS % 50 < 35).collect()
     found = Counter((row["user"], _second(row["window_start"]), row["rows"], row["window_final"]) for row in seen)
@@ -274,7 +281,7 @@ def test_results_by_event_time_of_a_calendar() -> None:
     spring = datetime(2026, 3, 28, 12)
     hours = [spring + timedelta(hours=hour) for hour in range(48)]
     stream = tm.stream.from_table(tm.from_dict({"at": hours}).collect(), time="at", rows_per_batch=5)
-    window = tm.window(tm.stream.calendar("1d", tz="Europe/Berlin"), on="at", early_time="6h")
+    window = tm.stream.window(tm.stream.calendar_window("1d", tz="Europe/Berlin"), on="at", emit_early_event_time="6h")
     seen = written(stream.group_by(window).agg(rows=tm.count()))
     counts: dict[datetime, list[tuple[int, bool]]] = defaultdict(list)
     for row in seen:
@@ -298,7 +305,7 @@ def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
 
     add(1, 12)
     stream = tm.stream.from_files(file, {"at": "timestamp[s]"}, time="at", idle_after="100ms")
-    window = tm.window(tm.tumbling("1m"), on="at", early_time="10s", late="1h")
+    window = tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_event_time="10s", allowed_lateness="1h")
     seen: list[tuple[int, int, bool]] = []
     then = {(0, 1, False): (2, 25), (0, 3, False): (61,), (0, 4, True): (30, 62), (0, 5, True): (10_000,)}
 
@@ -308,7 +315,9 @@ def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
             add(*then.pop(seen[-1], ()))
 
     counts = stream.group_by(window).agg(rows=tm.count())
-    counts.write_stream(take, checkpoint=tmp_path / "c", every="100ms", stop=lambda: (60, 2, True) in seen)
+    counts.write_stream(
+        take, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=lambda: (60, 2, True) in seen
+    )
     of_first = [row for row in seen if row[0] == 0]
     assert of_first == [(0, 1, False), (0, 3, False), (0, 4, False), (0, 4, True), (0, 5, True)]
 
@@ -316,9 +325,11 @@ def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
 def test_many_keys_by_event_time() -> None:
     """Windows put together of many panes, of keys that come and go in them."""
     count, keys = 100_000, 3000
-    source = tm.stream.rate(rows=count, splits=1, step="1ms").select("time", "number", key=tm.col("number") % keys)
+    source = tm.stream.from_generator(rows=count, splits=1, step="1ms").select(
+        "time", "number", key=tm.col("number") % keys
+    )
     # In each step a third of the keys.
-    window = tm.window(tm.tumbling("50s"), on="time", early_time="1s")
+    window = tm.stream.window(tm.stream.tumbling("50s"), on="time", emit_early_event_time="1s")
     seen = written(source.group_by("key", window).agg(n=tm.count(), last=tm.col("number").max()))
     early = Counter(row["last"] // 1000 for row in seen if not row["window_final"])
     assert early == {step: 1000 for step in range(100) if step % 50 != 49}
@@ -330,15 +341,17 @@ def test_many_keys_by_event_time() -> None:
 def test_results_by_event_time_are_rows_of_a_stream() -> None:
     """They have the time of their window, so that none is late for a window behind it, though it comes before the others."""
     table = rows(8, 1200)
-    stream = tm.stream.from_table(table, time="at", out_of_order="10s", rows_per_batch=40)
-    counts = stream.group_by("user", tm.window(tm.tumbling("1m"), on="at", early_time="15s")).agg(n=tm.count())
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=40)
+    counts = stream.group_by(
+        "user", tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_event_time="15s")
+    ).agg(n=tm.count())
     counts = counts.select("n", at=tm.col("window_end") - timedelta(microseconds=1))
-    sums = counts.group_by(tm.window(tm.tumbling("5m"), on="at")).agg(n=tm.col("n").sum(), all=tm.count())
+    sums = counts.group_by(tm.stream.window(tm.stream.tumbling("5m"), on="at")).agg(n=tm.col("n").sum(), all=tm.count())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         seen = written(sums)
     expected: Counter[int] = Counter()
-    for (_, start, count, _), times in by_steps(table, tm.tumbling("1m"), 15).items():
+    for (_, start, count, _), times in by_steps(table, tm.stream.tumbling("1m"), 15).items():
         expected[start - start % 300] += count * times
     assert {_second(row["window_start"]): row["n"] for row in seen} == expected
 
@@ -356,57 +369,58 @@ def test_results_by_event_time_over_stops(tmp_path: Path) -> None:
             more.writelines(lines[written_to:until])
         written_to = until or 0
         schema = {"user": "str", "at": "timestamp[s]"}
-        stream = tm.stream.from_files(file, schema, time="at", out_of_order="10s", stop_at_end=until is None)
-        counts = stream.group_by("user", tm.window(tm.tumbling("2m"), on="at", early_time="20s")).agg(rows=tm.count())
+        stream = tm.stream.from_files(file, schema, time="at", max_out_of_orderness="10s", stop_at_end=until is None)
+        counts = stream.group_by(
+            "user", tm.stream.window(tm.stream.tumbling("2m"), on="at", emit_early_event_time="20s")
+        ).agg(rows=tm.count())
         wanted = len(seen) + 20
         counts.write_stream(
             lambda made: seen.extend(made.to_pylist()),
-            checkpoint=tmp_path / "c",
-            every="50ms",
-            stop=None if until is None else lambda wanted=wanted: len(seen) >= wanted,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            stop_when=None if until is None else lambda wanted=wanted: len(seen) >= wanted,
         )
     found = Counter((row["user"], _second(row["window_start"]), row["rows"], row["window_final"]) for row in seen)
-    assert found == by_steps(table, tm.tumbling("2m"), 20)
+    assert found == by_steps(table, tm.stream.tumbling("2m"), 20)
 
 
 def test_steps_are_another_state(tmp_path: Path) -> None:
     """Panes that are cut otherwise cannot be gone on with."""
-    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
+    stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
 
     def counts(**early: Any) -> tm.DataSet:
-        return stream.group_by("key", tm.window(tm.tumbling("1h"), on="time", **early)).agg(n=tm.count())
+        return stream.group_by("key", tm.stream.window(tm.stream.tumbling("1h"), on="time", **early)).agg(n=tm.count())
 
-    counts().write_stream(lambda rows: None, checkpoint=tmp_path / "c", stop=lambda: True)
+    counts().write_stream(lambda rows: None, checkpoint=tmp_path / "c", stop_when=lambda: True)
     with pytest.raises(tm.DataSetError, match=r"but now holds windows of .*, in steps of 60000000 us"):
-        counts(early_time="1m").write_stream(print, checkpoint=tmp_path / "c")
+        counts(emit_early_event_time="1m").write_stream(print, checkpoint=tmp_path / "c")
 
 
 def test_what_cannot_be() -> None:
     stream = tm.stream.from_table(rows(3), time="at")
     with pytest.raises(tm.DataSetError, match="by the clock, by event time or by rows: one"):
-        tm.window(tm.tumbling("1m"), on="at", early="1s", early_rows=5)
+        tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_every="1s", emit_early_rows=5)
     with pytest.raises(tm.DataSetError, match="by the clock, by event time or by rows: one"):
-        tm.window(tm.tumbling("1m"), on="at", early_time="1s", early_rows=5)
+        tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_event_time="1s", emit_early_rows=5)
     with pytest.raises(tm.DataSetError, match="come with every so much of it"):
-        tm.window(tm.tumbling("1m"), on="at", early_time=0)
+        tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_event_time=0)
     with pytest.raises(tm.DataSetError, match="windows of a function have early results by the clock"):
-        tm.window(tm.stream.custom(lambda times: (times, times)), on="at", early_time="1s")
-    session = tm.window(tm.stream.session("1m"), on="at", early_time="10s")
-    with pytest.raises(tm.DataSetError, match=r"sessions with early results by event time \(early_time=\)"):
+        tm.stream.window(tm.stream.custom_window(lambda times: (times, times)), on="at", emit_early_event_time="1s")
+    session = tm.stream.window(tm.stream.session("1m"), on="at", emit_early_event_time="10s")
+    with pytest.raises(tm.DataSetError, match=r"sessions with early results by event time \(emit_early_event_time=\)"):
         stream.group_by(session).agg(n=tm.count()).write_stream(print)
     for none in (0, -3):
         with pytest.raises(tm.DataSetError, match="every row, or every so many rows"):
-            tm.window(tm.tumbling("1m"), on="at", early_rows=none)
+            tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_rows=none)
     for wrong_number in (2.5, True, "10"):
-        with pytest.raises(TypeError, match="early_rows is a whole number of rows, not"):
-            tm.window(tm.tumbling("1m"), on="at", early_rows=wrong_number)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="emit_early_rows is a whole number of rows, not"):
+            tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_rows=wrong_number)  # type: ignore[arg-type]
     with pytest.raises(tm.DataSetError, match="they look at no time"):
-        tm.window(tm.stream.counting(3), early_rows=2)
-    wrong = tm.window(tm.tumbling("1m"), on="at", late="1m", early_rows=5)
-    with pytest.raises(tm.DataSetError, match=r"take late rows \(late=\) and give results by rows"):
+        tm.stream.window(tm.stream.count_window(3), emit_early_rows=2)
+    wrong = tm.stream.window(tm.stream.tumbling("1m"), on="at", allowed_lateness="1m", emit_early_rows=5)
+    with pytest.raises(tm.DataSetError, match=r"take late rows \(allowed_lateness=\) and give results by rows"):
         stream.group_by(wrong).agg(n=tm.count()).write_stream(print)
     with pytest.raises(tm.DataSetError, match="every millisecond or less often"):
-        tm.window(tm.tumbling("1m"), on="at", early=0)
+        tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_every=0)
 
 
 LONG = """
@@ -416,8 +430,8 @@ import tidemill as tm
 
 
 def peak_mib(rows: int) -> int:
-    stream = tm.stream.rate(0, rows=rows, splits=1, step="1ms")
-    window = tm.window(tm.tumbling("30d"), on="time", early_rows=10)
+    stream = tm.stream.from_generator(0, rows=rows, splits=1, step="1ms")
+    window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=10)
     seen = []
     counts = stream.group_by(window).agg(n=tm.col("number").n_unique())
     counts.write_stream(lambda table: seen.extend(table.to_dict()["n"]))

@@ -266,10 +266,10 @@ def test_predictions_go_on(tmp_path: Path) -> None:
     smart_plugs = example("smart_plugs")
     rows = smart_plugs.loads(tmp_path / "readings.csv")
     slow = tm.stream.from_table(rows, time="at", rows_per_batch=50, rows_per_s=4000)
-    options: Any = {"checkpoint": tmp_path / "checkpoints", "every": "50ms"}
+    options: Any = {"checkpoint": tm.stream.Checkpoint(tmp_path / "checkpoints", interval="50ms")}
     seen: list[dict[str, Any]] = []
     smart_plugs.predict(slow, "1h", "1d").write_stream(
-        lambda table: seen.extend(table.to_pylist()), **options, stop=lambda: len(seen) > len(expected) // 2
+        lambda table: seen.extend(table.to_pylist()), **options, stop_when=lambda: len(seen) > len(expected) // 2
     )
     before = len(seen)
     assert before < len(expected)

@@ -92,9 +92,8 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         before = len(rows)
         source.write_stream(
             lambda table: rows.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: len(of(rows[before:], wanted)) > 100,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(of(rows[before:], wanted)) > 100,
         )
         for split in {row["split"] for row in rows}:
             assert of(rows, split) == list(range(len(of(rows, split))))
@@ -123,9 +122,8 @@ def test_splits_that_are_not_named_any_more(tmp_path: Path) -> None:
         source = tm.stream.from_function(read, SCHEMA, splits=splits, name=name)
         source.write_stream(
             lambda table: seen.update(row["split"] for row in table.to_pylist() if row["n"] >= 4),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: wanted <= seen,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: wanted <= seen,
         )
 
     run("over", "a", "b")
@@ -148,9 +146,8 @@ def test_a_split_that_was_over_is_named_again(tmp_path: Path) -> None:
         before = len(seen)
         tm.stream.from_function(read, SCHEMA, splits=splits).write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: len(of(seen, "over")) >= 5 and len(of(seen[before:], "long")) > 50,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(of(seen, "over")) >= 5 and len(of(seen[before:], "long")) > 50,
         )
 
     for splits in (["over", "long"], ["long"], ["long"], ["over", "long"]):
@@ -172,9 +169,8 @@ def test_many_functions_that_wait(tmp_path: Path, splits: int) -> None:
     source = tm.stream.from_function(read, SCHEMA, splits=map(str, range(splits)))
     source.write_stream(
         lambda table: seen.update(table.to_dict()["split"]),
-        checkpoint=checkpoints,
-        every="50ms",
-        stop=lambda: len(seen) == splits and len(launched.epochs(checkpoints)) > 1,
+        checkpoint=tm.stream.Checkpoint(checkpoints, interval="50ms"),
+        stop_when=lambda: len(seen) == splits and len(launched.epochs(checkpoints)) > 1,
     )
     over.set()
     assert len(seen) == splits
@@ -193,10 +189,12 @@ def test_a_function_that_has_nothing_new() -> None:
             yield [], 0 if split == "silent" else 49
 
     rows = tm.stream.from_function(
-        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_every="20ms"
+        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_interval="20ms"
     )
     begun = time.monotonic()
-    rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(lambda table: over.set())
+    rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(
+        lambda table: over.set()
+    )
     # Once at its position, and then after each rest.
     assert len(asked) <= 4 + 2 * (time.monotonic() - begun) / 0.02
 
@@ -221,7 +219,9 @@ def test_an_acknowledgement_that_was_lost(tmp_path: Path) -> None:
     def run() -> None:
         before = len(more)
         tm.stream.from_function(read, SCHEMA, splits=["short", "long"], acknowledge=acknowledge).write_stream(
-            lambda table: None, checkpoint=tmp_path, every="20ms", stop=lambda: len(more) > before + 3
+            lambda table: None,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(more) > before + 3,
         )
 
     with pytest.raises(tm.DataSetError, match=r"(?s)split 'short', acknowledge: ConnectionError: away"):
@@ -247,9 +247,8 @@ def test_a_source_that_had_come_to_its_end(tmp_path: Path) -> None:
         goes_on = tm.stream.from_function(endless, SCHEMA, splits=["endless"])
         ends.union(goes_on).write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: len(of(seen, "b")) == 100 and len(of(seen[before:], "endless")) > 100,
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: len(of(seen, "b")) == 100 and len(of(seen[before:], "endless")) > 100,
         )
 
     run("a", "b")
@@ -303,13 +302,12 @@ def test_a_stop_while_it_waits(tmp_path: Path, how: str) -> None:
             closed.set()
 
     seen = list[Row]()
-    source = tm.stream.from_function(read, {"n": "int64"}, poll_every="10ms")
+    source = tm.stream.from_function(read, {"n": "int64"}, poll_interval="10ms")
     checkpoints = tmp_path / "c"
     source.write_stream(
         lambda table: seen.extend(table.to_pylist()),
-        checkpoint=checkpoints,
-        every="20ms",
-        stop=lambda: bool(seen) and len(launched.epochs(checkpoints)) > 1,
+        checkpoint=tm.stream.Checkpoint(checkpoints, interval="20ms"),
+        stop_when=lambda: bool(seen) and len(launched.epochs(checkpoints)) > 1,
     )
     assert seen == [{"n": 1}]
     assert closed.wait(launched.PATIENCE_S)
@@ -327,8 +325,8 @@ def test_a_split_that_comes_later_is_waited_for(splits: int) -> None:
             yield [{"at": start + timedelta(seconds=n)} for n in range(first, first + 100)], first + 100
 
     rows = tm.stream.from_function(read, {"at": "timestamp[us]"}, splits=map(str, range(splits)), time="at")
-    seen = written(rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()))
-    assert tm.stream.late_rows() == 0
+    seen = written(rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()))
+    assert tm.last_report().late_rows == 0
     assert [row["n"] for row in sorted(seen, key=lambda row: row["window_start"])] == [10 * splits] * 100
 
 
@@ -355,19 +353,19 @@ def test_a_split_that_has_nothing_holds_no_time_back() -> None:
             over.set()
 
     rows = tm.stream.from_function(
-        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_every="10ms"
+        read, {"at": "timestamp[us]"}, splits=["silent", "loud"], time="at", idle_after="50ms", poll_interval="10ms"
     )
-    rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(keep)
+    rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count()).write_stream(keep)
     assert sum(row["n"] for row in seen) == 100
 
 
 def test_what_cannot_be_read_again(tmp_path: Path) -> None:
     """It is known to be lost, and refused where that must not be."""
-    rows = tm.stream.from_function(numbers, SCHEMA, guarantee="at most once")
+    rows = tm.stream.from_function(numbers, SCHEMA, guarantee="at_most_once")
     assert "numbers: what came since the checkpoint is lost" in rows.explain()
     with pytest.raises(tm.DataSetError, match="cannot give at least once: what came from numbers since the last"):
-        rows.write_stream(print, checkpoint=tmp_path, guarantee="at least once")
-    assert of(written(rows, checkpoint=tmp_path, guarantee="at most once"), "all") == list(range(100))
+        rows.write_stream(print, checkpoint=tmp_path, guarantee="at_least_once")
+    assert of(written(rows, checkpoint=tmp_path, guarantee="at_most_once"), "all") == list(range(100))
 
 
 def test_what_is_acknowledged(tmp_path: Path) -> None:
@@ -385,14 +383,13 @@ def test_what_is_acknowledged(tmp_path: Path) -> None:
 
     def run(stops: bool) -> None:
         source = tm.stream.from_function(
-            read, SCHEMA, splits=["a", "b"], guarantee="at least once", acknowledge=acknowledge
+            read, SCHEMA, splits=["a", "b"], guarantee="at_least_once", acknowledge=acknowledge
         )
         assert "sends again what it cannot tell was received" in source.explain()
         source.write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path,
-            every="20ms",
-            stop=lambda: stops and all(len(told.get(split, [])) > 2 for split in "ab"),
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"),
+            stop_when=lambda: stops and all(len(told.get(split, [])) > 2 for split in "ab"),
         )
         assert {split: last[-1] for split, last in told.items()} == {split: len(of(seen, split)) for split in "ab"}
         assert all(positions == sorted(set(positions)) for positions in told.values())
@@ -411,7 +408,7 @@ def test_an_acknowledgement_that_fails(tmp_path: Path) -> None:
         raise ConnectionError("no such queue")
 
     rows = tm.stream.from_function(numbers, SCHEMA, splits=["s"], name="mine", acknowledge=refuses)
-    for options in ({}, {"checkpoint": tmp_path, "every": "20ms"}):
+    for options in ({}, {"checkpoint": tm.stream.Checkpoint(tmp_path, interval="20ms")}):
         with pytest.raises(tm.DataSetError, match=r"(?s)mine, split 's', acknowledge: ConnectionError: no such queue"):
             written(rows, **options)
 
@@ -419,7 +416,7 @@ def test_an_acknowledgement_that_fails(tmp_path: Path) -> None:
 def test_at_most_once(tmp_path: Path) -> None:
     """Rows wait for a checkpoint that has their place, and come, each once."""
     rows = tm.stream.from_function(numbers, SCHEMA, splits=["a", "b"])
-    seen = written(rows, checkpoint=tmp_path, guarantee="at most once", every="20ms")
+    seen = written(rows, checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"), guarantee="at_most_once")
     assert of(seen, "a") == of(seen, "b") == list(range(100))
 
 
@@ -466,9 +463,9 @@ def test_options_that_are_wrong() -> None:
     refused("name='' must be a non-empty string", name="")
     refused('no column "at"', time="at")
     refused("splits=5 must be one or more non-empty names", splits=5)
-    refused("poll_every=0 must be greater than zero", poll_every=0)
-    refused("poll_every='soon' is not a duration", poll_every="soon")
-    refused("guarantee='twice' is not 'exactly once' or", guarantee="twice")
+    refused("poll_interval=0 must be greater than zero", poll_interval=0)
+    refused("poll_interval='soon' is not a duration", poll_interval="soon")
+    refused("guarantee='twice' is not 'exactly_once' or", guarantee="twice")
     with pytest.raises(TypeError, match="acknowledge= must be a function of a split and a position"):
         tm.stream.from_function(numbers, SCHEMA, acknowledge=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="from_function takes a function of a split and a position"):

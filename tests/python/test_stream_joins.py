@@ -114,7 +114,7 @@ def test_joins_for_a_time_need_no_columns_of_time() -> None:
     same(written(stream(left).join(stream(millis), on="k", ttl=1).select("a", "b")), exact)
 
     def counts(rows: tm.DataSet) -> tm.DataSet:
-        return rows.group_by("k", tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.count())
+        return rows.group_by("k", tm.stream.window(tm.stream.tumbling("100ms"), on="at")).agg(n=tm.count())
 
     ends = (tm.col("window_end") - tm.col("window_end_right") < SECOND / 4) & (
         tm.col("window_end_right") - tm.col("window_end") < SECOND / 4
@@ -131,12 +131,12 @@ def test_windows_of_joins_for_a_time() -> None:
     near = (tm.col("at") - tm.col("at_right") < SECOND / 10) & (tm.col("at_right") - tm.col("at") < SECOND / 10)
 
     def counts(joined: tm.DataSet) -> tm.DataSet:
-        return joined.group_by(tm.window(tm.tumbling("50ms"), on="at_right")).agg(n=tm.count())
+        return joined.group_by(tm.stream.window(tm.stream.tumbling("50ms"), on="at_right")).agg(n=tm.count())
 
     tables = (tm.from_arrow(table) for table in (left, right))
     expected = counts(next(tables).join(next(tables), on="k", where=near)).to_pylist()
     same(written(counts(stream(left).join(stream(right), on="k", ttl="100ms"))), expected)
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
 
 
 @pytest.mark.parametrize("sides", [{"left"}, {"right"}, {"left", "right"}])
@@ -167,16 +167,19 @@ def test_late_rows_of_joins(sides: set[str], tmp_path: Path) -> None:
                 add("left", 5, 200)
                 add("right", 7, 200)
 
-    options: Any = {"checkpoint": tmp_path / "c", "every": "100ms", "stop": lambda: 200 in seconds}
+    options: Any = {
+        "checkpoint": tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+        "stop_when": lambda: 200 in seconds,
+    }
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        joined.write_stream(take, late_to=sinks, **options)
+        joined.write_stream(take, late_output=sinks, **options)
     second = {"left": 5, "right": 7}
     rows = {side: [{"k": "a", "at": START + second[side] * SECOND, "of": side}] for side in sides}
     assert (sorted(seconds), late) == ([0, 100, 200], rows)
-    assert tm.stream.late_rows() == 2 - len(sides)
+    assert tm.last_report().late_rows == 2 - len(sides)
     assert [str(one.message) for one in warned if issubclass(one.category, tm.stream.LateRowsWarning)] == [
-        f"1 row came too late and was left out ({name[0]} {side}: 1); wait longer with out_of_order=, or take them with late= or late_to="
+        f"1 row came too late and was left out ({name[0]} {side}: 1); wait longer with max_out_of_orderness=, or take them with allowed_lateness= or late_output="
         for side in {"left", "right"} - sides
     ]
 
@@ -187,15 +190,17 @@ def test_sinks_of_late_rows_that_cannot_be() -> None:
     with pytest.raises(
         tm.DataSetError, match=r'a sink for "join 9 left", for .*; they can for: join \d+ left, join \d+ right'
     ):
-        bounded.write_stream(print, late_to={"join 9 left": print})
+        bounded.write_stream(print, late_output={"join 9 left": print})
     with pytest.raises(tm.DataSetError, match=r"no rows come too late; they can for: none"):
-        unbounded.write_stream(print, late_to={"join 1 left": print})
+        unbounded.write_stream(print, late_output={"join 1 left": print})
     with pytest.raises(
         tm.DataSetError, match=r"the query has none; those of a join have sinks by the name of the step"
     ):
-        bounded.write_stream(print, late_to=print)
-    with pytest.raises(TypeError, match="late_to has sinks by the names of steps, such as 'join 1 left', not by 1"):
-        bounded.write_stream(print, late_to={1: print})  # type: ignore[dict-item]
+        bounded.write_stream(print, late_output=print)
+    with pytest.raises(
+        TypeError, match="late_output must map names of steps to sinks, such as 'join 1 left'; a name is not 1"
+    ):
+        bounded.write_stream(print, late_output={1: print})  # type: ignore[dict-item]
 
 
 def test_joins_for_a_time_without_a_time() -> None:
@@ -226,16 +231,15 @@ def test_joins_for_a_time_forget(how: Any, tmp_path: Path) -> None:
 
     def side(seed: int) -> tm.DataSet:
         # It has no end.
-        made = tm.stream.rate(20_000, keys=50, splits=1, step="1ms", seed=seed)
+        made = tm.stream.from_generator(20_000, keys=50, splits=1, step="1ms", seed=seed)
         return made.select("key", "number", "time", text=tm.lit("x" * 100))
 
     joined = side(1).join(side(2), on="key", how=how, ttl="20ms").select("key", "number")
     for wanted in (20_000, 40_000):
         joined.write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path / "c",
-            every="50ms",
-            stop=lambda wanted=wanted: len(seen) > wanted,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            stop_when=lambda wanted=wanted: len(seen) > wanted,
         )
         # All of either side would be some megabytes.
         kept = [file.stat().st_size for file in (tmp_path / "c" / "state").rglob("*") if file.is_file()]
@@ -253,7 +257,7 @@ def test_rows_out_of_order(how: Any) -> None:
         return a.join(b, on="k", how=how, where=WITHIN["after"]())
 
     expected = query(tm.from_arrow(left), tm.from_arrow(right)).to_pylist()
-    streams = (stream(table, 31, out_of_order="41ms") for table in (left, right))
+    streams = (stream(table, 31, max_out_of_orderness="41ms") for table in (left, right))
     same(written(query(*streams)), expected)
 
 
@@ -271,7 +275,7 @@ def test_windows_of_two_streams() -> None:
     """Results of windows meet by their keys and window, which tells how long they have to wait."""
 
     def counts(data: tm.DataSet, name: str) -> tm.DataSet:
-        return data.group_by("k", tm.window(tm.tumbling("50ms"), on="at")).agg(**{name: tm.count()})
+        return data.group_by("k", tm.stream.window(tm.stream.tumbling("50ms"), on="at")).agg(**{name: tm.count()})
 
     def query(a: tm.DataSet, b: tm.DataSet, how: Any) -> tm.DataSet:
         return counts(a, "n").join(counts(b, "m"), on=["k", "window_start", "window_end"], how=how)
@@ -287,7 +291,9 @@ def test_windows_after_a_join() -> None:
 
     def query(a: tm.DataSet, b: tm.DataSet, on: str) -> tm.DataSet:
         pairs = a.join(b, on="k", where=WITHIN["around"]())
-        return pairs.group_by(tm.window(tm.tumbling("20ms"), on=on)).agg(n=tm.count(), s=tm.col("a").sum())
+        return pairs.group_by(tm.stream.window(tm.stream.tumbling("20ms"), on=on)).agg(
+            n=tm.count(), s=tm.col("a").sum()
+        )
 
     left, right = left_table(), right_table()
     for on in ("at", "at_right"):
@@ -397,7 +403,7 @@ def test_distinct_rows() -> None:
     def query(of: tm.DataSet) -> tm.DataSet:
         return of.select("k", m=tm.col("a") % 3).distinct()
 
-    seen = written(query(stream(table, out_of_order="1s")))
+    seen = written(query(stream(table, max_out_of_orderness="1s")))
     same(seen, query(tm.from_arrow(table)).to_pylist())
     assert len(seen) == len({tuple(row.values()) for row in few})
 
@@ -414,7 +420,7 @@ def test_distinct_keys() -> None:
 
 def repeated(rows: int, keys: int) -> tm.DataSet:
     """Rows of some keys, a second apart, in one order."""
-    made = tm.stream.rate(rows=rows, keys=keys, splits=1, step="1s", seed=5)
+    made = tm.stream.from_generator(rows=rows, keys=keys, splits=1, step="1s", seed=5)
     return made.select("key", "number", "time")
 
 
@@ -440,7 +446,9 @@ def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
         grown = tm.stream.from_files(file, schema, time="time", stop_at_end=at_end).distinct("key", ttl=ttl)
         stop = None if at_end else lambda: len(seen) >= 14_000
         grown.write_stream(
-            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path / "c", every="100ms", stop=stop
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+            stop_when=stop,
         )
         assert at_end or len(seen) < len(expected)
     assert sorted(row["number"] for row in seen) == sorted(expected)
@@ -459,7 +467,7 @@ def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
 
     add(("a", 0), ("b", 100))
     stream = tm.stream.from_files(file, schema, time="at").distinct("key", ttl="10s")
-    counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.count())
+    counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.count())
     seen: list[str] = []
 
     def take(table: tm.Table) -> None:
@@ -470,9 +478,11 @@ def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
                 add(("a", 5), ("b", 95), ("c", 200))
 
     with pytest.warns(tm.stream.LateRowsWarning):
-        counts.write_stream(take, checkpoint=tmp_path / "c", every="100ms", stop=lambda: "b" in seen)
+        counts.write_stream(
+            take, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=lambda: "b" in seen
+        )
     # Late for its window, which it came to.
-    assert tm.stream.late_rows() == 1
+    assert tm.last_report().late_rows == 1
     assert seen == ["a", "b"]
 
 
@@ -484,14 +494,14 @@ def test_rows_without_a_time_for_distinct() -> None:
     with pytest.warns(tm.stream.NoTimeWarning, match=r"3 rows had no time and were left out \(distinct \d+: 3\)"):
         seen = written(once)
     assert sorted(row["s"] for row in seen) == [0, 20]
-    assert (tm.stream.rows_without_time(), tm.stream.late_rows()) == (3, 0)
+    assert (tm.last_report().rows_without_time, tm.last_report().late_rows) == (3, 0)
 
 
 def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
     """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
     # Without an end, lest it be over before it is asked to stop.
-    stream = tm.stream.rate(1000, keys=7, splits=1, step="1s")
-    written(stream.distinct("key"), checkpoint=tmp_path / "c", stop=lambda: True)
+    stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
+    written(stream.distinct("key"), checkpoint=tmp_path / "c", stop_when=lambda: True)
     with pytest.raises(tm.DataSetError, match="it held distinct keys, but now holds distinct keys for a time"):
         written(stream.distinct("key", ttl="1h"), checkpoint=tmp_path / "c")
 
@@ -530,7 +540,7 @@ def test_the_first_of_each_window() -> None:
     """
 
     def top(of: tm.DataSet) -> tm.DataSet:
-        counts = of.group_by("k", tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.count())
+        counts = of.group_by("k", tm.stream.window(tm.stream.tumbling("100ms"), on="at")).agg(n=tm.count())
         return tm.sql(query, counts=counts)
 
     table = left_table()
@@ -539,7 +549,7 @@ def test_the_first_of_each_window() -> None:
 
 def test_results_of_windows_are_grouped_by_their_window() -> None:
     def query(of: tm.DataSet) -> tm.DataSet:
-        counts = of.group_by("k", tm.window(tm.tumbling("50ms"), on="at")).agg(n=tm.count())
+        counts = of.group_by("k", tm.stream.window(tm.stream.tumbling("50ms"), on="at")).agg(n=tm.count())
         best = counts.group_by("window_end").agg(most=tm.col("n").max(), keys=tm.count())
         return counts.join(best, on="window_end", where=tm.col("n") == tm.col("most")).select(
             "k", "n", "window_end", "keys"
@@ -552,7 +562,7 @@ def test_results_of_windows_are_grouped_by_their_window() -> None:
 def test_what_streams_cannot_join() -> None:
     """Said before anything runs, and how to go about it."""
     left, right = stream(left_table(50)), stream(right_table(50))
-    window = tm.window(tm.tumbling("1s"), on="at")
+    window = tm.stream.window(tm.stream.tumbling("1s"), on="at")
     for query, message in (
         (
             left.join(right, on="k", how="left"),

@@ -73,15 +73,17 @@ def test_a_partition_without_a_word_of_time_falls_silent(kafka: Kafka, tmp_path:
         kafka.produce(topic, lines, partition=partition)
 
     schema = {"at": "timestamp[s]", "until": "timestamp[s]"}
-    time = tm.stream.punctuated("at", watermark="until")
+    time = tm.stream.punctuated_watermarks("at", watermark="until")
     stream = tm.stream.from_kafka(kafka.bootstrap, topic, schema, time=time, idle_after="300ms")
-    counts = stream.group_by(tm.window(tm.tumbling("1h"), on="at")).agg(rows=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("1h"), on="at")).agg(rows=tm.count())
     seen: list[dict[str, Any]] = []
     done = threading.Event()
 
     def write() -> None:
         counts.write_stream(
-            lambda table: seen.extend(table.to_pylist()), checkpoint=tmp_path, every="100ms", stop=done.is_set
+            lambda table: seen.extend(table.to_pylist()),
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"),
+            stop_when=done.is_set,
         )
 
     thread = threading.Thread(target=write)
@@ -102,4 +104,4 @@ def test_a_partition_without_a_word_of_time_falls_silent(kafka: Kafka, tmp_path:
         thread.join(launched.PATIENCE_S)
     assert not thread.is_alive()
     assert [row["rows"] for row in seen] == [3]
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0

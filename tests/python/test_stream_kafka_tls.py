@@ -111,7 +111,7 @@ def test_there_and_back(broker: TlsKafka, files: Certificates, monkeypatch: pyte
     broker.create_topic("back")
     rows = tm.stream.from_table(tm.from_dict({"x": list(range(30))}).collect())
     sink = tm.stream.to_kafka(broker.servers("TLS"), "back", id="back", tls=tls)
-    rows.write_stream(sink, checkpoint=tmp_path / "c", guarantee="exactly once")
+    rows.write_stream(sink, checkpoint=tmp_path / "c", guarantee="exactly_once")
     assert sorted(json.loads(value or b"")["x"] for value in broker.values("back")) == list(range(30))
     own = Tls(ca=files.path("ca"), certificate=files.path("client"), key=files.path("client-key"))
     assert len(written(broker.servers("MUTUAL"), tls=own)) == 50

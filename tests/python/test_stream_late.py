@@ -164,7 +164,7 @@ def served(
 
         with beside(work):
             port = listener.getsockname()[1]
-            times: Any = {"time": "at", "out_of_order": out_of_order_s, "idle_after": "1h"}
+            times: Any = {"time": "at", "max_out_of_orderness": out_of_order_s, "idle_after": "1h"}
             yield tm.stream.from_socket("127.0.0.1", port, SCHEMA, stop_at_end=True, **times)
 
 
@@ -177,7 +177,7 @@ def written(stream: tm.DataSet, seen: list[Row], late: bool) -> list[Row]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tm.stream.LateRowsWarning)
-        stream.write_stream(lambda table: seen.extend(table.to_pylist()), late_to=late_rows if late else None)
+        stream.write_stream(lambda table: seen.extend(table.to_pylist()), late_output=late_rows if late else None)
     return left
 
 
@@ -187,7 +187,7 @@ def check(expected: Expected, seen: list[Row], left: list[Row], late: bool) -> N
     found = Counter((row.get("user"), (row["window_start"] - START) // SECOND, row["rows"]) for row in seen)
     assert found == Counter((*window, len(rows)) for window, rows in expected.windows.items())
     assert sorted(row["n"] for row in left) == (sorted(expected.late) if late else [])
-    assert tm.stream.late_rows() == (0 if late else len(expected.late))
+    assert tm.last_report().late_rows == (0 if late else len(expected.late))
 
 
 @pytest.mark.parametrize("by", [[], ["user"]])
@@ -199,18 +199,20 @@ def test_each_row_is_in_a_window_or_late(by: list[str], late: bool, seed: int) -
     expected = in_windows(sent, 10, 10, by_user=bool(by), out_of_order_s=5)
     seen: list[Row] = []
     with served(sent, expected.results, seen, out_of_order_s=5) as stream:
-        counts = stream.group_by(*by, tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+        counts = stream.group_by(*by, tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count())
         left = written(counts, seen, late)
     check(expected, seen, left, late)
     if not late:
         return
     assert set(left[0]) == {"user", "n", "at"}, "all columns, also those that the query does not use"
     rest = tm.from_arrow(table(sorted(set(range(ROWS)) - set(expected.late))))
-    plain = rest.group_by(*by, tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count()).to_pylist()
+    plain = rest.group_by(*by, tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count()).to_pylist()
     assert Counter(map(str, seen)) == Counter(map(str, plain))
 
 
-@pytest.mark.parametrize("windows", [tm.sliding("20s", "5s"), tm.sliding("20s", "1s"), tm.stream.session("3s")])
+@pytest.mark.parametrize(
+    "windows", [tm.stream.sliding("20s", "5s"), tm.stream.sliding("20s", "1s"), tm.stream.session("3s")]
+)
 @pytest.mark.parametrize("late", [False, True])
 def test_windows_of_each_kind(windows: tm.stream.Windows, late: bool) -> None:
     """A row that comes too late for its last window, or whose session is over, is in none; others are in all that are not over."""
@@ -219,7 +221,7 @@ def test_windows_of_each_kind(windows: tm.stream.Windows, late: bool) -> None:
     expected = in_sessions(sent, 3) if windows.kind == "session" else in_windows(sent, 20, slide)
     seen: list[Row] = []
     with served(sent, expected.results, seen) as stream:
-        counts = stream.group_by("user", tm.window(windows, on="at")).agg(low=tm.col("n").min(), rows=tm.count())
+        counts = stream.group_by("user", tm.stream.window(windows, on="at")).agg(low=tm.col("n").min(), rows=tm.count())
         left = written(counts, seen, late)
     check(expected, seen, left, late)
     if windows.kind == "sliding":
@@ -238,28 +240,28 @@ def test_they_are_told_of() -> None:
     said = rf"^{count} rows came too late and were left out \(window \d+: {count}\)"
     seen: list[Row] = []
     with served(sent, expected.results, seen) as stream, pytest.warns(tm.stream.LateRowsWarning, match=said):
-        counts = stream.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+        counts = stream.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count())
         counts.write_stream(lambda table: seen.extend(table.to_pylist()))
     stream = tm.stream.from_table(table(range(ROWS)), time="at", rows_per_batch=1)
-    counts = stream.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         counts.write_stream(lambda _: None)
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("windows", [tm.tumbling("10s"), tm.stream.session("3s"), tm.stream.custom(tens)])
+@pytest.mark.parametrize("windows", [tm.stream.tumbling("10s"), tm.stream.session("3s"), tm.stream.custom_window(tens)])
 def test_rows_without_a_time(windows: tm.stream.Windows, late: bool) -> None:
     """They are in no window, and told of apart from late ones; a function's null is no such row."""
     seconds = [0, None, 1, 2, None, None, 11, 23]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]")).collect()
-    stream = tm.stream.from_table(table, time="at", out_of_order="1h", rows_per_batch=3)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1h", rows_per_batch=3)
     seen: list[Row] = []
-    counts = stream.group_by(tm.window(windows, on="at")).agg(n=tm.count())
+    counts = stream.group_by(tm.stream.window(windows, on="at")).agg(n=tm.count())
     with pytest.warns(tm.stream.NoTimeWarning, match=r"3 rows had no time and were left out \(window \d+: 3\)"):
-        counts.write_stream(lambda rows: seen.extend(rows.to_pylist()), late_to=(lambda _: None) if late else None)
-    assert (tm.stream.rows_without_time(), tm.stream.late_rows()) == (3, 0)
+        counts.write_stream(lambda rows: seen.extend(rows.to_pylist()), late_output=(lambda _: None) if late else None)
+    assert (tm.last_report().rows_without_time, tm.last_report().late_rows) == (3, 0)
     assert sum(row["n"] for row in seen) == (4 if windows.kind == "custom" else 5)
 
 
@@ -307,16 +309,15 @@ def test_a_sink_of_files(tmp_path: Path) -> None:
             file.write(text)
 
     stream = tm.stream.from_files(source, SCHEMA, time="at", idle_after="100ms")
-    counts = stream.group_by("user", tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+    counts = stream.group_by("user", tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count())
     schema = {"user": "str", "window_start": "timestamp[us]", "window_end": "timestamp[us]", "rows": "int64"}
     with beside(lambda: send(append, sent, expected.results, seen)):
         counts.map_batches(look, schema).write_stream(
             tm.stream.to_files(tmp_path / "counts"),
-            late_to=tm.stream.to_files(tmp_path / "late"),
-            checkpoint=tmp_path / "checkpoints",
-            every="100ms",
-            stop=lambda: len(seen) == expected.results[-1],
-            guarantee="exactly once",
+            late_output=tm.stream.to_files(tmp_path / "late"),
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"),
+            stop_when=lambda: len(seen) == expected.results[-1],
+            guarantee="exactly_once",
         )
 
     def rows(folder: str) -> list[Row]:
@@ -332,7 +333,7 @@ def test_a_sink_of_files(tmp_path: Path) -> None:
 
 def refused(stream: tm.DataSet, **options: Any) -> str:
     with pytest.raises(tm.DataSetError) as raised:
-        stream.write_stream(lambda _: None, late_to=lambda _: None, **options)
+        stream.write_stream(lambda _: None, late_output=lambda _: None, **options)
     return str(raised.value)
 
 
@@ -342,8 +343,8 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     assert "the query has none" in refused(stream)
 
     def counts(rows: tm.DataSet) -> tm.DataSet:
-        return rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+        return rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count())
 
     assert "give them the same columns" in refused(counts(stream).union(counts(stream.drop("user"))))
-    message = refused(counts(stream), guarantee="exactly once", checkpoint=tmp_path)
+    message = refused(counts(stream), guarantee="exactly_once", checkpoint=tmp_path)
     assert "gives at least once" in message

@@ -32,10 +32,12 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
         refused(files(path, SCHEMA, **options), to_files(folder, format="csv" if "csv" in str(path) else "json"))
     # However the rows come to the sink, and whichever sink it is.
     refused(stream.filter(tm.col("x") > 0).map_batches(lambda batch: batch, SCHEMA), to_files("in/out"))
-    rate = tm.stream.rate(rows=3).select(key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number"))
+    rate = tm.stream.from_generator(rows=3).select(
+        key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number")
+    )
     refused(rate.union(stream), to_files("in/out"))
-    counts = stream.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
-    refused(counts, to_files("out"), late_to=to_files("in/late"))
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
+    refused(counts, to_files("out"), late_output=to_files("in/late"))
     with pytest.raises(tm.DataSetError, match="in/out is within in; write"):
         tm.stream.write([(rate, to_files("out")), (stream, to_files("in/out"))])
     # By way of other queries, of which only those in the circle are named.
@@ -77,10 +79,10 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
     why = "it writes the topic 't' of two:9092, and reads it; write into another topic"
     refused(why, (topic, to_kafka("TWO:9092", "t")))
     refused(why, (topic.select("x"), print), (topic, to_kafka("two,three:3", "t", id="job")))
-    refused(why + ", or say loops=True", (topic, to_kafka("two", "t")))
-    counts = topic.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
-    refused(why, (counts, print), late_to=to_kafka("two", "t"))
-    refused(why, (counts, print), late_to={"window 2": to_kafka("two", "t")})
+    refused(why + ", or say allow_loops=True", (topic, to_kafka("two", "t")))
+    counts = topic.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
+    refused(why, (counts, print), late_output=to_kafka("two", "t"))
+    refused(why, (counts, print), late_output={"window 2": to_kafka("two", "t")})
     refused(why, (kafka("two", "t", SCHEMA, quarantine=to_kafka("two", "t"), **options), print))
     entries = redis("redis://me:secret@host/0", ["s", "t"], SCHEMA)
     why = "it writes the stream 't' of host:6379, and reads it; write into another stream"
@@ -127,11 +129,11 @@ def test_sinks_have_rows_of_their_own_sources_alone(tmp_path: Path) -> None:
     one.union(two).write_stream(lambda table: rows.extend(table.to_pylist()))
     assert len(rows) >= 6
     two = tm.stream.from_files(tmp_path / "two", SCHEMA, **options)
-    counts = two.group_by(tm.window(tm.tumbling("1s"), on="ts")).agg(n=tm.count())
+    counts = two.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     queries = [(one, tm.stream.to_files(tmp_path / "out")), (counts, print)]
-    tm.stream.write(queries, late_to=into)
+    tm.stream.write(queries, late_output=into)
     with pytest.raises(tm.DataSetError, match="would read what it writes"):
-        tm.stream.write(queries, late_to=tm.stream.to_files(tmp_path / "two/late"))
+        tm.stream.write(queries, late_output=tm.stream.to_files(tmp_path / "two/late"))
     one = tm.stream.from_files(tmp_path / "one", SCHEMA, on_error="quarantine", quarantine=into, **options)
     with pytest.raises(tm.DataSetError, match="would read what it writes"):
         one.union(two).write_stream(print)
@@ -142,17 +144,16 @@ def test_rows_that_are_meant_to_come_back(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/first.jsonl").write_text('{"tries": 0}\n{"tries": 2}\n')
     seen: list[int] = []
-    tries = tm.stream.from_files(tmp_path / "in", {"tries": "int64"}, poll_every="10ms", discover_every="10ms")
+    tries = tm.stream.from_files(tmp_path / "in", {"tries": "int64"}, poll_interval="10ms", discovery_interval="10ms")
     again = tries.filter(tm.col("tries") < 3).select(tries=tm.col("tries") + 1)
     tm.stream.write(
         [
             (again, tm.stream.to_files(tmp_path / "in/again")),
             (tries, lambda rows: seen.extend(rows.to_dict()["tries"])),
         ],
-        loops=True,
-        checkpoint=tmp_path / "checkpoints",
-        every=0.05,
-        stop=lambda: len(seen) >= 6,
+        allow_loops=True,
+        checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval=0.05),
+        stop_when=lambda: len(seen) >= 6,
     )
     assert sorted(seen) == [0, 1, 2, 2, 3, 3]
 

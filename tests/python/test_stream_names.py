@@ -15,7 +15,7 @@ import tidemill as tm
 Row = dict[str, Any]
 Query = tuple[tm.DataSet, Callable[[tm.Table], None]]
 
-TENS = tm.window(tm.tumbling("10s"), on="at")
+TENS = tm.stream.window(tm.stream.tumbling("10s"), on="at")
 
 
 def rows_of(seconds: list[int]) -> tm.Table:
@@ -34,8 +34,8 @@ def written(data: tm.DataSet, **options: Any) -> list[Row]:
 
 QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
     "windows": lambda rows: rows.group_by("key", TENS).agg(n=tm.count(), last=tm.col("at").max()),
-    "sessions": lambda rows: rows.group_by("key", tm.window(tm.stream.session("2s"), on="at")).agg(n=tm.count()),
-    "rows": lambda rows: rows.group_by("key", tm.window(tm.stream.counting(10))).agg(n=tm.count()),
+    "sessions": lambda rows: rows.group_by("key", tm.stream.window(tm.stream.session("2s"), on="at")).agg(n=tm.count()),
+    "rows": lambda rows: rows.group_by("key", tm.stream.window(tm.stream.count_window(10))).agg(n=tm.count()),
     "distinct": lambda rows: rows.select("key").distinct(),
     "join": lambda rows: rows.join(rows.select("key", "at", twice=tm.col("key") * 2), on=["key", "at"]),
     "process": lambda rows: rows.select("key").key_by("key").process(lambda key, rows, context: rows, {"key": "int64"}),
@@ -46,7 +46,7 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_name_changes_no_result(name: str) -> None:
     """Nor what is done behind it: filters, columns that are left out, a window of results, SQL."""
-    named, plain = QUERIES[name](stream()).named("mine"), QUERIES[name](stream())
+    named, plain = QUERIES[name](stream()).step_name("mine"), QUERIES[name](stream())
     assert named.schema == plain.schema
     assert written(named) == written(plain) != []
     some = [data.filter(tm.col("key") > 0).select("key") for data in (named, plain)]
@@ -61,7 +61,7 @@ def test_columns_that_nobody_wants_are_not_kept() -> None:
     """A name is no wall: what is left out behind it is left out of the state."""
     windows = stream().group_by("key", TENS).agg(n=tm.count(), last=tm.col("at").max())
     assert "max(" in windows.explain()
-    assert "max(" not in windows.named("mine").select("key", "n").explain()
+    assert "max(" not in windows.step_name("mine").select("key", "n").explain()
 
 
 def test_rows_that_nobody_wants_are_not_kept() -> None:
@@ -74,31 +74,35 @@ def test_rows_that_nobody_wants_are_not_kept() -> None:
 
     windows = QUERIES["windows"](stream())
     # Of three keys it is one.
-    assert crossed(windows.named("mine")) == crossed(windows) > 0
-    assert sum(row["n"] for row in written(windows.named("mine").filter(tm.col("key") > 1))) == 33
+    assert crossed(windows.step_name("mine")) == crossed(windows) > 0
+    assert sum(row["n"] for row in written(windows.step_name("mine").filter(tm.col("key") > 1))) == 33
 
 
 def test_names_and_numbers() -> None:
     """A step with a name is not numbered, so that others keep their numbers when one comes before them."""
     rows = stream()
     windows = rows.group_by("key", TENS).agg(n=tm.count())
-    plain = windows.explain(), windows.named("w").explain()
+    plain = windows.explain(), windows.step_name("w").explain()
     assert "source table 1" in plain[0] and "window 2" in plain[0]
     assert "source table 1" in plain[1] and "window 2" not in plain[1] and "w, first half 0" in plain[1]
-    both = tm.stream.explain([(stream().named("numbers").distinct().named("kinds"), print), (windows, print)])
+    both = tm.stream.explain([(stream().step_name("numbers").distinct().step_name("kinds"), print), (windows, print)])
     assert "source table 1" in both and "window 2" in both and "numbers" in both and "kinds" in both
     # One that is joined with itself has its steps twice.
-    itself = windows.named("w")
-    joined = itself.join(itself.select("key", "window_end", m="n"), on=["key", "window_end"]).named("pairs").explain()
+    itself = windows.step_name("w")
+    joined = (
+        itself.join(itself.select("key", "window_end", m="n"), on=["key", "window_end"]).step_name("pairs").explain()
+    )
     assert "w, 2" in joined and "pairs" in joined
 
 
 def test_late_rows_of_a_step_by_its_name() -> None:
     """A sink for late rows of a step with a name, also of a window behind one whose results come by time."""
     seconds = [*range(20), *range(30, 60), 3, *range(60, 70)]
-    windows = stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).named("tens")
-    twenties = windows.group_by(tm.window(tm.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
-    for late_to in ("tens", None):
+    windows = (
+        stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).step_name("tens")
+    )
+    twenties = windows.group_by(tm.stream.window(tm.stream.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
+    for late_output in ("tens", None):
         late, seen = list[Row](), list[Row]()
 
         def keep(table: tm.Table, late: list[Row] = late) -> None:
@@ -106,7 +110,7 @@ def test_late_rows_of_a_step_by_its_name() -> None:
 
         twenties.write_stream(
             lambda table, seen=seen: seen.extend(table.to_pylist()),
-            late_to=keep if late_to is None else {late_to: keep},
+            late_output=keep if late_output is None else {late_output: keep},
         )
         assert [row["at"].second for row in late] == [3]
         assert sum(row["n"] for row in seen) == len(seconds) - 1
@@ -117,23 +121,23 @@ def test_wrong_names() -> None:
     rows = stream()
     windows = rows.group_by("key", TENS).agg(n=tm.count())
     with pytest.raises(tm.DataSetError, match="a name is a text that is not empty"):
-        rows.named(" ")
+        rows.step_name(" ")
     with pytest.raises(tm.DataSetError, match="a name has no comma with a space behind it"):
-        rows.named("orders, eu")
+        rows.step_name("orders, eu")
     with pytest.raises(tm.DataSetError, match="this is no stream"):
-        tm.from_dict({"a": [1]}).named("a")
+        tm.from_dict({"a": [1]}).step_name("a")
 
     def refused(why: str, *data: tm.DataSet) -> None:
         with pytest.raises(tm.DataSetError, match=why):
             tm.stream.write([(one, lambda table: None) for one in data])
 
-    refused('it is called "a" already', windows.named("a").named("b"))
-    refused('two steps are called "a"', windows.named("a"), rows.distinct().named("a"))
-    refused('two steps are called "window 2", one of them by named', windows, rows.distinct().named("window 2"))
-    refused("a union has several; name each before it", rows.union(stream()).named("a"))
-    refused("several queries share that step", windows, windows.named("a"))
+    refused('it is called "a" already', windows.step_name("a").step_name("b"))
+    refused('two steps are called "a"', windows.step_name("a"), rows.distinct().step_name("a"))
+    refused('two steps are called "window 2", one of them by step_name', windows, rows.distinct().step_name("window 2"))
+    refused("a union has several; name each before it", rows.union(stream()).step_name("a"))
+    refused("several queries share that step", windows, windows.step_name("a"))
     # Where they have it in common by its name it is one.
-    named = windows.named("a")
+    named = windows.step_name("a")
     counts = list[int]()
     tm.stream.write([(named, lambda table: counts.append(table.num_rows)), (named.select("n"), lambda table: None)])
     assert sum(counts) == 30
@@ -156,11 +160,11 @@ def totals(name: str, numbers: tm.DataSet, seen: dict[str, Row]) -> Query:
 
     state = {"sum": "int64", "n": "int64"}
     data = numbers.select(key=tm.lit("a"), x=tm.col("number") * TIMES[name])
-    return data.key_by("key").process(add, {"key": "str", **state}, state=state).named(name), keep
+    return data.key_by("key").process(add, {"key": "str", **state}, state=state).step_name(name), keep
 
 
 def numbers(rows: int | None) -> tm.DataSet:
-    return tm.stream.rate(20_000, rows=rows, splits=1).named("numbers")
+    return tm.stream.from_generator(20_000, rows=rows, splits=1).step_name("numbers")
 
 
 def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +181,10 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
             return rows is None and len(list(more)) == len(names)
 
         tm.stream.write(
-            [totals(name, source, seen) for name in names], checkpoint=tmp_path, every="100ms", stop=stop, **options
+            [totals(name, source, seen) for name in names],
+            checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"),
+            stop_when=stop,
+            **options,
         )
 
     def check(name: str, first: int = 0) -> None:
@@ -196,21 +203,21 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
     check("thrice", read)
     with pytest.raises(
         tm.DataSetError,
-        match=r'they hold state of a task "twice", which the job no longer has; a step is found again by the name that named\(\) gives it'
-        r'.*call it what it was, by named\("twice"\); where it is gone, do without what it kept by forget=\["twice"\]',
+        match=r'they hold state of a task "twice", which the job no longer has; a step is found again by the name that step_name\(\) gives it'
+        r'.*call it what it was, with step_name\("twice"\); where it is gone, do without what it kept with drop_state=\["twice"\]',
     ):
         run("once", "thrice")
     with pytest.raises(
-        tm.DataSetError, match=r'forget= names "once", which the job has, and goes on with; give it another name'
+        tm.DataSetError, match=r'drop_state= names "once", which the job still has; to start that step from nothing'
     ):
-        run("once", "thrice", forget=["twice", "once"])
+        run("once", "thrice", drop_state=["twice", "once"])
     capfd.readouterr()
-    run("once", "thrice", forget=["twice"])
+    run("once", "thrice", drop_state=["twice"])
     assert re.search(r'checkpoint \d+ in .*: the state of "twice" is forgotten', capfd.readouterr().err)
     check("once")
     check("thrice", read)
     # What a program says once too often forgets nothing more.
-    run("thrice", "once", forget=["twice"])
+    run("thrice", "once", drop_state=["twice"])
     assert "forgotten" not in capfd.readouterr().err
     before, _ = seen["once"]["n"], seen.pop("twice")
     run("twice", "once", "thrice")
@@ -231,45 +238,46 @@ def test_a_source_that_is_gone(tmp_path: Path) -> None:
 
     def rows(name: str) -> tm.DataSet:
         schema = {"key": "str", "at": "timestamp[s]"}
-        return tm.stream.from_files(tmp_path / f"{name}.json", schema, time="at", idle_after="50ms").named(name)
+        return tm.stream.from_files(tmp_path / f"{name}.json", schema, time="at", idle_after="50ms").step_name(name)
 
     seen = list[Row]()
 
     def run(data: tm.DataSet, wanted: int, **options: Any) -> None:
         seen.clear()
-        windows = data.group_by("key", TENS).agg(n=tm.count()).named("counts")
+        windows = data.group_by("key", TENS).agg(n=tm.count()).step_name("counts")
         windows.write_stream(
             lambda table: seen.extend(table.to_pylist()),
-            checkpoint=tmp_path / "c",
-            every="50ms",
-            stop=lambda: sum(row["n"] for row in seen) >= wanted,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            stop_when=lambda: sum(row["n"] for row in seen) >= wanted,
             **options,
         )
 
     run(rows("a").union(rows("b")), 180)
     assert sum(row["n"] for row in seen) == 180
-    with pytest.raises(tm.DataSetError, match=r'state of a task "b".*forget=\["b"\]'):
+    with pytest.raises(tm.DataSetError, match=r'state of a task "b".*drop_state=\["b"\]'):
         run(rows("a"), 0)
     with (tmp_path / "a.json").open("a") as file:
         file.writelines(json.dumps({"key": "a", "at": at}) + "\n" for at in range(95, 105))
-    run(rows("a"), 15, forget=["b"])
+    run(rows("a"), 15, drop_state=["b"])
     # The rest of both, which the window had kept, and what has come.
     assert sorted((row["key"], row["window_start"].second, row["n"]) for row in seen) == [("a", 30, 10), ("b", 30, 5)]
 
 
 def test_options_that_are_wrong(tmp_path: Path) -> None:
     """`forget` is a list of names, of what a checkpoint has."""
-    with pytest.raises(tm.DataSetError, match="forget='window 2' is no list of names of steps"):
-        stream().write_stream(print, checkpoint=tmp_path, forget="window 2")
-    with pytest.raises(tm.DataSetError, match="forget= needs checkpoint="):
-        stream().write_stream(print, forget=["window 2"])
-    with pytest.raises(tm.DataSetError, match="forget=None is no list of names of steps"):
-        stream().write_stream(print, checkpoint=tmp_path, forget=None)  # type: ignore[arg-type]
+    with pytest.raises(tm.DataSetError, match="drop_state='window 2' must be a list of names of steps"):
+        stream().write_stream(print, checkpoint=tmp_path, drop_state="window 2")
+    with pytest.raises(tm.DataSetError, match="drop_state= needs checkpoint="):
+        stream().write_stream(print, drop_state=["window 2"])
+    with pytest.raises(tm.DataSetError, match="drop_state=None must be a list of names of steps"):
+        stream().write_stream(print, checkpoint=tmp_path, drop_state=None)  # type: ignore[arg-type]
 
 
 def test_names_are_shown(tmp_path: Path) -> None:
     """By what lists checkpoints, too."""
-    windows = tm.stream.rate(5000, rows=1000, step="10ms").group_by("key", tm.window(tm.tumbling("1s"), on="time"))
-    windows.agg(n=tm.count()).named("per second").write_stream(lambda table: None, checkpoint=tmp_path)
+    windows = tm.stream.from_generator(5000, rows=1000, step="10ms").group_by(
+        "key", tm.stream.window(tm.stream.tumbling("1s"), on="time")
+    )
+    windows.agg(n=tm.count()).step_name("per second").write_stream(lambda table: None, checkpoint=tmp_path)
     listed = launched.run("checkpoints", tmp_path, "--state").stdout.decode()
     assert re.search(r"per second, version 1: windows of 1000000 us", listed), listed

@@ -57,7 +57,10 @@ def test_objects_as_they_come(bucket: Path, tmp_path: Path) -> None:
     for _ in range(2):
         lines = tm.stream.from_files("s3://lines/in/", {"n": "int64"})
         lines.write_stream(
-            tm.stream.to_files("s3://lines/out"), name="objects", checkpoint=tmp_path / "c", every="50ms", stop=is_there
+            tm.stream.to_files("s3://lines/out"),
+            name="objects",
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
+            stop_when=is_there,
         )
         assert copied(bucket) == list(range(expected))
         put(bucket, "d.json", range(150, 160))
@@ -72,10 +75,10 @@ def test_time_goes_on_without_objects(bucket: Path, tmp_path: Path) -> None:
     """Shares of the keys in which there is nothing, or nothing more, would hold back the windows of the others."""
     put(bucket, "a.json", range(1000))
     lines = tm.stream.from_files("s3://lines/in", {"n": "timestamp[s]"}, time="n", idle_after="10ms")
-    windows = lines.group_by(tm.window(tm.tumbling("100s"), on="n")).agg(rows=tm.count())
+    windows = lines.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="n")).agg(rows=tm.count())
     seen: list[int] = []
     windows.write_stream(
-        lambda table: seen.extend(table.to_dict()["rows"]), checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 9
+        lambda table: seen.extend(table.to_dict()["rows"]), checkpoint=tmp_path / "c", stop_when=lambda: len(seen) >= 9
     )
     assert seen[:9] == [100] * 9
 

@@ -461,7 +461,7 @@ def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
         return None
 
     def kept(rows: int | None) -> tm.DataSet:
-        source = tm.stream.rate(5000, rows=rows, keys=5, splits=1, step="1s")
+        source = tm.stream.from_generator(5000, rows=rows, keys=5, splits=1, step="1s")
         schema = {"key": "int64", "number": "int64", "at": "timestamp[us]", "is_there": "bool"}
         return source.key_by("key").process(keep, schema)
 
@@ -469,9 +469,9 @@ def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
         return bool(times) and max(times) - min(times) > 1500 * SECOND
 
     # It has no end, and goes on for less than items live.
-    assert written(kept(None), checkpoint=tmp_path / "c", every="100ms", stop=stop) == []
+    assert written(kept(None), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=stop) == []
     count = max(numbers) + 1 + 900
-    seen = written(kept(count), checkpoint=tmp_path / "c", every="100ms")
+    seen = written(kept(count), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"))
     assert len(seen) == count
     end = datetime(2026, 1, 1) + (count - 1) * SECOND
     # It counts from when time has gone on to it, so from its own time at the earliest.
@@ -590,7 +590,7 @@ def test_lists_and_maps(tmp_path: Any) -> None:
         return [{**key, **made} for row in rows for made in count(row["number"], times, last)]
 
     # All rows in one order.
-    source = tm.stream.rate(rows=2000, keys=13, splits=1)
+    source = tm.stream.from_generator(rows=2000, keys=13, splits=1)
     schema = dict.fromkeys(("key", "zeros", "has_two", "sum", "kinds"), "int64")
     seen = written(source.key_by("key").process(counts, schema))
     model: dict[int, tuple[dict[int, int], list[int], Rows]] = {}
@@ -983,11 +983,11 @@ def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
         return None
 
     # It has no end.
-    source = tm.stream.rate(10, keys=1).key_by("key")
+    source = tm.stream.from_generator(10, keys=1).key_by("key")
     seen: Rows = []
     waiting = source.process(wait, {"key": "int64", "at": "timestamp[us]"})
-    written(waiting, into=seen, checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 1)
-    written(waiting, into=seen, checkpoint=tmp_path / "c", stop=lambda: len(seen) >= 2)
+    written(waiting, into=seen, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) >= 1)
+    written(waiting, into=seen, checkpoint=tmp_path / "c", stop_when=lambda: len(seen) >= 2)
     assert [(row["at"] - seen[0]["at"]) / SECOND for row in seen] == [0, pytest.approx(0.47)]
 
 
@@ -1082,7 +1082,9 @@ def test_what_cannot_be(tmp_path: Any) -> None:
         written(rows.key_by("k").process(fails, SCHEMA))
     with pytest.raises(tm.DataSetError, match="lambdas: a state cannot be pickled"):
         slow = stream(table(1000), rows_per_s=1000)
-        written(slow.key_by("k").process(lambdas, SCHEMA), checkpoint=tmp_path / "c", every="50ms")
+        written(
+            slow.key_by("k").process(lambdas, SCHEMA), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms")
+        )
     with pytest.raises(TypeError, match="process takes a function"):
         rows.key_by("k").process(5, SCHEMA)  # type: ignore[arg-type]
     for schema in (None, 5, ["k"]):

@@ -81,11 +81,13 @@ def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     declare(rabbitmq, "counts")
     for checkpoint in (tmp_path / "checkpoints", None):
         stream = tm.stream.from_rabbitmq(
-            rabbitmq.url, "clicks", SCHEMA, id="message_id", time="ts", out_of_order="1m", stop_at_end=True
+            rabbitmq.url, "clicks", SCHEMA, id="message_id", time="ts", max_out_of_orderness="1m", stop_at_end=True
         )
-        counts = stream.group_by("key", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+        counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
         every = None if checkpoint is None else "100ms"
-        counts.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=checkpoint, every=every)
+        counts.write_stream(
+            tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=tm.stream.Checkpoint(checkpoint, interval=every)
+        )
         launched.wait_until(lambda: waiting(rabbitmq, "counts") >= 20, "what was published")
         launched.wait_until(lambda: is_settled(rabbitmq, "clicks"), "an empty queue")
         found = take_all(rabbitmq, "counts")
@@ -106,16 +108,16 @@ def test_a_query_that_ends_before_its_job(rabbitmq: RabbitMQ, tmp_path: Path) ->
         return bool(settled) or time.monotonic() > deadline
 
     ends = tm.stream.from_rabbitmq(rabbitmq.url, "early", SCHEMA, id="message_id", stop_at_end=True)
-    goes_on = tm.stream.rate(100)
+    goes_on = tm.stream.from_generator(100)
     queries = [(ends, lambda table: seen.extend(table.to_dict()["x"])), (goes_on, lambda table: None)]
-    tm.stream.write(queries, checkpoint=tmp_path, every="100ms", stop=stop)
+    tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"), stop_when=stop)
     assert settled
     assert sorted(seen) == list(range(300))
 
 
 def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
     """A sink that publishes into the void, and errors that show passwords or say nothing."""
-    rows = tm.stream.rate(rows=3)
+    rows = tm.stream.from_generator(rows=3)
     with rabbitmq.connect() as connection:
         connection.channel().exchange_declare("unbound", "direct", durable=True)
     with pytest.raises(tm.DataSetError, match=r'exchange "unbound": no queue is bound to routing key "x"'):
@@ -163,7 +165,7 @@ def test_a_queue_that_is_not_durable(rabbitmq: RabbitMQ, capfd: pytest.CaptureFi
         channel.queue_declare("quorum", durable=True, arguments={"x-queue-type": "quorum"})
     declare(rabbitmq, "durable")
     for queue, told in (("transient", 1), ("quorum", 0), ("durable", 0)):
-        tm.stream.rate(rows=5, splits=3).write_stream(tm.stream.to_rabbitmq(rabbitmq.url, queue))
+        tm.stream.from_generator(rows=5, splits=3).write_stream(tm.stream.to_rabbitmq(rabbitmq.url, queue))
         assert capfd.readouterr().err.count("it is not durable") == told
         assert waiting(rabbitmq, queue) == 5
 
@@ -299,7 +301,7 @@ def there():
     return len({{line for file in out.glob("part-*") for line in file.read_text().splitlines()}})
 stream = tm.stream.from_rabbitmq({rabbitmq.url!r}, {queue!r}, {SCHEMA!r}, id={id!r})
 stream.select("x").write_stream(
-    tm.stream.to_files(out), checkpoint={str(tmp_path / "checkpoints")!r}, every="100ms", stop=lambda: there() >= {total}
+    tm.stream.to_files(out), checkpoint=tm.stream.Checkpoint({str(tmp_path / "checkpoints")!r}, interval="100ms"), stop_when=lambda: there() >= {total}
 )
 """
     )
@@ -345,9 +347,8 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
         stream = tm.stream.from_rabbitmq(server.url, "taken-in", SCHEMA, id="message_id").select("x")
         stream.write_stream(
             tm.stream.to_rabbitmq(server.url, "given-out"),
-            checkpoint=tmp_path / "checkpoints",
-            every="100ms",
-            stop=lambda: not thread.is_alive() and published() >= total,
+            checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"),
+            stop_when=lambda: not thread.is_alive() and published() >= total,
         )
         thread.join()
         found = take_all(server, "given-out")

@@ -65,7 +65,7 @@ def stream_of(folder: Path, rows: list[dict[str, Any]], dice: random.Random) -> 
     for number, of_file in enumerate(files):
         (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_file))
     table = tm.read_json(folder, schema=SCHEMA)
-    bounds = {"out_of_order": f"{BOUND_S}s", "idle_after": "1h"}
+    bounds = {"max_out_of_orderness": f"{BOUND_S}s", "idle_after": "1h"}
     if dice.random() < 0.5:
         return table, tm.stream.from_files(folder, SCHEMA, time="at", stop_at_end=True, **bounds)
     (folder / "all").write_text("".join(json.dumps(row) + "\n" for row in arrived))
@@ -101,14 +101,14 @@ def pipeline(dice: random.Random) -> tuple[str, Pipeline]:
 
     def windowed(data: tm.DataSet) -> tm.DataSet:
         x, pane = tm.col("x"), timedelta(seconds=size)
-        of = tm.tumbling(pane)
+        of = tm.stream.tumbling(pane)
         if panes > 1 and data._native.is_stream():
-            of = tm.sliding(panes * pane, pane)
+            of = tm.stream.sliding(panes * pane, pane)
         elif panes > 1:
             # A table has no windows that overlap: each row is in several that do not.
             shifted = [data.with_columns(at=tm.col("at") - at * pane) for at in range(panes)]
             data = functools.reduce(lambda some, other: some.union(other), shifted)
-        found = data.group_by(*keys, tm.window(of, on="at")).agg(
+        found = data.group_by(*keys, tm.stream.window(of, on="at")).agg(
             n=tm.count(), s=x.sum(), least=x.min(), most=x.max(), ids=tm.col("id").sum()
         )
         if panes > 1 and not data._native.is_stream():
@@ -129,8 +129,8 @@ def pipeline(dice: random.Random) -> tuple[str, Pipeline]:
             soon = (tm.col("at_then") >= tm.col("at")) & (tm.col("at_then") <= tm.col("at") + timedelta(seconds=size))
             return data.select("g", "at", "id").join(later, on="g", how=how, where=soon)
         if end == "twice":
-            wider = tm.tumbling(f"{6 * size}s")
-            of_windows = windowed(data).select("window_end", "n").group_by(tm.window(wider, on="window_end"))
+            wider = tm.stream.tumbling(f"{6 * size}s")
+            of_windows = windowed(data).select("window_end", "n").group_by(tm.stream.window(wider, on="window_end"))
             return of_windows.agg(n=tm.col("n").sum(), windows=tm.count())
         return data
 
@@ -156,7 +156,7 @@ def test_streams_say_what_tables_say(tmp_path: Path) -> None:
         missing, more = counted(of_table) - counted(seen), counted(seen) - counted(of_table)
         wrong = f"seed {seed}: {told}\nonly of the table: {list(missing)[:3]}\nonly of the stream: {list(more)[:3]}"
         assert not missing and not more, wrong
-        assert tm.stream.late_rows() == 0, wrong
+        assert tm.last_report().late_rows == 0, wrong
         compared += len(of_table)
     # Pipelines that say nothing would all agree.
     assert compared > len(seeds())

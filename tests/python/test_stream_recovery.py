@@ -133,9 +133,9 @@ def test_a_job_that_goes_on_with_other_workers(folder: Path, query: str) -> None
 COUNTS_IN_REDIS = """
 import sys
 import tidemill as tm
-numbers = tm.stream.rate(3000, rows=20_000, splits=2, keys=5).select("key", n=tm.lit(1))
+numbers = tm.stream.from_generator(3000, rows=20_000, splits=2, keys=5).select("key", n=tm.lit(1))
 sink = tm.stream.to_redis(sys.argv[1], id="rescaled", key="key", prefix="rescaled:", increment="n")
-numbers.write_stream(sink, checkpoint=sys.argv[2], every="100ms", guarantee="exactly once")
+numbers.write_stream(sink, checkpoint=tm.stream.Checkpoint(sys.argv[2], interval="100ms"), guarantee="exactly_once")
 """
 
 
@@ -185,16 +185,20 @@ def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
     """A window that late rows may still change comes again when one has, not because the job goes on from a checkpoint."""
     rows = tm.from_dict({"s": list(range(2000))}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
-    counts = stream.group_by(tm.window(tm.tumbling("100s"), on="at", late="10h")).agg(n=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="at", allowed_lateness="10h")).agg(
+        n=tm.count()
+    )
     seen: list[tuple[datetime, int]] = []
 
     def take(table: tm.Table) -> None:
         seen.extend((row["window_start"], row["n"]) for row in table.to_pylist())
 
-    counts.write_stream(take, checkpoint=tmp_path, every="100ms", stop=lambda: len(seen) > 4)
+    counts.write_stream(
+        take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"), stop_when=lambda: len(seen) > 4
+    )
     before = len(seen)
     assert 4 < before < 20
-    counts.write_stream(take, checkpoint=tmp_path, every="100ms")
+    counts.write_stream(take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="100ms"))
     assert sorted(n for _, n in seen) == [100] * 20 and len({start for start, _ in seen}) == 20
 
 
@@ -209,14 +213,16 @@ def test_a_session_goes_on_as_one(tmp_path: Path) -> None:
 
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
     some = stream.map_batches(count, schema=rows.schema).filter(tm.col("s") < 100)
-    counts = some.group_by(tm.window(tm.stream.session("10h"), on="at")).agg(n=tm.count())
+    counts = some.group_by(tm.stream.window(tm.stream.session("10h"), on="at")).agg(n=tm.count())
     seen: list[int] = []
 
     def take(table: tm.Table) -> None:
         seen.extend(row["n"] for row in table.to_pylist())
 
-    counts.write_stream(take, checkpoint=tmp_path, every="1h", stop=lambda: sum(passed) > 200)
-    counts.write_stream(take, checkpoint=tmp_path, every="1h")
+    counts.write_stream(
+        take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="1h"), stop_when=lambda: sum(passed) > 200
+    )
+    counts.write_stream(take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="1h"))
     assert seen == [100]
 
 
@@ -246,7 +252,7 @@ asked = []
 def stop():
     asked.append(1)
     return len(asked) > 3
-tm.DataSet.write_stream = lambda self, sink, **options: write(self, sink, stop=stop, **options)
+tm.DataSet.write_stream = lambda self, sink, **options: write(self, sink, stop_when=stop, **options)
 sys.argv[1:] = [{str(folder)!r}]
 stream_job.main()
 print("asked" if asked else "heard of nobody")
@@ -281,10 +287,10 @@ import sys
 sys.path.insert(0, {str(JOB.parent)!r})
 import stream_job, tidemill as tm
 stream = tm.stream.from_table(stream_job.table(), time="ts", rows_per_batch=100, rows_per_s=12000)
-windows = tm.stream.session("1s") if sys.argv[1] == "session" else tm.tumbling(sys.argv[1])
-counts = stream.group_by("key", tm.window(windows, on="ts")).agg(n=tm.count())
+windows = tm.stream.session("1s") if sys.argv[1] == "session" else tm.stream.tumbling(sys.argv[1])
+counts = stream.group_by("key", tm.stream.window(windows, on="ts")).agg(n=tm.count())
 asked = []
-counts.write_stream(lambda _: None, checkpoint={str(folder / "checkpoints")!r}, stop=lambda: asked.append(1) or len(asked) > 3)
+counts.write_stream(lambda _: None, checkpoint={str(folder / "checkpoints")!r}, stop_when=lambda: asked.append(1) or len(asked) > 3)
 """
     )
     assert launched.run("run", "-n", "1", app, "1h").returncode == 0

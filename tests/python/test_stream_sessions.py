@@ -53,10 +53,10 @@ def result(of: Session, final: bool) -> Result:
 class Model:
     """Sessions to which rows are added one by one."""
 
-    def __init__(self, early_rows: int | None = None) -> None:
+    def __init__(self, emit_early_rows: int | None = None) -> None:
         self.sessions: list[Session] = []
         self.time = 0
-        self._early_rows = early_rows
+        self._early_rows = emit_early_rows
 
     def add(self, second: int) -> list[Result]:
         near = [of for of in self.sessions if of.user == user(second) and of.start - GAP_S < second < of.end]
@@ -125,14 +125,14 @@ def found(seen: list[Row]) -> list[Result]:
     ]
 
 
-@pytest.mark.parametrize("late_to", [False, True])
-@pytest.mark.parametrize("early", [{}, {"early_rows": 1}, {"early_rows": 3}, {"early": "5ms"}])
+@pytest.mark.parametrize("late_output", [False, True])
+@pytest.mark.parametrize("early", [{}, {"emit_early_rows": 1}, {"emit_early_rows": 3}, {"emit_early_every": "5ms"}])
 @pytest.mark.parametrize("seed", range(2))
-def test_late_rows_change_sessions(early: dict[str, Any], late_to: bool, seed: int) -> None:
+def test_late_rows_change_sessions(early: dict[str, Any], late_output: bool, seed: int) -> None:
     """Results come again when late rows make sessions longer, or one of two, and never otherwise; what is left when each has replaced
     those within it are the sessions of all rows."""
     sent = rounds(seed)
-    model = Model(early.get("early_rows"))
+    model = Model(early.get("emit_early_rows"))
     expected: list[Result] = []
     counts: list[int] = []
     for seconds in sent:
@@ -148,17 +148,17 @@ def test_late_rows_change_sessions(early: dict[str, Any], late_to: bool, seed: i
     def take(table: tm.Table) -> None:
         rows = table.to_pylist()
         seen.extend(rows)
-        awaited.extend(row for row in rows if "early" not in early or row["window_final"])
+        awaited.extend(row for row in rows if "emit_early_every" not in early or row["window_final"])
 
     with served(sent, counts, awaited) as stream:
-        window = tm.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", late="1h", **early)
+        window = tm.stream.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", allowed_lateness="1h", **early)
         sessions = stream.group_by("user", window).agg(rows=tm.count(), total=tm.col("n").sum())
-        late = (lambda table: left_out.extend(table.to_pylist())) if late_to else None
-        sessions.write_stream(take, late_to=late)
-    assert not left_out and tm.stream.late_rows() == 0
+        late = (lambda table: left_out.extend(table.to_pylist())) if late_output else None
+        sessions.write_stream(take, late_output=late)
+    assert not left_out and tm.last_report().late_rows == 0
     assert Counter(found(awaited)) == Counter(expected)
     results = found(seen)
-    assert len({of.final for of in results}) == 2 or "early_rows" not in early
+    assert len({of.final for of in results}) == 2 or "emit_early_rows" not in early
 
     left, merged = replaced(results)
     assert merged > 1, "the test is of sessions that become one"
@@ -169,30 +169,30 @@ def test_late_rows_change_sessions(early: dict[str, Any], late_to: bool, seed: i
     assert sorted(left) == sorted(plain.pass_to(10**6))
 
 
-@pytest.mark.parametrize("early", [{}, {"early_rows": 100}])
-@pytest.mark.parametrize("late_to", [False, True])
-def test_rows_later_than_that(late_to: bool, early: dict[str, Any]) -> None:
+@pytest.mark.parametrize("early", [{}, {"emit_early_rows": 100}])
+@pytest.mark.parametrize("late_output", [False, True])
+def test_rows_later_than_that(late_output: bool, early: dict[str, Any]) -> None:
     """A row for which even the allowed lateness is over begins nothing, and goes where late rows go; one near a session that is kept is in that."""
     sent = [[0, 6], [300], [12, 192, 186, 180], [306]]
     assert {user(second) for seconds in sent for second in seconds} == {"a"}
     seen: list[Row] = []
     with served(sent, [0, 1, 1, 2], seen) as stream:
-        window = tm.window(tm.stream.session("12s"), on="at", late="100s", **early)
+        window = tm.stream.window(tm.stream.session("12s"), on="at", allowed_lateness="100s", **early)
         sessions = stream.group_by("user", window).agg(rows=tm.count(), total=tm.col("n").sum())
-        left = written(sessions, seen, late_to)
+        left = written(sessions, seen, late_output)
     # When 300 has come the first session is forgotten: 12 would have been in it. 192 is kept until 304, and 180 is near it by 186.
-    assert [of["n"] for of in left] == ([12] if late_to else [])
-    assert tm.stream.late_rows() == (0 if late_to else 1)
+    assert [of["n"] for of in left] == ([12] if late_output else [])
+    assert tm.last_report().late_rows == (0 if late_output else 1)
     expected = [("a", 0, 18, 2, 6, True), ("a", 180, 204, 3, 558, True), ("a", 300, 318, 2, 606, True)]
     assert [tuple(of) for of in found(seen)] == expected
 
 
 def test_results_by_rows() -> None:
     """Each is of exactly the rows that had come by then, with the window that they make."""
-    source = tm.stream.rate(rows=3000, splits=1, step="1s")
+    source = tm.stream.from_generator(rows=3000, splits=1, step="1s")
     number = tm.col("number")
     rows = source.select("time", "number", key=number * 7 % 3).filter(number * number % 17 > 9)
-    window = tm.window(tm.stream.session("13s"), on="time", early_rows=2)
+    window = tm.stream.window(tm.stream.session("13s"), on="time", emit_early_rows=2)
     seen: list[Row] = []
     results = rows.group_by("key", window).agg(all=number.to_list(), n=tm.count())
     results.write_stream(lambda table: seen.extend(table.to_pylist()))
@@ -220,9 +220,9 @@ def test_results_so_far() -> None:
     """By the clock: they only grow, are of sessions that are not over, and the last of each is what there would be without them."""
     seconds = [second for second in range(600) if second % 60 < 40]
     table = tm.from_dict({"n": seconds}).select("n", at=tm.col("n").cast("timestamp[s]")).collect()
-    stream = tm.stream.from_table(table, time="at", out_of_order="100s", rows_per_batch=1, rows_per_s=800)
+    stream = tm.stream.from_table(table, time="at", max_out_of_orderness="100s", rows_per_batch=1, rows_per_s=800)
     seen: list[Row] = []
-    window = tm.window(tm.stream.session("15s"), on="at", early="10ms")
+    window = tm.stream.window(tm.stream.session("15s"), on="at", emit_early_every="10ms")
     stream.group_by(window).agg(rows=tm.count()).write_stream(lambda rows: seen.extend(rows.to_pylist()))
     final = [of for of in seen if of["window_final"]]
     assert [of["rows"] for of in sorted(final, key=lambda of: of["window_start"])] == [40] * 10
@@ -243,7 +243,7 @@ def test_in_sql() -> None:
         ("late(early(session(at, '10 seconds'), 3), '1 hour')", [(False, 3), (True, 2), (True, 3)]),
     ):
         seen: list[Row] = []
-        source = tm.stream.from_table(rows, time="at", out_of_order="1h")
+        source = tm.stream.from_table(rows, time="at", max_out_of_orderness="1h")
         tm.sql(query.format(call), rows=source).write_stream(lambda table, seen=seen: seen.extend(table.to_pylist()))
         assert sorted((of["last"], of["n"]) for of in seen) == expected
 
@@ -256,11 +256,13 @@ def test_they_are_rows_of_a_stream() -> None:
         plain.add(second)
     seen: list[Row] = []
     with served(sent, [0] * len(sent), seen) as stream:
-        window = tm.window(tm.stream.session(timedelta(seconds=GAP_S)), on="at", late="1h", early_rows=2)
+        window = tm.stream.window(
+            tm.stream.session(timedelta(seconds=GAP_S)), on="at", allowed_lateness="1h", emit_early_rows=2
+        )
         sessions = stream.group_by("user", window).agg(rows=tm.count())
         timed = sessions.select("window_final", at=tm.col("window_end") - timedelta(microseconds=1))
         final = tm.col("window_final").cast("int64").sum()
-        counts = timed.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(final=final)
+        counts = timed.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(final=final)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             counts.write_stream(lambda table: seen.extend(table.to_pylist()))

@@ -27,7 +27,7 @@ def table(rows: int = 2000) -> pa.Table:
 
 
 def counts(rows: tm.DataSet, **options: Any) -> tm.DataSet:
-    return rows.group_by("key", tm.window(tm.tumbling("1s"), on="ts", **options)).agg(rows=tm.count())
+    return rows.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="ts", **options)).agg(rows=tm.count())
 
 
 def seen_by(*queries: tm.DataSet, **options: Any) -> list[list[dict[str, Any]]]:
@@ -102,7 +102,7 @@ def test_queries_that_come_together_again(slow: bool) -> None:
     rows = table()
     stream = tm.stream.from_table(rows, time="ts", rows_per_batch=10)
     windows = counts(stream)
-    most = stream.group_by("key", tm.window(tm.tumbling("1s"), on="ts")).agg(most=tm.col("n").max())
+    most = stream.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(most=tm.col("n").max())
     both = windows.join(most, on=["key", "window_start", "window_end"])
     itself = stream.join(stream.select("key", "ts", m=tm.col("n")), on=["key", "ts"])
     seen: list[list[dict[str, Any]]] = [[], [], [], []]
@@ -151,19 +151,19 @@ def test_late_rows_of_all_queries() -> None:
     stream = tm.stream.from_table(rows, time="ts", rows_per_batch=1, rows_per_s=40)
 
     def counted(rows: tm.DataSet, size: str) -> tm.DataSet:
-        return rows.group_by(tm.window(tm.tumbling(size), on="ts")).agg(rows=tm.count())
+        return rows.group_by(tm.stream.window(tm.stream.tumbling(size), on="ts")).agg(rows=tm.count())
 
     first, other = counted(stream, "10s"), counted(stream, "5s")
     # What is made of windows has no late rows of its own.
     again = counted(first.select("rows", ts="window_start"), "20s")
     late: list[dict[str, Any]] = []
-    seen = seen_by(first, other, again, late_to=lambda table: late.extend(table.to_pylist()))
+    seen = seen_by(first, other, again, late_output=lambda table: late.extend(table.to_pylist()))
     assert [sum(row["rows"] for row in rows) for rows in seen] == [21, 21, 3]
     assert [row["ts"].second for row in late] == [5, 5]
-    assert tm.stream.late_rows() == 0
+    assert tm.last_report().late_rows == 0
     with pytest.warns(tm.stream.LateRowsWarning):
         seen_by(first, other)
-    assert tm.stream.late_rows() == 2
+    assert tm.last_report().late_rows == 2
 
 
 def test_what_is_wrong_names_its_sink(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_sinks_that_give_more_and_less(tmp_path: Path) -> None:
     files = tm.stream.to_files(tmp_path / "files")
     queries = [(stream, files), (counts(stream), print)]
     with pytest.raises(tm.DataSetError, match="cannot give exactly once: the sink print gives at least once"):
-        tm.stream.write(queries, checkpoint=tmp_path / "c", guarantee="exactly once")
+        tm.stream.write(queries, checkpoint=tmp_path / "c", guarantee="exactly_once")
     hook = tm.stream.from_webhook(1, {"n": "int64"})
     text = tm.stream.explain([*queries, (hook, tm.stream.to_files(tmp_path / "hook"))])
     assert f"the sink files {tmp_path}/files has each row exactly once" in text
@@ -210,7 +210,7 @@ def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, r
     folder, schema = tmp_path / "middle", {"number": "int64"}
     if through == "files":
         sink = tm.stream.to_files(folder)
-        read = tm.stream.from_files(folder, schema, discover_every="50ms", poll_every="20ms")
+        read = tm.stream.from_files(folder, schema, discovery_interval="50ms", poll_interval="20ms")
     else:
         kafka = request.getfixturevalue("kafka")
         kafka.create_topic("middle", 2)
@@ -218,11 +218,11 @@ def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, r
         read = tm.stream.from_kafka(kafka.bootstrap, "middle", schema)
     seen: list[int] = []
     for count in (1000, 4000):
-        numbers = tm.stream.rate(5000).select("number")
+        numbers = tm.stream.from_generator(5000).select("number")
         queries = [(numbers, sink), (read, lambda table: seen.extend(table.to_dict()["number"]))]
         # Numbers come in lots of several threads, so some that are larger may come before.
         there = lambda count=count: len(seen) >= count and set(seen) >= set(range(count))  # noqa: E731
-        tm.stream.write(queries, checkpoint=tmp_path / "c", every="100ms", stop=there)
+        tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=there)
     assert len(set(seen)) == len(seen)
 
 
@@ -238,16 +238,16 @@ def test_rows_of_a_query_that_has_ended(tmp_path: Path) -> None:
         here = len(seen := list[int]())
         queries = [
             (tm.stream.from_table(table(100)).select("n"), tm.stream.to_files(folder)),
-            (tm.stream.rate(1000), lambda batch, seen=seen: seen.extend(batch.to_dict()["number"])),
+            (tm.stream.from_generator(1000), lambda batch, seen=seen: seen.extend(batch.to_dict()["number"])),
         ]
         there = lambda: (len(seen) > here and len(rows()) >= 100) or time.monotonic() > limit  # noqa: E731, B023
-        tm.stream.write(queries, checkpoint=tmp_path / "c", every="50ms", stop=there)
+        tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"), stop_when=there)
         assert time.monotonic() < limit and rows() == list(range(100))
 
 
 def test_at_most_once(tmp_path: Path) -> None:
     stream = tm.stream.from_table(table(), time="ts")
-    options = {"checkpoint": tmp_path, "guarantee": "at most once"}
+    options = {"checkpoint": tmp_path, "guarantee": "at_most_once"}
     first, second = seen_by(stream.select("n"), stream.filter(tm.col("n") < 10).select("n"), **options)
     assert sorted(row["n"] for row in first) == list(range(2000))
     assert sorted(row["n"] for row in second) == list(range(10))

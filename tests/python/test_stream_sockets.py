@@ -86,7 +86,7 @@ def test_a_server_that_goes_away(tmp_path: Path, capfd: pytest.CaptureFixture[st
         stream.write_stream(
             lambda table: rows.extend(row["x"] for row in table.to_pylist()),
             checkpoint=tmp_path / "checkpoints",
-            stop=lambda: len(rows) == 3,
+            stop_when=lambda: len(rows) == 3,
         )
     assert rows == [0, 1, 2]
     assert "closed by the server; what it sends until it is connected again is lost" in capfd.readouterr().err
@@ -128,7 +128,7 @@ def take(rows):
     if os.environ["TIDEMILL_RESTART"] == "0" and (saved or not place):
         os.kill(os.getpid(), signal.SIGKILL)
 
-options = {"checkpoint": place, "every": "20ms"} if place else {}
+options = {"checkpoint": tm.stream.Checkpoint(place, interval="20ms")} if place else {}
 tm.stream.from_socket("127.0.0.1", int(port), {"x": "int64"}, stop_at_end=True).write_stream(take, **options)
 """
     )
@@ -364,7 +364,7 @@ def test_posts(tmp_path: Path) -> None:
     tm.stream.from_webhook(port, SCHEMA, path="/rows").write_stream(
         lambda table: rows.extend(row["x"] for row in table.to_pylist()),
         checkpoint=tmp_path / "checkpoints",
-        stop=done.is_set,
+        stop_when=done.is_set,
     )
     assert sorted(rows) == [1, 2, 3, 4, 5]
     assert [status for status, *_ in answers] == [200, 200, 200, 200, 400, 400, 400, 413, 404, 405, 415]
@@ -433,7 +433,7 @@ def test_posts_of_who_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     tm.stream.from_webhook(port, SCHEMA, path="/rows").write_stream(
         lambda table: rows.extend(row["x"] for row in table.to_pylist()),
         checkpoint=tmp_path / "checkpoints",
-        stop=done.is_set,
+        stop_when=done.is_set,
     )
     assert [status for status, *_ in answers] == [401] * len(wrong) + [200]
     assert rows == [1] and "swordfish" not in str(answers)
@@ -476,7 +476,7 @@ def test_posts_to_a_busy_job(tmp_path: Path) -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     stream = tm.stream.from_webhook(port, SCHEMA | {"padding": "str"}, path="/rows")
-    stream.write_stream(take, checkpoint=tmp_path / "checkpoints", stop=done.is_set)
+    stream.write_stream(take, checkpoint=tmp_path / "checkpoints", stop_when=done.is_set)
     assert answers.keys() == {(503, "1")}
     assert sorted(rows) == list(range(count))
 
@@ -495,8 +495,8 @@ if os.environ["TIDEMILL_RESTART"] == "0":
     threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGKILL]).start()
 stream = tm.stream.from_webhook({port}, {SCHEMA!r}, path="/rows", answer="durable")
 stream.write_stream(
-    tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={str(tmp_path / "checkpoints")!r}, every="100ms",
-    stop=lambda: Path({str(tmp_path / "done")!r}).exists(),
+    tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint=tm.stream.Checkpoint({str(tmp_path / "checkpoints")!r}, interval="100ms"),
+    stop_when=lambda: Path({str(tmp_path / "done")!r}).exists(),
 )
 """
     )

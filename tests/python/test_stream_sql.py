@@ -43,15 +43,24 @@ def grouped(window: tm.Expr) -> list[Row]:
 @pytest.mark.parametrize(
     ("call", "window"),
     [
-        ("counting(10)", tm.window(tm.stream.counting(10))),
-        ("counting(10, 5)", tm.window(tm.stream.counting(10, 5))),
+        ("counting(10)", tm.stream.window(tm.stream.count_window(10))),
+        ("counting(10, 5)", tm.stream.window(tm.stream.count_window(10, 5))),
         # Of each user a row comes every ten hours, which at least so much later begins anew.
-        ("counting(at, 1, '10 hours')", tm.window(tm.stream.counting(1, ttl="10h"), on="at")),
-        ("counting(at, 10, '11 hours')", tm.window(tm.stream.counting(10, ttl="11h"), on="at")),
-        ("calendar(at, '1 month', 'Europe/Berlin')", tm.window(tm.stream.calendar("1mo", tz="Europe/Berlin"), on="at")),
-        ("calendar(at, '2 weeks')", tm.window(tm.stream.calendar("2w"), on="at")),
-        ("late(calendar(at, '1 day'), '3 hours')", tm.window(tm.stream.calendar("1d"), on="at", late="3h")),
-        ("late(hop(at, '1 day', '3 days'), '1 hour')", tm.window(tm.sliding("3d", "1d"), on="at", late="1h")),
+        ("counting(at, 1, '10 hours')", tm.stream.window(tm.stream.count_window(1, ttl="10h"), on="at")),
+        ("counting(at, 10, '11 hours')", tm.stream.window(tm.stream.count_window(10, ttl="11h"), on="at")),
+        (
+            "calendar(at, '1 month', 'Europe/Berlin')",
+            tm.stream.window(tm.stream.calendar_window("1mo", tz="Europe/Berlin"), on="at"),
+        ),
+        ("calendar(at, '2 weeks')", tm.stream.window(tm.stream.calendar_window("2w"), on="at")),
+        (
+            "late(calendar(at, '1 day'), '3 hours')",
+            tm.stream.window(tm.stream.calendar_window("1d"), on="at", allowed_lateness="3h"),
+        ),
+        (
+            "late(hop(at, '1 day', '3 days'), '1 hour')",
+            tm.stream.window(tm.stream.sliding("3d", "1d"), on="at", allowed_lateness="1h"),
+        ),
     ],
 )
 def test_windows_in_sql(call: str, window: tm.Expr) -> None:
@@ -71,7 +80,7 @@ def test_windows_of_rows_of_keys_that_are_forgotten() -> None:
         return written(tm.sql(query, rows=stream))
 
     stream = tm.stream.from_table(rows, time="at")
-    window = tm.window(tm.stream.counting(3, 2, ttl="20h"), on="at")
+    window = tm.stream.window(tm.stream.count_window(3, 2, ttl="20h"), on="at")
     found = sorted(written(stream.group_by("user", window).agg(h=tm.col("h").sum())), key=str)
     assert sorted(pages(stream, "counting(at, 3, 2, interval '20 hours')"), key=str) == found
     assert 0 < len(found) < len(pages(stream, "counting(3, 2)"))
@@ -120,13 +129,13 @@ def test_results_by_event_time_in_sql() -> None:
         "early_time(late(tumble(at, '1 hour'), '1 hour'), '10 minutes')",
     ):
         rows = sql(call, ", w['final'] as window_final")
-        window = tm.window(tm.tumbling("1h"), on="at", early_time="10m")
+        window = tm.stream.window(tm.stream.tumbling("1h"), on="at", emit_early_event_time="10m")
         assert rows == grouped(window) != []
         assert {row["window_final"] for row in rows} == {True, False}
 
 
 def test_late_rows_in_sql() -> None:
-    """Rows that come later than a window takes them go to late_to, with all their columns."""
+    """Rows that come later than a window takes them go to late_output, with all their columns."""
     seconds = [*range(4), *range(12, 28), 5, 28]
     rows = tm.from_dict({"n": list(range(len(seconds))), "user": ["ann"] * len(seconds), "s": seconds})
     rows = rows.select("n", "user", at=tm.col("s").cast("timestamp[s]")).collect()
@@ -138,7 +147,7 @@ def test_late_rows_in_sql() -> None:
         late: list[Row] = []
         source = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=40)
         made = written(
-            tm.sql(query.format(call), rows=source), late_to=lambda table, late=late: late.extend(table.to_pylist())
+            tm.sql(query.format(call), rows=source), late_output=lambda table, late=late: late.extend(table.to_pylist())
         )
         assert [row["n"] for row in late] == left, call
         assert all(set(row) == {"n", "user", "at"} and isinstance(row["at"], datetime) for row in late)
@@ -173,7 +182,7 @@ def test_late_rows_in_sql() -> None:
         ("early_time(tumble(at, '1 hour'), 5)", "a length of time must be an interval such as '10 seconds', not 5"),
         ("early_time(tumble(at, '1 hour'), '0 seconds')", "come with every so much of it"),
         ("early_time(session(at, '1 hour'), '1 minute')", r"sessions with early results by event time"),
-        ("early(late(tumble(at, '1 hour'), '1 hour'), 5)", r"late rows \(late=\) and give results by rows"),
+        ("early(late(tumble(at, '1 hour'), '1 hour'), 5)", r"late rows \(allowed_lateness=\) and give results by rows"),
         ("tumble(at, n)", "a window's length must be a constant"),
     ],
 )

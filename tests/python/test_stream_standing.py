@@ -20,9 +20,9 @@ from pathlib import Path
 import tidemill as tm
 
 rows = tm.stream.from_files("rows", {"at": "timestamp[s]", "n": "int64"}, time="at", idle_after=sys.argv[1])
-counts = rows.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
+counts = rows.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
 stop = Path("stop")
-counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
+counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint=tm.stream.Checkpoint("checkpoints", interval="200ms"), stop_when=stop.exists)
 """
 
 
@@ -125,13 +125,13 @@ def test_rows_of_a_split_that_is_idle(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text('{"time": "2026-01-01T00:00:05"}\n')
     schema = {"time": "timestamp[us]"}
     one = tm.stream.from_files(tmp_path / "one.json", schema, time="time", idle_after="50ms")
-    many = tm.stream.rate(200, step="1s").select("time")
-    counts = one.union(many).group_by(tm.window(tm.tumbling("10s"), on="time")).agg(n=tm.count())
+    many = tm.stream.from_generator(200, step="1s").select("time")
+    counts = one.union(many).group_by(tm.stream.window(tm.stream.tumbling("10s"), on="time")).agg(n=tm.count())
     seen: list[dict[str, Any]] = []
     counts.write_stream(
-        lambda rows: seen.extend(rows.to_pylist()), checkpoint=tmp_path / "checkpoints", stop=lambda: bool(seen)
+        lambda rows: seen.extend(rows.to_pylist()), checkpoint=tmp_path / "checkpoints", stop_when=lambda: bool(seen)
     )
-    assert (seen[0]["n"], tm.stream.late_rows()) == (11, 0)
+    assert (seen[0]["n"], tm.last_report().late_rows) == (11, 0)
 
 
 UNTIMED = """
@@ -139,11 +139,11 @@ from pathlib import Path
 import tidemill as tm
 
 rows = tm.stream.from_files("rows", {"at": "timestamp[s]", "n": "int64"})
-timed = tm.stream.rate(1000, splits=1, step="1s").select(at=tm.col("time").cast("timestamp[s]"), n=tm.lit(1))
-counts = rows.union(timed).group_by(tm.window(tm.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
+timed = tm.stream.from_generator(1000, splits=1, step="1s").select(at=tm.col("time").cast("timestamp[s]"), n=tm.lit(1))
+counts = rows.union(timed).group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(n=tm.col("n").sum())
 print(counts.explain())
 stop = Path("stop")
-counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint="checkpoints", every="200ms", stop=stop.exists)
+counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint=tm.stream.Checkpoint("checkpoints", interval="200ms"), stop_when=stop.exists)
 """
 
 
@@ -165,7 +165,7 @@ def test_a_source_without_time(tmp_path: Path) -> None:
         (tmp_path / "stop").touch()
         out, _ = job.communicate(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, err.read_text()
-    assert b"files rows: it has no time=" in out and b"rate: it has no time=" not in out
+    assert b"files rows: it has no time=" in out and b"generator: it has no time=" not in out
     warned = [line for line in err.read_text().splitlines() if "has no time=" in line]
     assert len(warned) == 1 and "source files rows" in warned[0], warned
 
@@ -181,10 +181,10 @@ def enrich(row):
     time.sleep(0.002)
     return row
 
-rows = tm.stream.rate(5000, splits=1)
+rows = tm.stream.from_generator(5000, splits=1)
 slow = rows.map(enrich, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
-counts = slow.group_by(tm.window(tm.tumbling("1s"), on="time")).agg(n=tm.count())
-counts.write_stream(tm.stream.to_files("counts"), name="slow", checkpoint="checkpoints", every="500ms")
+counts = slow.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="time")).agg(n=tm.count())
+counts.write_stream(tm.stream.to_files("counts"), name="slow", checkpoint=tm.stream.Checkpoint("checkpoints", interval="500ms"))
 """
 
 
@@ -232,10 +232,14 @@ def test_logs_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
         logged = any(record.name == "tidemill.stream.checkpoints" for record in caplog.records)
         return logged and any("tidemill_checkpoint_bytes" in page for page in pages)
 
-    stream = tm.stream.rate(1000).map(dict, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
+    stream = tm.stream.from_generator(1000).map(dict, {"number": "int64", "time": "timestamp[us]", "key": "int64"})
     with caplog.at_level("INFO", "tidemill"):
         stream.write_stream(
-            lambda table: None, name='a "job"', checkpoint=tmp_path / "c", every="100ms", watch=look, stop=is_over
+            lambda table: None,
+            name='a "job"',
+            checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"),
+            on_progress=look,
+            stop_when=is_over,
         )
     page = next(page for page in pages if "tidemill_checkpoint_bytes" in page)
     samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))

@@ -226,9 +226,9 @@ from pathlib import Path
 import tidemill as tm
 
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
-numbers = tm.stream.rate(20_000, rows=rows, splits=2).select("number")
+numbers = tm.stream.from_generator(20_000, rows=rows, splits=2).select("number")
 try:
-    numbers.write_stream(tm.stream.to_files(sys.argv[3], format="csv"), checkpoint=folder / "checkpoints", every="100ms")
+    numbers.write_stream(tm.stream.to_files(sys.argv[3], format="csv"), checkpoint=tm.stream.Checkpoint(folder / "checkpoints", interval="100ms"))
 except tm.TidemillError as error:
     (folder / f"{tm.init().rank}.told").write_text(str(error))
     raise
@@ -278,7 +278,7 @@ def fail(rows):
 
 away = tm.stream.from_files("s3://bucket/in", {"number": "int64"})
 try:
-    tm.stream.rate(1000).select("number").union(away).write_stream(fail)
+    tm.stream.from_generator(1000).select("number").union(away).write_stream(fail)
 except tm.DataSetError as error:
     print(error)
 # The end of the program, in which what still runs has some time.

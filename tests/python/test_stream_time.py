@@ -42,8 +42,8 @@ def text(second: int) -> str:
         (np.timedelta64(7_000, "ns"), 7),
     ],
 )
-def test_lengths_of_time(length: Any, us: int) -> None:
-    assert tm.tumbling(length).size == us
+def test_durations(length: Any, us: int) -> None:
+    assert tm.stream.tumbling(length).size == us
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_lengths_of_time(length: Any, us: int) -> None:
         (timedelta(seconds=-1), "a duration must be 0 or more"),
     ],
 )
-def test_what_is_no_length_of_time(length: Any, message: str) -> None:
+def test_what_is_not_a_duration(length: Any, message: str) -> None:
     """The error names the argument."""
     with pytest.raises(tm.DataSetError, match=f"size=.*{message}"):
-        tm.tumbling(length)
+        tm.stream.tumbling(length)
 
 
 def test_options_of_times() -> None:
     table = tm.from_dict({"at": [1]}).collect()
-    for name in ("out_of_order", "idle_after"):
+    for name in ("max_out_of_orderness", "idle_after"):
         with pytest.raises(tm.DataSetError, match=f"{name}=-5 is negative"):
-            tm.stream.from_table(table, time=tm.stream.arrival(), **{name: -5})  # type: ignore[arg-type]
+            tm.stream.from_table(table, time=tm.stream.processing_time(), **{name: -5})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="time must be a column name"):
         tm.stream.from_table(table, time=5)  # type: ignore[arg-type]
 
@@ -82,13 +82,13 @@ def test_options_of_times() -> None:
 def test_arrival_is_when_a_row_was_read() -> None:
     """Rows get a column more, which grows with the clock; windows over it have each row once."""
     table = tm.from_dict({"n": list(range(40))}).collect()
-    stream = tm.stream.from_table(table, time=tm.stream.arrival(), rows_per_batch=1, rows_per_s=100)
+    stream = tm.stream.from_table(table, time=tm.stream.processing_time(), rows_per_batch=1, rows_per_s=100)
     before = datetime.utcnow()
     rows = written(stream)
     after = datetime.utcnow()
     assert sorted(row["n"] for row in rows) == list(range(40))
     assert all(before - timedelta(seconds=1) < row["arrived"] < after + timedelta(seconds=1) for row in rows)
-    counts = stream.group_by(tm.window(tm.tumbling("50ms"), on="arrived")).agg(rows=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("50ms"), on="arrived")).agg(rows=tm.count())
     with warnings.catch_warnings():
         warnings.simplefilter("error", tm.stream.LateRowsWarning)
         windows = written(counts)
@@ -111,14 +111,18 @@ def test_the_clock_goes_on_without_rows(tmp_path: Path) -> None:
     thread = threading.Thread(target=serve)
     thread.start()
     stream = tm.stream.from_socket(
-        "127.0.0.1", server.getsockname()[1], {"n": "int64"}, time=tm.stream.arrival("at"), out_of_order="0s"
+        "127.0.0.1",
+        server.getsockname()[1],
+        {"n": "int64"},
+        time=tm.stream.processing_time("at"),
+        max_out_of_orderness="0s",
     )
     rows: list[Row] = []
-    sums = stream.group_by(tm.window(tm.tumbling("100ms"), on="at")).agg(n=tm.col("n").sum())
+    sums = stream.group_by(tm.stream.window(tm.stream.tumbling("100ms"), on="at")).agg(n=tm.col("n").sum())
     sums.write_stream(
         lambda table: rows.extend(table.to_pylist()),
         checkpoint=tmp_path,
-        stop=lambda: sum(row["n"] for row in rows) == 3,
+        stop_when=lambda: sum(row["n"] for row in rows) == 3,
     )
     done.set()
     thread.join()
@@ -128,9 +132,9 @@ def test_the_clock_goes_on_without_rows(tmp_path: Path) -> None:
 def test_a_column_that_is_there_already() -> None:
     table = tm.from_dict({"arrived": [1]}).collect()
     with pytest.raises(tm.DataSetError, match="already exists"):
-        tm.stream.from_table(table, time=tm.stream.arrival())
+        tm.stream.from_table(table, time=tm.stream.processing_time())
     with pytest.raises(tm.DataSetError, match="is not a time"):
-        tm.stream.from_table(table, time=tm.stream.punctuated("arrived", watermark="arrived"))
+        tm.stream.from_table(table, time=tm.stream.punctuated_watermarks("arrived", watermark="arrived"))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -148,9 +152,9 @@ def test_rows_that_say_how_far_time_is(tmp_path: Path, seed: int) -> None:
     rows = ({"s": text(at), "told": end and text(end)} for at, end in zip(seconds, told, strict=True))
     (tmp_path / "rows.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     stream = tm.stream.from_files(
-        tmp_path / "rows.json", schema, time=tm.stream.punctuated("s", watermark="told"), stop_at_end=True
+        tmp_path / "rows.json", schema, time=tm.stream.punctuated_watermarks("s", watermark="told"), stop_at_end=True
     )
-    counts = stream.group_by(tm.window(tm.tumbling("10s"), on="s")).agg(rows=tm.count())
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="s")).agg(rows=tm.count())
     with warnings.catch_warnings():
         warnings.simplefilter("error", tm.stream.LateRowsWarning)
         seen = written(counts)
@@ -163,19 +167,21 @@ def test_rows_that_come_together() -> None:
     told = [None, None, 10, *[None] * 39, 60, None]
     rows = tm.from_dict({"at": at, "told": told})
     rows = rows.select(*(tm.col(name).cast("timestamp[s]") for name in ("at", "told")))
-    stream = tm.stream.from_table(rows.collect(), time=tm.stream.punctuated("at", watermark="told"), rows_per_batch=100)
-    counts = stream.group_by(tm.window(tm.tumbling("10s"), on="at")).agg(rows=tm.count())
+    stream = tm.stream.from_table(
+        rows.collect(), time=tm.stream.punctuated_watermarks("at", watermark="told"), rows_per_batch=100
+    )
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("10s"), on="at")).agg(rows=tm.count())
     assert sum(row["rows"] for row in written(counts)) == len(at)
 
 
 def test_clock_tells_between(tmp_path: Path) -> None:
     """A job over arrival that stops and goes on has each row in one window."""
     table = tm.from_dict({"n": list(range(300))}).collect()
-    stream = tm.stream.from_table(table, time=tm.stream.arrival(), rows_per_batch=1, rows_per_s=300)
-    counts = stream.group_by(tm.window(tm.tumbling("20ms"), on="arrived")).agg(rows=tm.count())
+    stream = tm.stream.from_table(table, time=tm.stream.processing_time(), rows_per_batch=1, rows_per_s=300)
+    counts = stream.group_by(tm.stream.window(tm.stream.tumbling("20ms"), on="arrived")).agg(rows=tm.count())
     begun = time.monotonic()
-    options: dict[str, Any] = {"checkpoint": tmp_path, "every": "50ms"}
-    seen = written(counts, stop=lambda: time.monotonic() > begun + 0.3, **options)
+    options: dict[str, Any] = {"checkpoint": tm.stream.Checkpoint(tmp_path, interval="50ms")}
+    seen = written(counts, stop_when=lambda: time.monotonic() > begun + 0.3, **options)
     seen += written(counts, **options)
     assert sum(row["rows"] for row in seen) == 300
     assert len({row["window_start"] for row in seen}) == len(seen)
@@ -199,9 +205,9 @@ def in_order(rows: tm.Table) -> tm.DataSet:
         tm.col("at").dt.truncate("hour"),
         tm.col("at").dt.truncate("month") + timedelta(hours=1),
         tm.col("at").cast("timestamp[us, UTC]").cast("date32"),
-        tm.stream.behind("other", "30m"),
-        tm.stream.behind("other", 1800).dt.truncate("minute"),
-        tm.stream.behind(tm.col("before"), "1d"),
+        tm.stream.bounded_delay("other", "30m"),
+        tm.stream.bounded_delay("other", 1800).dt.truncate("minute"),
+        tm.stream.bounded_delay(tm.col("before"), "1d"),
     ],
 )
 def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
@@ -209,7 +215,7 @@ def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
     rows = paced()
 
     def count(data: tm.DataSet) -> tm.DataSet:
-        return data.group_by(tm.window(tm.tumbling("10m"), on=on)).agg(n=tm.count())
+        return data.group_by(tm.stream.window(tm.stream.tumbling("10m"), on=on)).agg(n=tm.count())
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", tm.stream.LateRowsWarning)
@@ -217,7 +223,7 @@ def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
         assert sorted(found, key=str) == sorted(count(tm.from_arrow(rows)).to_pylist(), key=str)
         # The same where another step has made the column.
         made = in_order(rows).with_columns(other=on).filter(tm.col("n") >= 0)
-        counts = made.group_by(tm.window(tm.tumbling("10m"), on="other")).agg(n=tm.count())
+        counts = made.group_by(tm.stream.window(tm.stream.tumbling("10m"), on="other")).agg(n=tm.count())
         assert sorted(written(counts), key=str) == sorted(found, key=str)
 
 
@@ -231,12 +237,12 @@ def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
 )
 def test_windows_of_times_that_nobody_knows(on: tm.Expr, named: str) -> None:
     """Their rows would be late, but for a few: they are refused, with the column and what to say of it."""
-    counts = in_order(paced()).group_by(tm.window(tm.tumbling("10m"), on=on)).agg(n=tm.count())
+    counts = in_order(paced()).group_by(tm.stream.window(tm.stream.tumbling("10m"), on=on)).agg(n=tm.count())
     with pytest.raises(tm.DataSetError, match=rf"{named}.*tm\.stream\.behind"):
         written(counts)
     with pytest.raises(tm.DataSetError, match=r"tm\.stream\.behind"):
-        custom = tm.stream.custom(lambda times: (times, times))
-        written(in_order(paced()).group_by(tm.window(custom, on=on)).agg(n=tm.count()))
+        custom = tm.stream.custom_window(lambda times: (times, times))
+        written(in_order(paced()).group_by(tm.stream.window(custom, on=on)).agg(n=tm.count()))
 
 
 def test_times_that_functions_give_later() -> None:
@@ -250,8 +256,8 @@ def test_times_that_functions_give_later() -> None:
         return {"at": context.state}
 
     delayed = in_order(paced()).key_by("n").process(later, {"at": "timestamp[us]"})
-    on = tm.stream.behind("at", "1h")
-    found = written(delayed.group_by(tm.window(tm.tumbling("10m"), on=on)).agg(n=tm.count()))
+    on = tm.stream.bounded_delay("at", "1h")
+    found = written(delayed.group_by(tm.stream.window(tm.stream.tumbling("10m"), on=on)).agg(n=tm.count()))
     assert sum(row["n"] for row in found) == 1200 and len(found) == 20
 
 
@@ -267,7 +273,7 @@ def test_a_nanosecond_before_1970() -> None:
     """Rounded towards 1970 it would be in the next window."""
     rows = pa.table({"at": pa.array([-1_000_000_001, -1, 0], pa.timestamp("ns"))})
     stream = tm.stream.from_table(rows, time="at")
-    found = written(stream.group_by(tm.window(tm.tumbling("1s"), on="at")).agg(n=tm.count()))
+    found = written(stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="at")).agg(n=tm.count()))
     assert [(row["window_start"].second, row["n"]) for row in found] == [(58, 1), (59, 1), (0, 1)]
 
 

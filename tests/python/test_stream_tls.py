@@ -113,7 +113,7 @@ def test_redis(tmp_path: Path, files: Certificates, monkeypatch: pytest.MonkeyPa
         assert len(written(tm.stream.from_redis(server.url, "numbers", SCHEMA, stop_at_end=True))) == 50
         with server.client() as client:
             client.hset("name:1", "name", "one")
-        found = tm.stream.redis_hashes(server.url, "name", prefix="name:")([1, 2])
+        found = tm.stream.redis_lookup(server.url, "name", prefix="name:")([1, 2])
         assert found == [{"name": "one"}, None]
         monkeypatch.delenv("TIDEMILL_TLS_CERTIFICATE")
         monkeypatch.delenv("TIDEMILL_TLS_KEY")
@@ -241,7 +241,7 @@ def test_webhook(files: Certificates) -> None:
     def serve() -> None:
         try:
             source.write_stream(
-                lambda table: seen.extend(table.to_dict()["x"]), checkpoint=checkpoints, stop=ended.is_set
+                lambda table: seen.extend(table.to_dict()["x"]), checkpoint=checkpoints, stop_when=ended.is_set
             )
         except BaseException as error:
             failed.append(error)

@@ -22,11 +22,11 @@ from tidemill.stream import _status
 APP = """
 import tidemill as tm
 
-clicks = tm.stream.rate(20_000, keys=100, splits=2)
+clicks = tm.stream.from_generator(20_000, keys=100, splits=2)
 clicks = clicks.with_columns(time=tm.when(tm.col("number") % 1000 > 0).then(tm.col("time")))
-time = tm.stream.behind("time", 0)
-counts = clicks.group_by("key", tm.window(tm.tumbling("1s"), on=time)).agg(n=tm.count())
-counts.write_stream(lambda rows: None, name="clicks", checkpoint="checkpoints", every="200ms")
+time = tm.stream.bounded_delay("time", 0)
+counts = clicks.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on=time)).agg(n=tm.count())
+counts.write_stream(lambda rows: None, name="clicks", checkpoint=tm.stream.Checkpoint("checkpoints", interval="200ms"))
 """
 
 
@@ -78,7 +78,7 @@ def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
     assert re.search(r"  checkpoint \d+, \d+\.\d s old, \d[\d.]* k?B$", head), head
     assert re.fullmatch(r"  had no time: [\d,]+ rows for window \d+", untimed), untimed
     assert heading.split()[:3] == ["rows/s", "remote/s", "queued"]
-    source = next(line for line in edges if line.strip().startswith("source rate"))
+    source = next(line for line in edges if line.strip().startswith("source generator"))
     assert " 2026-01-01 00:00:" in source
     rates = [cell for cell in source.split() if cell.replace(",", "").isdigit()]
     assert int(rates[0].replace(",", "")) > 0, source

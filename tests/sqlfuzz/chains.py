@@ -152,7 +152,7 @@ def _step(
             return t, [{**q, "v": sums[q["s"]]} for q in rows]
         case "order_over":
             # Ranks: ties have the same one.
-            t = t.with_columns(k=tm.rank().over("s", order_by="i").cast("int64"))
+            t = t.with_columns(k=tm.functions.rank().over("s", order_by="i").cast("int64"))
             return t, [
                 {**q, "k": 1 + sum(z["s"] == q["s"] and _key(z, "i") < _key(q, "i") for z in rows)} for q in rows
             ]

@@ -55,7 +55,7 @@ PARTS = {
 
 #: What the reference has for a page of the guide, below the page's title.
 REFERENCES = {
-    "docs/dataset.md": ["tidemill", "tidemill.DataSet", "tidemill.Expr"],
+    "docs/dataset.md": ["tidemill", "tidemill.DataSet", "tidemill.Expr", "tidemill.functions"],
     "docs/streams.md": ["tidemill.stream"],
     "docs/stream-connectors.md": ["tidemill.stream"],
     "docs/stream-jobs.md": ["tidemill.stream"],

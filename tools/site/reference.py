@@ -18,6 +18,7 @@ import griffe
 #: The modules whose public names are shown, in the order of the navigation.
 MODULES = [
     "tidemill",
+    "tidemill.functions",
     "tidemill.stream",
     "tidemill.mpi",
     "tidemill.graph",

@@ -29,7 +29,7 @@ def windows(facts: tm.DataSet, query: str) -> tm.DataSet:
         return function.over("k", order_by="v")
 
     number = {
-        "row-number": over(tm.row_number()),
+        "row-number": over(tm.functions.row_number()),
         "running-sum": over(x.sum()),
         "lag-lead": over(x.shift(1)).fill_null(5000) + 3 * over(x.shift(-2)).fill_null(7000),
     }[query]

@@ -44,7 +44,7 @@
 //! let source = tidemill_connect::source(&json!({"kind": "rate", "rows": 1000, "splits": 2}), None, &no_objects)?;
 //! assert_eq!((source.copies_max, source.guarantee), (2, tidemill_connect::Guarantee::ExactlyOnce));
 //! let error = tidemill_connect::source(&json!({"kind": "rate", "row": 1000}), None, &no_objects).unwrap_err();
-//! assert!(error.to_string().starts_with("rate source: no option `row`, expected one of `rows`"));
+//! assert!(error.to_string().starts_with("generator: no option `row`, expected one of `rows`"));
 //! # Ok::<(), tidemill_connect::ConnectError>(())
 //! ```
 //!

@@ -22,7 +22,7 @@ use crate::error::ConnectError;
 use crate::hash::mix;
 use crate::{Guarantee, SourceSpec, options};
 
-const NAME: &str = "rate source";
+const NAME: &str = "generator";
 /// At a given rate rows come at most so often, and more at a time.
 const INTERVAL: Duration = Duration::from_millis(2);
 /// 2026-01-01, where event time begins unless something else is said.
@@ -129,7 +129,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     }
     let (copies_max, schema) = (options.splits, SchemaRef::clone(&made));
     Ok(SourceSpec {
-        name: "rate".into(),
+        name: "generator".into(),
         schema,
         copies_max,
         guarantee: match options.times {
@@ -211,7 +211,7 @@ fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), Ta
                 Err(format!("the checkpoint has {of} splits, but `splits` is {splits}: it must not change").into())
             }
         },
-        _ => Err(format!("the checkpoint has a split \"{name}\" that no rate source made").into()),
+        _ => Err(format!("the checkpoint has a split \"{name}\" that no generator made").into()),
     }
 }
 
@@ -332,7 +332,7 @@ mod tests {
             assert!(place("1", saved(7, 2), splits).unwrap_err().contains("must not change"));
         }
         for bytes in [saved(7, 1), Bytes::new(), saved(7, 2).slice(1..)] {
-            assert!(place("1", bytes, 2).unwrap_err().contains("no rate source made"));
+            assert!(place("1", bytes, 2).unwrap_err().contains("no generator made"));
         }
     }
 

@@ -87,7 +87,8 @@ impl StreamJob {
         };
         if checkpoints.at_most_once && checkpoints.interval.is_zero() {
             return refused(
-                "rows wait for checkpoints, which it makes none of but the last; say how often with every=".into(),
+                "rows wait for checkpoints, which it makes none of but the last; say how often with the interval of the Checkpoint"
+                    .into(),
             );
         }
         if let Some(source) = sources.iter().find(|source| source.guarantee() < wanted) {

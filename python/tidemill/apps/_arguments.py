@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import tidemill as tm
+from tidemill._duration import Duration, micros
 
-__all__ = ["Parser", "queries"]
+__all__ = ["Parser", "duration_s", "queries"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,3 +38,15 @@ def queries(text: str, numbers: Sequence[int]) -> list[int]:
             raise argparse.ArgumentTypeError(f"{word.strip()!r} is not a query; choose {numbers[0]} to {numbers[-1]}")
         chosen += named
     return chosen
+
+
+def duration_s(text: str) -> float:
+    """The seconds of a duration on the command line: ``"250ms"``, ``"10s"``, ``"1h30m"``, or a number of seconds."""
+    try:
+        given: Duration = float(text)
+    except ValueError:
+        given = text
+    try:
+        return micros(given, "TIME", argparse.ArgumentTypeError) / 1_000_000
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a duration, such as "250ms", "10s" or "1m"') from None

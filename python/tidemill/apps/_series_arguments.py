@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.apps._arguments import Parser
+from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._arriving import SHAPES, is_stream, named, why_not_followed
 from tidemill.series._embed import KEY_EVERY
 from tidemill.series._frames import CHANGE_BINS, ChangeBins
@@ -175,9 +175,9 @@ def _add_following(parser: Parser) -> None:
     )
     add(
         "--settle",
-        type=float,
-        metavar="S",
-        help=f"seconds without a row after which the last time is over (default {SETTLE_S})",
+        type=duration_s,
+        metavar="TIME",
+        help=f"how long no row may come until the last time is over, such as 500ms or 1m (default {SETTLE_S:g}s)",
     )
 
 

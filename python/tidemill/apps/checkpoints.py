@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=_option,
         default=[],
         metavar="KEY=VALUE",
-        help="what the store of a URL has to be told, as storage_options= of write_stream, again for each; with --copy both stores are told. "
+        help="what the store of a URL has to be told, as storage_options= of tidemill.stream.Checkpoint, again for each; with --copy both stores are told. "
         "Secrets are better left to the environment: who lists processes sees a command line",
     )
     parser.add_argument("--epoch", type=int, metavar="N", help="with --copy: not the newest, but that of this epoch")

@@ -18,7 +18,7 @@ import tidemill as tm
 
 __all__ = ["Events"]
 
-#: Of the first event: where the source `tidemill.stream.rate` begins.
+#: Of the first event: where the source `tidemill.stream.from_generator` begins.
 _START_US = 1_767_225_600_000_000
 #: Of each 50 events.
 _ALL, _PERSONS, _AUCTIONS = 50, 1, 3
@@ -140,7 +140,7 @@ class Events:
 
     def streams(self, per_s: float = 0, splits: int = 1) -> dict[str, tm.DataSet]:
         """Streams ``person``, ``auction`` and ``bid``: as fast as they are taken, or at a rate."""
-        numbers = tm.stream.rate(per_s, rows=self.count, splits=splits, step=self.step_us / 1_000_000)
+        numbers = tm.stream.from_generator(per_s, rows=self.count, splits=splits, step=self.step_us / 1_000_000)
         return self._of(numbers)
 
     def tables(self) -> dict[str, tm.DataSet]:

@@ -205,7 +205,7 @@ class _Command:
             self._stream(path) if is_stream(path) else path,
             self._rules(),
             columns={role: getattr(options, role) for role in ROLES},
-            settle_s=options.settle,
+            settle=options.settle,
             delimiter=options.delimiter,
             null=options.null,
             on_error=options.bad_rows,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tidemill.apps._arguments import duration_s
 from tidemill.stream import _status
 
 __all__ = ["main"]
@@ -26,7 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("name", nargs="?", help="of the job, as write_stream(name=) has it; not needed where one stream runs")
     add("--pid", type=int, help="the process of its worker 0, where several have one name")
-    add("--timeout", type=float, metavar="S", help="seconds to wait until it has stopped (default: for ever)")
+    add(
+        "--timeout",
+        type=duration_s,
+        metavar="TIME",
+        help="how long to wait until it has stopped, such as 60s (default: forever)",
+    )
     options = parser.parse_args(argv)
     told = _status.jobs()
     jobs = [status for status in told if status["worker"] == 0]

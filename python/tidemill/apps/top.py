@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from tidemill.apps._arguments import Parser
+from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._plain import plain
 from tidemill.stream import _status
 
@@ -71,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Show the streams that run on this machine: rates, queues, back-pressure, event time, checkpoints. On the machine of a "
         "job's worker 0 all its workers are shown, on others those that are there.",
     )
-    parser.add_argument("--every", type=float, metavar="S", help="seconds between two looks (default 1)")
+    parser.add_argument(
+        "--every", type=duration_s, metavar="TIME", help="time between two looks, such as 500ms (default 1s)"
+    )
     parser.add_argument("--once", action="store_true", help="look twice, print what there is between, and end")
     parser.add_argument("--workers", action="store_true", help="show each worker by itself, too")
     parser.add_argument("--json", action="store_true", help="look once, print what the workers tell, as JSON, and end")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tidemill as tm
 from tidemill import _tidemill
-from tidemill.apps._arguments import Parser
+from tidemill.apps._arguments import Parser, duration_s
 
 __all__ = ["main"]
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", metavar="FILE", help="the table (default: $TIDEMILL_TUNE or ~/.config/tidemill/tune.toml)"
     )
     parser.add_argument(
-        "--budget", type=float, default=0.02, metavar="SECONDS", help="time for each measurement (0.02)"
+        "--budget", type=duration_s, default=0.02, metavar="TIME", help="time for each measurement (20ms)"
     )
     parser.add_argument("--largest", type=int, default=8 << 20, metavar="BYTES", help="largest size measured (8 MiB)")
     options = parser.parse_args(argv)

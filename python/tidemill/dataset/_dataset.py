@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tidemill.dataset._lookup import Source
     from tidemill.dataset._read import StorageOptions
     from tidemill.stream import Duration, Running
-    from tidemill.stream._sinks import AnySink, LateTo
+    from tidemill.stream._checkpoint import Checkpoint
+    from tidemill.stream._sinks import AnySink, LateOutput
 
 __all__ = ["DataSet"]
 
@@ -33,13 +34,13 @@ How = Literal["inner", "left", "right", "full", "outer", "semi", "anti", "cross"
 
 #: Methods that need all rows, which a stream never has.
 _OF_TABLES = frozenset((
-    "bsp", "cache", "checkpoint", "collect", "collect_local", "count", "describe", "head", "limit", "persist_local",
+    "bsp", "cache", "collect", "collect_local", "count", "describe", "head", "limit", "materialize", "persist_local",
     "pivot", "reduce", "repartition", "sort", "to_arrow", "to_dict", "to_pandas", "to_polars", "to_pylist",
     "value_counts", "write_csv", "write_database", "write_ipc", "write_json", "write_npy", "write_parquet",
     "write_records", "write_text",
 ))  # fmt: skip
 #: Methods for a query that runs on and on.
-_OF_STREAMS = frozenset(("named", "write_stream"))
+_OF_STREAMS = frozenset(("step_name", "write_stream"))
 
 
 class DataSet(DataSetWriters):
@@ -202,9 +203,9 @@ class DataSet(DataSetWriters):
         """
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
-        from tidemill.dataset._functions import function
+        from tidemill.dataset._functions import scalar
 
-        return self.filter(function("random") < fraction)
+        return self.filter(scalar("random") < fraction)
 
     def distinct(self, *subset: str | Iterable[str], ttl: Duration | None = None) -> DataSet:
         """Each different row once; with `subset`, one row, any, for each different value of those columns.
@@ -348,7 +349,7 @@ class DataSet(DataSetWriters):
         source : callable
             It is called with a list of different keys, values of the column `on` or tuples of several, and gives for each a dict
             with the columns of `schema`, or None: a list in the order of the keys, or a dict by key. Several threads call it.
-            `tidemill.stream.redis_hashes` makes one.
+            `tidemill.stream.redis_lookup` makes one.
         on : str or iterable of str
             The columns that are the key. Of a null nothing is found.
         schema : mapping of str to str, or Arrow schema
@@ -570,12 +571,12 @@ class DataSet(DataSetWriters):
         job = init()
         return self._step(engine().part(self.collect_local()._native, job.rank, job.size))
 
-    def checkpoint(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
-        """The rows of the steps so far from the folder `path`, where a run before this one has left them; else they are made now
-        and left there. An action.
+    def materialize(self, path: str | Path, *, storage_options: StorageOptions | None = None) -> DataSet:
+        """Read the rows of the steps so far from the folder `path`, if an earlier run left them there; otherwise compute them now
+        and write them there as Parquet. An action.
 
-        A job that is started again goes on from its last checkpoint. The folder appears when it is complete; whoever changes
-        the steps or their input removes it.
+        A job that is started again resumes from the folders that it has materialized. A folder appears when it is complete. If you
+        change the steps or their input, remove it.
 
         Parameters
         ----------
@@ -593,7 +594,7 @@ class DataSet(DataSetWriters):
         from tidemill.dataset._places import at_home
         from tidemill.dataset._read import _told, read_parquet
 
-        _workers.check_alike("checkpoint", path=repr(at_home(path)))
+        _workers.check_alike("materialize", path=repr(at_home(path)))
         # What one worker sees goes for all: the folder may be appearing just now.
         if not _workers.from_first(lambda: engine().settle(at_home(path), _told(storage_options))):
             self.write_parquet(path, storage_options=storage_options)
@@ -815,10 +816,10 @@ class DataSet(DataSetWriters):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.collect())
 
-    def named(self, name: str) -> DataSet:
-        """The same rows of a stream, with a name for the last step that keeps something (windows, a join, `distinct`, `process`), or else its source.
+    def step_name(self, name: str) -> DataSet:
+        """Name the last step of a stream that keeps state (windows, a join, `distinct`, `process`), or else its source.
 
-        Checkpoints, plans, errors and `late_to=` call that step so. A step without a name is found again by its kind and its number in the
+        Checkpoints, plans, errors and `late_output=` use that name. A step without a name is found again by its kind and its number in the
         order of the program; one that has a name is found by that, wherever it comes, and has no number: a step that gets a name later moves
         the numbers of those behind it.
 
@@ -842,15 +843,15 @@ class DataSet(DataSetWriters):
         --------
         >>> import tidemill as tm
         >>> numbers = tm.stream.from_table(tm.from_dict({"n": [1, 2, 1]}).collect())
-        >>> kinds = numbers.distinct().named("kinds")
+        >>> kinds = numbers.distinct().step_name("kinds")
         >>> "kinds" in kinds.explain()
         True
         """
         if not isinstance(name, str) or not name.strip():
-            raise DataSetError(f"named({name!r}): a name is a text that is not empty")
+            raise DataSetError(f"step_name({name!r}): a name is a text that is not empty")
         if ", " in name:
             raise DataSetError(
-                f"named({name!r}): a name has no comma with a space behind it, as tasks of a step are called by its name and that"
+                f"step_name({name!r}): a name has no comma with a space behind it, as tasks of a step are called by its name and that"
             )
         return self._step(self._native.named(name))
 
@@ -858,19 +859,14 @@ class DataSet(DataSetWriters):
         self,
         sink: AnySink,
         *,
-        late_to: LateTo | None = None,
+        late_output: LateOutput | None = None,
         name: str = "stream",
-        checkpoint: str | Path | None = None,
-        storage_options: StorageOptions | None = None,
-        every: Duration | None = None,
-        unaligned_after: Duration | Literal["every"] | None = "every",
-        timeout: Duration = 600,
-        keep: int = 3,
-        stop: Callable[[], bool] | None = None,
-        guarantee: Literal["exactly once", "at least once", "at most once"] | None = None,
-        watch: Callable[[Running], object] | None = None,
-        loops: bool = False,
-        forget: Iterable[str] = (),
+        checkpoint: Checkpoint | str | Path | None = None,
+        stop_when: Callable[[], bool] | None = None,
+        guarantee: Literal["exactly_once", "at_least_once", "at_most_once"] | None = None,
+        on_progress: Callable[[Running], object] | None = None,
+        allow_loops: bool = False,
+        drop_state: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Write a stream until it ends; collective. Several queries at once are written by `tidemill.stream.write`.
 
@@ -880,47 +876,35 @@ class DataSet(DataSetWriters):
             A function that is called with each table of rows; a sink of the engine's own, such as `tidemill.stream.to_files`; or
             an object with ``write``, ``prepare`` and ``commit``, which
             makes rows appear once, whatever fails in between: see `tidemill.stream.Sink`.
-        late_to : callable, Connector or Sink, or mapping of str to them, optional
-            Where rows go that come too late for a window, as they come to its `group_by`; without, they are counted and left
-            out. Rows then go over to the owners of their keys as they are, not as what was made of them where they were read. Or sinks by
-            the names of steps, as warnings and `explain` have them: ``{"window 2": sink}``, and ``{"join 1 left": sink}`` for rows of the
-            left side of a join that bounds the time of partners.
+        late_output : callable, Connector or Sink, or mapping of str to them, optional
+            Where rows go that come too late for a window, as they come to its `group_by`; without it, they are counted and left
+            out. Rows are then sent to the owners of their keys as they are, without pre-aggregation where they are read. Or a mapping
+            of sinks by the names of steps, as warnings and `explain` show them: ``{"window 2": sink}``, and ``{"join 1 left": sink}``
+            for rows of the left side of a join that bounds the time of partners.
         name : str, default="stream"
             The job's name: checkpoints belong to it.
-        checkpoint : str or Path, optional
-            A folder that all workers share, or the URL of one in an object store (``s3://bucket/jobs/mine``). The job goes on
-            from its newest checkpoint there, if there is one, also with another number of workers. Without, a failure loses what
-            was on its way; `storage_options`, `every`, `unaligned_after`, `timeout` and `keep` are of checkpoints, and refused then.
-        storage_options : dict, optional
-            For that store, as in `read_csv`.
-        every : str, number of seconds or timedelta, optional
-            From the beginning of one checkpoint to that of the next, more than zero: by default 10 seconds and, with at most once,
-            a tenth of one, for rows wait for them there.
-        unaligned_after : str, number of seconds or timedelta, default="every"
-            A checkpoint that is held up longer by rows which wait for slow steps is made with these rows in it: by default after as
-            long as `every`, from 1 to 10 seconds. ``None`` lets it wait.
-        timeout : str, number of seconds or timedelta, default=600
-            A checkpoint that takes longer is given up, with a warning.
-        keep : int, default=3
-            How many checkpoints are kept.
-        stop : callable, optional
-            Asked on worker 0 ten times a second or so: as soon as it is true, the job makes a last checkpoint, commits, and
-            returns. It goes on from there when it is started again. Needs `checkpoint`.
-        guarantee : {"exactly once", "at least once", "at most once"}, optional
-            How often each row is to be at the sink when the job fails and goes on. The first two are the least that is wanted: a
-            job whose sources, sink and options cannot give it does not begin, and says why; by default it gives what it can. One
-            that is to give exactly once does not go on from the checkpoint before one that is damaged, either. At
-            most once is another way to work: a row is taken when a checkpoint says that it was read, no step's state is saved,
+        checkpoint : tidemill.stream.Checkpoint, str or Path, optional
+            Where the job's checkpoints are and how they are made; a folder, or the URL of one in an object store, stands for
+            ``Checkpoint(path)``. The job resumes from the newest checkpoint there, if there is one, also with another number of workers.
+            Without it, a failure loses what was on its way.
+        stop_when : callable, optional
+            Called on worker 0 about ten times a second: as soon as it returns true, the job makes a last checkpoint, commits, and
+            returns. It resumes from there when it is started again. Needs `checkpoint`.
+        guarantee : {"exactly_once", "at_least_once", "at_most_once"}, optional
+            How often each row reaches the sink when the job fails and resumes. The first two are the least that you accept: a
+            job whose sources, sink and options cannot give it does not start, and says why; by default it gives what it can. A job
+            that must give exactly once does not fall back to an older checkpoint when the newest is damaged, either. At most once
+            works differently: rows are held until a checkpoint says that they were read, no step's state is saved,
             and sinks commit at once; what a failure interrupts is lost, and nothing comes twice.
-        watch : callable, optional
-            Called on worker 0 ten times a second or so with the running job, whose keys it can move to other workers: a
-            `tidemill.stream.Running`. Needs `checkpoint`.
-        loops : bool, default=False
-            Whether rows may come back to the topic, queue, stream or folder that the job has written them into, as those that are tried once
-            more. Without, such a job does not begin: rows could go round for ever.
-        forget : iterable of str, optional
-            Steps and sources, by the names that errors and `tidemill checkpoints --state` have them, that the program had before and has no
-            longer: what the checkpoint has of them is not wanted. Without, such a job does not begin. Needs `checkpoint`.
+        on_progress : callable, optional
+            Called on worker 0 about ten times a second with the running job, a `tidemill.stream.Running`, which can move
+            keys to other workers. Needs `checkpoint`.
+        allow_loops : bool, default=False
+            Whether rows may come back to the topic, queue, stream or folder that the job has written them into, for example to retry
+            them. By default such a job does not start, because rows could go round forever.
+        drop_state : iterable of str, optional
+            Names of steps and sources, as in errors and `tidemill checkpoints --state`, that the program no longer has and whose
+            state in the checkpoint you no longer need. Without it, such a job does not start. Needs `checkpoint`.
 
         Returns
         -------
@@ -938,17 +922,12 @@ class DataSet(DataSetWriters):
         return run(
             "write_stream",
             [(self, sink)],
-            late_to=late_to,
+            late_output=late_output,
             name=name,
             checkpoint=checkpoint,
-            storage_options=storage_options,
-            every=every,
-            unaligned_after=unaligned_after,
-            timeout=timeout,
-            keep=keep,
-            stop=stop,
+            stop_when=stop_when,
             guarantee=guarantee,
-            watch=watch,
-            loops=loops,
-            forget=forget,
+            on_progress=on_progress,
+            allow_loops=allow_loops,
+            drop_state=drop_state,
         )

@@ -9,14 +9,13 @@ from tidemill.dataset._expr import Expr, IntoExpr, Order, as_expr, as_value, cal
 
 __all__ = [
     "When",
-    "aggregate_function",
+    "aggregate",
     "coalesce",
     "concat_str",
     "count",
     "cume_dist",
     "dense_rank",
     "first",
-    "function",
     "last",
     "max",
     "mean",
@@ -27,6 +26,7 @@ __all__ = [
     "percent_rank",
     "rank",
     "row_number",
+    "scalar",
     "std",
     "sum",
     "var",
@@ -178,12 +178,12 @@ def ntile(parts: int) -> Expr:
     return Expr(engine().window("ntile", [as_value(parts)._native]))
 
 
-def function(name: str, *args: object) -> Expr:
-    """Any scalar function of DataFusion by its SQL name; strings are values, not columns."""
+def scalar(name: str, *args: object) -> Expr:
+    """Call any scalar function of DataFusion by its SQL name; strings are values, not columns."""
     return call(name, *(as_value(arg) for arg in args))
 
 
-def aggregate_function(name: str, *args: object, distinct: bool = False, where: Expr | None = None) -> Expr:
-    """Any aggregate function of DataFusion by its SQL name; strings are values, not columns."""
+def aggregate(name: str, *args: object, distinct: bool = False, where: Expr | None = None) -> Expr:
+    """Call any aggregate function of DataFusion by its SQL name; strings are values, not columns."""
     native = [as_value(arg)._native for arg in args]
     return Expr(engine().aggregate(name, native, distinct, None if where is None else where._native))

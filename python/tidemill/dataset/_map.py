@@ -334,14 +334,13 @@ class KeyedRows:
         self, name: str, made: Callable[[Row, Table, NativeTable | None], list[NativeTable]], schema: Schema | None
     ) -> DataSet:
         from tidemill.dataset._expr import col, lit
-        from tidemill.dataset._functions import aggregate_function
-        from tidemill.dataset._functions import function as call
+        from tidemill.dataset._functions import aggregate, scalar
 
         inside = "rows"
         while inside in self._data.columns:
             inside += "_"
         pairs = [part for name in self._data.columns for part in (lit(name), col(name))]
-        rows = aggregate_function("array_agg", call("named_struct", *pairs)).alias(inside)
+        rows = aggregate("array_agg", scalar("named_struct", *pairs)).alias(inside)
         grouped = self._data.group_by(*self._keys).agg(rows)
         keys = list(self._keys)
 

@@ -236,7 +236,7 @@ def read_csv(
     on_error : {"raise", "skip", "quarantine"}, default="raise"
         What becomes of a row with more or fewer values than columns, a value that is not of its column's type, a quote that is
         not closed, or bytes that are not UTF-8. ``"raise"``: the action fails, and names file and line. ``"skip"``: the row
-        is left out; a `BadRowsWarning` at the end of the action tells how many were, and so does `skipped_rows`.
+        is left out; a `BadRowsWarning` at the end of the action tells how many were, and so does `last_report`.
         ``"quarantine"``: the same, and the rows are written into files in `quarantine`.
     quarantine : str or path-like, optional
         A local folder, that all workers share, for files of JSON lines: ``file``, ``line``, ``reason`` and ``text`` of each

@@ -14,6 +14,7 @@ from tidemill._job import init
 from tidemill._tidemill import Comm, NativeDataSet, NativeTable
 from tidemill.dataset._engine import engine, new_engine
 from tidemill.dataset._errors import BadRowsWarning, DataSetError
+from tidemill.dataset._report import RowReport, remember
 from tidemill.dataset._table import Table
 
 __all__ = [
@@ -25,12 +26,10 @@ __all__ = [
     "comm",
     "from_first",
     "reading",
-    "report_bad_records",
     "report_bad_rows",
-    "skipped_rows",
+    "total_bad_records",
+    "warn_of_bad_records",
 ]
-
-_skipped = 0
 
 T = TypeVar("T")
 
@@ -136,35 +135,29 @@ def _run(data: NativeDataSet, to: int | str) -> NativeTable:
 
 def report_bad_rows(data: NativeDataSet) -> None:
     """After an action: count the rows that all workers have left out, and warn of them on worker 0. Collective."""
-    global _skipped
     if not data.is_lenient:
         return
     mine = engine().take_bad_rows()
     job = init()
     everybody = [mine] if job.size == 1 else job.comm.allgather(mine)
-    _skipped = sum(count for count, _ in everybody)
+    skipped = sum(count for count, _ in everybody)
+    remember(RowReport(skipped_rows=skipped))
     firsts = [first for _, first in everybody if first is not None]
     if firsts and job.rank == 0:
         file, line, reason = min(firsts)
-        rows = "1 row that cannot be read was" if _skipped == 1 else f"{_skipped} rows that cannot be read were"
+        rows = "1 row that cannot be read was" if skipped == 1 else f"{skipped} rows that cannot be read were"
         warnings.warn(f"{rows} left out; the first: {file}, line {line}: {reason}", BadRowsWarning, stacklevel=4)
 
 
-def report_bad_records(count: int, first: str | None) -> None:
-    """After a stream: add up the records that all workers have left out, and warn of them on worker 0. Collective."""
-    global _skipped
+def total_bad_records(count: int, first: str | None) -> tuple[int, str | None]:
+    """Add up, after a stream, the records that all workers have left out; with the first of them. Collective."""
     job = init()
     everybody = [(count, first)] if job.size == 1 else job.comm.allgather((count, first))
-    _skipped = sum(count for count, _ in everybody)
-    if _skipped and job.rank == 0:
-        found = next(first for _, first in everybody if first is not None)
-        records = "1 record that is not a row was" if _skipped == 1 else f"{_skipped} records that are not rows were"
-        warnings.warn(f"{records} left out; the first: {found}", BadRowsWarning, stacklevel=4)
+    return sum(count for count, _ in everybody), next((first for _, first in everybody if first is not None), None)
 
 
-def skipped_rows() -> int:
-    """Count the rows that the last action with ``on_error="skip"`` or ``"quarantine"`` left out, on all workers.
-
-    Each action reads its files again, and counts again what it meets there.
-    """
-    return _skipped
+def warn_of_bad_records(count: int, first: str | None) -> None:
+    """Warn of them, on worker 0."""
+    if count and init().rank == 0:
+        records = "1 record that is not a row was" if count == 1 else f"{count} records that are not rows were"
+        warnings.warn(f"{records} left out; the first: {first}", BadRowsWarning, stacklevel=4)

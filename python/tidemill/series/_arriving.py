@@ -2,7 +2,7 @@
 
 Worker 0 runs the stream by itself, in a thread: prices are few beside what is made of them, and all workers need all of them, in step. A time of
 the panel is a window of one microsecond, so that it is over when the stream's time says so, however many partitions rows come from; and
-`early` results tell what it has so far, for a last time that is over because nothing comes any more.
+early results tell what it has so far, for a last time that is over because nothing comes any more.
 
 Nothing of it is saved: a job that is started again reads the stream from where its source begins, as it would a file.
 """
@@ -79,7 +79,7 @@ class StreamTail:
         )
         # Windows would leave out what has no time as well, and tell nobody before the stream ends.
         rows = _mapped(rows, "rows without a time", self._count_lacking, rows._native).filter(col("timed"))
-        times = window(tumbling("1us"), on="at", early=max(_EARLY_S, settle_s / 2))
+        times = window(tumbling("1us"), on="at", emit_early_every=max(_EARLY_S, settle_s / 2))
         cells = {name: col(name).to_list() for name in ("id", *self._roles)}
         self._windows = rows.group_by(times).agg(at=col("at").cast("int64").min(), **cells)
         self._lock = threading.Lock()

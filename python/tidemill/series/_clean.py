@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tidemill
-from tidemill.dataset import DataSet, skipped_rows
+from tidemill.dataset import DataSet, last_report
 from tidemill.series._panel import Array, Panel
 from tidemill.series._read import (
     Columns,
@@ -160,7 +160,7 @@ def _read(cleaning: _Cleaning, data: DataSet, columns: Columns, *, counts_unread
     """Read this worker's share of the rows, without those that lack an id or a time."""
     comm, report = cleaning.comm, cleaning.report
     rows = read_rows(data, columns)
-    report.counts["unreadable"] = skipped_rows() if counts_unreadable else 0
+    report.counts["unreadable"] = last_report().skipped_rows if counts_unreadable else 0
     keyed = (rows.codes >= 0) & (rows.places >= 0)
     report.rows, with_key = comm.allreduce(np.array([len(keyed), keyed.sum()])).tolist()
     report.counts["without_key"] = report.rows - with_key

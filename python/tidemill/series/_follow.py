@@ -3,7 +3,7 @@
 Worker 0 looks every now and then for rows that are new (`Tail`), and hands them to all; so all workers have the same panel at the same moment,
 and may embed the next window together. (By itself a stream would give each worker other rows, when they come.)
 
-A time is over when a later one has come, or when no row has come for a while (`settle_s`). Then it becomes a row of the panel. A row
+A time is over when a later one has come, or when no row has come for a while (`settle`). Then it becomes a row of the panel. A row
 that comes for a time that is over is left out, and counted.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tidemill
+from tidemill._duration import Duration, micros
 from tidemill.dataset import DataSet, DataSetError
 from tidemill.series._arriving import StreamTail
 from tidemill.series._clean import caps_name, pivot
@@ -49,10 +50,10 @@ class Follower:
     rules : Rules, optional
     columns : mapping of str to str, optional
         By role, as for `clean`.
-    settle_s : float, default=2.0
-        When nothing has come for so long, the last time is over; of a file, unless its last line has no line feed yet.
-    every_s : float, default=0.2
-        How often worker 0 looks.
+    settle : str, number of seconds or timedelta, default="2s"
+        When no row has come for this long, the last time is over; of a file, unless its last line has no line feed yet.
+    poll_interval : str, number of seconds or timedelta, default="200ms"
+        How long worker 0 waits before it looks for new rows again; more than zero.
     delimiter, null, on_error : optional
         Of files, as for `clean`. A stream's source has such options of its own.
 
@@ -84,17 +85,18 @@ class Follower:
         rules: Rules | None = None,
         *,
         columns: Mapping[str, str | None] | None = None,
-        settle_s: float = 2.0,
-        every_s: float = 0.2,
+        settle: Duration = "2s",
+        poll_interval: Duration = "200ms",
         delimiter: str | None = None,
         null: str | None = None,
         on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
-        if settle_s < 0 or every_s <= 0:
-            raise SeriesError(f"settle_s={settle_s} is at least 0, every_s={every_s} more than 0")
+        settle_s = micros(settle, "settle", SeriesError) / 1_000_000
+        self._poll_s = micros(poll_interval, "poll_interval", SeriesError) / 1_000_000
+        if self._poll_s == 0:
+            raise SeriesError(f'poll_interval={poll_interval!r} must be greater than zero, for example "200ms"')
         self._comm = tidemill.init().comm
         self._rules = rules or Rules()
-        self._every_s = every_s
         self._chosen = dict(columns or {})
         self.panel: Panel | None = None
         self.report: Report | None = None
@@ -159,7 +161,7 @@ class Follower:
         if rows is None:
             # Only worker 0 rests: the others wait for it.
             if self._comm.rank == 0 and not self.ended:
-                time.sleep(self._every_s)
+                time.sleep(self._poll_s)
             return False
         self._append(rows)
         return True

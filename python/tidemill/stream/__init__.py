@@ -13,23 +13,35 @@ from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import _taken
 from tidemill.dataset._table import Table
-from tidemill.stream._connect import from_files, from_kafka, rate, speed, to_files, to_kafka
+from tidemill.stream._checkpoint import Checkpoint
+from tidemill.stream._connect import from_files, from_generator, from_kafka, speed, to_files, to_kafka
 from tidemill.stream._items import AggregateState, ListState, MapState
-from tidemill.stream._late import LateRowsWarning, NoTimeWarning, late_rows, rows_without_time
+from tidemill.stream._late import LateRowsWarning, NoTimeWarning
 from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
-from tidemill.stream._redis import from_redis, redis_hashes, to_redis
+from tidemill.stream._redis import from_redis, redis_lookup, to_redis
 from tidemill.stream._running import Move, Running
 from tidemill.stream._sinks import Connector
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._source import from_function
-from tidemill.stream._time import Duration, Time, TimeColumn, arrival, punctuated, times
+from tidemill.stream._time import Duration, Time, TimeColumn, processing_time, punctuated_watermarks, times
 from tidemill.stream._tls import Tls
-from tidemill.stream._windows import Windows, behind, calendar, counting, custom, session, sliding, tumbling, window
+from tidemill.stream._windows import (
+    Windows,
+    bounded_delay,
+    calendar_window,
+    count_window,
+    custom_window,
+    session,
+    sliding,
+    tumbling,
+    window,
+)
 from tidemill.stream._write import explain, write
 
 __all__ = [
     "AggregateState",
+    "Checkpoint",
     "Connector",
     "Duration",
     "KeyContext",
@@ -44,14 +56,14 @@ __all__ = [
     "TimeColumn",
     "Tls",
     "Windows",
-    "arrival",
-    "behind",
-    "calendar",
-    "counting",
-    "custom",
+    "bounded_delay",
+    "calendar_window",
+    "count_window",
+    "custom_window",
     "explain",
     "from_files",
     "from_function",
+    "from_generator",
     "from_kafka",
     "from_rabbitmq",
     "from_redis",
@@ -59,11 +71,9 @@ __all__ = [
     "from_table",
     "from_webhook",
     "from_websocket",
-    "late_rows",
-    "punctuated",
-    "rate",
-    "redis_hashes",
-    "rows_without_time",
+    "processing_time",
+    "punctuated_watermarks",
+    "redis_lookup",
     "session",
     "sliding",
     "to_files",
@@ -98,8 +108,8 @@ def from_table(
     table: Any,
     *,
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
     rows_per_batch: int = 8192,
     rows_per_s: float = 0,
     name: str = "table",
@@ -110,11 +120,11 @@ def from_table(
     ----------
     table : Table, or any table with the Arrow PyCapsule interface
         The same on every worker.
-    time : str, `arrival` or `punctuated`, optional
+    time : str, `processing_time` or `punctuated_watermarks`, optional
         The column with each row's event time, a timestamp or a date. Windows need one.
-    out_of_order : str, number of seconds or timedelta, default=0
+    max_out_of_orderness : str, number of seconds or timedelta, default=0
         How much earlier a row may be than the latest before it; rows that are later than that are late.
-    idle_after : str, number of seconds or timedelta, default=1
+    idle_after : str, number of seconds or timedelta, default="1s"
         How long a part of the source may have nothing before it holds time back no longer.
     rows_per_batch : int, default=8192
         Rows that come together.
@@ -129,7 +139,7 @@ def from_table(
         If `time` is no column, or none of times, or an option makes no sense.
     """
     native = table._native if isinstance(table, Table) else _taken(table)
-    told = times(time, out_of_order, idle_after)
+    told = times(time, max_out_of_orderness, idle_after)
     if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
         raise DataSetError(f"rows_per_batch={rows_per_batch!r} must be a positive integer")
     return DataSet(stream_of_table(engine(), native, name, told, rows_per_batch, speed(rows_per_s)))

@@ -34,8 +34,8 @@ __all__ = [
     "bad_to",
     "described",
     "from_files",
+    "from_generator",
     "from_kafka",
-    "rate",
     "speed",
     "times",
     "to_files",
@@ -91,7 +91,7 @@ def speed(rows_per_s: float) -> float:
     return float(rows_per_s)
 
 
-def rate(
+def from_generator(
     rows_per_s: float = 0,
     *,
     rows: int | None = None,
@@ -99,8 +99,8 @@ def rate(
     splits: int | None = None,
     seed: int = 0,
     step: Duration | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
 ) -> DataSet:
     """Make rows at a rate: columns ``number``, ``time`` and ``key``, the same ones again whenever they are asked for.
 
@@ -119,7 +119,7 @@ def rate(
         Other seeds make other keys.
     step : str, number of seconds or timedelta, optional
         From one row's ``time`` to the next one's, counted from 2026-01-01; by default what `rows_per_s` says, or a microsecond.
-    out_of_order, idle_after : str, number of seconds or timedelta
+    max_out_of_orderness, idle_after : str, number of seconds or timedelta
         As for `from_table`.
     """
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
@@ -127,7 +127,7 @@ def rate(
     step_us = None if step is None else float(micros(step, "step"))
     options = {"rows": rows, "keys": keys, "splits": splits, "seed": seed, "step_us": step_us}
     spec = described("rate", rows_per_second=speed(rows_per_s), **options)
-    return DataSet(stream_of(engine(), spec, None, times("time", out_of_order, idle_after)))
+    return DataSet(stream_of(engine(), spec, None, times("time", max_out_of_orderness, idle_after)))
 
 
 def from_files(
@@ -136,15 +136,15 @@ def from_files(
     *,
     format: Literal["json", "csv", "text"] = "json",
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
     stop_at_end: bool = False,
     header: bool = True,
     delimiter: str = ",",
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
-    discover_every: Duration | None = None,
-    poll_every: Duration = "100ms",
+    discovery_interval: Duration | None = None,
+    poll_interval: Duration = "100ms",
     storage_options: Mapping[str, str] | None = None,
 ) -> DataSet:
     """Read files that grow, and those that come: every line is a row, as soon as its end is written.
@@ -161,7 +161,7 @@ def from_files(
         Types by column; ``"text"`` has one column, ``line`` unless a schema of one names it.
     format : {"json", "csv", "text"}, default="json"
         JSON objects, CSV or anything, a line each, and not compressed. In JSON a time is a text, or a number in the unit of its column.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`; each share of the files is a split.
     stop_at_end : bool, default=False
         End when everything that is there has been read.
@@ -171,7 +171,7 @@ def from_files(
         Of CSV.
     on_error : {"raise", "skip", "quarantine"}, default="raise"
         What becomes of a line that is no row of the schema. ``"raise"``: the job fails, and names file and byte. ``"skip"``: it is left out; a line every ten
-        seconds and a `BadRowsWarning` at the end tell how many were, and so does `skipped_rows`. ``"quarantine"``: the same,
+        seconds and a `BadRowsWarning` at the end tell how many were, and so does `tidemill.last_report`. ``"quarantine"``: the same,
         and it goes to `quarantine`.
     quarantine : str or path-like, or Connector, callable or Sink, optional
         A sink as `DataSet.write_stream` takes it, which has each bad record as surely as the job's sinks have rows: exactly once with a
@@ -181,9 +181,9 @@ def from_files(
         Or a local folder of this source alone, and not within `path`, for files of JSON lines: ``file``, ``byte``, ``reason``, and ``text`` or, of
         what is no UTF-8, ``hex``. A job that goes on after a failure may write one again there, so where it is to give exactly once it is refused with
         one of Tidemill's own sinks.
-    discover_every : str, number of seconds or timedelta, optional
+    discovery_interval : str, number of seconds or timedelta, optional
         Between looks for new files; by default a second, and five for the objects of a store.
-    poll_every : str, number of seconds or timedelta, default="100ms"
+    poll_interval : str, number of seconds or timedelta, default="100ms"
         Between looks for what was appended to those that are known.
     storage_options : mapping of str to str, optional
         Of a URL: what the store has to be told, as for `tidemill.read_csv`.
@@ -203,13 +203,15 @@ def from_files(
         format=format,
         stop_at_end=stop_at_end,
         on_error=skipping,
-        list_interval_ms=None if discover_every is None else _whole_millis(discover_every, "discover_every"),
-        poll_interval_ms=_whole_millis(poll_every, "poll_every"),
+        list_interval_ms=None
+        if discovery_interval is None
+        else _whole_millis(discovery_interval, "discovery_interval"),
+        poll_interval_ms=_whole_millis(poll_interval, "poll_interval"),
         storage_options=storage,
         **csv,
     )
     made = DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
     if init().rank == 0 and not _is_there(at_home(path)):
         warnings.warn(f"from_files: there is no file {at_home(path)} yet, so no rows until one appears", stacklevel=2)
@@ -250,7 +252,7 @@ def to_files(
         own rules remove uploads that do not end.
     format : {"json", "csv", "parquet"}, default="json"
         Each thread writes one file for each checkpoint (without checkpoints, for each second). Parquet files hold up to 32 MB of rows
-        in memory before these go to disk; make checkpoints less often (``every="1 minute"``) for fewer and larger files.
+        in memory before these go to disk; make checkpoints less often (``Checkpoint(path, interval="1m")``) for fewer and larger files.
     prefix : str, default="part"
         What names of files begin with. Of two sinks with one folder each needs its own.
     partition_by : str or iterable of str, optional
@@ -278,16 +280,16 @@ def from_kafka(
     avro_writers: Mapping[int, str | Mapping[str, Any]] | None = None,
     registry: str | None = None,
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
     start: Literal["earliest", "latest"] | datetime = "earliest",
     metadata: Mapping[str, Metadata] | None = None,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
-    discover_every: Duration = "30s",
-    patience: Duration = "30s",
+    discovery_interval: Duration = "30s",
+    connect_timeout: Duration = "30s",
     tls: Tls | None = None,
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
@@ -318,7 +320,7 @@ def from_kafka(
         ``http://HOST:PORT`` or ``https:`` of a schema registry, for Avro and JSON in Confluent's wire format: it is asked for each
         schema that values were written with, once. A value whose schema it does not know, or whose schema is of another kind, is bad.
         Who asks is in the URL, else in ``TIDEMILL_REGISTRY_USER`` and ``TIDEMILL_REGISTRY_PASSWORD``.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     start : {"earliest", "latest"} or datetime, default="earliest"
         Where a job begins that goes on from no checkpoint; of each partition at the first record that is not older than a time (UTC
@@ -335,9 +337,9 @@ def from_kafka(
         key="key", value="value")`` is a dead-letter topic that has key and value as they were.
     isolation : {"read_committed", "read_uncommitted"}, default="read_committed"
         Whether records of transactions are read when these are committed, or at once, also those that are given up later.
-    discover_every : str, number of seconds or timedelta, default="30s"
+    discovery_interval : str, number of seconds or timedelta, default="30s"
         Between looks for new partitions; 0 is never.
-    patience : str, number of seconds or timedelta, default="30s"
+    connect_timeout : str, number of seconds or timedelta, default="30s"
         How long brokers and registry may keep silent when the job begins; brokers that go away later are waited for.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
@@ -366,14 +368,14 @@ def from_kafka(
         confluent_header=confluent_header,
         on_error=bad(on_error, quarantine),
         isolation=isolation,
-        discover_interval_s=seconds(discover_every, "discover_every"),
-        patience_s=seconds(patience, "patience"),
+        discover_interval_s=seconds(discovery_interval, "discovery_interval"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
         sasl=sasl,
         config=dict(config) if config else None,
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 
@@ -412,7 +414,7 @@ def to_kafka(
     transaction_timeout: Duration = "1m",
     record_bytes_max: int = 1_000_000,
     epoch_bytes_max: int = 256 << 20,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
     sasl: Sasl | None = None,
     config: Mapping[str, Any] | None = None,
@@ -451,7 +453,7 @@ def to_kafka(
         A row that makes more is an error; brokers take no more than ``max.message.bytes`` of the topic.
     epoch_bytes_max : int, default=268435456
         With `id`: what a thread may keep of rows from one checkpoint to the next.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Speak TLS with the brokers, with these certificates; ``Tls()`` takes those of the environment.
@@ -482,7 +484,7 @@ def to_kafka(
         transaction_timeout_s=seconds(transaction_timeout, "transaction_timeout"),
         record_bytes_max=record_bytes_max,
         epoch_bytes_max=epoch_bytes_max,
-        patience_s=seconds(patience, "patience"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
         sasl=sasl,
         config=dict(config) if config else None,

@@ -38,7 +38,7 @@ _MICROSECOND = timedelta(microseconds=1)
 class CustomWindow(WindowKey):
     """A key of `group_by` whose windows a function gives. It is no value of its own."""
 
-    __slots__ = ("assign", "early", "early_rows", "given", "lateness", "time")
+    __slots__ = ("assign", "early", "emit_early_rows", "given", "lateness", "time")
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class CustomWindow(WindowKey):
         time: Expr,
         lateness: int,
         early: int | None,
-        early_rows: int | None,
+        emit_early_rows: int | None,
     ) -> None:
-        super().__init__(time._native, early is not None or early_rows is not None)
+        super().__init__(time._native, early is not None or emit_early_rows is not None)
         self.assign = assign
         self.given = given
         self.time = time
         self.lateness = lateness
         self.early = early
-        self.early_rows = early_rows
+        self.emit_early_rows = emit_early_rows
 
     def alias(self, name: str) -> Expr:
         raise DataSetError(
@@ -66,7 +66,7 @@ class CustomWindow(WindowKey):
 def aggregated(data: DataSet, keys: list[Expr], aggregates: list[Any], window: CustomWindow) -> DataSet:
     """Groups by `keys`, of which one is the window, and what is wanted of each."""
     data = assigned(data, window)
-    how = ("sliding", 1, 1, window.lateness, window.early, None, window.early_rows)
+    how = ("sliding", 1, 1, window.lateness, window.early, None, window.emit_early_rows)
     native = window_of((col(_END) - _MICROSECOND)._native, *how)
     window_keys = [col(_START).alias(_STARTS)._native, native]
     others = [one for key in keys for one in (window_keys if key is window else [key._native])]

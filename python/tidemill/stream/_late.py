@@ -7,10 +7,7 @@ from collections import Counter
 
 from tidemill._job import init
 
-__all__ = ["LateRowsWarning", "NoTimeWarning", "late_rows", "report", "rows_without_time"]
-
-_late = 0
-_untimed = 0
+__all__ = ["LateRowsWarning", "NoTimeWarning", "total", "warn_of"]
 
 
 class LateRowsWarning(UserWarning):
@@ -21,9 +18,8 @@ class NoTimeWarning(UserWarning):
     """Rows of a stream have null as their time, so that a step that goes by it left them out; the message says how many for which."""
 
 
-def report(counts: list[tuple[str, int, int]]) -> None:
-    """After a stream: add up what all workers have left out, by step, and warn of it on worker 0. Collective."""
-    global _late, _untimed
+def total(counts: list[tuple[str, int, int]]) -> tuple[Counter[str], Counter[str]]:
+    """Add up, after a stream, the late rows and the rows without a time that all workers have left out, by step. Collective."""
     job = init()
     everybody = [counts] if job.size == 1 else job.comm.allgather(counts)
     late: Counter[str] = Counter()
@@ -31,14 +27,18 @@ def report(counts: list[tuple[str, int, int]]) -> None:
     for step, rows, without in (count for counts in everybody for count in counts):
         late[step] += rows
         untimed[step] += without
-    _late, _untimed = late.total(), untimed.total()
-    if job.rank != 0:
+    return late, untimed
+
+
+def warn_of(late: Counter[str], untimed: Counter[str]) -> None:
+    """Warn of them, on worker 0."""
+    if init().rank != 0:
         return
-    if _late:
-        message = f"{_told(_late, 'came too late and')} left out ({_by_step(late)}); wait longer with out_of_order="
-        warnings.warn(f"{message}, or take them with late= or late_to=", LateRowsWarning, stacklevel=4)
-    if _untimed:
-        message = f"{_told(_untimed, 'had no time and')} left out ({_by_step(untimed)}); give them one, or filter them out before"
+    if late.total():
+        message = f"{_told(late.total(), 'came too late and')} left out ({_by_step(late)}); wait longer with max_out_of_orderness="
+        warnings.warn(f"{message}, or take them with allowed_lateness= or late_output=", LateRowsWarning, stacklevel=4)
+    if untimed.total():
+        message = f"{_told(untimed.total(), 'had no time and')} left out ({_by_step(untimed)}); give them one, or filter them out before"
         warnings.warn(message, NoTimeWarning, stacklevel=4)
 
 
@@ -48,20 +48,3 @@ def _told(rows: int, what: str) -> str:
 
 def _by_step(counts: Counter[str]) -> str:
     return ", ".join(f"{step}: {count}" for step, count in sorted(counts.items()) if count)
-
-
-def late_rows() -> int:
-    """Count the rows that the last job left out because they came too late, on all workers.
-
-    Those that went to its ``late_to`` are not among them.
-    A job that goes on from a checkpoint counts anew.
-    """
-    return _late
-
-
-def rows_without_time() -> int:
-    """Count the rows that the last job left out because their time is null, on all workers.
-
-    A job that goes on from a checkpoint counts anew.
-    """
-    return _untimed

@@ -32,14 +32,14 @@ def from_rabbitmq(
     format: Literal["json", "text", "raw"] = "json",
     id: Literal["message_id", "correlation_id"] | None = None,
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
     prefetch: int = 50_000,
     metadata: Mapping[str, Metadata] | None = None,
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Read a queue of RabbitMQ: messages are acknowledged when the checkpoint that they belong to is durable.
@@ -61,7 +61,7 @@ def from_rabbitmq(
         What a message is; ``"raw"`` is its bytes as they are.
     id : {"message_id", "correlation_id"}, optional
         The property that tells messages apart.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     prefetch : int, default=50000
         How many messages a thread may have that are not acknowledged: no more than these are read from one checkpoint to the
@@ -75,7 +75,7 @@ def from_rabbitmq(
     on_error, quarantine
         As for `from_files`; a bad message is named by queue and id, and written down with its ``routing_key``, where that is not the queue's
         name, and its ``headers``, if it has any. To a sink it comes with its ``timestamp``, and values of headers that are no texts as JSON.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``amqps:``.
@@ -95,11 +95,11 @@ def from_rabbitmq(
         metadata=list(metadata.items()) if metadata else None,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
-        patience_s=seconds(patience, "patience"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 
@@ -113,7 +113,7 @@ def to_rabbitmq(
     value: str | None = None,
     record_bytes_max: int = 16 << 20,
     epoch_bytes_max: int = 256 << 20,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> Connector:
     """A sink of `DataSet.write_stream`: persistent messages for a queue or an exchange, each at least once.
@@ -138,7 +138,7 @@ def to_rabbitmq(
         A row that makes more is an error; servers take no more than their ``max_message_size``.
     epoch_bytes_max : int, default=268435456
         What a thread may keep of rows from one checkpoint to the next: at half of it one is made sooner.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``amqps:``.
@@ -147,4 +147,6 @@ def to_rabbitmq(
         raise DataSetError("to_rabbitmq takes a queue, or an exchange with routing_key= or key=")
     options = {"exchange": exchange, "routing_key": queue or routing_key, "key": key, "value": value, "tls": files(tls)}
     limits = {"record_bytes_max": record_bytes_max, "epoch_bytes_max": epoch_bytes_max}
-    return Connector(described("rabbitmq", url=url, **options, **limits, patience_s=seconds(patience, "patience")))
+    return Connector(
+        described("rabbitmq", url=url, **options, **limits, patience_s=seconds(connect_timeout, "connect_timeout"))
+    )

@@ -18,7 +18,7 @@ from tidemill.stream._tls import Tls, files
 if TYPE_CHECKING:
     from tidemill.stream._connect import Quarantine
 
-__all__ = ["from_redis", "redis_hashes", "to_redis"]
+__all__ = ["from_redis", "redis_lookup", "to_redis"]
 
 #: The fields of a hash by name, or that there is none.
 Found = Mapping[str, str | None] | None
@@ -32,13 +32,13 @@ def from_redis(
     format: Literal["fields", "json"] = "fields",
     field: str = "value",
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
     start: Literal["earliest", "latest"] = "earliest",
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Read streams of Redis: each is a split, and the id of its last entry is part of checkpoints; no consumer group is used.
@@ -59,7 +59,7 @@ def from_redis(
         An entry's fields are the columns, their values as text; or one field is a JSON object with the columns.
     field : str, default="value"
         Which one, of JSON.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     start : {"earliest", "latest"}, default="earliest"
         Where a job begins that goes on from no checkpoint.
@@ -67,7 +67,7 @@ def from_redis(
         End when every stream has been read as far as there is anything.
     on_error, quarantine
         As for `from_files`; a bad entry is named by stream and id.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         How long the server may be away, or keep silent, before the job fails: until then it is tried again.
     tls : Tls, optional
         Certificates, for ``rediss:``.
@@ -86,11 +86,11 @@ def from_redis(
         start=start,
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
-        patience_s=seconds(patience, "patience"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 
@@ -105,7 +105,7 @@ def to_redis(
     expire: Duration | None = None,
     entries_max: int | None = None,
     epoch_bytes_max: int = 64 << 20,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> Connector:
     r"""A sink of `DataSet.write_stream`: hashes of Redis, one for each `key`, or entries of a stream.
@@ -138,7 +138,7 @@ def to_redis(
         Of a stream: about so many entries are kept.
     epoch_bytes_max : int, default=67108864
         With `id`: what a thread may keep of rows from one checkpoint to the next.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
@@ -152,15 +152,15 @@ def to_redis(
         "expire_s": None if expire is None else _whole_seconds(expire, "expire"),
         "entries_max": entries_max,
         "epoch_bytes_max": epoch_bytes_max,
-        "patience_s": seconds(patience, "patience"),
+        "patience_s": seconds(connect_timeout, "connect_timeout"),
         "tls": files(tls),
     }
     guarantee = "exactly_once" if id is not None else "at_least_once"
     return Connector(described("redis", url=url, guarantee=guarantee, **options))
 
 
-def redis_hashes(
-    url: str, fields: str | Iterable[str], *, prefix: str = "", patience: Duration = "1m", tls: Tls | None = None
+def redis_lookup(
+    url: str, fields: str | Iterable[str], *, prefix: str = "", connect_timeout: Duration = "1m", tls: Tls | None = None
 ) -> Callable[[Any], list[Found]]:
     """Fields of hashes of Redis by key, for `DataSet.lookup`: those of a batch with one request.
 
@@ -176,7 +176,7 @@ def redis_hashes(
     prefix : str, default=""
         What the hashes' keys begin with; behind it the values of the row's key, with colons between, as `to_redis` writes columns of
         the same types.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``rediss:``.
@@ -187,12 +187,12 @@ def redis_hashes(
         If an option makes no sense; of the function, if it is called with keys that do not tell their types.
     """
     names = _listed(fields)
-    more = {"prefix": prefix or None, "patience_s": seconds(patience, "patience"), "tls": files(tls)}
-    return RedisHashes(described("redis", url=url, fields=names, **more), names)
+    more = {"prefix": prefix or None, "patience_s": seconds(connect_timeout, "connect_timeout"), "tls": files(tls)}
+    return RedisLookup(described("redis", url=url, fields=names, **more), names)
 
 
-class RedisHashes:
-    """Fields of hashes by key; made by `redis_hashes`."""
+class RedisLookup:
+    """Fields of hashes by key; made by `redis_lookup`."""
 
     def __init__(self, spec: str, fields: list[str]) -> None:
         self._native = NativeRedisHashes(spec)
@@ -216,7 +216,7 @@ def _table(keys: list[Any]) -> NativeTable:
     for name, kind in table.fields:
         if kind == "Null":
             raise DataSetError(
-                f"redis_hashes: part {name} of the keys is None in all of them, which does not tell whether that is a text or a number; "
+                f"redis_lookup: part {name} of the keys is None in all of them, which does not tell whether that is a text or a number; "
                 "give the keys as an Arrow table, whose columns have types"
             )
     return table

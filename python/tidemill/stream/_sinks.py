@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Connector", "Guarantee", "native_sink", "sink_name"]
 
 #: What becomes of a row when its job fails and goes on.
-Guarantee = Literal["exactly once", "at least once", "at most once"]
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Connector:
 if TYPE_CHECKING:
     AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
     #: One sink, or several by the names of steps.
-    LateTo: TypeAlias = AnySink | Mapping[str, AnySink]
+    LateOutput: TypeAlias = AnySink | Mapping[str, AnySink]
 
 
 def sink_name(sink: Any) -> str:

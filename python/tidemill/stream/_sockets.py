@@ -36,19 +36,19 @@ def from_socket(
     format: Literal["json", "csv", "text"] = "json",
     delimiter: str = ",",
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
     line_bytes_max: int = 1 << 20,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Connect to a TCP server, and read the lines that it sends: one thread of one worker does.
 
     At most once: what was read since the last checkpoint is lost with the job, and so is what the server sends while there is
-    no connection. It is made again for as long as `patience`, and a line tells when it was lost.
+    no connection. It is made again for as long as `connect_timeout`, and a line tells when it was lost.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def from_socket(
         JSON objects, CSV without a header or anything, a line each.
     delimiter : str, default=","
         Of CSV.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     stop_at_end : bool, default=False
         End when the server closes the connection.
@@ -69,7 +69,7 @@ def from_socket(
         As for `from_files`; a bad line is named by address and number.
     line_bytes_max : int, default=1048576
         A line that is longer is bad.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         The server speaks TLS, and its certificate is for `host`.
@@ -80,11 +80,11 @@ def from_socket(
         If an option makes no sense. What is wrong with a line or the connection is an error of the job, and names it.
     """
     csv = {"delimiter": delimiter} if format == "csv" else {}
-    limits = {"line_bytes_max": line_bytes_max, "patience_s": seconds(patience, "patience")}
+    limits = {"line_bytes_max": line_bytes_max, "patience_s": seconds(connect_timeout, "connect_timeout")}
     more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
     spec = described("socket", host=host, port=_port(port), format=format, stop_at_end=stop_at_end, **more)
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 
@@ -96,13 +96,13 @@ def from_websocket(
     headers: Mapping[str, str] | None = None,
     send: str | Iterable[str] = (),
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
     stop_at_end: bool = False,
     on_error: OnError = "raise",
     quarantine: Quarantine | None = None,
     message_bytes_max: int = 1 << 20,
-    patience: Duration = "1m",
+    connect_timeout: Duration = "1m",
     tls: Tls | None = None,
 ) -> DataSet:
     """Read the messages of a WebSocket, each a row; at most once, as `from_socket`.
@@ -120,7 +120,7 @@ def from_websocket(
         it is ``Bearer`` and the token of ``TIDEMILL_WEBSOCKET_TOKEN``, if that is set: let `url` be ``wss:`` then.
     send : str or iterable of str, optional
         Messages that are sent after connecting, such as what to subscribe to.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
     stop_at_end : bool, default=False
         End when the server closes the connection.
@@ -128,7 +128,7 @@ def from_websocket(
         As for `from_files`; a bad message is named by address and number.
     message_bytes_max : int, default=1048576
         A message that is longer loses the connection.
-    patience : str, number of seconds or timedelta, default="1m"
+    connect_timeout : str, number of seconds or timedelta, default="1m"
         As for `from_redis`.
     tls : Tls, optional
         Certificates, for ``wss:``.
@@ -147,11 +147,11 @@ def from_websocket(
         stop_at_end=stop_at_end,
         on_error=bad(on_error, quarantine),
         message_bytes_max=message_bytes_max,
-        patience_s=seconds(patience, "patience"),
+        patience_s=seconds(connect_timeout, "connect_timeout"),
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after), bad_to(quarantine))
+        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
     )
 
 
@@ -165,11 +165,11 @@ def from_webhook(
     auth: Literal["token", "signature"] | None = None,
     signature_header: str = "X-Hub-Signature-256",
     body_bytes_max: int = 1 << 20,
-    patience: Duration = "30s",
+    body_timeout: Duration = "30s",
     tls: Tls | None = None,
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
 ) -> DataSet:
     """Be a web server that others post rows to, on one worker: JSON objects, one behind the other or in an array.
 
@@ -200,11 +200,11 @@ def from_webhook(
         The header that has the signature.
     body_bytes_max : int, default=1048576
         A post that is longer is refused.
-    patience : str, number of seconds or timedelta, default="30s"
+    body_timeout : str, number of seconds or timedelta, default="30s"
         How long a body may take to come.
     tls : Tls, optional
         Speak TLS only, with `certificate` and `key`; if `ca` is given, clients need a certificate by one of these authorities.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`.
 
     Raises
@@ -221,7 +221,7 @@ def from_webhook(
         auth=auth,
         signature_header=signature_header,
         body_bytes_max=body_bytes_max,
-        patience_s=seconds(patience, "patience"),
+        patience_s=seconds(body_timeout, "body_timeout"),
         tls=files(tls),
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, out_of_order, idle_after)))
+    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after)))

@@ -31,10 +31,10 @@ def from_function(
     *,
     splits: Iterable[str] = ("all",),
     time: Time | None = None,
-    out_of_order: Duration = 0,
-    idle_after: Duration = 1,
-    poll_every: Duration = 0.1,
-    guarantee: Guarantee = "exactly once",
+    max_out_of_orderness: Duration = 0,
+    idle_after: Duration = "1s",
+    poll_interval: Duration = "100ms",
+    guarantee: Guarantee = "exactly_once",
     acknowledge: Callable[[str, Any], object] | None = None,
     name: str | None = None,
 ) -> DataSet:
@@ -54,11 +54,11 @@ def from_function(
         The parts that can be read apart, such as shards, the same on every worker: they are dealt to the threads of all workers, and a call
         of `read` is of one. A job may go on with more than it had, and without those that were over. One that was over
         may be asked once more when the job goes on.
-    time, out_of_order, idle_after
+    time, max_out_of_orderness, idle_after
         As for `from_table`. A split is idle by what `read` yields: a None; while it waits, nothing is known of it.
-    poll_every : str, number of seconds or timedelta, default=0.1
+    poll_interval : str, number of seconds or timedelta, default="100ms"
         How long after a None `read` is asked again.
-    guarantee : {"exactly once", "at least once", "at most once"}, default="exactly once"
+    guarantee : {"exactly_once", "at_least_once", "at_most_once"}, default="exactly_once"
         What becomes of rows when a job fails and goes on from a checkpoint. Exactly once if the same rows come behind a position whenever
         they are read. At least once if some come again, as from a queue that gives again what was not acknowledged; at most once if what came
         since the checkpoint is lost. A job that is to give more does not begin.
@@ -101,11 +101,11 @@ def from_function(
     empty = _table([], schema)
 
     def reader(split: str, position: bytes | None) -> _Reader:
-        return _Reader(read, called, split, position, schema, empty, needs_position=guarantee != "at most once")
+        return _Reader(read, called, split, position, schema, empty, needs_position=guarantee != "at_most_once")
 
-    rest = seconds(poll_every, "poll_every")
+    rest = seconds(poll_interval, "poll_interval")
     if rest == 0:
-        raise DataSetError(f"poll_every={poll_every!r} must be greater than zero, for example '10ms'")
+        raise DataSetError(f"poll_interval={poll_interval!r} must be greater than zero, for example '10ms'")
     if guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     if acknowledge is not None and not callable(acknowledge):
@@ -116,7 +116,7 @@ def from_function(
             with _named(f"{called}, split {split!r}, acknowledge"):
                 acknowledge(split, pickle.loads(position))  # type: ignore[misc]
 
-    told = times(time, out_of_order, idle_after)
+    told = times(time, max_out_of_orderness, idle_after)
     return DataSet(
         stream_of_function(
             engine(), called, reader, names, given, told, rest, guarantee, None if acknowledge is None else durable
@@ -214,7 +214,7 @@ class _Reader:
         if position is None and self._needs_position:
             raise DataSetError(
                 f"{self._of}: rows came with the position None, which is the split's beginning: a job that goes on would read them again; "
-                'give where to go on behind them, or say guarantee="at most once"'
+                'give where to go on behind them, or say guarantee="at_most_once"'
             )
         self._saved = saved
         return native, saved

@@ -13,7 +13,17 @@ from tidemill.stream._custom import Assign, CustomWindow
 from tidemill.stream._keys import WindowKey
 from tidemill.stream._time import Duration, micros
 
-__all__ = ["Windows", "behind", "calendar", "counting", "custom", "session", "sliding", "tumbling", "window"]
+__all__ = [
+    "Windows",
+    "bounded_delay",
+    "calendar_window",
+    "count_window",
+    "custom_window",
+    "session",
+    "sliding",
+    "tumbling",
+    "window",
+]
 
 #: Far enough below what 64 bits hold that numbers of rows may be added.
 _ROWS_MAX = 10**18
@@ -22,7 +32,7 @@ _DAY_US = 86_400_000_000
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows there are; made by `tumbling`, `sliding`, `calendar`, `session`, `counting` and `custom`."""
+    """Which windows there are; made by `tumbling`, `sliding`, `calendar_window`, `session`, `count_window` and `custom_window`."""
 
     kind: str
     #: In microseconds, in rows, or in units of a calendar.
@@ -58,8 +68,8 @@ def session(gap: Duration) -> Windows:
     return Windows("session", micros(gap, "gap"), 0)
 
 
-def calendar(length: str, tz: str = "UTC") -> Windows:
-    """Days, weeks, months or years, one after the other, as a calendar has them: they begin at midnight of a time zone.
+def calendar_window(length: str, tz: str = "UTC") -> Windows:
+    """Windows of whole days, weeks, months or years of a calendar, one after the other, from midnight in a time zone.
 
     Parameters
     ----------
@@ -74,16 +84,25 @@ def calendar(length: str, tz: str = "UTC") -> Windows:
     return Windows(found[2], int(found[1]), 0, tz)
 
 
-def counting(size: int, slide: int | None = None, *, ttl: Duration | None = None) -> Windows:
-    """Windows of so many rows of each key, in the order in which they come: one after the other, or one beginning every `slide` rows.
+def count_window(size: int, slide: int | None = None, *, ttl: Duration | None = None) -> Windows:
+    """Windows of a number of rows of each key, in the order in which they come: one after the other, or one starting every `slide` rows.
 
-    Their ``window_start`` and ``window_end`` are numbers of rows of the key: of the first, and of the first behind the last. A
-    window gives its result with its last row; what is not full when the stream ends gives none.
+    Their ``window_start`` and ``window_end`` are row numbers of the key: of the first row, and of the first row after the last. A
+    window gives its result with its last row; windows that are not full when the stream ends give none.
 
-    How many rows a key has had is remembered for ever, or, with `ttl`, until no row of it has come for so long by their times, which
-    `window` is told with `on`: a row that is at least so much later than the last of its key, or comes when the stream's time has passed that, begins with
-    it anew, and windows of the key that were not full give nothing. Rows without a time (null) are left out then, and counted.
+    Parameters
+    ----------
+    size : int
+        Rows of a window.
+    slide : int, optional
+        Rows from the start of one window to the start of the next; by default `size`.
+    ttl : str, number of seconds or timedelta, optional
+        Forget how many rows a key has had when no row of it has come for this long, by the rows' times, which `window` gets with `on`.
+        A later row starts from 0 again, and windows of the key that were not full give nothing. Rows whose time is null are then left
+        out, and counted. By default keys are remembered forever.
 
+    Notes
+    -----
     In SQL these are ``counting(size)``, ``counting(size, slide)``, ``counting(time, size, ttl)`` and ``counting(time, size, slide, ttl)``.
     """
     for number in (size, slide):
@@ -98,8 +117,8 @@ def _is_whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
 
 
-def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
-    """Windows that a function gives: of batches of rows, by their times and columns.
+def custom_window(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
+    """Windows that a function assigns to batches of rows, from their times and columns.
 
     Parameters
     ----------
@@ -114,11 +133,11 @@ def custom(assign: Assign, columns: str | Iterable[str] = ()) -> Windows:
 
     Notes
     -----
-    A window gives its result when time has passed its end. `late=`, `early=` and `early_rows=` work as they do for windows of one length;
-    `early_time=` is not supported. State is kept by key and window start, so different workers may keep two windows of one key.
+    A window gives its result when time has passed its end. `allowed_lateness=`, `emit_early_every=` and `emit_early_rows=` work as they do for windows of one length;
+    `emit_early_event_time=` is not supported. State is kept by key and window start, so different workers may keep two windows of one key.
     """
     if not callable(assign):
-        raise TypeError(f"custom takes a function, not {assign!r}")
+        raise TypeError(f"custom_window takes a function, not {assign!r}")
     return Windows("custom", 0, 0, assign=assign, columns=(columns,) if isinstance(columns, str) else tuple(columns))
 
 
@@ -126,36 +145,36 @@ def window(
     windows: Windows,
     on: IntoExpr | None = None,
     *,
-    late: Duration = 0,
-    early: Duration | None = None,
-    early_time: Duration | None = None,
-    early_rows: int | None = None,
+    allowed_lateness: Duration = 0,
+    emit_early_every: Duration | None = None,
+    emit_early_event_time: Duration | None = None,
+    emit_early_rows: int | None = None,
 ) -> Expr:
     """The window of a row, as a key of `DataSet.group_by`; the result has columns ``window_start`` and ``window_end``.
 
     Parameters
     ----------
     windows : Windows
-        `tumbling`, `sliding`, `calendar`, `session`, `counting` or `custom`.
+        `tumbling`, `sliding`, `calendar_window`, `session`, `count_window` or `custom_window`.
     on : str or Expr
-        Each row's time: a timestamp or a date. None for `counting`, whose windows go by the order in which rows come, unless it has a
+        Each row's time: a timestamp or a date. None for `count_window`, whose windows go by the order in which rows come, unless it has a
         `ttl`.
-    late : str, number of seconds or timedelta, default=0
-        How long after its end a window takes rows that come late. Each lets the window's result come again, corrected. Rows
-        that come later than that are left out, or go to ``late_to`` of `DataSet.write_stream`; rows without a time are left out, and counted.
+    allowed_lateness : str, number of seconds or timedelta, default=0
+        How long after its end a window still takes late rows. Each of them makes the window's result come again, corrected. Rows
+        that come later than that are left out, or go to ``late_output`` of `DataSet.write_stream`; rows without a time are left out, and counted.
         A session that a late row makes longer, or that becomes one with another, comes again with another window: a result replaces
         those before it of the same key whose windows lie within its own.
-    early : str, number of seconds or timedelta, optional
-        Also give what a window has so far, so often by the machine's clock, if it has changed since. The result has a column
-        ``window_final`` then: false in such early results, true when the window is over.
-    early_time : str, number of seconds or timedelta, optional
-        Instead of `early`: give what a window has of a key each time that so much more of the window's event time has passed, if the
+    emit_early_every : str, number of seconds or timedelta, optional
+        Also emit what a window has so far, at this interval of the machine's clock, if it has changed since. The result then has a
+        column ``window_final``: false in early results, true when the window is over.
+    emit_early_event_time : str, number of seconds or timedelta, optional
+        Instead of `emit_early_every`: emit what a window has of a key each time that so much more of the window's event time has passed, if the
         key has had rows in that time: those before that time, exactly. Such results are as sure as others: a failure, or how fast rows come, changes
         nothing. A row that comes when its time has passed is in the next result. Not of sessions.
-    early_rows : int, optional
-        Instead of `early`: give what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
+    emit_early_rows : int, optional
+        Instead of `emit_early_every`: emit what a window has so far of a key with every so many of the key's rows in it, exactly these, and at
         its end as ever. Such results are as sure as others: a failure changes nothing. Of sessions: when it has so many rows that no
-        result has had; of others not with `late`.
+        result has had; of others not with `allowed_lateness`.
 
     Examples
     --------
@@ -163,7 +182,7 @@ def window(
     >>> rows = tm.from_dict({"user": ["a", "b", "a"], "s": [1, 2, 11]})
     >>> rows = rows.select("user", ts=tm.col("s").cast("timestamp[s]")).collect()
     >>> clicks = tm.stream.from_table(rows, time="ts")
-    >>> counts = clicks.group_by("user", tm.window(tm.tumbling("10s"), on="ts")).agg(n=tm.count())
+    >>> counts = clicks.group_by("user", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
     >>> seen = []
     >>> _ = counts.select("user", "n").write_stream(lambda table: seen.extend(table.to_pylist()))
     >>> sorted(seen, key=str)
@@ -172,52 +191,54 @@ def window(
     if not isinstance(windows, Windows):
         raise TypeError(f'a window must be tumbling("10s"), session("1m") or the like, not {windows!r}')
     if windows.kind == "count":
-        if late != 0 or early is not None or early_time is not None or early_rows is not None:
+        early = (emit_early_every, emit_early_event_time, emit_early_rows)
+        if allowed_lateness != 0 or any(option is not None for option in early):
             raise DataSetError(
-                "windows of rows have no late=, early=, early_time= or early_rows=: they look at no time, but for ttl="
+                "windows of rows take no allowed_lateness=, emit_early_every=, emit_early_event_time= or emit_early_rows=: "
+                "apart from ttl=, they do not depend on time"
             )
         if (on is None) != (windows.ttl is None):
             raise DataSetError(
-                "windows of rows do not use time, so on= is for counting(..., ttl=): the time that keys are remembered by"
+                "windows of rows do not use time, so on= is for count_window(..., ttl=): the time that keys are remembered by"
             )
         on = lit(0) if on is None else on
-    if early_rows is not None and not _is_whole(early_rows):
-        raise TypeError(f"early_rows is a whole number of rows, not {early_rows!r}")
+    if emit_early_rows is not None and not _is_whole(emit_early_rows):
+        raise TypeError(f"emit_early_rows is a whole number of rows, not {emit_early_rows!r}")
     time = col(on) if isinstance(on, str) else on
     if not isinstance(time, Expr):
         raise TypeError("on is the column, or an expression, with each row's event time")
-    lateness = micros(late, "late")
-    every = None if early is None else micros(early, "early")
-    step = None if early_time is None else micros(early_time, "early_time")
+    lateness = micros(allowed_lateness, "allowed_lateness")
+    every = None if emit_early_every is None else micros(emit_early_every, "emit_early_every")
+    step = None if emit_early_event_time is None else micros(emit_early_event_time, "emit_early_event_time")
     if windows.assign is not None:
         if step is not None:
             raise DataSetError(
-                "windows of a function have early results by the clock (early=) or by rows (early_rows=), not by event time"
+                "windows of a function have early results by the clock (emit_early_every=) or by rows (emit_early_rows=), not by event time"
             )
-        return CustomWindow(windows.assign, windows.columns, time, lateness, every, early_rows)
-    how = (windows.kind, windows.size, windows.slide, lateness, every, step, early_rows, windows.zone, windows.ttl)
-    return WindowKey(window_of(time._native, *how), any(given is not None for given in (every, step, early_rows)))
+        return CustomWindow(windows.assign, windows.columns, time, lateness, every, emit_early_rows)
+    how = (windows.kind, windows.size, windows.slide, lateness, every, step, emit_early_rows, windows.zone, windows.ttl)
+    return WindowKey(window_of(time._native, *how), any(given is not None for given in (every, step, emit_early_rows)))
 
 
-def behind(time: IntoExpr, by: Duration) -> Expr:
-    """The column as it is, and that it is never further than `by` behind the stream's time: for windows over a time that is not the source's.
+def bounded_delay(time: IntoExpr, by: Duration) -> Expr:
+    """Declare that a time column is never more than `by` behind the stream's time, for windows over a time that is not the source's.
 
-    Windows know by themselves how far the column is that ``time=`` of the source names, also with a constant length of time more or
-    less, cast to coarser units, or cut to hours or days. Of any other they do not, and are refused: without this they would be given before their
-    rows have come. A row that is further behind is late. Over a table it changes nothing.
+    The column itself stays as it is. Windows know how far the column has come that ``time=`` of the source names, also plus or minus a
+    constant duration, cast to coarser units, or truncated to hours or days. Of any other column they do not know it, and are refused,
+    because they would end before their rows have come. A row that is further behind is late. Over a table this changes nothing.
 
     Parameters
     ----------
     time : str or Expr
         A timestamp or a date.
     by : str, number of seconds or timedelta
-        As long do windows wait for their rows.
+        How long windows wait for their rows.
 
     Examples
     --------
     >>> import tidemill as tm
-    >>> ordered = tm.stream.behind("ordered_at", "1h")
-    >>> hours = tm.window(tm.tumbling("1h"), on=ordered)
+    >>> ordered = tm.stream.bounded_delay("ordered_at", "1h")
+    >>> hours = tm.stream.window(tm.stream.tumbling("1h"), on=ordered)
     """
     days, us = divmod(micros(by, "by"), _DAY_US)
     return call("behind", col(time) if isinstance(time, str) else time, lit(f"{days} days {us} microseconds"))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tidemill._job import init
 from tidemill._tidemill import explain_stream, write_stream
@@ -15,40 +14,30 @@ from tidemill.dataset import _workers
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import copies, engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._places import at_home
-from tidemill.dataset._read import _told
+from tidemill.dataset._report import RowReport, remember
 from tidemill.stream import _late, _log, _metrics, _status
 from tidemill.stream._check import look_at_sinks
+from tidemill.stream._checkpoint import Checkpoint, as_checkpoint
 from tidemill.stream._running import Running
 from tidemill.stream._sinks import Guarantee, native_sink, sink_name
-from tidemill.stream._time import Duration, seconds
 
 if TYPE_CHECKING:
-    from tidemill.dataset._read import StorageOptions
-    from tidemill.stream._sinks import AnySink, LateTo
+    from tidemill.stream._sinks import AnySink, LateOutput
 
 __all__ = ["explain", "run", "write"]
-
-#: Options of checkpoints, as they are by default.
-_DEFAULTS = {"storage_options": None, "every": None, "unaligned_after": "every", "timeout": 600, "keep": 3}
 
 
 def write(
     queries: Iterable[tuple[DataSet, AnySink]],
     *,
-    late_to: LateTo | None = None,
+    late_output: LateOutput | None = None,
     name: str = "stream",
-    checkpoint: str | Path | None = None,
-    storage_options: StorageOptions | None = None,
-    every: Duration | None = None,
-    unaligned_after: Duration | Literal["every"] | None = "every",
-    timeout: Duration = 600,
-    keep: int = 3,
-    stop: Callable[[], bool] | None = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    stop_when: Callable[[], bool] | None = None,
     guarantee: Guarantee | None = None,
-    watch: Callable[[Running], object] | None = None,
-    loops: bool = False,
-    forget: Iterable[str] = (),
+    on_progress: Callable[[Running], object] | None = None,
+    allow_loops: bool = False,
+    drop_state: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Write several queries over streams, each to a sink of its own, as one job, until all have ended; collective.
 
@@ -61,8 +50,8 @@ def write(
     ----------
     queries : iterable of (DataSet, sink)
         Sinks are those of `DataSet.write_stream`.
-    late_to, name, checkpoint, storage_options, every, unaligned_after, timeout, keep, stop, guarantee, watch, loops, forget
-        As for `DataSet.write_stream`. `late_to` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
+    late_output, name, checkpoint, stop_when, guarantee, on_progress, allow_loops, drop_state
+        As for `DataSet.write_stream`. `late_output` is for the windows of all queries, or for steps by their names, and `guarantee` what every sink must give.
 
     Returns
     -------
@@ -89,19 +78,14 @@ def write(
     return run(
         "stream.write",
         _pairs(queries),
-        late_to=late_to,
+        late_output=late_output,
         name=name,
         checkpoint=checkpoint,
-        storage_options=storage_options,
-        every=every,
-        unaligned_after=unaligned_after,
-        timeout=timeout,
-        keep=keep,
-        stop=stop,
+        stop_when=stop_when,
         guarantee=guarantee,
-        watch=watch,
-        loops=loops,
-        forget=forget,
+        on_progress=on_progress,
+        allow_loops=allow_loops,
+        drop_state=drop_state,
     )
 
 
@@ -115,75 +99,34 @@ def run(
     call: str,
     queries: list[tuple[DataSet, Any]],
     *,
-    late_to: Any,
+    late_output: Any,
     name: str,
-    checkpoint: str | Path | None,
-    storage_options: StorageOptions | None,
-    every: Duration | None,
-    unaligned_after: Duration | Literal["every"] | None,
-    timeout: Duration,
-    keep: int,
-    stop: Callable[[], bool] | None,
+    checkpoint: Checkpoint | str | Path | None,
+    stop_when: Callable[[], bool] | None,
     guarantee: str | None,
-    watch: Callable[[Running], object] | None,
-    loops: bool,
-    forget: Iterable[str],
+    on_progress: Callable[[Running], object] | None,
+    allow_loops: bool,
+    drop_state: Iterable[str],
 ) -> dict[str, Any]:
     """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
     if not isinstance(name, str) or not name:
-        raise DataSetError(f"name={name!r} must be a non-empty string")
+        raise DataSetError(f"name must be a non-empty string, not {name!r}")
     if guarantee is not None and guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
-    if stop is not None and checkpoint is None:
-        raise DataSetError("stop= needs checkpoint=, a folder that the job goes on from")
-    if watch is not None and checkpoint is None:
-        raise DataSetError("watch= needs checkpoint=: keys move at checkpoints")
-    of_checkpoints = {
-        "storage_options": storage_options,
-        "every": every,
-        "unaligned_after": unaligned_after,
-        "timeout": timeout,
-        "keep": keep,
-    }
-    # What is as it is by default was perhaps not given at all.
-    needless = next((option for option, value in of_checkpoints.items() if value != _DEFAULTS[option]), None)
-    if needless is not None and checkpoint is None:
-        raise DataSetError(
-            f"{needless}= needs checkpoint=: it configures checkpoints, and without checkpoint= there are none"
-        )
-    forgotten = list(forget) if isinstance(forget, Iterable) and not isinstance(forget, str) else [forget]
-    if isinstance(forget, str) or not all(isinstance(step, str) and step for step in forgotten):
-        raise DataSetError(f"forget={forget!r} is no list of names of steps, such as ['window 2']")
-    if forgotten and checkpoint is None:
-        raise DataSetError("forget= needs checkpoint=: it is of what a checkpoint has")
-    late_sinks = _late_sinks(late_to)
-    at_most_once = guarantee == "at most once"
+    if stop_when is not None and checkpoint is None:
+        raise DataSetError("stop_when= needs checkpoint=, from which the job resumes")
+    if on_progress is not None and checkpoint is None:
+        raise DataSetError("on_progress= needs checkpoint=: keys move at checkpoints")
+    dropped = list(drop_state) if isinstance(drop_state, Iterable) and not isinstance(drop_state, str) else [drop_state]
+    if isinstance(drop_state, str) or not all(isinstance(step, str) and step for step in dropped):
+        raise DataSetError(f"drop_state={drop_state!r} must be a list of step names, such as ['window 2']")
+    if dropped and checkpoint is None:
+        raise DataSetError("drop_state= needs checkpoint=: it drops state that a checkpoint holds")
+    late_sinks = _late_sinks(late_output)
+    settings = as_checkpoint(checkpoint)
     place: dict[str, Any] | None = None
-    if checkpoint is not None:
-        if not os.fspath(checkpoint):
-            raise DataSetError("checkpoint= must be a folder or the URL of one, not empty")
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise DataSetError(f"keep={keep!r} must be a positive integer")
-        if every is not None and seconds(every, "every") == 0:
-            raise DataSetError(f"every={every!r} is no time between two checkpoints; it is more than zero, as '1s' is")
-        if seconds(timeout, "timeout") == 0:
-            raise DataSetError(f"timeout={timeout!r} must be greater than zero")
-        every_s = seconds((0.1 if at_most_once else 10) if every is None else every, "every")
-        unaligned_s: float | None = None
-        if unaligned_after == "every":
-            unaligned_s = min(10.0, max(every_s, 1.0))
-        elif unaligned_after is not None:
-            unaligned_s = seconds(unaligned_after, "unaligned_after")
-        place = {
-            "place": at_home(checkpoint),
-            "storage_options": _told(storage_options),
-            "every": every_s,
-            "unaligned_after": unaligned_s,
-            "timeout": seconds(timeout, "timeout"),
-            "keep": keep,
-            "at_most_once": at_most_once,
-            "forget": forgotten,
-        }
+    if settings is not None:
+        place = settings._native(at_most_once=guarantee == "at_most_once", drop_state=dropped)
     given = "None" if place is None else "given"
     of = f"of {len(queries)}"
     _workers.check_alike(
@@ -192,12 +135,13 @@ def run(
         name=repr(name),
         checkpoint=given,
         guarantee=repr(guarantee),
-        loops=repr(loops),
-        forget=repr(forgotten),
+        allow_loops=repr(allow_loops),
+        drop_state=repr(dropped),
     )
     # Worker 0 is who is heard.
-    asked = stop if init().rank == 0 else None
-    watching = (lambda native: watch(Running(native, copies()))) if watch is not None and init().rank == 0 else None
+    is_first = init().rank == 0
+    asked = stop_when if is_first else None
+    watching = (lambda native: on_progress(Running(native, copies()))) if on_progress is not None and is_first else None
     status = _status.place(name, init().comm)
     with _figures(json.loads(status[1])["job_id"]):
         report, count, first, late = write_stream(
@@ -211,11 +155,15 @@ def run(
             guarantee,
             watching,
             [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
-            lambda described: look_at_sinks(described, loops=loops),
+            lambda described: look_at_sinks(described, loops=allow_loops),
             _log.tell,
         )
-    _workers.report_bad_records(count, first)
-    _late.report(late)
+    skipped, first = _workers.total_bad_records(count, first)
+    late_rows, untimed_rows = _late.total(late)
+    # Before any warning, which a filter may turn into an exception.
+    remember(RowReport(skipped, late_rows.total(), untimed_rows.total()))
+    _workers.warn_of_bad_records(skipped, first)
+    _late.warn_of(late_rows, untimed_rows)
     return report
 
 
@@ -224,19 +172,14 @@ def run_plainly(call: str, query: DataSet, sink: Any) -> None:
     run(
         call,
         [(query, sink)],
-        late_to=None,
+        late_output=None,
         name=call,
         checkpoint=None,
-        storage_options=None,
-        every=None,
-        unaligned_after="every",
-        timeout=600,
-        keep=3,
-        stop=None,
+        stop_when=None,
         guarantee=None,
-        watch=None,
-        loops=True,
-        forget=(),
+        on_progress=None,
+        allow_loops=True,
+        drop_state=(),
     )
 
 
@@ -258,16 +201,18 @@ def _figures(job_id: str) -> Iterator[None]:
         yield
 
 
-def _late_sinks(late_to: Any) -> list[tuple[str | None, Any]]:
+def _late_sinks(late_output: Any) -> list[tuple[str | None, Any]]:
     """Where late rows go: by step, or one sink for all windows."""
-    if late_to is None:
+    if late_output is None:
         return []
-    if not isinstance(late_to, Mapping):
-        return [(None, late_to)]
-    for step in late_to:
+    if not isinstance(late_output, Mapping):
+        return [(None, late_output)]
+    for step in late_output:
         if not isinstance(step, str):
-            raise TypeError(f"late_to has sinks by the names of steps, such as 'join 1 left', not by {step!r}")
-    return list(late_to.items())
+            raise TypeError(
+                f"late_output must map names of steps to sinks, such as 'join 1 left'; a name is not {step!r}"
+            )
+    return list(late_output.items())
 
 
 def _pairs(queries: Iterable[tuple[DataSet, Any]]) -> list[tuple[DataSet, Any]]:

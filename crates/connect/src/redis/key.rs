@@ -29,7 +29,7 @@ pub(super) fn texts(rows: &RecordBatch) -> Result<Vec<LargeStringArray>, ArrowEr
         cast_with_options(column, &DataType::LargeUtf8, &exact).map(|texts| texts.as_string().clone()).map_err(|error| {
             let reason = match field.data_type() {
                 data_type if data_type.is_binary() => {
-                    "has bytes that are not UTF-8: write them as text, as tm.function(\"encode\", column, \"hex\") does".into()
+                    "has bytes that are not UTF-8: write them as text, as tm.functions.scalar(\"encode\", column, \"hex\") does".into()
                 }
                 _ => error.to_string(),
             };

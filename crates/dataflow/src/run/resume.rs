@@ -95,7 +95,7 @@ impl Resume {
         }
         if let Some(task) = flow.tasks.iter().find(|task| forgets(settings, &task.name)) {
             return Err(DataflowError::Checkpoint(format!(
-                "forget= names \"{}\", which the job has, and goes on with; give it another name, by named(), to begin it anew",
+                "drop_state= names \"{}\", which the job still has; to start that step from nothing, give it another step_name()",
                 task.name
             )));
         }
@@ -335,7 +335,7 @@ impl Resume {
         if self.members.iter().any(|member| member.schema.is_some()) {
             notice!(
                 "{ended}: nothing to do, for its windows and other steps have given what they kept; let it begin anew in another \
-                 place, or stop it before its end (`tidemill stop`, stop=) where it is to go on"
+                 place, or stop it before its end (`tidemill stop`, stop_when=) where it is to go on"
             );
             return manifest;
         }
@@ -363,15 +363,15 @@ impl Resume {
             let remedy: String = match state.schema.is_none() && state.has_only_prepared() {
                 true => {
                     "; what it has prepared may not be committed yet: start the program as it was, and end it with `tidemill stop` \
-                     or stop=, which leaves nothing to commit"
+                     or stop_when=, which leaves nothing to commit"
                         .into()
                 }
                 false => {
                     format!(
-                        "; a step is found again by the name that named() gives it, or by its kind and its number in the order of the program, \
+                        "; a step is found again by the name that step_name() gives it, or by its kind and its number in the order of the program, \
                          a source by what it reads: start the program with the steps and sources that it had; where this one has another name or \
-                         number now, call it what it was, by named(\"{name}\"); where it is gone, do without what it kept by \
-                         forget=[\"{name}\"], or begin anew in another place"
+                         number now, call it what it was, with step_name(\"{name}\"); where it is gone, do without what it kept with \
+                         drop_state=[\"{name}\"], or begin anew in another place"
                     )
                 }
             };

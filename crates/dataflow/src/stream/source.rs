@@ -236,9 +236,10 @@ impl EventTimes {
     /// In words, when a column is missing or tells no time, or is there that would be added.
     pub fn schema(&self, read: &SchemaRef) -> Result<SchemaRef, String> {
         match &self.told_by {
-            ToldBy::Arrival if read.column_with_name(&self.column).is_some() => {
-                Err(format!("column \"{}\" already exists: choose another name for the arrival column", self.column))
-            }
+            ToldBy::Arrival if read.column_with_name(&self.column).is_some() => Err(format!(
+                "column \"{}\" already exists: give the column of processing_time() another name",
+                self.column
+            )),
             ToldBy::Arrival => {
                 let time = Field::new(&self.column, DataType::Timestamp(TimeUnit::Microsecond, None), false);
                 let fields = read.fields().iter().cloned().chain([Arc::new(time)]);

@@ -123,7 +123,7 @@ impl Stalls {
                 seen.2 = true;
                 said.push(format!(
                     "{} has no time=, so what waits for the stream's time, such as windows and ttl=, waits for its end; name the column \
-                     with its rows' times, or use tm.stream.arrival()",
+                     with its rows' times, or use tm.stream.processing_time()",
                     source.task
                 ));
             }

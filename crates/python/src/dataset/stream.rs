@@ -53,11 +53,11 @@ pub(super) fn times(given: Option<Times>) -> PyResult<Option<EventTimes>> {
 
 pub(super) fn guaranteed(words: &str) -> PyResult<Guarantee> {
     match words {
-        "exactly once" => Ok(Guarantee::ExactlyOnce),
-        "at least once" => Ok(Guarantee::AtLeastOnce),
-        "at most once" => Ok(Guarantee::AtMostOnce),
+        "exactly_once" => Ok(Guarantee::ExactlyOnce),
+        "at_least_once" => Ok(Guarantee::AtLeastOnce),
+        "at_most_once" => Ok(Guarantee::AtMostOnce),
         other => Err(PyValueError::new_err(format!(
-            "guarantee is \"exactly once\", \"at least once\" or \"at most once\", not {other:?}"
+            "guarantee is \"exactly_once\", \"at_least_once\" or \"at_most_once\", not {other:?}"
         ))),
     }
 }

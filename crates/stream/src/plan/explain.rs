@@ -46,7 +46,7 @@ pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
             }
         });
     }
-    text.push_str("the same, with guarantee=\"at most once\":\n");
+    text.push_str("the same, with guarantee=\"at_most_once\":\n");
     for source in &lowered.sources {
         let becomes = match source.guarantee() {
             Guarantee::ExactlyOnce => "is read from where the checkpoint says; what was read before is not read again",

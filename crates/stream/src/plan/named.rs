@@ -24,7 +24,7 @@ use tidemill_dataset::{DataSet, DataSetError};
 pub fn named(rows: &DataSet, name: &str) -> std::result::Result<DataSet, DataSetError> {
     if !rows.is_stream() {
         return Err(DataSetError::Query(format!(
-            "named({name:?}): steps of streams have names, and this is no stream"
+            "step_name({name:?}): steps of streams have names, and this is no stream"
         )));
     }
     let (state, input) = rows.frame().clone().into_parts();

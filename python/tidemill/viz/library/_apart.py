@@ -17,6 +17,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from tidemill._duration import micros
 from tidemill.viz._format import FrameError
 from tidemill.viz.library._cloud import Limits, UploadError
 from tidemill.viz.library._upload import Upload, read_upload
@@ -39,10 +40,11 @@ def read_apart(files: Mapping[str, Path], folder: Path, limits: Limits) -> Uploa
         Also if it takes more memory or time than `limits` says, or ends the process that decodes it.
     """
     name = next(iter(files), "the upload")
+    timeout_s = micros(limits.timeout, "timeout", ValueError) / 1_000_000
     told = {
         "files": {name: str(path) for name, path in files.items()},
         "folder": str(folder),
-        "limits": dataclasses.asdict(limits),
+        "limits": dataclasses.asdict(limits) | {"timeout": timeout_s},
     }
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
     paths = [str(Path(__file__).parents[3]), *filter(None, [environment.get("PYTHONPATH")])]
@@ -55,13 +57,11 @@ def read_apart(files: Mapping[str, Path], folder: Path, limits: Limits) -> Uploa
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=environment,
-                timeout=limits.seconds,
+                timeout=timeout_s,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise UploadError(
-                f"{name}: reading it takes more than {limits.seconds:.0f} s, which is the limit"
-            ) from None
+            raise UploadError(f"{name}: reading it takes more than {timeout_s:g} s, which is the limit") from None
     try:
         said = json.loads(done.stdout)
     except ValueError:

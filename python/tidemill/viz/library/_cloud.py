@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill._duration import Duration
 from tidemill.viz._format import FrameError
 
 __all__ = ["Cloud", "Limits", "UploadError", "clouds_of_columns", "name_is_text"]
@@ -31,8 +32,8 @@ class Limits:
     frames: int = 10_000
     memory_bytes: int = 8 << 30
     """Address space of the process that decodes an upload to a server."""
-    seconds: float = 600.0
-    """How long that process may take."""
+    timeout: Duration = "10m"
+    """How long that process may take: ``"10m"``, a number of seconds or a timedelta."""
 
 
 @dataclass

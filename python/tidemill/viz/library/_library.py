@@ -133,7 +133,7 @@ class Library(Said):
     ) -> Plot:
         """Take in files that are called otherwise than where they lie; else as `add`.
 
-        With `apart` a process of its own decodes them, within `Limits.memory_bytes` and `Limits.seconds`: whatever they do to it, this
+        With `apart` a process of its own decodes them, within `Limits.memory_bytes` and `Limits.timeout`: whatever they do to it, this
         program goes on.
         """
         kept = described(title, description, tags, collection)

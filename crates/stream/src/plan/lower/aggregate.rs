@@ -101,7 +101,7 @@ impl Lower<'_> {
             let times = input.times.project(&keys);
             if times.places.is_empty() {
                 return refused(
-                    "a group_by without a window has no result before the end; add tm.window(...) to its keys",
+                    "a group_by without a window has no result before the end; add tm.stream.window(...) to its keys",
                 );
             }
             return self.complete(plan, aggregate.input(), input, keys, times);
@@ -117,7 +117,7 @@ impl Lower<'_> {
             };
             return Err(DataSetError::Unsupported(format!(
                 "a window of {of}: nothing says how far it lags behind the stream's time, so rows would be late \
-                 ({why}). Name it in time=, or give its maximum lag: tm.stream.behind(..., \"1h\") in Python, \
+                 ({why}). Name it in time=, or give its maximum lag: tm.stream.bounded_delay(..., \"1h\") in Python, \
                  behind({of}, '1 hour') in SQL"
             )));
         };
@@ -131,8 +131,8 @@ impl Lower<'_> {
             WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?.with_step(step)),
             WindowKind::Session { .. } if step.is_some() => {
                 return Err(DataSetError::Unsupported(
-                    "sessions with early results by event time (early_time=): they have them by the clock (early=) or by rows \
-                     (early_rows=)"
+                    "sessions with early results by event time (emit_early_event_time=): they have them by the clock \
+                     (emit_early_every=) or by rows (emit_early_rows=)"
                         .into(),
                 ));
             }
@@ -169,7 +169,7 @@ impl Lower<'_> {
         let spans = match (windows.early, spans, &keyed) {
             (Early::Rows(_), Some(_), _) if windows.lateness > 0 => {
                 return refused(
-                    "windows, but for sessions, that take late rows (late=) and give results by rows (early_rows=)",
+                    "windows, but for sessions, that take late rows (allowed_lateness=) and give results by rows (emit_early_rows=)",
                 );
             }
             (Early::Rows(every), Some(spans), Some(keyed)) => {

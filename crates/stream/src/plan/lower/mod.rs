@@ -204,7 +204,7 @@ impl<'a> Lower<'a> {
         let mut seen = BTreeSet::new();
         if let Some(twice) = lower.graph.tasks().find(|task| !seen.insert(*task)) {
             return Err(DataSetError::Query(format!(
-                "two steps are called {twice:?}, one of them by named(); give it a name that no step has without that"
+                "two steps are called {twice:?}, one of them by step_name(); give it a name that no step has without that"
             )));
         }
         let shared = lower.shared.iter().map(|&task| lower.graph.task_name(task).to_owned()).collect();
@@ -216,8 +216,8 @@ impl<'a> Lower<'a> {
         let all = std::mem::take(&mut self.late_from);
         let Some(LateFrom { schema, .. }) = all.first() else {
             return Err(DataSetError::Query(
-                "late_to= takes rows that come too late for a window, and the query has none; those of a join have sinks by the name of \
-                 the step, as in late_to={\"join 1 left\": sink}"
+                "late_output= takes rows that come too late for a window, and the query has none; those of a join have \
+                 sinks by the name of the step, as in late_output={\"join 1 left\": sink}"
                     .into(),
             ));
         };
@@ -226,8 +226,9 @@ impl<'a> Lower<'a> {
                 schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
             };
             return Err(DataSetError::Query(format!(
-                "late_to= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them the same \
-                 columns before they are grouped, or each a sink by the name of its step, as in late_to={{\"window 1\": sink}}",
+                "late_output= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them \
+                 the same columns before they are grouped, or each a sink by the name of its step, as in \
+                 late_output={{\"window 1\": sink}}",
                 names(schema),
                 names(other),
             )));
@@ -247,7 +248,7 @@ impl<'a> Lower<'a> {
         let Some(LateFrom { schema, sources, .. }) = all.first() else {
             let known = if self.late_steps.is_empty() { "none".into() } else { self.late_steps.join(", ") };
             return Err(DataSetError::Query(format!(
-                "late_to= has a sink for {step:?}, for which no rows come too late; they can for: {known}"
+                "late_output= has a sink for {step:?}, for which no rows come too late; they can for: {known}"
             )));
         };
         let sink = make(schema)?;
@@ -429,7 +430,7 @@ impl<'a> Lower<'a> {
         let alike = self.names.iter().filter(|other| *other == name);
         if alike.clone().any(|other| !Arc::ptr_eq(other, name)) {
             return Err(DataSetError::Query(format!(
-                "two steps are called {name:?} by named(); give each a name of its own"
+                "two steps are called {name:?} by step_name(); give each a name of its own"
             )));
         }
         // A stream that is joined with itself has all its steps twice.
@@ -445,7 +446,7 @@ impl<'a> Lower<'a> {
     fn names_one(&self, but: &str) -> Result<()> {
         let Some(name) = &self.given else { return Ok(()) };
         Err(DataSetError::Query(format!(
-            "named({name:?}) names the last step that keeps something, or a source: {but}"
+            "step_name({name:?}) names the last step that keeps something, or a source: {but}"
         )))
     }
 
@@ -554,7 +555,7 @@ fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
 }
 
 const SORT: &str =
-    "a sort; rank the rows of each window instead, by tm.row_number().over(\"window_end\", order_by=...)";
+    "a sort; rank the rows of each window instead, by tm.functions.row_number().over(\"window_end\", order_by=...)";
 
 fn until_the_end(what: &str) -> DataSetError {
     DataSetError::Unsupported(format!("on a stream, which does not end: {what}"))
@@ -566,7 +567,7 @@ fn waiting(plan: &Arc<dyn ExecutionPlan>) -> String {
     if any.is::<SortExec>() || any.is::<SortPreservingMergeExec>() {
         SORT.into()
     } else if any.is::<GlobalLimitExec>() || any.is::<LocalLimitExec>() {
-        "a limit; stop= of write_stream ends a job".into()
+        "a limit; stop_when= of write_stream ends a job".into()
     } else if any.is::<CrossJoinExec>() || any.is::<NestedLoopJoinExec>() {
         "a join without an equality between columns of the two sides".into()
     } else {

@@ -1,0 +1,68 @@
+"""Durations, as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+__all__ = ["Duration", "micros"]
+
+#: A text such as ``"250ms"``, ``"10s"``, ``"5m"``, ``"1h30m"``, ``"1d"``; a number of seconds; a `datetime.timedelta`. Numbers and
+#: lengths of time may be those of NumPy and pandas.
+Duration = str | int | float | timedelta
+
+_UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
+#: Far enough below what 64 bits of microseconds hold that times and durations may be added.
+_YEARS_MAX = 50_000
+_US_MAX = _YEARS_MAX * 365 * _UNITS["d"]
+
+
+def micros(length: Duration, what: str, error: type[Exception]) -> int:
+    """Convert a duration to microseconds.
+
+    Parameters
+    ----------
+    length : str, number of seconds or timedelta
+    what : str
+        What errors call it: the name of the argument.
+    error : type
+        What is raised for something else, and for durations that are negative or too long.
+    """
+    us = _micros(length)
+    # A NaN equals nothing.
+    if us is None or us != us:
+        raise error(f'{what}={length!r} is not a duration; use "250ms", "10s", "5m", "1h30m" or seconds')
+    if us < 0:
+        raise error(f"{what}={length!r} is negative; a duration must be 0 or more")
+    if us > _US_MAX:
+        raise error(f"{what}={length!r} is too long; a duration is at most {_YEARS_MAX:,} years")
+    return round(us)
+
+
+def _micros(length: Any) -> float | None:
+    """Microseconds of a length of time, whatever they are; None if it is none."""
+    if hasattr(length, "dtype"):
+        length = _of_numpy(length)
+    if isinstance(length, timedelta):
+        return length // timedelta(microseconds=1)
+    if isinstance(length, (int, float)) and not isinstance(length, bool):
+        return length * 1_000_000
+    text = length if isinstance(length, str) else ""
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text).strip():
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _of_numpy(length: Any) -> Any:
+    """Convert a scalar of NumPy to a Python value; None if it is not a duration."""
+    import numpy as np
+
+    if not isinstance(length, np.timedelta64):
+        return length.item() if isinstance(length, np.generic) else None
+    # Months and years are not all as long as each other.
+    if np.datetime_data(length.dtype)[0] in ("generic", "M", "Y"):
+        return None
+    return length.astype("timedelta64[us]").item()
