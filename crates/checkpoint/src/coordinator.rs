@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tidemill_batch::route_map::RouteMap;
 
-use crate::manifest::{Entry, Key, Manifest, Report, Said, TaskState};
+use crate::manifest::{Entry, Key, Manifest, Report, ReportBody, TaskState};
 use crate::marks::{Barrier, Control};
 use crate::rebalance::{Moved, Rebalance};
 use crate::schema::StateSchema;
@@ -137,7 +137,7 @@ pub struct Begin {
     pub claim: u64,
 }
 
-struct Pending {
+struct PendingCheckpoint {
     barrier: Barrier,
     since: Now,
     hurried: bool,
@@ -178,7 +178,7 @@ pub struct Coordinator {
     /// The last epoch that was begun.
     epoch: u64,
     begun: Now,
-    pending: Option<Pending>,
+    pending: Option<PendingCheckpoint>,
     /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next
     /// epoch.
     ended_behind: Vec<((u32, u32), Parts)>,
@@ -255,18 +255,18 @@ impl Coordinator {
             return self.fail(format!("report for unknown task {}", report.task), actions);
         };
         let arrived = match report.said {
-            Said::Saved { epoch, parts } => {
+            ReportBody::Saved { epoch, parts } => {
                 state.apply(report.copy, parts);
                 epoch
             }
-            Said::Failed { epoch, reason } => {
+            ReportBody::Failed { epoch, reason } => {
                 if let Some(pending) = self.pending.as_mut().filter(|pending| pending.barrier.epoch == epoch) {
                     let name = &self.members[report.task as usize].name;
                     pending.failed.get_or_insert(format!("task \"{name}\", copy {}: {reason}", report.copy));
                 }
                 epoch
             }
-            Said::Moved(moved) => {
+            ReportBody::Moved(moved) => {
                 let moving =
                     self.moving.as_mut().filter(|moving| moving.task == id.0 && moving.moved.epoch == moved.epoch);
                 if let Some(moving) = moving {
@@ -277,7 +277,7 @@ impl Coordinator {
                 }
                 return;
             }
-            Said::Full { behind } => {
+            ReportBody::Full { behind } => {
                 // The copy may have passed the barrier under way already, and what it saves for it may still be being
                 // written.
                 let coming = self.pending.as_ref().is_some_and(|pending| pending.barrier.epoch > behind);
@@ -287,7 +287,7 @@ impl Coordinator {
                 }
                 return;
             }
-            Said::Ended { parts } => {
+            ReportBody::Ended { parts } => {
                 if let Some(moving) = self.moving.as_mut().filter(|moving| moving.task == id.0) {
                     moving.missing.remove(&id.1);
                 }
@@ -340,7 +340,7 @@ impl Coordinator {
     }
 
     fn give_up_late(&mut self, now: Now, actions: &mut Vec<Action>) {
-        let late = |pending: &mut Pending| {
+        let late = |pending: &mut PendingCheckpoint| {
             pending.barrier.control == Control::Checkpoint && now.saturating_sub(pending.since) > self.pace.timeout
         };
         let Some(pending) = self.pending.take_if(late) else { return };
@@ -357,7 +357,7 @@ impl Coordinator {
             return;
         }
         let waits = match (&self.pending, &self.moving) {
-            (Some(Pending { barrier: Barrier { control: Control::Rebalance(_), .. }, missing, .. }), _) => {
+            (Some(PendingCheckpoint { barrier: Barrier { control: Control::Rebalance(_), .. }, missing, .. }), _) => {
                 format!("{} have not reached it", self.shown(missing.iter().copied()))
             }
             (None, Some(moving)) => {
@@ -519,7 +519,8 @@ impl Coordinator {
         }
         let barrier = Barrier { epoch: self.epoch, control };
         let missing = self.running.clone();
-        self.pending = Some(Pending { barrier: barrier.clone(), since: now, hurried: false, missing, failed: None });
+        self.pending =
+            Some(PendingCheckpoint { barrier: barrier.clone(), since: now, hurried: false, missing, failed: None });
         actions.push(Action::Inject(barrier));
         // Where no time is given to it, it need not wait for the next look at the clock.
         self.hurry_late(now, actions);

@@ -198,12 +198,12 @@ pub struct Report {
     /// Which of its copies.
     pub copy: u32,
     /// What it has to say.
-    pub said: Said,
+    pub said: ReportBody,
 }
 
 /// What a copy has to say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Said {
+pub enum ReportBody {
     /// It has saved its state of an epoch.
     Saved {
         /// The epoch.

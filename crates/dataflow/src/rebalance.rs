@@ -88,7 +88,7 @@ impl Moves {
 
 /// What moving buckets means for what a copy saves.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tenure {
+pub(crate) struct BucketOwnership {
     /// What it has gained, and not lost again.
     gained: BTreeSet<u32>,
     /// What it has lost, and not gained again.
@@ -97,7 +97,7 @@ pub(crate) struct Tenure {
     fresh: bool,
 }
 
-impl Tenure {
+impl BucketOwnership {
     pub(crate) fn moved(&mut self, moves: &Moves) {
         for &bucket in moves.lost.values().flatten() {
             self.gained.remove(&bucket);
@@ -159,7 +159,7 @@ mod tests {
         let moves =
             |from: &[u32], to: &[u32]| Moves::of(0, &RouteMap::new(1, from.to_vec()), &RouteMap::new(2, to.to_vec()));
         let whole = |bucket, bytes: &'static [u8]| (bucket, Part::Whole(Bytes::from_static(bytes)));
-        let mut tenure = Tenure::default();
+        let mut tenure = BucketOwnership::default();
         tenure.moved(&moves(&[0, 0, 1, 1], &[0, 1, 0, 0]));
         assert!(tenure.wants_whole());
         let then = tenure.at_snapshot();

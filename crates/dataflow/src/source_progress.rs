@@ -32,7 +32,7 @@ pub struct SourceReport {
 pub(crate) struct Sources(Mutex<BTreeMap<(String, u32), SourceReport>>);
 
 /// One copy's place among them, which it leaves when it is over.
-pub(crate) struct Place {
+pub(crate) struct SourceTracker {
     all: Arc<Sources>,
     task: String,
     copy: u32,
@@ -40,8 +40,8 @@ pub(crate) struct Place {
 }
 
 impl Sources {
-    pub(crate) fn place(self: &Arc<Self>, task: &str, copy: u32) -> Place {
-        Place { all: Arc::clone(self), task: task.to_owned(), copy, told: None }
+    pub(crate) fn place(self: &Arc<Self>, task: &str, copy: u32) -> SourceTracker {
+        SourceTracker { all: Arc::clone(self), task: task.to_owned(), copy, told: None }
     }
 
     /// What those say that are not over.
@@ -50,7 +50,7 @@ impl Sources {
     }
 }
 
-impl Place {
+impl SourceTracker {
     fn report(&self) -> SourceReport {
         let (task, copy) = (self.task.clone(), self.copy);
         SourceReport { task, copy, time: None, ahead: None, held_by: None, untimed: false }
@@ -85,23 +85,23 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SourceTracker {
     fn drop(&mut self) {
         self.all.0.lock().remove(&(std::mem::take(&mut self.task), self.copy));
     }
 }
 
 /// Looks for sources whose time stands.
-pub(crate) struct Stalls {
+pub(crate) struct StallMonitor {
     /// How long that is no reason to worry; zero: never is.
     patience: Duration,
     /// By task and copy: its time, since when it is that, and whether that was said.
     seen: BTreeMap<(String, u32), (Option<EventTime>, Instant, bool)>,
 }
 
-impl Stalls {
+impl StallMonitor {
     pub(crate) fn new(patience: Duration) -> Self {
-        Stalls { patience, seen: BTreeMap::new() }
+        StallMonitor { patience, seen: BTreeMap::new() }
     }
 
     /// What is to be said now. `elsewhere` tells how far other copies of a task are.
@@ -165,7 +165,7 @@ mod tests {
     fn a_split_that_holds_time_back_is_named_once() {
         let (sources, begun) = (Arc::new(Sources::default()), Instant::now());
         let mut place = sources.place("source kafka 1", 0);
-        let mut stalls = Stalls::new(Duration::from_secs(10));
+        let mut stalls = StallMonitor::new(Duration::from_secs(10));
         let us = |seconds: i64| EventTime(seconds * 1_000_000);
         let mut look = |at_s: u64, elsewhere: Option<EventTime>| {
             stalls.look(begun + Duration::from_secs(at_s), &sources.reports(), |_| elsewhere)
@@ -200,7 +200,7 @@ mod tests {
         assert!(look(310, None)[0].starts_with("source files 2 has no time="));
         assert!(look(320, None).is_empty());
         drop(untimed);
-        let mut never = Stalls::new(Duration::ZERO);
+        let mut never = StallMonitor::new(Duration::ZERO);
         assert!(never.look(begun + Duration::from_secs(500), &sources.reports(), |_| Some(us(900))).is_empty());
         drop(place);
         assert!(sources.reports().is_empty());

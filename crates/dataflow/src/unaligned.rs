@@ -68,7 +68,7 @@ impl Hurry {
 
 /// What a stream brings, as far as a recording cares.
 #[derive(Debug)]
-pub(crate) enum Seen<T> {
+pub(crate) enum StreamItem<T> {
     Rows(T),
     Barrier(u64),
     End,
@@ -93,15 +93,15 @@ impl<T> Recording<T> {
 
     /// The next thing on a stream, in its order. What is of no stream, as it was in flight already when the run began,
     /// is numbered behind all others.
-    pub(crate) fn note(&mut self, stream: usize, seen: Seen<T>) {
+    pub(crate) fn note(&mut self, stream: usize, seen: StreamItem<T>) {
         let is_open = self.open.get(stream).copied();
         match seen {
-            Seen::Rows(rows) if is_open.unwrap_or(true) => self.rows.push(rows),
+            StreamItem::Rows(rows) if is_open.unwrap_or(true) => self.rows.push(rows),
             // The coordinator has given this one up: nobody needs what comes behind.
-            Seen::Barrier(epoch) if epoch > self.epoch => self.open.fill(false),
-            Seen::Barrier(epoch) if epoch == self.epoch => self.open[stream] = false,
-            Seen::End if is_open == Some(true) => self.open[stream] = false,
-            Seen::Rows(_) | Seen::Barrier(_) | Seen::End | Seen::Other => {}
+            StreamItem::Barrier(epoch) if epoch > self.epoch => self.open.fill(false),
+            StreamItem::Barrier(epoch) if epoch == self.epoch => self.open[stream] = false,
+            StreamItem::End if is_open == Some(true) => self.open[stream] = false,
+            StreamItem::Rows(_) | StreamItem::Barrier(_) | StreamItem::End | StreamItem::Other => {}
         }
     }
 
@@ -124,17 +124,17 @@ mod tests {
     #[test]
     fn rows_before_the_barrier_are_in_flight() {
         let mut recording = Recording::new(4, vec![true, false, true]);
-        recording.note(9, Seen::Rows("from before"));
-        recording.note(0, Seen::Rows("a"));
-        recording.note(1, Seen::Rows("behind the barrier"));
-        recording.note(0, Seen::Barrier(3));
-        recording.note(0, Seen::Rows("b"));
-        recording.note(0, Seen::Barrier(4));
-        recording.note(0, Seen::Rows("behind the barrier"));
+        recording.note(9, StreamItem::Rows("from before"));
+        recording.note(0, StreamItem::Rows("a"));
+        recording.note(1, StreamItem::Rows("behind the barrier"));
+        recording.note(0, StreamItem::Barrier(3));
+        recording.note(0, StreamItem::Rows("b"));
+        recording.note(0, StreamItem::Barrier(4));
+        recording.note(0, StreamItem::Rows("behind the barrier"));
         assert!(!recording.is_over());
-        recording.note(2, Seen::Other);
-        recording.note(2, Seen::Rows("c"));
-        recording.note(2, Seen::End);
+        recording.note(2, StreamItem::Other);
+        recording.note(2, StreamItem::Rows("c"));
+        recording.note(2, StreamItem::End);
         assert!(recording.is_over());
         assert_eq!(recording.into_rows(), ["from before", "a", "b", "c"]);
     }
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_newer_barrier_ends_it() {
         let mut recording = Recording::new(4, vec![true, true]);
-        recording.note(0, Seen::<()>::Barrier(5));
+        recording.note(0, StreamItem::<()>::Barrier(5));
         assert!(recording.is_over());
     }
 

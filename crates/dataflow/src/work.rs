@@ -36,7 +36,7 @@ pub struct Work {
 impl Work {
     /// Runs `call`, which works on so many rows, and counts how long it takes.
     pub fn time<T>(&self, rows: usize, call: impl FnOnce() -> T) -> T {
-        let running = Running::begin(self);
+        let running = StepTimer::begin(self);
         let made = call();
         drop(running);
         self.rows.fetch_add(rows as u64, Ordering::Relaxed);
@@ -45,7 +45,7 @@ impl Work {
 
     /// The same of what waits outside, such as for a server.
     pub async fn time_async<F: Future>(&self, rows: usize, call: F) -> F::Output {
-        let running = Running::begin(self);
+        let running = StepTimer::begin(self);
         let made = call.await;
         drop(running);
         self.rows.fetch_add(rows as u64, Ordering::Relaxed);
@@ -60,21 +60,21 @@ impl Work {
 }
 
 /// A call that has not returned. Ends with it, also when whoever waits for it gives up.
-struct Running<'a> {
+struct StepTimer<'a> {
     work: &'a Work,
     number: u64,
     since: Instant,
 }
 
-impl<'a> Running<'a> {
+impl<'a> StepTimer<'a> {
     fn begin(work: &'a Work) -> Self {
         let (number, since) = (work.begun.fetch_add(1, Ordering::Relaxed), Instant::now());
         work.running.lock().push((number, since));
-        Running { work, number, since }
+        StepTimer { work, number, since }
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for StepTimer<'_> {
     fn drop(&mut self) {
         self.work.running.lock().retain(|&(other, _)| other != self.number);
         self.work.busy_ns.fetch_add(self.since.elapsed().as_nanos() as u64, Ordering::Relaxed);

@@ -48,18 +48,18 @@ pub(crate) struct Pick {
 /// Batches to pick rows from. Cheap to make: it refers to their buffers.
 pub struct Gather {
     schema: SchemaRef,
-    columns: Vec<Column>,
+    columns: Vec<GatherColumn>,
 }
 
 /// A column of all batches.
-struct Column {
+struct GatherColumn {
     data_type: DataType,
-    values: Values,
+    values: ColumnValues,
     /// Of each batch, if any has a null.
     nulls: Option<Vec<Option<NullBuffer>>>,
 }
 
-enum Values {
+enum ColumnValues {
     /// So many bytes a value, and those of each batch.
     Fixed(usize, Vec<Buffer>),
     Texts(Texts<i32>),
@@ -74,7 +74,7 @@ impl Gather {
     /// `batches` have this schema.
     pub fn new(schema: &SchemaRef, batches: &[RecordBatch]) -> Self {
         let column =
-            |at: usize| Column::new(schema.field(at).data_type(), batches.iter().map(|batch| batch.column(at)));
+            |at: usize| GatherColumn::new(schema.field(at).data_type(), batches.iter().map(|batch| batch.column(at)));
         Gather { schema: SchemaRef::clone(schema), columns: (0..schema.fields().len()).map(column).collect() }
     }
 
@@ -99,7 +99,7 @@ impl Gather {
     pub fn part(&self, part: &Part) -> Result<RecordBatch, ArrowError> {
         let picks = LazyCell::new(|| part.picks());
         self.batch(part.len(), |column| match &column.values {
-            Values::Fixed(width, values) if column.nulls.is_none() => match fixed_part(*width, values, part) {
+            ColumnValues::Fixed(width, values) if column.nulls.is_none() => match fixed_part(*width, values, part) {
                 Some(values) => column.fixed(part.len(), values, None),
                 None => column.rows(&picks),
             },
@@ -109,8 +109,8 @@ impl Gather {
 
     /// How long the values of each column are, if all are plain numbers without nulls.
     pub fn widths(&self) -> Option<Vec<usize>> {
-        let width = |column: &Column| match column.values {
-            Values::Fixed(width @ (1 | 2 | 4 | 8 | 16), _) if column.nulls.is_none() => Some(width),
+        let width = |column: &GatherColumn| match column.values {
+            ColumnValues::Fixed(width @ (1 | 2 | 4 | 8 | 16), _) if column.nulls.is_none() => Some(width),
             _ => None,
         };
         self.columns.iter().map(width).collect()
@@ -121,14 +121,16 @@ impl Gather {
     /// # Panics
     /// As [`Gather::rows`]; when [`Gather::widths`] has none of that column, or another times the part's rows.
     pub fn fill(&self, column: usize, part: &Part, out: &mut [MaybeUninit<u8>]) {
-        let Values::Fixed(width, values) = &self.columns[column].values else { panic!("column {column}: no number") };
+        let ColumnValues::Fixed(width, values) = &self.columns[column].values else {
+            panic!("column {column}: no number")
+        };
         assert!(part.fill(*width, values, out), "values of {width} bytes are not numbers");
     }
 
     fn batch(
         &self,
         rows: usize,
-        column: impl FnMut(&Column) -> Result<ArrayRef, ArrowError>,
+        column: impl FnMut(&GatherColumn) -> Result<ArrayRef, ArrowError>,
     ) -> Result<RecordBatch, ArrowError> {
         let columns = self.columns.iter().map(column).collect::<Result<_, _>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
@@ -136,36 +138,41 @@ impl Gather {
     }
 }
 
-impl Column {
+impl GatherColumn {
     fn new<'a>(data_type: &DataType, arrays: impl Iterator<Item = &'a ArrayRef> + Clone) -> Self {
         let width = match data_type {
             DataType::FixedSizeBinary(width) => Some(*width as usize),
             other => other.primitive_width(),
         };
         let values = match (data_type, width) {
-            (_, Some(width)) => Values::Fixed(width, arrays.clone().map(|array| fixed_values(array, width)).collect()),
-            (DataType::Utf8, _) => Values::Texts(texts::<Utf8Type>(arrays.clone())),
-            (DataType::Binary, _) => Values::Texts(texts::<BinaryType>(arrays.clone())),
-            (DataType::LargeUtf8, _) => Values::LargeTexts(texts::<LargeUtf8Type>(arrays.clone())),
-            (DataType::LargeBinary, _) => Values::LargeTexts(texts::<LargeBinaryType>(arrays.clone())),
-            _ => Values::Others(arrays.clone().cloned().collect()),
+            (_, Some(width)) => {
+                ColumnValues::Fixed(width, arrays.clone().map(|array| fixed_values(array, width)).collect())
+            }
+            (DataType::Utf8, _) => ColumnValues::Texts(texts::<Utf8Type>(arrays.clone())),
+            (DataType::Binary, _) => ColumnValues::Texts(texts::<BinaryType>(arrays.clone())),
+            (DataType::LargeUtf8, _) => ColumnValues::LargeTexts(texts::<LargeUtf8Type>(arrays.clone())),
+            (DataType::LargeBinary, _) => ColumnValues::LargeTexts(texts::<LargeBinaryType>(arrays.clone())),
+            _ => ColumnValues::Others(arrays.clone().cloned().collect()),
         };
         // Nulls of other types are Arrow's to see to.
-        let has_nulls = !matches!(values, Values::Others(_)) && arrays.clone().any(|array| array.null_count() > 0);
+        let has_nulls =
+            !matches!(values, ColumnValues::Others(_)) && arrays.clone().any(|array| array.null_count() > 0);
         let nulls = has_nulls.then(|| arrays.map(|array| array.nulls().cloned()).collect());
-        Column { data_type: data_type.clone(), values, nulls }
+        GatherColumn { data_type: data_type.clone(), values, nulls }
     }
 
     fn rows(&self, picks: &[Pick]) -> Result<ArrayRef, ArrowError> {
         match &self.values {
-            Values::Fixed(width, values) => self.fixed(picks.len(), fixed(*width, values, picks), self.nulls(picks)),
-            Values::Texts(texts) if self.data_type == DataType::Utf8 => self.texts::<Utf8Type>(texts, picks),
-            Values::Texts(texts) => self.texts::<BinaryType>(texts, picks),
-            Values::LargeTexts(texts) if self.data_type == DataType::LargeUtf8 => {
+            ColumnValues::Fixed(width, values) => {
+                self.fixed(picks.len(), fixed(*width, values, picks), self.nulls(picks))
+            }
+            ColumnValues::Texts(texts) if self.data_type == DataType::Utf8 => self.texts::<Utf8Type>(texts, picks),
+            ColumnValues::Texts(texts) => self.texts::<BinaryType>(texts, picks),
+            ColumnValues::LargeTexts(texts) if self.data_type == DataType::LargeUtf8 => {
                 self.texts::<LargeUtf8Type>(texts, picks)
             }
-            Values::LargeTexts(texts) => self.texts::<LargeBinaryType>(texts, picks),
-            Values::Others(arrays) => {
+            ColumnValues::LargeTexts(texts) => self.texts::<LargeBinaryType>(texts, picks),
+            ColumnValues::Others(arrays) => {
                 let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
                 let picks: Vec<_> = picks.iter().map(|pick| (pick.batch as usize, pick.row as usize)).collect();
                 // Of texts in views it refers to all that any of the batches has.

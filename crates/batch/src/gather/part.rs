@@ -16,10 +16,10 @@ const MARKED_TARGETS_MAX: u32 = 8;
 /// Some rows of each batch, in order.
 pub struct Part {
     len: usize,
-    rows: Rows,
+    rows: PartRows,
 }
 
-enum Rows {
+enum PartRows {
     /// Of all batches, each row by its number in its own; and where those of each batch end.
     Numbers(Vec<u32>, Vec<usize>),
     #[cfg(target_arch = "x86_64")]
@@ -50,7 +50,7 @@ pub(super) fn deal_numbers(targets: u32, mut assigned: &[u32], rows: &[usize]) -
         parts.iter_mut().for_each(|(numbers, ends)| ends.push(numbers.len()));
         assigned = others;
     }
-    let part = |(numbers, ends): (Vec<u32>, _)| Part { len: numbers.len(), rows: Rows::Numbers(numbers, ends) };
+    let part = |(numbers, ends): (Vec<u32>, _)| Part { len: numbers.len(), rows: PartRows::Numbers(numbers, ends) };
     parts.into_iter().map(part).collect()
 }
 
@@ -64,7 +64,7 @@ fn deal_marks(compress: Compress, targets: u32, mut assigned: &[u32], rows: &[us
         assigned = others;
     }
     let part =
-        |marks: Vec<Marks>| Part { len: marks.iter().map(Marks::marked).sum(), rows: Rows::Marks(compress, marks) };
+        |marks: Vec<Marks>| Part { len: marks.iter().map(Marks::marked).sum(), rows: PartRows::Marks(compress, marks) };
     let parts: Vec<Part> = parts.into_iter().map(part).collect();
     assert_eq!(parts.iter().map(Part::len).sum::<usize>(), total, "targets are below {targets}");
     parts
@@ -87,11 +87,11 @@ impl Part {
     pub(super) fn picks(&self) -> Vec<Pick> {
         let mut picks = Vec::with_capacity(self.len);
         match &self.rows {
-            Rows::Numbers(numbers, ends) => (0..).zip(by_batch(numbers, ends)).for_each(|(batch, rows)| {
+            PartRows::Numbers(numbers, ends) => (0..).zip(by_batch(numbers, ends)).for_each(|(batch, rows)| {
                 picks.extend(rows.iter().map(|&row| Pick { batch, row }));
             }),
             #[cfg(target_arch = "x86_64")]
-            Rows::Marks(_, marks) => (0..).zip(marks).for_each(|(batch, marks)| {
+            PartRows::Marks(_, marks) => (0..).zip(marks).for_each(|(batch, marks)| {
                 picks.extend(marks.rows().map(|row| Pick { batch, row }));
             }),
         }
@@ -106,9 +106,9 @@ impl Part {
     pub(super) fn fill(&self, width: usize, values: &[Buffer], out: &mut [MaybeUninit<u8>]) -> bool {
         assert_eq!(out.len(), self.len * width, "as many bytes as the values have");
         let (numbers, ends) = match &self.rows {
-            Rows::Numbers(numbers, ends) => (numbers, ends),
+            PartRows::Numbers(numbers, ends) => (numbers, ends),
             #[cfg(target_arch = "x86_64")]
-            Rows::Marks(compress, marks) => {
+            PartRows::Marks(compress, marks) => {
                 return marks
                     .iter()
                     .zip(values)

@@ -19,7 +19,7 @@ pub(crate) fn is_plain(data_type: &DataType) -> bool {
 }
 
 /// How the values of a column become a part of a key.
-struct Part {
+struct CompactPart {
     column: usize,
     descending: bool,
     /// The least word.
@@ -32,7 +32,7 @@ struct Part {
 
 /// Makes keys of the rows of some batches.
 pub(crate) struct Compact {
-    parts: Vec<Part>,
+    parts: Vec<CompactPart>,
     /// Scratch space for one column of one batch.
     words: Vec<u64>,
 }
@@ -41,8 +41,8 @@ impl Compact {
     /// `None` if a key of these columns, all of them [plain](is_plain), does not fit into 128 bits.
     pub(crate) fn of(batches: &[RecordBatch], columns: impl Iterator<Item = (usize, SortOptions)>) -> Option<Self> {
         let mut words = Vec::new();
-        let parts: Vec<Part> =
-            columns.map(|(column, options)| Part::of(batches, column, options, &mut words)).collect();
+        let parts: Vec<CompactPart> =
+            columns.map(|(column, options)| CompactPart::of(batches, column, options, &mut words)).collect();
         let bits: u32 = parts.iter().map(|part| part.bits).sum();
         (bits <= u128::BITS).then_some(Compact { parts, words })
     }
@@ -68,7 +68,7 @@ impl Compact {
     }
 }
 
-impl Part {
+impl CompactPart {
     fn of(batches: &[RecordBatch], column: usize, options: SortOptions, buffer: &mut Vec<u64>) -> Self {
         let (mut low, mut high, mut has_nulls) = (u64::MAX, 0, false);
         for batch in batches {
@@ -90,7 +90,7 @@ impl Part {
             (true, false) => (0, greatest + 1),
         };
         let bits = u128::BITS - (greatest + u128::from(has_nulls)).leading_zeros();
-        Part { column, descending: options.descending, low, first, null, bits }
+        CompactPart { column, descending: options.descending, low, first, null, bits }
     }
 }
 

@@ -25,20 +25,20 @@ pub enum Step {
 }
 
 /// The row a stream stands at. The greatest entry is the one that comes first, for the heap is a max-heap.
-struct Entry {
+struct HeapEntry {
     prefix: u128,
     rows: Arc<Rows>,
     row: usize,
     stream: usize,
 }
 
-impl Entry {
+impl HeapEntry {
     fn key(&self) -> &[u8] {
         self.rows.row(self.row).data()
     }
 }
 
-impl Ord for Entry {
+impl Ord for HeapEntry {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_key = || match self.key().len().max(other.key().len()) <= PREFIX_BYTES {
             true => Ordering::Equal,
@@ -49,24 +49,24 @@ impl Ord for Entry {
     }
 }
 
-impl PartialOrd for Entry {
+impl PartialOrd for HeapEntry {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Entry {
+impl PartialEq for HeapEntry {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Entry {}
+impl Eq for HeapEntry {}
 
 /// See the module.
 pub struct Merge {
     order: Order,
-    heap: BinaryHeap<Entry>,
+    heap: BinaryHeap<HeapEntry>,
     /// Streams whose next batch is needed before anything else can be said.
     needed: Vec<usize>,
     /// The batch in `held` that each stream stands in.
@@ -110,7 +110,7 @@ impl Merge {
                 self.row_bytes[stream] = batch_bytes(&batch) / batch.num_rows() as u64;
                 self.current[stream] = self.held.len();
                 self.held.push(batch);
-                self.heap.push(Entry { prefix: prefix(rows.row(0).data()), rows, row: 0, stream });
+                self.heap.push(HeapEntry { prefix: prefix(rows.row(0).data()), rows, row: 0, stream });
             }
             None => {}
         }

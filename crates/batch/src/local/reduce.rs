@@ -13,7 +13,7 @@ use arrow::datatypes::{
 };
 
 use super::groups::Groups;
-use super::whole::{Sums, whole};
+use super::whole::{ColumnSums, whole};
 use crate::batch_bytes;
 use crate::error::{BatchError, TaskError};
 use crate::keys::KeyHasher;
@@ -280,7 +280,7 @@ pub struct Reducer {
     level: u32,
     groups: Groups,
     /// Without keys, if all columns can be summed as they come.
-    sums: Option<Sums>,
+    sums: Option<ColumnSums>,
     /// Without keys, the group of each row of a batch that is folded by itself.
     zeros: Vec<u32>,
     /// One row for each group that has been folded.
@@ -328,7 +328,7 @@ impl Reducer {
         let reservation = plan.governor.reservation(&plan.name);
         let only_sums =
             matches!(&plan.reduce.fold, Fold::Columns(columns) if columns.iter().all(|(_, op)| *op == ColumnOp::Sum));
-        let sums = if plan.keys == 0 && only_sums { Sums::new(&plan.schema) } else { None };
+        let sums = if plan.keys == 0 && only_sums { ColumnSums::new(&plan.schema) } else { None };
         Ok(Reducer {
             plan,
             level,

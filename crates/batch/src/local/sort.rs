@@ -43,19 +43,19 @@ const RANGE_ROWS: usize = 512;
 /// Rows are dealt into two to the power of this ranges at once, at most.
 const DIGIT_BITS_MAX: u32 = 11;
 /// Memory per row for its place, and for a copy of it while places are dealt.
-const PLACE_BYTES: u64 = 2 * size_of::<Place>() as u64;
+const PLACE_BYTES: u64 = 2 * size_of::<RowRef>() as u64;
 
 /// Where a row is, with the beginning of its key.
 #[derive(Clone, Copy)]
-struct Place {
+struct RowRef {
     /// A `u128`, which would be aligned to more than its place needs.
     prefix: [u64; 2],
     at: Pick,
 }
 
-impl Place {
+impl RowRef {
     fn new(prefix: u128, batch: usize, row: usize) -> Self {
-        Place { prefix: [(prefix >> 64) as u64, prefix as u64], at: Pick { batch: batch as u32, row: row as u32 } }
+        RowRef { prefix: [(prefix >> 64) as u64, prefix as u64], at: Pick { batch: batch as u32, row: row as u32 } }
     }
 
     fn prefix(&self) -> u128 {
@@ -72,7 +72,7 @@ pub struct Sorter {
     batches: Vec<RecordBatch>,
     /// One per row. Places of rows with plain keys are made only when the rows are sorted, since compact keys depend on
     /// all values.
-    places: Vec<Place>,
+    places: Vec<RowRef>,
     /// Keys of each batch that has any longer than its prefix.
     keys: Vec<Option<Rows>>,
     /// Runs of what was in memory, then those that so many of the ones before were merged into, and so on: no row is
@@ -167,7 +167,7 @@ impl Sorter {
     }
 
     fn add_places(&mut self, batch: usize, keys: Rows) {
-        self.places.extend(keys.iter().enumerate().map(|(row, key)| Place::new(prefix(key.data()), batch, row)));
+        self.places.extend(keys.iter().enumerate().map(|(row, key)| RowRef::new(prefix(key.data()), batch, row)));
         self.keys.push(has_long(&keys).then_some(keys));
     }
 
@@ -262,7 +262,7 @@ impl Sorter {
         let mut keys = Vec::new();
         for (number, batch) in self.batches.iter().enumerate() {
             compact.keys(batch, &mut keys);
-            self.places.extend(keys.iter().enumerate().map(|(row, &key)| Place::new(key, number, row)));
+            self.places.extend(keys.iter().enumerate().map(|(row, &key)| RowRef::new(key, number, row)));
         }
         Ok(())
     }
@@ -276,7 +276,7 @@ impl Sorter {
         } else {
             // A row that has none here is short: none that is longer begins with its prefix.
             let key =
-                |place: &Place| keys[place.at.batch as usize].as_ref().map(|rows| rows.row(place.at.row as usize));
+                |place: &RowRef| keys[place.at.batch as usize].as_ref().map(|rows| rows.row(place.at.row as usize));
             sort_places(&mut places, &|a, b| {
                 a.prefix().cmp(&b.prefix()).then_with(|| match (key(a), key(b)) {
                     (Some(a), Some(b)) => a.data().cmp(b.data()),
@@ -298,7 +298,7 @@ impl Sorter {
         let limit = self.governor.limit_bytes();
         if self.runs.is_empty() && (limit == 0 || self.governor.reserved_bytes() <= limit / 2) {
             let in_memory = self.sort_memory()?;
-            let source = Source::Memory(in_memory);
+            let source = MergeInput::Memory(in_memory);
             return Ok(Sorted { source, spilled: self.spilled, _reservation: self.reservation });
         }
         self.spill()?;
@@ -313,7 +313,7 @@ impl Sorter {
             runs.push(run);
         }
         let merging = self.merging(runs)?;
-        Ok(Sorted { source: Source::Runs(merging), spilled: self.spilled, _reservation: self.reservation })
+        Ok(Sorted { source: MergeInput::Runs(merging), spilled: self.spilled, _reservation: self.reservation })
     }
 }
 
@@ -322,25 +322,25 @@ fn has_long(keys: &Rows) -> bool {
 }
 
 /// Sorts places by a comparison that begins with their prefixes; equal ones stay in their order.
-fn sort_places(places: &mut [Place], compare: &impl Fn(&Place, &Place) -> Ordering) {
+fn sort_places(places: &mut [RowRef], compare: &impl Fn(&RowRef, &RowRef) -> Ordering) {
     let mut spare = if places.len() > NEAR_ROWS { places.to_vec() } else { Vec::new() };
     sort_range(places, &mut spare, compare);
 }
 
 /// The same, of which each part that does not fit into the cache is dealt by the bits in which prefixes differ; `spare`
 /// is as long, where that is needed.
-fn sort_range(places: &mut [Place], spare: &mut [Place], compare: &impl Fn(&Place, &Place) -> Ordering) {
+fn sort_range(places: &mut [RowRef], spare: &mut [RowRef], compare: &impl Fn(&RowRef, &RowRef) -> Ordering) {
     if places.len() <= NEAR_ROWS {
         return places.sort_by(compare);
     }
-    let prefixes = places.iter().map(Place::prefix);
+    let prefixes = places.iter().map(RowRef::prefix);
     let (low, high) = prefixes.fold((u128::MAX, 0), |(low, high), prefix| (low.min(prefix), high.max(prefix)));
     if low == high {
         return places.sort_by(compare);
     }
     let bits = u128::BITS - (high - low).leading_zeros();
     let digit_bits = (places.len() / RANGE_ROWS).ilog2().clamp(1, DIGIT_BITS_MAX).min(bits);
-    let digit = |place: &Place| ((place.prefix() - low) >> (bits - digit_bits)) as usize;
+    let digit = |place: &RowRef| ((place.prefix() - low) >> (bits - digit_bits)) as usize;
     let mut ends = vec![0; 1 << digit_bits];
     places.iter().for_each(|place| ends[digit(place)] += 1);
     let mut start = 0;
@@ -369,7 +369,7 @@ fn block_rows(bytes: u64, rows: usize) -> usize {
 
 struct InMemory {
     gather: Gather,
-    places: Vec<Place>,
+    places: Vec<RowRef>,
     next: usize,
     rows_max: usize,
     /// Kept for its memory.
@@ -414,14 +414,14 @@ impl Merging {
     }
 }
 
-enum Source {
+enum MergeInput {
     Memory(InMemory),
     Runs(Merging),
 }
 
 /// Sorted rows, batch by batch.
 pub struct Sorted {
-    source: Source,
+    source: MergeInput,
     spilled: Spilled,
     _reservation: Reservation,
 }
@@ -438,8 +438,8 @@ impl Sorted {
     /// `Spill` where the disk fails, or returns something else than was written.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, BatchError> {
         match &mut self.source {
-            Source::Memory(in_memory) => in_memory.next_batch(),
-            Source::Runs(merging) => merging.next_batch(),
+            MergeInput::Memory(in_memory) => in_memory.next_batch(),
+            MergeInput::Runs(merging) => merging.next_batch(),
         }
     }
 }

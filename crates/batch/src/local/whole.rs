@@ -16,19 +16,19 @@ use super::reduce::ColumnOp;
 use crate::widest::widest;
 
 /// Sums of columns of whole numbers that come in batches: nothing is made of each batch.
-pub(crate) struct Sums {
+pub(crate) struct ColumnSums {
     totals: Vec<i128>,
     empty: bool,
     /// Of few values at a time, what is not in the totals yet.
     lanes: Lanes,
 }
 
-impl Sums {
+impl ColumnSums {
     /// Of batches with this schema; `None` if one of their columns is not of int64.
     pub(crate) fn new(schema: &SchemaRef) -> Option<Self> {
         let fields = schema.fields();
         let whole = fields.iter().all(|field| *field.data_type() == DataType::Int64);
-        whole.then(|| Sums { totals: vec![0; fields.len()], empty: true, lanes: Lanes::default() })
+        whole.then(|| ColumnSums { totals: vec![0; fields.len()], empty: true, lanes: Lanes::default() })
     }
 
     /// Adds a batch, unless it has nulls, or no rows. Returns whether it did.
@@ -242,7 +242,7 @@ mod tests {
 
             // Also in batches, of which one alone may be beyond.
             let batch = RecordBatch::try_from_iter([("n", column)]).unwrap();
-            let mut sums = Sums::new(batch.schema_ref()).unwrap();
+            let mut sums = ColumnSums::new(batch.schema_ref()).unwrap();
             let half = batch.num_rows() / 2;
             prop_assert_eq!(sums.add(&batch.slice(0, half)), half > 0);
             prop_assert!(sums.add(&batch.slice(half, batch.num_rows() - half)));
@@ -250,7 +250,7 @@ mod tests {
             prop_assert_eq!(row.ok().map(|row| row.column(0).as_primitive::<Int64Type>().value(0)), expected);
 
             // And without a batch.
-            let mut sums = Sums::new(batch.schema_ref()).unwrap();
+            let mut sums = ColumnSums::new(batch.schema_ref()).unwrap();
             for part in batch.column(0).as_primitive::<Int64Type>().values().chunks(at_once) {
                 prop_assert!(sums.add_values(part.to_byte_slice()));
             }
@@ -264,10 +264,10 @@ mod tests {
     fn batches_that_are_not_summed() {
         let batch = |column: ArrayRef| RecordBatch::try_from_iter([("n", column)]).unwrap();
         let nulls = batch(Arc::new(Int64Array::from(vec![Some(1), None])));
-        let mut sums = Sums::new(nulls.schema_ref()).unwrap();
+        let mut sums = ColumnSums::new(nulls.schema_ref()).unwrap();
         assert!(!sums.add(&nulls) && !sums.add(&nulls.slice(0, 0)));
         assert!(sums.row(nulls.schema_ref()).is_none());
-        assert!(Sums::new(batch(Arc::new(Float64Array::from(vec![1.0]))).schema_ref()).is_none());
+        assert!(ColumnSums::new(batch(Arc::new(Float64Array::from(vec![1.0]))).schema_ref()).is_none());
     }
 
     #[test]

@@ -76,13 +76,13 @@ impl Drop for Mapping {
 const PAGE_BYTES: usize = 4 << 10;
 
 /// Checksums of the pages of what has been written.
-struct Sums {
+struct BlockSums {
     pages: Vec<u32>,
     /// The beginning of the next page.
     rest: Vec<u8>,
 }
 
-impl Sums {
+impl BlockSums {
     fn of_page(bytes: &[u8]) -> u32 {
         // The lower half: as many as there are pages are held in memory.
         XxHash3_64::oneshot(bytes) as u32
@@ -96,17 +96,17 @@ impl Sums {
             if self.rest.len() < PAGE_BYTES {
                 return;
             }
-            self.pages.push(Sums::of_page(&self.rest));
+            self.pages.push(BlockSums::of_page(&self.rest));
             self.rest.clear();
         }
         let pages = bytes.chunks_exact(PAGE_BYTES);
         self.rest.extend_from_slice(pages.remainder());
-        self.pages.extend(pages.map(Sums::of_page));
+        self.pages.extend(pages.map(BlockSums::of_page));
     }
 
     fn finish(mut self) -> Vec<u32> {
         if !self.rest.is_empty() {
-            self.pages.push(Sums::of_page(&self.rest));
+            self.pages.push(BlockSums::of_page(&self.rest));
         }
         self.pages
     }
@@ -167,7 +167,7 @@ pub fn verify(bytes: &[u8]) -> Result<(), BatchError> {
         // SAFETY: the page is of the mapping that `bytes` lies in, which whoever has lent these keeps mapped; nobody
         // writes to it.
         let page_bytes = unsafe { std::slice::from_raw_parts((start + from) as *const u8, to - from) };
-        if Sums::of_page(page_bytes) != sum {
+        if BlockSums::of_page(page_bytes) != sum {
             return Err(damaged(
                 &seal.governor,
                 &format!("the checksum of bytes {from} to {to} of {} is wrong", seal.len),
@@ -267,7 +267,7 @@ fn verify_views(data: &ArrayData) -> Result<(), BatchError> {
 pub struct MapWriter {
     governor: Governor,
     file: BufWriter<File>,
-    sums: Sums,
+    sums: BlockSums,
     len: usize,
 }
 
@@ -278,7 +278,8 @@ impl MapWriter {
     /// When it cannot be made there.
     pub fn new(governor: &Governor) -> Result<Self, BatchError> {
         let file = tempfile::tempfile_in(&governor.settings().spill_dir).map_err(|e| spill_error(governor, &e))?;
-        let (file, sums) = (BufWriter::with_capacity(IO_BYTES, file), Sums { pages: Vec::new(), rest: Vec::new() });
+        let (file, sums) =
+            (BufWriter::with_capacity(IO_BYTES, file), BlockSums { pages: Vec::new(), rest: Vec::new() });
         Ok(MapWriter { governor: governor.clone(), file, sums, len: 0 })
     }
 
@@ -338,7 +339,7 @@ impl Governor {
 }
 
 /// A number that is stored as it is: any bits are one.
-pub trait Cell: Copy + Default + sealed::Sealed {}
+pub trait SealCell: Copy + Default + sealed::Sealed {}
 
 mod sealed {
     pub trait Sealed {}
@@ -347,7 +348,7 @@ mod sealed {
 macro_rules! cells {
     ($($number:ty),*) => {
         $(impl sealed::Sealed for $number {}
-        impl Cell for $number {})*
+        impl SealCell for $number {})*
     };
 }
 cells!(u8, u32, u64, i64);
@@ -373,7 +374,7 @@ impl<T> Default for Cells<T> {
     }
 }
 
-impl<T: Cell> Cells<T> {
+impl<T: SealCell> Cells<T> {
     /// Bytes in memory.
     pub fn bytes(&self) -> usize {
         self.memory.capacity() * size_of::<T>()
@@ -450,7 +451,7 @@ impl Disk {
     }
 }
 
-impl<T: Cell> Deref for Cells<T> {
+impl<T: SealCell> Deref for Cells<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -463,7 +464,7 @@ impl<T: Cell> Deref for Cells<T> {
     }
 }
 
-impl<T: Cell> DerefMut for Cells<T> {
+impl<T: SealCell> DerefMut for Cells<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.disk {
             // SAFETY: as above; the mapping may be written, and is this one's alone.

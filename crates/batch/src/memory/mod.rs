@@ -1,8 +1,8 @@
 //! Memory is budgeted: one governor per worker knows what operators hold and how large the process really is, and
 //! answers who asks for more. In this order, as memory runs out:
 //!
-//! 1. [`Level::Slow`]: streams into this worker get less credit, so that sources slow down;
-//! 2. [`Level::Spill`]: operators that can are told to write to disk instead of growing;
+//! 1. [`MemoryLevel::Slow`]: streams into this worker get less credit, so that sources slow down;
+//! 2. [`MemoryLevel::Spill`]: operators that can are told to write to disk instead of growing;
 //! 3. a refusal, an error that names the operator that holds most; also where nobody asks, when the process is beyond
 //!    its budget and the machine is nearly out of memory ([`Governor::overdrawn`]). The kernel's out-of-memory killer
 //!    never decides.
@@ -66,7 +66,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How much of the budget is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum MemoryLevel {
     /// Enough.
     Ok,
     /// Sources should slow down.
@@ -95,10 +95,10 @@ impl Default for MemorySettings {
 
 /// See the module. Clones are the same governor.
 #[derive(Clone, Debug)]
-pub struct Governor(Arc<Inner>);
+pub struct Governor(Arc<GovernorState>);
 
 #[derive(Debug)]
-struct Inner {
+struct GovernorState {
     settings: MemorySettings,
     reserved: AtomicU64,
     /// The most that was reserved since the allocator last returned what was free.
@@ -125,7 +125,7 @@ impl Governor {
         spill::allow_many_files();
         keep_freed(settings.budget_bytes);
         pages::use_huge_pages(settings.budget_bytes == 0 || settings.budget_bytes >= HUGE_BUDGET_BYTES);
-        Governor(Arc::new(Inner {
+        Governor(Arc::new(GovernorState {
             settings,
             reserved: AtomicU64::new(0),
             reserved_max: AtomicU64::new(0),
@@ -152,16 +152,16 @@ impl Governor {
     }
 
     /// How much of the budget is used.
-    pub fn level(&self) -> Level {
+    pub fn level(&self) -> MemoryLevel {
         let budget = self.0.settings.budget_bytes;
         if budget == 0 {
-            return Level::Ok;
+            return MemoryLevel::Ok;
         }
         let used = self.0.reserved.load(Ordering::Relaxed).max(self.process_bytes());
         match used.saturating_mul(100) / budget {
-            percent if percent >= SPILL_PERCENT => Level::Spill,
-            percent if percent >= SLOW_PERCENT => Level::Slow,
-            _ => Level::Ok,
+            percent if percent >= SPILL_PERCENT => MemoryLevel::Spill,
+            percent if percent >= SLOW_PERCENT => MemoryLevel::Slow,
+            _ => MemoryLevel::Ok,
         }
     }
 
@@ -433,12 +433,12 @@ mod tests {
         let governor = governor(1000);
         let (sort, join) = (governor.reservation("sort"), governor.reservation("join"));
         assert!(sort.try_grow(690));
-        assert_eq!(governor.level(), Level::Ok);
+        assert_eq!(governor.level(), MemoryLevel::Ok);
         assert!(join.try_grow(100));
-        assert_eq!(governor.level(), Level::Slow);
+        assert_eq!(governor.level(), MemoryLevel::Slow);
         assert!(!join.try_grow(61), "85 percent is where spilling begins");
         join.grow(150).unwrap();
-        assert_eq!(governor.level(), Level::Spill);
+        assert_eq!(governor.level(), MemoryLevel::Spill);
         let error = join.grow(100).unwrap_err().to_string();
         assert!(
             error.contains("\"join\" asked for 100 bytes") && error.contains("\"sort\" holds most (690"),
@@ -447,7 +447,7 @@ mod tests {
         drop(sort);
         assert_eq!(governor.reserved_bytes(), 250);
         join.free();
-        assert_eq!((governor.level(), governor.reserved_bytes()), (Level::Ok, 0));
+        assert_eq!((governor.level(), governor.reserved_bytes()), (MemoryLevel::Ok, 0));
     }
 
     /// Without a budget nobody is ever told no.
@@ -456,7 +456,7 @@ mod tests {
         let governor = governor(0);
         let reservation = governor.reservation("sort");
         assert!(reservation.try_grow(u64::MAX / 2));
-        assert_eq!(governor.level(), Level::Ok);
+        assert_eq!(governor.level(), MemoryLevel::Ok);
     }
 
     /// Who is to blame must be told: an operator, or what the program has by itself.
@@ -478,7 +478,7 @@ mod tests {
         let settings = MemorySettings { budget_bytes: 64 << 20, ..MemorySettings::default() };
         let governor = Governor::new(settings);
         let held = vec![1_u8; BASE_BYTES_MAX as usize];
-        assert_eq!(governor.level(), Level::Spill);
+        assert_eq!(governor.level(), MemoryLevel::Spill);
         assert!(held.iter().all(|&byte| byte == 1));
         assert!(governor.process_bytes_max() > 64 << 20);
         let any = governor.reservation("any");

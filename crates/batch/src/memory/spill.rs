@@ -181,19 +181,19 @@ impl SpillFile {
     /// # Errors
     /// When a schema's batches cannot be read.
     pub fn read(&self) -> Result<SpillReader, BatchError> {
-        let file = BufReader::with_capacity(IO_BYTES, Place { file: Arc::clone(&self.file), at: 0 });
+        let file = BufReader::with_capacity(IO_BYTES, FileCursor { file: Arc::clone(&self.file), at: 0 });
         let (governor, decoder) = (self.governor.clone(), Decoder::new(&self.schema)?);
         Ok(SpillReader { governor, file, decoder, next: 0, blocks: self.blocks, left_bytes: self.bytes })
     }
 }
 
 /// Where a reader is in a file that others read too.
-struct Place {
+struct FileCursor {
     file: Arc<File>,
     at: u64,
 }
 
-impl Read for Place {
+impl Read for FileCursor {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
         let read = self.file.read_at(bytes, self.at)?;
         self.at += read as u64;
@@ -204,7 +204,7 @@ impl Read for Place {
 /// The batches of a file, in order.
 pub struct SpillReader {
     governor: Governor,
-    file: BufReader<Place>,
+    file: BufReader<FileCursor>,
     decoder: Decoder,
     next: u64,
     blocks: u64,

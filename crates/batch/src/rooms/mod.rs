@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::Mutex;
 
-pub use space::{Place, Space};
+pub use space::{Extent, Space};
 
 /// Smaller ones come and go within memory that the allocator keeps.
 const KEPT_BYTES_MIN: usize = 64 << 10;
@@ -44,7 +44,7 @@ impl Rooms {
         drop(idle);
         // A little larger, so that it serves messages of about the same length.
         let memory = found.unwrap_or_else(|| MutableBuffer::with_capacity(len.next_multiple_of(KEPT_BYTES_MIN)));
-        Room(Memory::Own(memory, Arc::downgrade(self)))
+        Room(RoomMemory::Own(memory, Arc::downgrade(self)))
     }
 
     fn give_back(&self, mut memory: MutableBuffer) {
@@ -58,32 +58,32 @@ impl Rooms {
 }
 
 /// Room for one message, aligned for every type. It goes back when it, or what it became, is dropped.
-pub struct Room(Memory);
+pub struct Room(RoomMemory);
 
-enum Memory {
+enum RoomMemory {
     /// This worker's own.
     Own(MutableBuffer, Weak<Rooms>),
     /// Others of the host can read it, too; if so told, all that it is for do.
-    Shared(Place, bool),
+    Shared(Extent, bool),
 }
 
 impl Room {
     /// One that nobody uses again.
     #[inline]
     pub fn new(len: usize) -> Self {
-        Room(Memory::Own(MutableBuffer::with_capacity(len), Weak::new()))
+        Room(RoomMemory::Own(MutableBuffer::with_capacity(len), Weak::new()))
     }
 
     /// One that others of the host can read; `by_all`: and all that it is for do, and nobody else.
     #[inline]
-    pub fn shared(place: Place, by_all: bool) -> Self {
-        Room(Memory::Shared(place, by_all))
+    pub fn shared(place: Extent, by_all: bool) -> Self {
+        Room(RoomMemory::Shared(place, by_all))
     }
 
     /// Whether it is read where it is by all that it is for.
     #[inline]
     pub(crate) fn is_read_in_place(&self) -> bool {
-        matches!(self.0, Memory::Shared(_, true))
+        matches!(self.0, RoomMemory::Shared(_, true))
     }
 
     /// All of it, to be filled.
@@ -91,8 +91,8 @@ impl Room {
     pub fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
         match &mut self.0 {
             // SAFETY: the buffer has so many bytes there.
-            Memory::Own(memory, _) => unsafe { from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity()) },
-            Memory::Shared(place, _) => place.spare(),
+            RoomMemory::Own(memory, _) => unsafe { from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.capacity()) },
+            RoomMemory::Shared(place, _) => place.spare(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Room {
     pub unsafe fn into_buffer(mut self, len: usize) -> Buffer {
         assert!(len <= self.spare().len(), "{len} bytes in a room for {}", self.spare().len());
         let ptr = match &mut self.0 {
-            Memory::Own(memory, rooms) => {
+            RoomMemory::Own(memory, rooms) => {
                 // SAFETY: as said above.
                 unsafe { memory.set_len(len) };
                 if rooms.strong_count() == 0 {
@@ -111,7 +111,7 @@ impl Room {
                 }
                 NonNull::from(memory.as_slice()).cast()
             }
-            Memory::Shared(place, _) => place.ptr(),
+            RoomMemory::Shared(place, _) => place.ptr(),
         };
         // A panic elsewhere leaves rooms as they are.
         let owner = Arc::new(AssertUnwindSafe(self));
@@ -123,7 +123,7 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        if let Memory::Own(memory, rooms) = &mut self.0
+        if let RoomMemory::Own(memory, rooms) = &mut self.0
             && let Some(rooms) = rooms.upgrade()
         {
             rooms.give_back(take(memory));

@@ -30,7 +30,7 @@ impl Space {
     }
 
     /// A place for `len` bytes, at least one; `None` while there is none so long.
-    pub fn take(self: &Arc<Self>, len: usize) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, len: usize) -> Option<Extent> {
         let len = len.next_multiple_of(STEP_BYTES);
         let mut free = self.free.lock();
         // The lowest, so that few pages are in use, which the caches know.
@@ -40,7 +40,7 @@ impl Space {
             free.insert(start + len, found - len);
         }
         drop(free);
-        Some(Place { space: Arc::clone(self), start, len })
+        Some(Extent { space: Arc::clone(self), start, len })
     }
 
     fn give_back(&self, mut start: usize, mut len: usize) {
@@ -64,13 +64,13 @@ impl Space {
 }
 
 /// A stretch of a [`Space`] that is nobody else's.
-pub struct Place {
+pub struct Extent {
     space: Arc<Space>,
     start: usize,
     len: usize,
 }
 
-impl Place {
+impl Extent {
     pub(crate) fn ptr(&self) -> NonNull<u8> {
         // SAFETY: a place lies within its segment.
         unsafe { self.space.segment.base().add(self.start) }
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Extent {
     fn drop(&mut self) {
         self.space.give_back(self.start, self.len);
     }
@@ -100,13 +100,13 @@ mod tests {
         #[test]
         fn places_are_apart_and_come_back(steps in prop::collection::vec((any::<prop::sample::Index>(), 1usize..40_000), 1..200)) {
             let space = Space::new(Segment::private(40 * STEP_BYTES + 100).unwrap());
-            let mut held: Vec<Place> = Vec::new();
+            let mut held: Vec<Extent> = Vec::new();
             for (which, len) in steps {
                 match space.take(len) {
                     Some(mut place) if which.index(3) > 0 => {
                         prop_assert!(place.spare().len() >= len && place.start >= STEP_BYTES);
                         prop_assert!(place.start + place.len <= 40 * STEP_BYTES);
-                        let apart = |other: &Place| other.start + other.len <= place.start || place.start + place.len <= other.start;
+                        let apart = |other: &Extent| other.start + other.len <= place.start || place.start + place.len <= other.start;
                         prop_assert!(held.iter().all(apart));
                         held.push(place);
                     }

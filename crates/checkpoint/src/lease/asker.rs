@@ -8,7 +8,7 @@ use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
 
 use super::process::Process;
-use super::protocol::{Answer, Ask, Claimant, Record, Step, Terms};
+use super::protocol::{ClaimStep, Claimant, LeaseRecord, LeaseTerms, StoreAnswer, StoreRequest};
 
 /// What is asked of the store for so long has failed. It may be done all the same, later.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -17,13 +17,13 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
 const NO_VERSION: &str = "it does not give versions to what it writes";
 
 /// The words for an error of the store.
-type Says = Box<dyn Fn(&Error) -> String + Send + Sync>;
+type DescribeError = Box<dyn Fn(&Error) -> String + Send + Sync>;
 
 /// See the module.
 pub struct Asker {
     objects: Arc<dyn ObjectStore>,
     path: Path,
-    says: Says,
+    says: DescribeError,
     pub(super) claimant: Claimant,
     began: Instant,
     anyhow: bool,
@@ -31,13 +31,13 @@ pub struct Asker {
 
 /// What has come of a step.
 #[derive(Debug)]
-pub enum Told {
+pub enum ClaimOutcome {
     /// What the store said.
-    Answer(Answer),
+    Answer(StoreAnswer),
     /// There is nothing to do for so long.
     Wait(Duration),
     /// Another holds the place.
-    Lost(Option<Box<Record>>),
+    Lost(Option<Box<LeaseRecord>>),
     /// The store does not answer, and the place was never held.
     Failed(String),
 }
@@ -51,7 +51,7 @@ impl Asker {
         (owner, job): (&str, &str),
         says: impl Fn(&Error) -> String + Send + Sync + 'static,
     ) -> Self {
-        let claimant = Claimant::new(Record::of(owner, job, Process::this()), Terms::USUAL);
+        let claimant = Claimant::new(LeaseRecord::of(owner, job, Process::this()), LeaseTerms::USUAL);
         Asker { objects, path, says: Box::new(says), claimant, began: Instant::now(), anyhow: false }
     }
 
@@ -61,22 +61,22 @@ impl Asker {
     }
 
     /// What is next. `is_gone` says whose record, if this version can read it, is nobody's: see [`is_gone`].
-    pub async fn step(&mut self, is_gone: impl Fn(Option<&Record>) -> bool) -> Told {
+    pub async fn step(&mut self, is_gone: impl Fn(Option<&LeaseRecord>) -> bool) -> ClaimOutcome {
         let ask = match self.claimant.step(self.began.elapsed(), at_ms()) {
-            Step::Ask(ask) => ask,
-            Step::Wait(until) => return Told::Wait(until.saturating_sub(self.began.elapsed())),
-            Step::Lost(record) => return Told::Lost(record),
-            Step::Failed(reason) => return Told::Failed(reason),
+            ClaimStep::Ask(ask) => ask,
+            ClaimStep::Wait(until) => return ClaimOutcome::Wait(until.saturating_sub(self.began.elapsed())),
+            ClaimStep::Lost(record) => return ClaimOutcome::Lost(record),
+            ClaimStep::Failed(reason) => return ClaimOutcome::Failed(reason),
         };
         let answer = self.ask(ask).await;
         self.claimant.heard(self.began.elapsed(), answer.clone(), is_gone);
-        Told::Answer(answer)
+        ClaimOutcome::Answer(answer)
     }
 
     /// Whose record it waits for, if it can be read, and how long that lasts when it is not renewed.
-    pub fn waits_for(&self) -> Option<(Option<&Record>, Duration)> {
+    pub fn waits_for(&self) -> Option<(Option<&LeaseRecord>, Duration)> {
         let record = self.claimant.waits_for()?;
-        Some((record, record.map_or(Terms::USUAL.lasts, Record::lasts)))
+        Some((record, record.map_or(LeaseTerms::USUAL.lasts, LeaseRecord::lasts)))
     }
 
     /// Renews at the next step, whenever the last time was.
@@ -87,14 +87,14 @@ impl Asker {
     /// Gives the place back, if it has it.
     pub(super) async fn give_back(&mut self) {
         let Some(ask) = self.claimant.give_back(at_ms()) else { return };
-        let Ask::Replace(free, _) = &ask else { return };
+        let StoreRequest::Replace(free, _) = &ask else { return };
         let free = free.clone();
         // A renewal that was under way may have been written, or not.
-        if matches!(self.ask(ask).await, Answer::Refused)
-            && let Answer::Found(Some(record), version) = self.ask(Ask::Read).await
+        if matches!(self.ask(ask).await, StoreAnswer::Refused)
+            && let StoreAnswer::Found(Some(record), version) = self.ask(StoreRequest::Read).await
             && record.owner == free.owner
         {
-            self.ask(Ask::Replace(free, version)).await;
+            self.ask(StoreRequest::Replace(free, version)).await;
         }
     }
 
@@ -106,31 +106,31 @@ impl Asker {
     pub(super) async fn heeds_conditions(&self, stale: UpdateVersion) -> Result<Option<String>, String> {
         let record = self.claimant.record(at_ms());
         for (ask, wrong) in [
-            (Ask::Create(record.clone()), "it creates an object that already exists"),
-            (Ask::Replace(record, stale), "it replaces a version that no longer exists"),
+            (StoreRequest::Create(record.clone()), "it creates an object that already exists"),
+            (StoreRequest::Replace(record, stale), "it replaces a version that no longer exists"),
         ] {
             match self.ask(ask).await {
-                Answer::Refused => {}
-                Answer::Written(_) => return Ok(Some(wrong.into())),
-                Answer::Unconditional(reason) => return Ok(Some(reason)),
-                Answer::Failed(reason) => return Err(reason),
-                Answer::Nothing | Answer::Found(..) => unreachable!("nothing was read"),
+                StoreAnswer::Refused => {}
+                StoreAnswer::Written(_) => return Ok(Some(wrong.into())),
+                StoreAnswer::Unconditional(reason) => return Ok(Some(reason)),
+                StoreAnswer::Failed(reason) => return Err(reason),
+                StoreAnswer::Nothing | StoreAnswer::Found(..) => unreachable!("nothing was read"),
             }
         }
         Ok(None)
     }
 
-    async fn ask(&self, ask: Ask) -> Answer {
+    async fn ask(&self, ask: StoreRequest) -> StoreAnswer {
         match tokio::time::timeout(ANSWER_MAX, ask_store(&*self.objects, &self.path, ask, self.anyhow)).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => Answer::Failed((self.says)(&error)),
-            Err(_) => Answer::Failed(format!("the store did not answer within {ANSWER_MAX:?}")),
+            Ok(Err(error)) => StoreAnswer::Failed((self.says)(&error)),
+            Err(_) => StoreAnswer::Failed(format!("the store did not answer within {ANSWER_MAX:?}")),
         }
     }
 }
 
 /// Of whose record it is certain that nobody renews it: the process was one of this machine.
-pub fn is_gone(record: Option<&Record>) -> bool {
+pub fn is_gone(record: Option<&LeaseRecord>) -> bool {
     record.is_some_and(|record| record.process.is_gone(&Process::this()))
 }
 
@@ -140,11 +140,16 @@ fn at_ms() -> u64 {
 }
 
 /// Asks a store. If it knows no conditions, what is to be there `anyhow` is written without.
-pub(super) async fn ask_store(objects: &dyn ObjectStore, path: &Path, ask: Ask, anyhow: bool) -> Result<Answer, Error> {
+pub(super) async fn ask_store(
+    objects: &dyn ObjectStore,
+    path: &Path,
+    ask: StoreRequest,
+    anyhow: bool,
+) -> Result<StoreAnswer, Error> {
     let (record, mode) = match ask {
-        Ask::Read => return read(objects, path).await,
-        Ask::Create(record) => (record, PutMode::Create),
-        Ask::Replace(record, version) => (record, PutMode::Update(version)),
+        StoreRequest::Read => return read(objects, path).await,
+        StoreRequest::Create(record) => (record, PutMode::Create),
+        StoreRequest::Replace(record, version) => (record, PutMode::Update(version)),
     };
     let bytes = Bytes::from(serde_json::to_vec(&record).expect("a record is made of numbers and texts"));
     let put = |mode| objects.put_opts(path, bytes.clone().into(), PutOptions { mode, ..PutOptions::default() });
@@ -152,8 +157,8 @@ pub(super) async fn ask_store(objects: &dyn ObjectStore, path: &Path, ask: Ask, 
         PutMode::Update(UpdateVersion { e_tag: None, version: None }) => NO_VERSION.into(),
         mode => match put(mode).await {
             Ok(put) if put.e_tag.is_none() && put.version.is_none() => NO_VERSION.into(),
-            Ok(put) => return Ok(Answer::Written(put.into())),
-            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => return Ok(Answer::Refused),
+            Ok(put) => return Ok(StoreAnswer::Written(put.into())),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => return Ok(StoreAnswer::Refused),
             Err(error @ Error::NotImplemented { .. }) => error.to_string(),
             // Servers that do not know the header.
             Err(error) if error.to_string().contains("NotImplemented") => error.to_string(),
@@ -161,17 +166,17 @@ pub(super) async fn ask_store(objects: &dyn ObjectStore, path: &Path, ask: Ask, 
         },
     };
     match anyhow {
-        true => Ok(Answer::Written(put(PutMode::Overwrite).await?.into())),
-        false => Ok(Answer::Unconditional(reason)),
+        true => Ok(StoreAnswer::Written(put(PutMode::Overwrite).await?.into())),
+        false => Ok(StoreAnswer::Unconditional(reason)),
     }
 }
 
-pub(super) async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<Answer, Error> {
+pub(super) async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<StoreAnswer, Error> {
     let found = match objects.get(path).await {
         Ok(found) => found,
-        Err(Error::NotFound { .. }) => return Ok(Answer::Nothing),
+        Err(Error::NotFound { .. }) => return Ok(StoreAnswer::Nothing),
         Err(error) => return Err(error),
     };
     let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
-    Ok(Answer::Found(Record::read(&found.bytes().await?), version))
+    Ok(StoreAnswer::Found(LeaseRecord::read(&found.bytes().await?), version))
 }

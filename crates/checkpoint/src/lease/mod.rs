@@ -29,17 +29,17 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use asker::{ANSWER_MAX, read};
-pub use asker::{Asker, Told, is_gone};
+pub use asker::{Asker, ClaimOutcome, is_gone};
 pub use process::Process;
-use protocol::Terms;
-pub use protocol::{Answer, Record};
+use protocol::LeaseTerms;
+pub use protocol::{LeaseRecord, StoreAnswer};
 
 /// For so long a lease is tried to be given back. Otherwise it goes by itself.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(3);
 
 /// The place that a lease is on.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct LeaseKey {
     /// Of nobody else: its connections are driven by the thread that renews.
     pub objects: Arc<dyn ObjectStore>,
     pub path: Path,
@@ -61,7 +61,7 @@ type Outcome = Result<(), Denied>;
 
 /// What the thread tells.
 #[derive(Default)]
-struct Shared {
+struct LeaseStatus {
     /// When wishing has come to its end.
     outcome: Mutex<Option<Outcome>>,
     /// The store writes whatever is asked: there can be no lease.
@@ -75,7 +75,7 @@ struct Shared {
 
 /// A lease, or the wish for one; dropping it gives it up.
 pub(crate) struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<LeaseStatus>,
     /// Dropped, it ends the thread.
     stop: Option<oneshot::Sender<()>>,
     /// Heard of when the thread has ended.
@@ -84,7 +84,7 @@ pub(crate) struct Lease {
 
 /// For who only wants to know whether it is held.
 #[derive(Clone)]
-pub struct LeaseView(Arc<Shared>);
+pub struct LeaseView(Arc<LeaseStatus>);
 
 impl Lease {
     /// Begins to want the place for a run of `job`. [`Lease::outcome`] says what has come of it, and `wake` is called
@@ -92,12 +92,17 @@ impl Lease {
     ///
     /// # Errors
     /// In words, when there can be no thread.
-    pub(crate) fn want(place: Place, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Self, String> {
+    pub(crate) fn want(
+        place: LeaseKey,
+        job: &str,
+        owner: &str,
+        wake: impl Fn() + Send + 'static,
+    ) -> Result<Self, String> {
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
-        let shared: Arc<Shared> = Arc::default();
+        let shared: Arc<LeaseStatus> = Arc::default();
         let asker = Asker::new(Arc::clone(&place.objects), place.path.clone(), (owner, job), ToString::to_string);
-        let mut keeper = Keeper { place, asker, shared: Arc::clone(&shared), stale: None, told: false };
+        let mut keeper = LeaseKeeper { place, asker, shared: Arc::clone(&shared), stale: None, told: false };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| error.to_string())?;
         let work = move || {
@@ -155,7 +160,7 @@ impl LeaseView {
         let held = *self.0.held.lock();
         // A clock that is set back is no reason to hold it longer: the other one goes on.
         let age = held.map_or(Duration::MAX, |(at, by_day)| at.elapsed().max(by_day.elapsed().unwrap_or_default()));
-        if age < Terms::USUAL.held {
+        if age < LeaseTerms::USUAL.held {
             return Ok(());
         }
         let why = self.0.trouble.lock().clone().unwrap_or_else(|| "this process was not running".into());
@@ -170,7 +175,7 @@ impl LeaseView {
 /// Who holds the lease that lies there, for people; nothing where nobody does, or that cannot be read just now.
 pub(super) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
     match tokio::time::timeout(ANSWER_MAX, read(objects, path)).await {
-        Ok(Ok(Answer::Found(record, _))) if record.as_ref().is_none_or(|record| !record.free) => {
+        Ok(Ok(StoreAnswer::Found(record, _))) if record.as_ref().is_none_or(|record| !record.free) => {
             holder(record.as_deref())
         }
         _ => String::new(),
@@ -178,8 +183,8 @@ pub(super) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
 }
 
 /// Who holds it, for people.
-fn holder(record: Option<&Record>) -> String {
-    let Some(Record { job, process, lasts_ms, at_ms, .. }) = record else {
+fn holder(record: Option<&LeaseRecord>) -> String {
+    let Some(LeaseRecord { job, process, lasts_ms, at_ms, .. }) = record else {
         return "a lease there has a version that this Tidemill cannot read".into();
     };
     let until = at_ms.saturating_add(*lasts_ms) / 1000;
@@ -191,19 +196,19 @@ fn holder(record: Option<&Record>) -> String {
 }
 
 /// The thread's part.
-struct Keeper {
-    place: Place,
+struct LeaseKeeper {
+    place: LeaseKey,
     asker: Asker,
-    shared: Arc<Shared>,
+    shared: Arc<LeaseStatus>,
     /// What was written first: to see whether the store refuses to replace it once more.
     stale: Option<UpdateVersion>,
     /// It has said that it waits.
     told: bool,
 }
 
-impl Keeper {
+impl LeaseKeeper {
     async fn keep(&mut self, mut stopped: oneshot::Receiver<()>, wake: &(dyn Fn() + Send)) {
-        let outcome = |shared: &Shared, outcome| {
+        let outcome = |shared: &LeaseStatus, outcome| {
             shared.outcome.lock().get_or_insert(outcome);
             wake();
         };
@@ -214,13 +219,13 @@ impl Keeper {
                 _ = &mut stopped => break,
             };
             match told {
-                Told::Answer(Answer::Unconditional(reason)) if self.shared.outcome.lock().is_none() => {
+                ClaimOutcome::Answer(StoreAnswer::Unconditional(reason)) if self.shared.outcome.lock().is_none() => {
                     self.do_without(reason).await;
                     return outcome(&self.shared, Ok(()));
                 }
-                Told::Answer(answer) => {
+                ClaimOutcome::Answer(answer) => {
                     *self.shared.trouble.lock() = self.asker.claimant.trouble().map(str::to_owned);
-                    let Answer::Written(version) = answer else { continue };
+                    let StoreAnswer::Written(version) = answer else { continue };
                     *self.shared.held.lock() = Some(asked);
                     if self.shared.outcome.lock().is_some() {
                         continue;
@@ -242,21 +247,21 @@ impl Keeper {
                         Err(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
                     }
                 }
-                Told::Wait(pause) => {
+                ClaimOutcome::Wait(pause) => {
                     self.tell();
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
                         _ = &mut stopped => break,
                     }
                 }
-                Told::Lost(record) => {
+                ClaimOutcome::Lost(record) => {
                     let by = holder(record.as_deref());
                     if self.asker.claimant.held().is_some() {
                         *self.shared.lost.lock() = Some(by.clone());
                     }
                     return outcome(&self.shared, Err(Denied::Held(by)));
                 }
-                Told::Failed(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
+                ClaimOutcome::Failed(reason) => return outcome(&self.shared, Err(Denied::Failed(reason))),
             }
         }
         *self.shared.held.lock() = None;
@@ -302,7 +307,7 @@ mod tests {
     use super::*;
 
     fn want(objects: &Arc<dyn ObjectStore>, job: &str) -> (Lease, Outcome) {
-        let place = Place { objects: Arc::clone(objects), path: Path::from("jobs/lease"), name: "memory".into() };
+        let place = LeaseKey { objects: Arc::clone(objects), path: Path::from("jobs/lease"), name: "memory".into() };
         let (wake, woken) = std::sync::mpsc::channel();
         let wake = move || {
             // It is called again when the lease is lost.
@@ -426,15 +431,17 @@ mod tests {
         let mut first = asker("first").anyhow();
         let mut written = 0;
         while written < 3 {
-            if let Told::Answer(Answer::Written(_)) = first.step(|_| false).await {
+            if let ClaimOutcome::Answer(StoreAnswer::Written(_)) = first.step(|_| false).await {
                 written += 1;
                 first.renew_now();
             }
         }
-        let Ok(Answer::Found(Some(record), _)) = read(&*objects, &Path::from("mark")).await else { panic!("none") };
+        let Ok(StoreAnswer::Found(Some(record), _)) = read(&*objects, &Path::from("mark")).await else {
+            panic!("none")
+        };
         assert_eq!((record.owner.as_str(), record.renewal), ("first", 2));
         let mut second = asker("second");
-        assert!(matches!(second.step(|_| true).await, Told::Answer(Answer::Found(..))));
-        assert!(matches!(second.step(|_| true).await, Told::Answer(Answer::Unconditional(_))));
+        assert!(matches!(second.step(|_| true).await, ClaimOutcome::Answer(StoreAnswer::Found(..))));
+        assert!(matches!(second.step(|_| true).await, ClaimOutcome::Answer(StoreAnswer::Unconditional(_))));
     }
 }

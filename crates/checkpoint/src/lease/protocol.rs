@@ -6,7 +6,7 @@
 //! not compared: a claimant that has seen one version for as long as the record lasts, *by its own clock and from when
 //! it had read it*, knows that the holder has not renewed it since before that, and the holder, which counts a shorter
 //! time from when it *began* to write it, has stopped holding it by then. So clocks may show anything; they only have
-//! to run about as fast (see [`Terms`]).
+//! to run about as fast (see [`LeaseTerms`]).
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const REFUSALS_MAX: u32 = 20;
 
 /// How long things take.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct LeaseTerms {
     /// A record that has not changed for so long is nobody's.
     pub lasts: Duration,
     /// For so long a holder takes what it has written for its own: less, by more than clocks differ in so short a time.
@@ -39,10 +39,10 @@ pub(crate) struct Terms {
     pub again: Duration,
 }
 
-impl Terms {
+impl LeaseTerms {
     /// A claimant that finds a living holder knows it within three seconds or so, and one that waits for a dead one to
     /// be certain, after fifteen. Clocks may differ in their rate by a tenth.
-    pub(crate) const USUAL: Terms = Terms {
+    pub(crate) const USUAL: LeaseTerms = LeaseTerms {
         lasts: Duration::from_secs(15),
         held: Duration::from_secs(12),
         renew: Duration::from_secs(3),
@@ -52,7 +52,7 @@ impl Terms {
 
 /// What lies in the store, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct LeaseRecord {
     /// A run of a job, or a write: no two have the same.
     pub owner: String,
     /// The job's name, for people.
@@ -69,11 +69,11 @@ pub struct Record {
     pub free: bool,
 }
 
-impl Record {
+impl LeaseRecord {
     /// What `process` writes for `owner`.
     pub(crate) fn of(owner: &str, job: &str, process: Process) -> Self {
         let (lasts_ms, renewal, at_ms, free) = Default::default();
-        Record { owner: owner.into(), job: job.into(), process, lasts_ms, renewal, at_ms, free }
+        LeaseRecord { owner: owner.into(), job: job.into(), process, lasts_ms, renewal, at_ms, free }
     }
 
     /// From the bytes of an object; `None`, if they are of no version that this one reads.
@@ -82,13 +82,13 @@ impl Record {
             // Marks beside output were two lines once: who writes and how often it was put, and the process.
             let (first, process) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
             let owner = first.split_once(' ')?.0;
-            let lasts_ms = Terms::USUAL.lasts.as_millis() as u64;
-            Some(Box::new(Record { lasts_ms, ..Record::of(owner, "", process.trim_end().parse().ok()?) }))
+            let lasts_ms = LeaseTerms::USUAL.lasts.as_millis() as u64;
+            Some(Box::new(LeaseRecord { lasts_ms, ..LeaseRecord::of(owner, "", process.trim_end().parse().ok()?) }))
         };
         serde_json::from_slice(bytes).ok().or_else(older)
     }
 
-    /// See [`Terms::lasts`].
+    /// See [`LeaseTerms::lasts`].
     pub(crate) fn lasts(&self) -> Duration {
         Duration::from_millis(self.lasts_ms).min(LASTS_MAX)
     }
@@ -96,21 +96,21 @@ impl Record {
 
 /// What a claimant wants from the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum StoreRequest {
     Read,
     /// If there is no record.
-    Create(Box<Record>),
+    Create(Box<LeaseRecord>),
     /// If that version lies there.
-    Replace(Box<Record>, UpdateVersion),
+    Replace(Box<LeaseRecord>, UpdateVersion),
 }
 
 /// What the store says.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum StoreAnswer {
     /// There is no record.
     Nothing,
     /// This one; `None`, if it is none that this version of Tidemill can read.
-    Found(Option<Box<Record>>, UpdateVersion),
+    Found(Option<Box<LeaseRecord>>, UpdateVersion),
     /// What was to be written is there.
     Written(UpdateVersion),
     /// Something else lies there.
@@ -123,26 +123,26 @@ pub enum Answer {
 
 /// What is next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ClaimStep {
     /// Ask the store, and tell the claimant what it says.
-    Ask(Ask),
+    Ask(StoreRequest),
     /// Nothing until then.
     Wait(Now),
     /// Another holds the place.
-    Lost(Option<Box<Record>>),
+    Lost(Option<Box<LeaseRecord>>),
     /// The store does not answer, and the place was never held.
     Failed(String),
 }
 
 /// Another's record, and since when it has not changed.
-struct Seen {
-    record: Option<Box<Record>>,
+struct RecordSighting {
+    record: Option<Box<LeaseRecord>>,
     version: UpdateVersion,
     since: Now,
     look: Now,
 }
 
-enum State {
+enum ClaimState {
     /// Wants to know what is there.
     Looks,
     /// There was nothing.
@@ -156,21 +156,21 @@ enum State {
         version: UpdateVersion,
         renew: Now,
     },
-    Over(Step),
+    Over(ClaimStep),
 }
 
 /// Who wants the place, or has it.
 pub(crate) struct Claimant {
-    me: Record,
-    terms: Terms,
-    state: State,
+    me: LeaseRecord,
+    terms: LeaseTerms,
+    state: ClaimState,
     /// When what is being asked was asked.
     asked: Now,
     /// Nothing is asked before.
     pause: Now,
     refusals: u32,
     failures: u32,
-    seen: Option<Seen>,
+    seen: Option<RecordSighting>,
     /// When it began to write what it knows to have been written last.
     held: Option<Now>,
     /// Why that was not renewed since.
@@ -178,14 +178,14 @@ pub(crate) struct Claimant {
 }
 
 impl Claimant {
-    pub(crate) fn new(me: Record, terms: Terms) -> Self {
-        let me = Record { lasts_ms: terms.lasts.as_millis() as u64, renewal: 0, free: false, ..me };
+    pub(crate) fn new(me: LeaseRecord, terms: LeaseTerms) -> Self {
+        let me = LeaseRecord { lasts_ms: terms.lasts.as_millis() as u64, renewal: 0, free: false, ..me };
         let (asked, pause, refusals, failures, seen, held, trouble) = Default::default();
-        Claimant { me, terms, state: State::Looks, asked, pause, refusals, failures, seen, held, trouble }
+        Claimant { me, terms, state: ClaimState::Looks, asked, pause, refusals, failures, seen, held, trouble }
     }
 
     /// When it began to write what it knows to have been written last, if it is the holder; whether it still is one is
-    /// a matter of time ([`Terms::held`]).
+    /// a matter of time ([`LeaseTerms::held`]).
     pub(crate) fn held(&self) -> Option<Now> {
         self.held
     }
@@ -196,59 +196,64 @@ impl Claimant {
     }
 
     /// Whose record it waits for.
-    pub(crate) fn waits_for(&self) -> Option<Option<&Record>> {
-        self.seen.as_ref().filter(|_| matches!(self.state, State::Waits)).map(|seen| seen.record.as_deref())
+    pub(crate) fn waits_for(&self) -> Option<Option<&LeaseRecord>> {
+        self.seen.as_ref().filter(|_| matches!(self.state, ClaimState::Waits)).map(|seen| seen.record.as_deref())
     }
 
     /// What is next. `at_ms` is the time of day, for people.
-    pub(crate) fn step(&mut self, now: Now, at_ms: u64) -> Step {
+    pub(crate) fn step(&mut self, now: Now, at_ms: u64) -> ClaimStep {
         let ask = match &self.state {
-            State::Over(step) => return step.clone(),
-            _ if now < self.pause => return Step::Wait(self.pause),
-            State::Looks => Ask::Read,
-            State::Creates => Ask::Create(self.record(at_ms)),
-            State::Takes(version) => Ask::Replace(self.record(at_ms), version.clone()),
-            State::Waits => match &self.seen {
-                Some(seen) if now < seen.look => return Step::Wait(seen.look),
-                _ => Ask::Read,
+            ClaimState::Over(step) => return step.clone(),
+            _ if now < self.pause => return ClaimStep::Wait(self.pause),
+            ClaimState::Looks => StoreRequest::Read,
+            ClaimState::Creates => StoreRequest::Create(self.record(at_ms)),
+            ClaimState::Takes(version) => StoreRequest::Replace(self.record(at_ms), version.clone()),
+            ClaimState::Waits => match &self.seen {
+                Some(seen) if now < seen.look => return ClaimStep::Wait(seen.look),
+                _ => StoreRequest::Read,
             },
-            State::Holds { renew, .. } if now < *renew => return Step::Wait(*renew),
-            State::Holds { version, .. } => Ask::Replace(self.record(at_ms), version.clone()),
+            ClaimState::Holds { renew, .. } if now < *renew => return ClaimStep::Wait(*renew),
+            ClaimState::Holds { version, .. } => StoreRequest::Replace(self.record(at_ms), version.clone()),
         };
         self.asked = now;
-        if !matches!(ask, Ask::Read) {
+        if !matches!(ask, StoreRequest::Read) {
             self.me.renewal += 1;
         }
-        Step::Ask(ask)
+        ClaimStep::Ask(ask)
     }
 
     /// The answer to what [`Claimant::step`] asked last. `is_gone` says whose record, if it can be read, is nobody's.
-    pub(crate) fn heard(&mut self, now: Now, answer: Answer, is_gone: impl Fn(Option<&Record>) -> bool) {
-        self.failures =
-            if matches!(answer, Answer::Failed(_) | Answer::Unconditional(_)) { self.failures + 1 } else { 0 };
+    pub(crate) fn heard(&mut self, now: Now, answer: StoreAnswer, is_gone: impl Fn(Option<&LeaseRecord>) -> bool) {
+        self.failures = if matches!(answer, StoreAnswer::Failed(_) | StoreAnswer::Unconditional(_)) {
+            self.failures + 1
+        } else {
+            0
+        };
         match answer {
-            Answer::Written(version) => {
+            StoreAnswer::Written(version) => {
                 self.held = Some(self.asked);
                 (self.seen, self.trouble, self.refusals) = (None, None, 0);
-                self.state = State::Holds { version, renew: self.asked + self.terms.renew };
+                self.state = ClaimState::Holds { version, renew: self.asked + self.terms.renew };
             }
             // Something else lies there: perhaps what it has written itself, and was told otherwise.
-            Answer::Refused => {
+            StoreAnswer::Refused => {
                 self.refusals += 1;
                 self.pause = if self.refusals > 1 { now + self.terms.again } else { now };
                 self.state = match self.held.is_none() && self.refusals > REFUSALS_MAX {
-                    true => State::Over(Step::Failed("what nobody else has changed is refused as changed".into())),
-                    false => State::Looks,
+                    true => {
+                        ClaimState::Over(ClaimStep::Failed("what nobody else has changed is refused as changed".into()))
+                    }
+                    false => ClaimState::Looks,
                 };
             }
-            Answer::Nothing => self.state = State::Creates,
-            Answer::Found(record, version) => self.found(now, record, version, is_gone),
-            Answer::Failed(reason) | Answer::Unconditional(reason)
+            StoreAnswer::Nothing => self.state = ClaimState::Creates,
+            StoreAnswer::Found(record, version) => self.found(now, record, version, is_gone),
+            StoreAnswer::Failed(reason) | StoreAnswer::Unconditional(reason)
                 if self.held.is_none() && self.failures > FAILURES_MAX =>
             {
-                self.state = State::Over(Step::Failed(reason));
+                self.state = ClaimState::Over(ClaimStep::Failed(reason));
             }
-            Answer::Failed(reason) | Answer::Unconditional(reason) => {
+            StoreAnswer::Failed(reason) | StoreAnswer::Unconditional(reason) => {
                 // If it has been written all the same, the next is refused.
                 self.trouble = Some(reason);
                 self.pause = now + self.terms.again;
@@ -259,51 +264,51 @@ impl Claimant {
     fn found(
         &mut self,
         now: Now,
-        record: Option<Box<Record>>,
+        record: Option<Box<LeaseRecord>>,
         version: UpdateVersion,
-        is_gone: impl Fn(Option<&Record>) -> bool,
+        is_gone: impl Fn(Option<&LeaseRecord>) -> bool,
     ) {
         let mine = record.as_ref().is_some_and(|record| record.owner == self.me.owner);
         let is_nobodys = || record.as_ref().is_some_and(|record| record.free) || is_gone(record.as_deref());
         if mine || (self.held.is_none() && is_nobodys()) {
-            self.state = State::Takes(version);
+            self.state = ClaimState::Takes(version);
             return;
         }
         // Whoever has held it has been taken for dead; and who renews what is waited for lives.
         if self.held.is_some() || self.seen.as_ref().is_some_and(|seen| seen.version != version) {
-            self.state = State::Over(Step::Lost(record));
+            self.state = ClaimState::Over(ClaimStep::Lost(record));
             return;
         }
         let lasts = record.as_ref().map_or(self.terms.lasts, |record| record.lasts());
-        let seen = self.seen.get_or_insert(Seen { record, version, since: now, look: now });
+        let seen = self.seen.get_or_insert(RecordSighting { record, version, since: now, look: now });
         let until = seen.since + lasts;
         if self.asked >= until {
-            self.state = State::Takes(seen.version.clone());
+            self.state = ClaimState::Takes(seen.version.clone());
         } else {
             seen.look = until.min(now + self.terms.again);
-            self.state = State::Waits;
+            self.state = ClaimState::Waits;
         }
     }
 
     /// What gives the place back, if it holds it.
-    pub(crate) fn give_back(&mut self, at_ms: u64) -> Option<Ask> {
-        let State::Holds { version, .. } = &self.state else { return None };
+    pub(crate) fn give_back(&mut self, at_ms: u64) -> Option<StoreRequest> {
+        let ClaimState::Holds { version, .. } = &self.state else { return None };
         let version = version.clone();
         self.me.renewal += 1;
         self.held = None;
-        Some(Ask::Replace(Box::new(Record { free: true, ..*self.record(at_ms) }), version))
+        Some(StoreRequest::Replace(Box::new(LeaseRecord { free: true, ..*self.record(at_ms) }), version))
     }
 
     /// Renews at the next step, whenever the last time was.
     pub(crate) fn renew_now(&mut self) {
-        if let State::Holds { renew, .. } = &mut self.state {
+        if let ClaimState::Holds { renew, .. } = &mut self.state {
             *renew = Now::ZERO;
         }
     }
 
     /// What it would write now.
-    pub(crate) fn record(&self, at_ms: u64) -> Box<Record> {
-        Box::new(Record { at_ms, ..self.me.clone() })
+    pub(crate) fn record(&self, at_ms: u64) -> Box<LeaseRecord> {
+        Box::new(LeaseRecord { at_ms, ..self.me.clone() })
     }
 }
 
@@ -316,12 +321,12 @@ mod tests {
     #[test]
     fn marks_of_older_versions_are_read() {
         let process = Process::this();
-        let record = Record::read(format!("7f-1 3\n{process}\n").as_bytes()).unwrap();
+        let record = LeaseRecord::read(format!("7f-1 3\n{process}\n").as_bytes()).unwrap();
         assert_eq!((record.owner.as_str(), &record.process), ("7f-1", &process));
-        assert_eq!(record.lasts(), Terms::USUAL.lasts);
-        assert_eq!(Record::read(&serde_json::to_vec(&record).unwrap()), Some(record));
+        assert_eq!(record.lasts(), LeaseTerms::USUAL.lasts);
+        assert_eq!(LeaseRecord::read(&serde_json::to_vec(&record).unwrap()), Some(record));
         for other in ["", "id", "id 0\n", "id 0\nprocess\n", "{}"] {
-            assert_eq!(Record::read(other.as_bytes()), None, "{other}");
+            assert_eq!(LeaseRecord::read(other.as_bytes()), None, "{other}");
         }
     }
 }

@@ -14,12 +14,12 @@ use object_store::path::Path;
 
 use super::asker::ask_store;
 use super::process::Process;
-use super::protocol::{Answer, Ask, Claimant, Now, Record, Step, Terms};
+use super::protocol::{ClaimStep, Claimant, LeaseRecord, LeaseTerms, Now, StoreAnswer, StoreRequest};
 
 /// Seeds of a whole run of the test; see [`effort`].
 const SEEDS: u64 = 1500;
 /// With a tenth of the usual times.
-const TERMS: Terms = Terms {
+const TERMS: LeaseTerms = LeaseTerms {
     lasts: Duration::from_millis(150),
     held: Duration::from_millis(120),
     renew: Duration::from_millis(30),
@@ -73,7 +73,7 @@ impl Random {
 struct Asked {
     of: usize,
     number: u64,
-    ask: Ask,
+    ask: StoreRequest,
     done_at: u64,
     answer_at: Option<u64>,
 }
@@ -95,14 +95,14 @@ impl Run {
         Duration::from_micros((tick - self.began) * self.rate)
     }
 
-    fn holds(&self, tick: u64, terms: Terms) -> bool {
+    fn holds(&self, tick: u64, terms: LeaseTerms) -> bool {
         self.claimant.held().is_some_and(|held| self.now(tick) - held < terms.held)
     }
 }
 
-fn begin(number: usize, tick: u64, terms: Terms, random: &mut Random) -> Run {
+fn begin(number: usize, tick: u64, terms: LeaseTerms, random: &mut Random) -> Run {
     Run {
-        claimant: Claimant::new(Record::of(&number.to_string(), "job", Process::default()), terms),
+        claimant: Claimant::new(LeaseRecord::of(&number.to_string(), "job", Process::default()), terms),
         rate: 950 + random.below(101) as u64,
         began: tick,
         is_here: random.once_in(2),
@@ -114,7 +114,7 @@ fn begin(number: usize, tick: u64, terms: Terms, random: &mut Random) -> Run {
 
 /// What has come of a story.
 #[derive(Debug, Default)]
-struct Told {
+struct SimulationCounts {
     runs: usize,
     takeovers: usize,
     refused: usize,
@@ -125,7 +125,7 @@ struct Told {
     one_at_the_end: bool,
 }
 
-fn story(seed: u64, terms: Terms) -> Told {
+fn story(seed: u64, terms: LeaseTerms) -> SimulationCounts {
     let mut random = Random::new(seed);
     let (store, path) = (InMemory::new(), Path::from("lease"));
     let slow = 1 + random.one_of(&[1, 5, 40]);
@@ -135,8 +135,8 @@ fn story(seed: u64, terms: Terms) -> Told {
     let mut asked: Vec<Asked> = Vec::new();
     // Of runs that are no more: whether it can be seen.
     let mut gone: BTreeMap<String, bool> = BTreeMap::new();
-    let (mut told, mut last, mut numbered) = (Told { runs: 1, ..Told::default() }, None, 0);
-    let mut answers: BTreeMap<(usize, u64), (u64, Answer)> = BTreeMap::new();
+    let (mut told, mut last, mut numbered) = (SimulationCounts { runs: 1, ..SimulationCounts::default() }, None, 0);
+    let mut answers: BTreeMap<(usize, u64), (u64, StoreAnswer)> = BTreeMap::new();
     for tick in 0..END {
         let faults = tick < FAULTS_END;
         // Who is refused by what a run that was killed had still written is started again.
@@ -174,13 +174,13 @@ fn story(seed: u64, terms: Terms) -> Told {
                 let answer = if come {
                     answers.remove(&(at, number)).expect("it is there").1
                 } else if tick - since > ANSWER_MAX {
-                    Answer::Failed("no answer".into())
+                    StoreAnswer::Failed("no answer".into())
                 } else {
                     continue;
                 };
                 run.asked = None;
                 let is_gone =
-                    |record: Option<&Record>| record.is_some_and(|record| gone.get(&record.owner) == Some(&true));
+                    |record: Option<&LeaseRecord>| record.is_some_and(|record| gone.get(&record.owner) == Some(&true));
                 run.claimant.heard(now, answer, is_gone);
                 continue;
             }
@@ -195,16 +195,16 @@ fn story(seed: u64, terms: Terms) -> Told {
                 ask
             } else {
                 match run.claimant.step(now, 0) {
-                    Step::Ask(ask) => ask,
-                    Step::Wait(_) => continue,
-                    Step::Lost(_) => {
+                    ClaimStep::Ask(ask) => ask,
+                    ClaimStep::Wait(_) => continue,
+                    ClaimStep::Lost(_) => {
                         run.over = true;
                         told.lost += usize::from(run.claimant.held().is_some());
                         told.refused += usize::from(run.claimant.held().is_none());
                         continue;
                     }
                     // The launcher starts it again.
-                    Step::Failed(_) => {
+                    ClaimStep::Failed(_) => {
                         run.over = true;
                         let number = runs.len();
                         runs.push(begin(number, tick, terms, &mut random));
@@ -249,7 +249,7 @@ fn nobody_shares_the_place() {
         Err(_) => 0..effort(SEEDS),
     };
     let single = seeds.end - seeds.start == 1;
-    let mut all = Told::default();
+    let mut all = SimulationCounts::default();
     for seed in seeds {
         let told = story(seed, TERMS);
         assert_eq!(told.two, None, "seed {seed}: {told:?}");
@@ -269,6 +269,6 @@ fn nobody_shares_the_place() {
 /// That would have been noticed: holders that count on what they have written for longer than others wait.
 #[test]
 fn terms_that_are_wrong_are_found_out() {
-    let terms = Terms { held: TERMS.lasts * 2, ..TERMS };
+    let terms = LeaseTerms { held: TERMS.lasts * 2, ..TERMS };
     assert!((0..SEEDS).any(|seed| story(seed, terms).two.is_some()));
 }

@@ -23,14 +23,14 @@ pub enum Gate {
 
 /// See the module. Streams are numbered.
 #[derive(Default)]
-pub struct Confluence {
+pub struct MarkMerger {
     time: Watermarks,
     align: Alignment,
     /// What comes out next: the end of a stream may bring both.
     ready: VecDeque<Mark>,
 }
 
-impl Confluence {
+impl MarkMerger {
     /// Adds a stream, which may be `over` from the beginning.
     pub fn add(&mut self, stream: usize, over: bool) {
         self.time.add();

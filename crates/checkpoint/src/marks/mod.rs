@@ -12,6 +12,6 @@ mod confluence;
 mod mark;
 mod watermarks;
 
-pub use confluence::{Confluence, Gate};
+pub use confluence::{Gate, MarkMerger};
 pub use mark::{Barrier, Control, EventTime, Mark};
 pub use watermarks::Watermarks;

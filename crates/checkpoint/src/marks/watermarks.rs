@@ -5,7 +5,7 @@
 use super::mark::{EventTime, Mark};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StreamActivity {
     Active,
     Idle,
     Over,
@@ -13,7 +13,7 @@ enum State {
 
 /// What was told last of idleness.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum IdleState {
     Active,
     Idle,
     /// Idleness, and something has come since: that is news, and so is idleness when it comes again.
@@ -22,21 +22,21 @@ enum Told {
 
 /// See the module. Streams are numbered; each begins active, at [`EventTime::MIN`].
 pub struct Watermarks {
-    streams: Vec<(EventTime, State)>,
-    told: Told,
+    streams: Vec<(EventTime, StreamActivity)>,
+    told: IdleState,
     time: EventTime,
 }
 
 impl Default for Watermarks {
     fn default() -> Self {
-        Watermarks { streams: Vec::new(), told: Told::Active, time: EventTime::MIN }
+        Watermarks { streams: Vec::new(), told: IdleState::Active, time: EventTime::MIN }
     }
 }
 
 impl Watermarks {
     /// Adds a stream.
     pub fn add(&mut self) {
-        self.streams.push((EventTime::MIN, State::Active));
+        self.streams.push((EventTime::MIN, StreamActivity::Active));
     }
 
     /// A stream's time has come to be `time`; a step back is ignored.
@@ -44,20 +44,20 @@ impl Watermarks {
     pub fn advance(&mut self, stream: usize, time: EventTime) {
         let (at, state) = &mut self.streams[stream];
         *at = time.max(*at);
-        *state = State::Active;
-        if self.told == Told::Idle {
-            self.told = Told::Stirred;
+        *state = StreamActivity::Active;
+        if self.told == IdleState::Idle {
+            self.told = IdleState::Stirred;
         }
     }
 
     /// A stream has nothing for now.
     pub fn idle(&mut self, stream: usize) {
-        self.streams[stream].1 = State::Idle;
+        self.streams[stream].1 = StreamActivity::Idle;
     }
 
     /// A stream has ended.
     pub fn over(&mut self, stream: usize) {
-        self.streams[stream].1 = State::Over;
+        self.streams[stream].1 = StreamActivity::Over;
     }
 
     /// What was told last of all streams' time.
@@ -68,7 +68,7 @@ impl Watermarks {
 
     /// The stream that holds the time of all back.
     pub fn slowest(&self) -> Option<usize> {
-        let active = self.streams.iter().enumerate().filter(|(_, (_, state))| *state == State::Active);
+        let active = self.streams.iter().enumerate().filter(|(_, (_, state))| *state == StreamActivity::Active);
         active.min_by_key(|(_, (time, _))| *time).map(|(stream, _)| stream)
     }
 
@@ -79,19 +79,20 @@ impl Watermarks {
 
     /// What is to be told of all together, until there is no news.
     pub fn next(&mut self) -> Option<Mark> {
-        let active = self.streams.iter().filter(|(_, state)| *state == State::Active).map(|(time, _)| *time).min();
-        if active.is_none() && !self.streams.iter().any(|(_, state)| *state == State::Idle) {
+        let active =
+            self.streams.iter().filter(|(_, state)| *state == StreamActivity::Active).map(|(time, _)| *time).min();
+        if active.is_none() && !self.streams.iter().any(|(_, state)| *state == StreamActivity::Idle) {
             return None;
         }
         let time = active.unwrap_or_else(|| self.ahead());
         // A stream that comes back from idleness may be behind; what was told stays true.
-        if time > self.time || active.is_some() && self.told != Told::Active {
+        if time > self.time || active.is_some() && self.told != IdleState::Active {
             self.time = time.max(self.time);
-            self.told = Told::Active;
+            self.told = IdleState::Active;
             return Some(Mark::Watermark(self.time));
         }
-        if active.is_none() && self.told != Told::Idle {
-            self.told = Told::Idle;
+        if active.is_none() && self.told != IdleState::Idle {
+            self.told = IdleState::Idle;
             return Some(Mark::Idle);
         }
         None

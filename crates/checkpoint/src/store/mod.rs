@@ -35,7 +35,7 @@ use tidemill_batch::BatchError;
 use tidemill_batch::memory::{Governor, MapWriter, verify};
 
 use self::signing::Signing;
-use crate::lease::{Denied, Lease, LeaseView, Place, Process, held_by};
+use crate::lease::{Denied, Lease, LeaseKey, LeaseView, Process, held_by};
 use crate::manifest::{Entry, Key, Manifest};
 
 /// Claims of others that a claim may meet.
@@ -120,9 +120,9 @@ impl std::fmt::Debug for CheckpointStore {
 }
 
 /// What keeps other jobs out of a place, or tries to: until it is dropped, or the process ends.
-pub struct Hold(Held);
+pub struct Hold(JobLock);
 
-enum Held {
+enum JobLock {
     Folder(#[expect(dead_code, reason = "the lock goes with the file")] File),
     Lease(Lease),
     /// There is nothing that could.
@@ -133,30 +133,30 @@ impl Hold {
     /// Whether others are kept out from now on; `None` yet.
     pub fn outcome(&self) -> Option<Result<(), Denied>> {
         match &self.0 {
-            Held::Lease(lease) => lease.outcome(),
-            Held::Folder(_) | Held::Nothing => Some(Ok(())),
+            JobLock::Lease(lease) => lease.outcome(),
+            JobLock::Folder(_) | JobLock::Nothing => Some(Ok(())),
         }
     }
 
     /// Why others are not kept out after all.
     pub fn unconditional(&self) -> Option<String> {
         match &self.0 {
-            Held::Lease(lease) => lease.unconditional(),
-            Held::Folder(_) | Held::Nothing => None,
+            JobLock::Lease(lease) => lease.unconditional(),
+            JobLock::Folder(_) | JobLock::Nothing => None,
         }
     }
 
     /// The lease, where it may be lost.
     pub fn lease(&self) -> Option<LeaseView> {
         match &self.0 {
-            Held::Lease(lease) => Some(lease.view()),
-            Held::Folder(_) | Held::Nothing => None,
+            JobLock::Lease(lease) => Some(lease.view()),
+            JobLock::Folder(_) | JobLock::Nothing => None,
         }
     }
 
     /// Lets the next job in.
     pub async fn give_back(self) {
-        if let Held::Lease(lease) = self.0 {
+        if let JobLock::Lease(lease) = self.0 {
             lease.give_back().await;
         }
     }
@@ -250,14 +250,15 @@ impl CheckpointStore {
     /// `Taken` when another job holds the folder; when there cannot be a lock or a thread.
     pub fn hold(&self, job: &str, owner: &str, wake: impl Fn() + Send + 'static) -> Result<Hold, StoreError> {
         match (&self.folder, &self.leases) {
-            (Some(folder), _) => self.lock(folder, job).map(|file| Hold(Held::Folder(file))),
+            (Some(folder), _) => self.lock(folder, job).map(|file| Hold(JobLock::Folder(file))),
             (None, Some(client)) => {
-                let place = Place { objects: Arc::clone(client), path: self.path("lease"), name: self.place.clone() };
+                let place =
+                    LeaseKey { objects: Arc::clone(client), path: self.path("lease"), name: self.place.clone() };
                 Lease::want(place, job, owner, wake)
-                    .map(|lease| Hold(Held::Lease(lease)))
+                    .map(|lease| Hold(JobLock::Lease(lease)))
                     .map_err(|reason| self.failed(reason))
             }
-            (None, None) => Ok(Hold(Held::Nothing)),
+            (None, None) => Ok(Hold(JobLock::Nothing)),
         }
     }
 

@@ -218,8 +218,8 @@ fn a_folder_is_for_one_job() {
     assert!(hold(folder, "second").is_err_and(|error| error.to_string().contains("job \"4\", process")));
     drop(lock);
     assert!(
-        matches!(hold(memory, "first"), Ok(Hold(Held::Nothing)))
-            && matches!(hold(memory, "second"), Ok(Hold(Held::Nothing)))
+        matches!(hold(memory, "first"), Ok(Hold(JobLock::Nothing)))
+            && matches!(hold(memory, "second"), Ok(Hold(JobLock::Nothing)))
     );
 }
 

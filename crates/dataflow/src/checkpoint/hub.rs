@@ -14,7 +14,7 @@ use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{Frame, Header, Kind, Received};
 use tidemill_checkpoint::coordinator::{Action, Coordinator, Event, Pace, StoreFailure};
 use tidemill_checkpoint::lease::LeaseView;
-use tidemill_checkpoint::manifest::{Report, Said};
+use tidemill_checkpoint::manifest::{Report, ReportBody};
 use tidemill_checkpoint::store::Hold;
 use tidemill_checkpoint::{
     Barrier, CheckpointStore, Control, Entry, Key, Later, Manifest, Moved, Part, Rebalance, Restored, Snapshot,
@@ -26,10 +26,10 @@ use tokio::task::JoinHandle;
 
 use super::Resume;
 use super::in_flight;
-use super::news::News;
+use super::news::EpochNotifications;
 use crate::error::TaskError;
 use crate::link::Links;
-use crate::rebalance::{Answer, Moves, Tenure};
+use crate::rebalance::{Answer, BucketOwnership, Moves};
 use crate::unaligned::Hurry;
 
 /// Between two looks of the coordinator at the clock.
@@ -39,7 +39,7 @@ const TICK: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// What the coordinator hears.
-pub(crate) enum Heard {
+pub(crate) enum CoordinatorInput {
     Event(Event),
     /// Somebody wants buckets to move, and waits for an answer.
     Rebalance(Rebalance, Answer),
@@ -55,9 +55,9 @@ pub(crate) struct Hub {
     run: String,
     /// Nothing but where sources stand is kept.
     at_most_once: bool,
-    news: News,
+    news: EpochNotifications,
     /// To the coordinator, on worker 0.
-    events: Option<mpsc::UnboundedSender<Heard>>,
+    events: Option<mpsc::UnboundedSender<CoordinatorInput>>,
     /// By task: which copy owns which bucket, as of the last barrier that sources were asked for.
     routes: Mutex<BTreeMap<String, Arc<RouteMap>>>,
     /// Manifests that are being written, and the clearing away behind them.
@@ -90,7 +90,10 @@ impl CheckpointMade {
 
 impl Hub {
     /// The hub, and on worker 0 what its coordinator will hear.
-    pub(crate) fn new(resume: &Resume, links: &Arc<Links>) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<Heard>>) {
+    pub(crate) fn new(
+        resume: &Resume,
+        links: &Arc<Links>,
+    ) -> (Arc<Self>, Option<mpsc::UnboundedReceiver<CoordinatorInput>>) {
         let (events, heard) = match links.me {
             0 => {
                 let (events, heard) = mpsc::unbounded_channel();
@@ -105,7 +108,7 @@ impl Hub {
             links: Arc::clone(links),
             run: run.clone(),
             at_most_once: settings.at_most_once,
-            news: News::default(),
+            news: EpochNotifications::default(),
             events,
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
@@ -129,7 +132,7 @@ impl Hub {
             (Kind::Durable, None) => self.news.durable(frame.header.rows),
             // The coordinator has ended with the run.
             (Kind::Saved, Some(events)) => {
-                drop(events.send(Heard::Event(Event::Report(Report::decode(&frame.body())?))));
+                drop(events.send(CoordinatorInput::Event(Event::Report(Report::decode(&frame.body())?))));
             }
             (kind, _) => return Err(format!("a {kind:?} frame for worker {}", self.links.me)),
         }
@@ -150,7 +153,7 @@ impl Hub {
     pub(crate) fn request(&self, control: Control) {
         if let Some(events) = &self.events {
             // As above.
-            let _ = events.send(Heard::Event(Event::Request { id: 0, control }));
+            let _ = events.send(CoordinatorInput::Event(Event::Request { id: 0, control }));
         }
     }
 
@@ -158,7 +161,7 @@ impl Hub {
     pub(crate) fn rebalance(&self, rebalance: Rebalance, answer: Answer) {
         // If it has ended with the run, that is what is heard of the answer.
         match &self.events {
-            Some(events) => drop(events.send(Heard::Rebalance(rebalance, answer))),
+            Some(events) => drop(events.send(CoordinatorInput::Rebalance(rebalance, answer))),
             None => drop(answer.send(Err("only worker 0 can move buckets; call it there".into()))),
         }
     }
@@ -182,7 +185,7 @@ impl Hub {
     fn report(&self, report: Report) {
         match &self.events {
             // As above.
-            Some(events) => drop(events.send(Heard::Event(Event::Report(report)))),
+            Some(events) => drop(events.send(CoordinatorInput::Event(Event::Report(report)))),
             None => {
                 let header = Header::new(Kind::Saved, self.links.run);
                 self.links.enqueue(0, Frame::new(&header, &[report.encode().into()]));
@@ -208,7 +211,7 @@ impl Hub {
     pub(crate) async fn coordinate(
         self: Arc<Self>,
         resume: Resume,
-        mut heard: mpsc::UnboundedReceiver<Heard>,
+        mut heard: mpsc::UnboundedReceiver<CoordinatorInput>,
     ) -> Result<(), String> {
         let Resume { settings, job, members, begin, .. } = resume;
         // Rows that a checkpoint has, and that are also on their way, would come twice.
@@ -230,8 +233,8 @@ impl Hub {
                 Err(_) => {}
             }
             let event = match tokio::time::timeout(TICK, heard.recv()).await {
-                Ok(Some(Heard::Event(event))) => event,
-                Ok(Some(Heard::Rebalance(rebalance, answer))) => {
+                Ok(Some(CoordinatorInput::Event(event))) => event,
+                Ok(Some(CoordinatorInput::Rebalance(rebalance, answer))) => {
                     asked += 1;
                     answers.insert(asked, answer);
                     Event::Request { id: asked, control: Control::Rebalance(rebalance) }
@@ -342,7 +345,7 @@ impl Hub {
         };
         if let Some(events) = &self.events {
             // As above.
-            let _ = events.send(Heard::Event(Event::Stored { epoch, result: result.map_err(failure) }));
+            let _ = events.send(CoordinatorInput::Event(Event::Stored { epoch, result: result.map_err(failure) }));
         }
         if stored && let Err(error) = self.store.prune(keep, epoch).await {
             notice!("old checkpoints could not be removed: {error}");
@@ -390,7 +393,7 @@ pub(crate) struct CopyStates {
     last: AtomicU64,
     /// The writing of the snapshot before: the next one is written, and reported, after it.
     before: Mutex<Option<JoinHandle<()>>>,
-    tenure: Mutex<Tenure>,
+    tenure: Mutex<BucketOwnership>,
     /// Of epochs that have overtaken rows: what was in flight to a port, when all of it is known.
     overtaken: Mutex<Vec<(u64, u32, InFlight)>>,
     ended: AtomicBool,
@@ -502,8 +505,8 @@ impl CopyStates {
             };
             chain.wrote(whole, put.is_ok());
             let said = match put {
-                Ok(parts) => Said::Saved { epoch, parts },
-                Err(reason) => Said::Failed { epoch, reason },
+                Ok(parts) => ReportBody::Saved { epoch, parts },
+                Err(reason) => ReportBody::Failed { epoch, reason },
             };
             hub.report(Report { task, copy, said });
         }));
@@ -512,13 +515,13 @@ impl CopyStates {
     /// The copy keeps nearly as much as it may until the checkpoint after the one of epoch `behind`, which is to come
     /// soon.
     pub(crate) fn full(&self, behind: u64) {
-        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Full { behind } });
+        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Full { behind } });
     }
 
     /// The copy has handed over and taken what a rebalance moves.
     pub(crate) fn moved(&self, moves: &Moves, moved: Moved) {
         self.tenure.lock().moved(moves);
-        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Moved(moved) });
+        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Moved(moved) });
     }
 
     /// The copy has come to its end, and keeps this. Only the first call counts.
@@ -537,7 +540,7 @@ impl CopyStates {
         let file = state_file(&self.hub.run, self.last.load(Ordering::SeqCst) + 1, (self.task, self.copy), "-end");
         let tenure = self.tenure.lock().clone();
         let parts = self.hub.put_state(file, snapshot, (false, tenure), Vec::new()).await?;
-        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts } });
+        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Ended { parts } });
         Ok(())
     }
 
@@ -545,7 +548,7 @@ impl CopyStates {
     /// that had it committed again by whoever goes on from one, perhaps long after, might find that nothing tells any
     /// more that it was.
     pub(crate) fn has_nothing_left(&self) {
-        self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts: Vec::new() } });
+        self.hub.report(Report { task: self.task, copy: self.copy, said: ReportBody::Ended { parts: Vec::new() } });
     }
 }
 
@@ -571,7 +574,7 @@ impl Hub {
         &self,
         file: String,
         mut snapshot: Snapshot,
-        (whole, tenure): (bool, Tenure),
+        (whole, tenure): (bool, BucketOwnership),
         overtaken: Vec<(u32, InFlight)>,
     ) -> Result<Vec<(Key, Entry)>, TaskError> {
         if let Some(Later(make)) = snapshot.later.take() {

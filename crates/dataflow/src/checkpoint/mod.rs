@@ -15,7 +15,7 @@ mod resume;
 mod simulation;
 
 pub use hub::CheckpointMade;
-pub(crate) use hub::{CopyStates, Heard, Hub};
+pub(crate) use hub::{CoordinatorInput, CopyStates, Hub};
 pub(crate) use in_flight::{Dealing, Replay};
 pub(crate) use resume::Resume;
 pub use tidemill_checkpoint::{

@@ -5,7 +5,7 @@ use tidemill_checkpoint::Barrier;
 use tokio::sync::watch;
 
 /// See the module.
-pub(crate) struct News {
+pub(crate) struct EpochNotifications {
     /// The last barrier that sources were asked for.
     barrier: watch::Sender<Option<Barrier>>,
     /// The last epoch whose barrier is in a hurry.
@@ -14,13 +14,17 @@ pub(crate) struct News {
     durable: watch::Sender<u64>,
 }
 
-impl Default for News {
+impl Default for EpochNotifications {
     fn default() -> Self {
-        News { barrier: watch::Sender::new(None), hurry: watch::Sender::new(0), durable: watch::Sender::new(0) }
+        EpochNotifications {
+            barrier: watch::Sender::new(None),
+            hurry: watch::Sender::new(0),
+            durable: watch::Sender::new(0),
+        }
     }
 }
 
-impl News {
+impl EpochNotifications {
     /// Sources are asked for a barrier.
     pub(crate) fn inject(&self, barrier: Barrier) {
         self.barrier.send_if_modified(|last| {
@@ -93,7 +97,7 @@ mod tests {
     /// ever.
     #[test]
     fn who_listens_late_hears_the_last() {
-        let news = News::default();
+        let news = EpochNotifications::default();
         assert!(!news.barriers().has_changed().unwrap() && !news.epochs().has_changed().unwrap());
         news.inject(barrier(3));
         news.durable(2);
@@ -106,7 +110,7 @@ mod tests {
     /// more.
     #[test]
     fn what_comes_twice_or_late_changes_nothing() {
-        let news = News::default();
+        let news = EpochNotifications::default();
         let (mut barriers, mut epochs) = (news.barriers(), news.epochs());
         news.inject(barrier(3));
         news.durable(3);

@@ -34,15 +34,15 @@ impl Handover {
 }
 
 /// Who hands over names the copy: nothing is left to be decided.
-pub(crate) struct Named;
+pub(crate) struct BucketPartitioner;
 
-impl Partitioner for Named {
+impl Partitioner for BucketPartitioner {
     fn start(&self, _: &Seat) -> Box<dyn Assign> {
-        Box::new(Named)
+        Box::new(BucketPartitioner)
     }
 }
 
-impl Assign for Named {
+impl Assign for BucketPartitioner {
     fn assign(&mut self, _: &RecordBatch, _: &mut Vec<u32>) -> Result<Assignment, TaskError> {
         Err("what is handed over goes to who is named".into())
     }

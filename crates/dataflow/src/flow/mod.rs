@@ -17,7 +17,7 @@ use tidemill_batch::local::Reduce as Reduction;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::StateSchema;
 
-pub(crate) use handover::{Handover, Named};
+pub(crate) use handover::{BucketPartitioner, Handover};
 pub(crate) use lower::CheckedEdge;
 pub use lower::{Lowering, Port, Stage};
 pub(crate) use receive::{Edge, EdgeLimits, Inlet};
@@ -139,7 +139,7 @@ impl Flow {
                 source: Port { task, port: outputs.len() },
                 target: Port { task, port: *inputs },
                 schema: Handover::schema(),
-                mover: Mover::Partition(Arc::new(Named)),
+                mover: Mover::Partition(Arc::new(BucketPartitioner)),
                 reduction: None,
                 route: None,
                 handover: true,

@@ -159,7 +159,7 @@ impl Graph {
     /// Depth first; a task that is reached while it is still on the path closes a cycle.
     fn check_cycles(&self, edges: &[CheckedEdge], errors: &mut Vec<GraphError>) {
         #[derive(Clone, Copy, PartialEq)]
-        enum Seen {
+        enum VisitState {
             No,
             OnPath,
             Done,
@@ -168,31 +168,31 @@ impl Graph {
         for edge in edges {
             edge.sources.iter().for_each(|&(task, _)| next[task].push(edge.target.0));
         }
-        let mut seen = vec![Seen::No; self.tasks.len()];
+        let mut seen = vec![VisitState::No; self.tasks.len()];
         for start in 0..self.tasks.len() {
-            if seen[start] != Seen::No {
+            if seen[start] != VisitState::No {
                 continue;
             }
             // The path with, for each task on it, how many of its successors have been looked at.
             let mut path = vec![(start, 0)];
-            seen[start] = Seen::OnPath;
+            seen[start] = VisitState::OnPath;
             while let Some(top) = path.last_mut() {
                 let (task, at) = *top;
                 top.1 += 1;
                 match next[task].get(at) {
                     None => {
-                        seen[task] = Seen::Done;
+                        seen[task] = VisitState::Done;
                         path.pop();
                     }
-                    Some(&to) if seen[to] == Seen::OnPath => {
+                    Some(&to) if seen[to] == VisitState::OnPath => {
                         let from = path.iter().position(|&(t, _)| t == to).expect("it is on the path");
                         let mut tasks: Vec<String> =
                             path[from..].iter().map(|&(t, _)| self.tasks[t].name.clone()).collect();
                         tasks.push(self.tasks[to].name.clone());
                         return errors.push(GraphError::Cycle { tasks });
                     }
-                    Some(&to) if seen[to] == Seen::No => {
-                        seen[to] = Seen::OnPath;
+                    Some(&to) if seen[to] == VisitState::No => {
+                        seen[to] = VisitState::OnPath;
                         path.push((to, 0));
                     }
                     Some(_) => {}

@@ -8,7 +8,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tidemill_batch::memory::{Governor, Level};
+use tidemill_batch::memory::{Governor, MemoryLevel};
 use tidemill_batch::wire::Kind;
 
 use super::Links;
@@ -20,10 +20,10 @@ pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// A sender's credit for one stream.
 pub(crate) struct Account {
     window_bytes: i64,
-    state: Mutex<State>,
+    state: Mutex<AccountState>,
 }
 
-struct State {
+struct AccountState {
     /// Below zero while one item that is larger than the whole window is under way: it would never go otherwise.
     available: i64,
     /// The receiver wants nothing more: nobody waits any longer.
@@ -34,7 +34,7 @@ struct State {
 impl Account {
     pub(crate) fn new(window_bytes: u64) -> Arc<Self> {
         let window_bytes = window_bytes as i64;
-        let state = State { available: window_bytes, stopped: false, waiting: None };
+        let state = AccountState { available: window_bytes, stopped: false, waiting: None };
         Arc::new(Account { window_bytes, state: Mutex::new(state) })
     }
 
@@ -128,7 +128,7 @@ impl Valve {
     /// window never closes.
     fn pass(&self, bytes: u64) -> u64 {
         let open = self.open_bytes.load(Ordering::Relaxed);
-        if self.governor.level() == Level::Ok {
+        if self.governor.level() == MemoryLevel::Ok {
             if open == self.full_bytes {
                 return bytes;
             }

@@ -21,7 +21,7 @@ impl Placement for Locality {
         for task in tasks.iter().filter(|task| goes_anywhere(task)) {
             everywhere(task, workers.len()).workers.into_iter().for_each(|worker| load[worker as usize] += 1);
         }
-        let places: Vec<Place<'_>> = workers.iter().map(Place::of).collect();
+        let places: Vec<HostLocation<'_>> = workers.iter().map(HostLocation::of).collect();
         let mut plan = Plan::default();
         for task in tasks {
             if goes_anywhere(task) {
@@ -31,7 +31,7 @@ impl Placement for Locality {
             let hosts_of = |copy: usize| task.resources.data_hosts.get(copy).into_iter().flatten();
             let data: Vec<Vec<Vec<&str>>> =
                 (0..task.copies as usize).map(|copy| hosts_of(copy).map(|host| parts(host)).collect()).collect();
-            let near = |copy: usize, place: &Place<'_>| {
+            let near = |copy: usize, place: &HostLocation<'_>| {
                 data[copy].iter().map(|host| place.nearness(host)).max().unwrap_or_default()
             };
             let nearest = |copy| places.iter().map(|place| near(copy, place)).max().unwrap_or_default();
@@ -63,14 +63,14 @@ struct Nearness {
 }
 
 /// Where a worker is.
-struct Place<'a> {
+struct HostLocation<'a> {
     host: &'a str,
     path: Vec<&'a str>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> HostLocation<'a> {
     fn of(worker: &'a WorkerInfo) -> Self {
-        Place { host: &worker.host, path: parts(worker.location.as_deref().unwrap_or_default()) }
+        HostLocation { host: &worker.host, path: parts(worker.location.as_deref().unwrap_or_default()) }
     }
 
     fn nearness(&self, data: &[&str]) -> Nearness {

@@ -25,7 +25,7 @@ const LABEL_LETTERS_MAX: usize = 26;
 const SWEEPS: usize = 8;
 
 /// What has a place in a layer.
-enum Kind {
+enum NodeKind {
     Task(&'static str),
     Label,
     /// An edge that passes by.
@@ -33,7 +33,7 @@ enum Kind {
 }
 
 struct Node {
-    kind: Kind,
+    kind: NodeKind,
     lines: Vec<String>,
     layer: usize,
     width: f32,
@@ -67,11 +67,11 @@ impl Graph {
                 lines.push(format!("on workers {}", ranges(plan.workers_of(index))));
             }
             // Labels lie in the odd layers.
-            drawing.add(Kind::Task(self.kind(index)), lines, 2 * layer);
+            drawing.add(NodeKind::Task(self.kind(index)), lines, 2 * layer);
         }
         for (checked, edge) in edges.iter().zip(&self.edges) {
             let layer = drawing.nodes[checked.target.0].layer - 1;
-            let label = drawing.add(Kind::Label, wrapped(&self.label(checked, &edge.exchange.describe())), layer);
+            let label = drawing.add(NodeKind::Label, wrapped(&self.label(checked, &edge.exchange.describe())), layer);
             checked.sources.iter().for_each(|&(source, _)| drawing.connect(source, label));
             drawing.lines.push((label, checked.target.0));
         }
@@ -121,12 +121,12 @@ fn wrapped(text: &str) -> Vec<String> {
 }
 
 impl Drawing {
-    fn add(&mut self, kind: Kind, lines: Vec<String>, layer: usize) -> usize {
+    fn add(&mut self, kind: NodeKind, lines: Vec<String>, layer: usize) -> usize {
         let letters = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0) as f32;
         let (font, padding) = match kind {
-            Kind::Task(_) => (FONT, PADDING),
-            Kind::Label => (SMALL_FONT, PADDING / 2.0),
-            Kind::Bend => (0.0, 0.0),
+            NodeKind::Task(_) => (FONT, PADDING),
+            NodeKind::Label => (SMALL_FONT, PADDING / 2.0),
+            NodeKind::Bend => (0.0, 0.0),
         };
         let (width, height) = (letters * font * LETTER + 2.0 * padding, lines.len() as f32 * LINE + 2.0 * padding);
         self.nodes.push(Node { kind, lines, layer, width, height, x: 0.0, y: 0.0 });
@@ -137,7 +137,7 @@ impl Drawing {
     fn connect(&mut self, from: usize, to: usize) {
         let mut last = from;
         for layer in self.nodes[from].layer + 1..self.nodes[to].layer {
-            let bend = self.add(Kind::Bend, Vec::new(), layer);
+            let bend = self.add(NodeKind::Bend, Vec::new(), layer);
             self.lines.push((last, bend));
             last = bend;
         }
@@ -173,7 +173,7 @@ impl Drawing {
                 let node = &mut self.nodes[node];
                 node.x = x + width / 2.0;
                 // Straight on past the others: lines curve only between layers.
-                if matches!(node.kind, Kind::Bend) {
+                if matches!(node.kind, NodeKind::Bend) {
                     node.width = width;
                 }
             }
@@ -233,7 +233,7 @@ impl Drawing {
     fn draw_line(&self, svg: &mut String, from: &Node, to: &Node) {
         let (start, end) = (from.x + from.width / 2.0, to.x - to.width / 2.0);
         let middle = (start + end) / 2.0;
-        let tip = if matches!(to.kind, Kind::Task(_)) { " marker-end=\"url(#tip)\"" } else { "" };
+        let tip = if matches!(to.kind, NodeKind::Task(_)) { " marker-end=\"url(#tip)\"" } else { "" };
         let _ = writeln!(
             svg,
             "<path d=\"M{start:.1},{0:.1} C{middle:.1},{0:.1} {middle:.1},{1:.1} {end:.1},{1:.1}\" fill=\"none\" \
@@ -247,11 +247,11 @@ impl Node {
     fn draw(&self, svg: &mut String) {
         let (left, top) = (self.x - self.width / 2.0, self.y - self.height / 2.0);
         let (font, fill, stroke) = match self.kind {
-            Kind::Task("source") => (FONT, "#e6f4ea", "#2c7a4b"),
-            Kind::Task("sink") => (FONT, "#fdf0e1", "#b06a16"),
-            Kind::Task(_) => (FONT, "#e8effa", "#33609e"),
-            Kind::Label => (SMALL_FONT, "#f6f8fa", "#d0d7de"),
-            Kind::Bend => {
+            NodeKind::Task("source") => (FONT, "#e6f4ea", "#2c7a4b"),
+            NodeKind::Task("sink") => (FONT, "#fdf0e1", "#b06a16"),
+            NodeKind::Task(_) => (FONT, "#e8effa", "#33609e"),
+            NodeKind::Label => (SMALL_FONT, "#f6f8fa", "#d0d7de"),
+            NodeKind::Bend => {
                 let (right, y) = (left + self.width, self.y);
                 let _ = writeln!(
                     svg,
@@ -269,7 +269,7 @@ impl Node {
         let first = top + (height - self.lines.len() as f32 * LINE) / 2.0 + LINE * 0.72;
         for (at, line) in self.lines.iter().enumerate() {
             let (size, weight) = match (&self.kind, at) {
-                (Kind::Task(_), 0) => (font, " font-weight=\"bold\""),
+                (NodeKind::Task(_), 0) => (font, " font-weight=\"bold\""),
                 _ => (SMALL_FONT, ""),
             };
             let _ = writeln!(
@@ -296,10 +296,10 @@ mod tests {
     fn nodes_of_a_layer_do_not_overlap() {
         let mut drawing = Drawing::default();
         for task in 0..9 {
-            drawing.add(Kind::Task("task"), vec![format!("task {task}"); 1 + task % 3], 2 * (task / 3));
+            drawing.add(NodeKind::Task("task"), vec![format!("task {task}"); 1 + task % 3], 2 * (task / 3));
         }
         for (from, to) in [(0, 8), (1, 3), (2, 3), (0, 4), (2, 5), (3, 6), (4, 6), (5, 7), (1, 7)] {
-            let label = drawing.add(Kind::Label, vec!["by key".into()], drawing.nodes[to].layer - 1);
+            let label = drawing.add(NodeKind::Label, vec!["by key".into()], drawing.nodes[to].layer - 1);
             drawing.connect(from, label);
             drawing.lines.push((label, to));
         }

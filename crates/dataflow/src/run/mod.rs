@@ -31,15 +31,15 @@ use tidemill_batch::memory::{Governor, MemorySettings};
 use self::copy::Copy;
 use self::lower::lower;
 use self::state::RunState;
-use crate::checkpoint::{CopyStates, Dealing, Heard, Hub, Replay, Resume};
+use crate::checkpoint::{CoordinatorInput, CopyStates, Dealing, Hub, Replay, Resume};
 use crate::error::DataflowError;
 use crate::flow::{Edge, EdgeLimits, Flow, FlowEdge, Handover, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs};
 use crate::graph::{Graph, fingerprint};
 use crate::link::{Links, Loans, Pump};
 use crate::metrics::RunReport;
 use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
-use crate::source_progress::Stalls;
-use crate::task::{Executor, Inner, TaskContext, TaskFuture, block_on};
+use crate::source_progress::StallMonitor;
+use crate::task::{ContextState, Executor, TaskContext, TaskFuture, block_on};
 
 /// Plans may be deep, and are run within each other; of what is not used there is only the address.
 const STACK_BYTES: usize = 64 << 20;
@@ -417,7 +417,13 @@ impl Run {
         Ok(run)
     }
 
-    fn start_coordinator(&self, runner: &Runner, hub: Arc<Hub>, heard: mpsc::UnboundedReceiver<Heard>, resume: Resume) {
+    fn start_coordinator(
+        &self,
+        runner: &Runner,
+        hub: Arc<Hub>,
+        heard: mpsc::UnboundedReceiver<CoordinatorInput>,
+        resume: Resume,
+    ) {
         let (state, cancel) = (Arc::clone(&self.state), self.state.cancel.token());
         runner.pool.handle().spawn(async move {
             let work = Arc::clone(&hub).coordinate(resume, heard);
@@ -488,7 +494,7 @@ impl Run {
             Handover { copy, route, output, input: input(task.inputs, false) }
         });
         let inputs = Inputs::new(inputs, handover);
-        let context = TaskContext(Arc::new(Inner {
+        let context = TaskContext(Arc::new(ContextState {
             task: task.name.clone(),
             copy,
             copies: task.workers.len() as u32,
@@ -571,7 +577,7 @@ impl Run {
     fn wait(&self, look: Look<'_>, until: impl Fn() -> bool) -> Result<(), DataflowError> {
         let (state, links) = (&self.state, &self.links);
         let mut told = 0;
-        let mut stalls = Stalls::new(self.endpoint.stall_warning());
+        let mut stalls = StallMonitor::new(self.endpoint.stall_warning());
         loop {
             // A wait of its own for each slice: a run that takes long is no stall.
             let waited = self.endpoint.wait_slice(&mut Wait::giving_way(), &Who(links), |engine| {

@@ -21,7 +21,7 @@ use crate::rebalance::Keeps;
 
 /// What worker 0 found.
 #[derive(serde::Serialize, serde::Deserialize)]
-enum Found {
+enum RestorePoint {
     /// Nothing was ever written there.
     Nothing { run: String, claim: u64 },
     /// The newest checkpoint that has not been refused yet.
@@ -115,20 +115,20 @@ impl Resume {
         }
         loop {
             let found = first.then(|| match &failed {
-                Some(reason) => Found::Error { reason: reason.clone() },
+                Some(reason) => RestorePoint::Error { reason: reason.clone() },
                 None => resume.next(pool, &run, &mut older, none),
             });
             let found = share(comm, found)?;
-            if let Found::Nothing { run, claim } | Found::Checkpoint { run, claim, .. } = &found
+            if let RestorePoint::Nothing { run, claim } | RestorePoint::Checkpoint { run, claim, .. } = &found
                 && resume.run.is_empty()
             {
                 resume.run.clone_from(run);
                 resume.check_shared(comm, pool, *claim)?;
             }
             match found {
-                Found::Error { reason } => return Err(DataflowError::Checkpoint(reason)),
-                Found::Nothing { .. } => return Ok(resume),
-                Found::Checkpoint { manifest, .. } => {
+                RestorePoint::Error { reason } => return Err(DataflowError::Checkpoint(reason)),
+                RestorePoint::Nothing { .. } => return Ok(resume),
+                RestorePoint::Checkpoint { manifest, .. } => {
                     let read = pool.block_on(resume.read(&manifest, flow, governor, comm.rank()));
                     let mut damage = None;
                     let mut all = [0u8];
@@ -264,12 +264,18 @@ impl Resume {
     }
 
     /// The next older checkpoint, if it fits the job; made this run's own. On worker 0.
-    fn next(&mut self, pool: &Handle, run: &str, older: &mut impl Iterator<Item = Manifest>, none: bool) -> Found {
+    fn next(
+        &mut self,
+        pool: &Handle,
+        run: &str,
+        older: &mut impl Iterator<Item = Manifest>,
+        none: bool,
+    ) -> RestorePoint {
         let run = run.to_owned();
         match older.next() {
             Some(manifest) => {
                 if let Err(reason) = self.fits(&manifest) {
-                    return Found::Error { reason };
+                    return RestorePoint::Error { reason };
                 }
                 // Of a job that had come to its end that is said.
                 self.found = (!manifest.finished).then_some((manifest.epoch, manifest.at_ms));
@@ -277,12 +283,12 @@ impl Resume {
                 let Begin { claim, newest, .. } = &mut self.begin;
                 *newest += 1;
                 match pool.block_on(self.settings.store.adopt(manifest, *claim, *newest)) {
-                    Ok(manifest) => Found::Checkpoint { run, claim: *claim, manifest: Box::new(manifest) },
-                    Err(error) => Found::Error { reason: error.to_string() },
+                    Ok(manifest) => RestorePoint::Checkpoint { run, claim: *claim, manifest: Box::new(manifest) },
+                    Err(error) => RestorePoint::Error { reason: error.to_string() },
                 }
             }
-            None if none => Found::Nothing { run, claim: self.begin.claim },
-            None => Found::Error {
+            None if none => RestorePoint::Nothing { run, claim: self.begin.claim },
+            None => RestorePoint::Error {
                 // Beginning anew in silence would count twice what had been counted.
                 reason: format!(
                     "checkpoints in {}: none can be read; remove them to start fresh",
@@ -464,7 +470,7 @@ fn takes(member: &Member, state: &TaskState) -> Result<(), String> {
 }
 
 /// What worker 0 has, on every worker.
-fn share(comm: &Communicator, found: Option<Found>) -> Result<Found, DataflowError> {
+fn share(comm: &Communicator, found: Option<RestorePoint>) -> Result<RestorePoint, DataflowError> {
     let json = |found| serde_json::to_vec(&found).expect("it is made of numbers and texts");
     let mut bytes = found.map(json).unwrap_or_default();
     let mut len = [bytes.len() as u64];

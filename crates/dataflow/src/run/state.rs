@@ -19,7 +19,7 @@ use crate::flow::Edge;
 use crate::link::{Inbox, Links};
 use crate::metrics::EdgeReport;
 use crate::rebalance::Rebalancing;
-use crate::source_progress::{SourceReport, Sources, Stalls};
+use crate::source_progress::{SourceReport, Sources, StallMonitor};
 use crate::task::Cancel;
 use crate::work::{WorkReport, Works};
 
@@ -136,7 +136,7 @@ impl Progress {
     }
 
     /// What is to be said of sources whose time stands.
-    pub(crate) fn stalls(&self, stalls: &mut Stalls) -> Vec<String> {
+    pub(crate) fn stalls(&self, stalls: &mut StallMonitor) -> Vec<String> {
         let edges = self.edges.get().map_or(&[][..], Vec::as_slice);
         stalls.look(Instant::now(), &self.sources(), |task| {
             edges.iter().filter(|edge| edge.source_task == task).filter_map(|edge| edge.ahead()).max()

@@ -63,7 +63,7 @@ fn latest(column: &ArrayRef) -> Option<EventTime> {
 /// See the module.
 pub(crate) struct Clock {
     times: EventTimes,
-    told_by: Told,
+    told_by: TimeSource,
     watermarks: Watermarks,
     /// Of all rows.
     latest: EventTime,
@@ -75,7 +75,7 @@ pub(crate) struct Clock {
     told_at: Option<Instant>,
 }
 
-enum Told {
+enum TimeSource {
     /// The columns with rows' times, and with what tells how far they are, and how much less that is.
     Rows {
         time: usize,
@@ -103,16 +103,18 @@ impl Clock {
     pub(crate) fn new(times: EventTimes, schema: &SchemaRef, restored: Option<&Restored>) -> Result<Self, TaskError> {
         let time = time_column(schema, &times.column)?;
         let told_by = match &times.told_by {
-            ToldBy::Latest => {
-                Told::Rows { time, told: time, less: i64::try_from(times.out_of_order.as_micros()).unwrap_or(i64::MAX) }
-            }
-            ToldBy::Column(told) => Told::Rows { time, told: time_column(schema, told)?, less: 0 },
+            ToldBy::Latest => TimeSource::Rows {
+                time,
+                told: time,
+                less: i64::try_from(times.out_of_order.as_micros()).unwrap_or(i64::MAX),
+            },
+            ToldBy::Column(told) => TimeSource::Rows { time, told: time_column(schema, told)?, less: 0 },
             ToldBy::Arrival => {
                 let before = restored.and_then(|restored| restored.shared.get(ARRIVAL)).into_iter().flatten();
                 let before = before.filter_map(|bytes| bytes.as_ref().try_into().ok().map(i64::from_le_bytes)).max();
                 let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
                 let at = EventTime(now.max(before.unwrap_or(i64::MIN)));
-                Told::Arrival(Arrival { begun: Instant::now(), at, schema: Arc::clone(schema) })
+                TimeSource::Arrival(Arrival { begun: Instant::now(), at, schema: Arc::clone(schema) })
             }
         };
         let (watermarks, caught_up) = Default::default();
@@ -128,18 +130,18 @@ impl Clock {
     /// The split that holds time back, the time, and that of the split that is furthest ahead.
     pub(crate) fn stands(&self) -> (Option<u32>, (EventTime, EventTime)) {
         match &self.told_by {
-            Told::Rows { .. } => {
+            TimeSource::Rows { .. } => {
                 let slowest = self.watermarks.slowest().map(|split| split as u32);
                 (slowest, (self.watermarks.time(), self.watermarks.ahead()))
             }
             // The machine's clock goes on by itself.
-            Told::Arrival(_) => (None, (self.latest, self.latest)),
+            TimeSource::Arrival(_) => (None, (self.latest, self.latest)),
         }
     }
 
     /// What copies share in checkpoints.
     pub(crate) fn shared(&self) -> Option<(String, Bytes)> {
-        let Told::Arrival(arrival) = &self.told_by else { return None };
+        let TimeSource::Arrival(arrival) = &self.told_by else { return None };
         Some((ARRIVAL.into(), Bytes::copy_from_slice(&arrival.now().0.to_le_bytes())))
     }
 
@@ -157,7 +159,7 @@ impl Clock {
         self.caught_up[split] = None;
         self.quiet = None;
         match &self.told_by {
-            Told::Rows { time, told, less } => {
+            TimeSource::Rows { time, told, less } => {
                 let of_rows = latest(rows.column(*time));
                 self.latest = of_rows.unwrap_or(EventTime::MIN).max(self.latest);
                 let told = if told == time { of_rows } else { latest(rows.column(*told)) };
@@ -169,7 +171,7 @@ impl Clock {
                 }
                 Ok(rows)
             }
-            Told::Arrival(arrival) => {
+            TimeSource::Arrival(arrival) => {
                 self.latest = arrival.now();
                 let times: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![self.latest.0; rows.num_rows()]));
                 let columns = rows.columns().iter().cloned().chain([times]).collect();
@@ -211,8 +213,8 @@ impl Clock {
     /// When it wants to be looked at, although nothing comes.
     pub(crate) fn due(&self) -> Option<Instant> {
         match &self.told_by {
-            Told::Rows { .. } => self.idle_at(*self.caught_up.iter().flatten().min()?),
-            Told::Arrival(arrival) => Some(self.told_at.unwrap_or(arrival.begun) + ARRIVAL_INTERVAL),
+            TimeSource::Rows { .. } => self.idle_at(*self.caught_up.iter().flatten().min()?),
+            TimeSource::Arrival(arrival) => Some(self.told_at.unwrap_or(arrival.begun) + ARRIVAL_INTERVAL),
         }
     }
 
@@ -231,9 +233,9 @@ impl Clock {
             return Vec::new();
         }
         let news: Vec<Mark> = match &self.told_by {
-            Told::Rows { .. } => std::iter::from_fn(|| self.watermarks.next()).collect(),
+            TimeSource::Rows { .. } => std::iter::from_fn(|| self.watermarks.next()).collect(),
             // Its splits hold nothing back, and their ends change nothing.
-            Told::Arrival(arrival) => vec![Mark::Watermark(arrival.now())],
+            TimeSource::Arrival(arrival) => vec![Mark::Watermark(arrival.now())],
         };
         if !news.is_empty() {
             self.told_at = Some(now);

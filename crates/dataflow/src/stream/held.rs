@@ -17,32 +17,37 @@ pub(crate) const HELD_BYTES: usize = 64 << 20;
 
 /// Where a source stood: its splits, and what its copies share.
 #[derive(Clone, Default)]
-struct Place {
+struct SplitPositions {
     splits: Vec<(String, Bytes)>,
     shared: Vec<(String, Bytes)>,
 }
 
-impl Place {
+impl SplitPositions {
     fn of(snapshot: &Snapshot) -> Self {
-        Place { splits: snapshot.splits.clone(), shared: snapshot.shared.clone() }
+        SplitPositions { splits: snapshot.splits.clone(), shared: snapshot.shared.clone() }
     }
 }
 
 /// See the module.
-pub(crate) struct Held {
+pub(crate) struct AtMostOnceBuffer {
     /// In the order in which it came, with the epoch of the first barrier behind it.
     waiting: VecDeque<(Option<u64>, Next)>,
     bytes: usize,
     /// Where it stood at barriers that are not durable yet.
-    places: BTreeMap<u64, Place>,
+    places: BTreeMap<u64, SplitPositions>,
     /// Where it stood when what has left it last had been read.
-    left: Place,
+    left: SplitPositions,
 }
 
-impl Held {
+impl AtMostOnceBuffer {
     /// Of a source that begins where `snapshot` says.
     pub(crate) fn new(snapshot: &Snapshot) -> Self {
-        Held { waiting: VecDeque::new(), bytes: 0, places: BTreeMap::new(), left: Place::of(snapshot) }
+        AtMostOnceBuffer {
+            waiting: VecDeque::new(),
+            bytes: 0,
+            places: BTreeMap::new(),
+            left: SplitPositions::of(snapshot),
+        }
     }
 
     /// Whether more may be read.
@@ -65,7 +70,7 @@ impl Held {
     pub(crate) fn barrier(&mut self, epoch: u64, snapshot: &Snapshot) {
         let new = self.waiting.iter_mut().rev().take_while(|(behind, _)| behind.is_none());
         new.for_each(|(behind, _)| *behind = Some(epoch));
-        self.places.insert(epoch, Place::of(snapshot));
+        self.places.insert(epoch, SplitPositions::of(snapshot));
     }
 
     /// The checkpoint of `epoch` is durable: returns what waits for it no longer, in its order.
@@ -132,7 +137,7 @@ mod tests {
         /// ever, or is behind the place of a stop, is lost without one.
         #[test]
         fn rows_leave_behind_their_place(steps in prop::collection::vec((0..3u8, 1..50i64), 0..60)) {
-            let mut held = Held::new(&place(0));
+            let mut held = AtMostOnceBuffer::new(&place(0));
             let (mut read, mut epoch, mut durable, mut left) = (0, 0, 0, Vec::new());
             let mut places = vec![0];
             for (step, count) in steps {

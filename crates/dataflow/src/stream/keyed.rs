@@ -60,7 +60,7 @@ pub trait KeyLogic: Send {
 
 /// What is kept of a key; one of which there is nothing is forgotten.
 #[derive(Default)]
-struct Entry {
+struct KeyEntry {
     bucket: u32,
     state: Vec<u8>,
     timers: BTreeSet<Timer>,
@@ -70,7 +70,7 @@ struct Entry {
 pub struct KeyContext<'a> {
     key: &'a RecordBatch,
     time: EventTime,
-    entry: &'a mut Entry,
+    entry: &'a mut KeyEntry,
     /// Timers that were set, or deleted.
     changes: Vec<(Timer, bool)>,
 }
@@ -122,7 +122,7 @@ pub struct KeyOperator<L> {
     route: RouteMap,
     /// What is saved of a key: its columns, its state, its timers.
     saved_schema: SchemaRef,
-    entries: HashMap<Key, Entry>,
+    entries: HashMap<Key, KeyEntry>,
     /// The timers of all keys, of event time and of the clock.
     due: BTreeSet<(Timer, Key)>,
     /// At the end, those that are still to go off.
@@ -209,17 +209,17 @@ impl<L: KeyLogic> KeyOperator<L> {
             all.extend(times(clocks.as_ref(), row, Timer::Clock));
             let timers: BTreeSet<Timer> = all.into_iter().collect();
             self.due.extend(timers.iter().map(|&timer| (timer, Arc::clone(&key))));
-            self.put(key, Entry { bucket, state, timers });
+            self.put(key, KeyEntry { bucket, state, timers });
         }
         Ok(())
     }
 
-    fn size(key: &Key, entry: &Entry) -> usize {
+    fn size(key: &Key, entry: &KeyEntry) -> usize {
         KEY_BYTES + key.len() + entry.state.len() + entry.timers.len() * (TIMER_BYTES + size_of::<Timer>())
     }
 
     /// Keeps an entry, whose timers are noted, unless it is empty.
-    fn put(&mut self, key: Key, entry: Entry) {
+    fn put(&mut self, key: Key, entry: KeyEntry) {
         if !entry.state.is_empty() || !entry.timers.is_empty() {
             self.bytes += Self::size(&key, &entry);
             self.entries.insert(key, entry);
@@ -227,7 +227,7 @@ impl<L: KeyLogic> KeyOperator<L> {
     }
 
     /// Forgets a key and its timers.
-    fn remove(&mut self, key: &Key) -> Option<Entry> {
+    fn remove(&mut self, key: &Key) -> Option<KeyEntry> {
         let entry = self.entries.remove(key)?;
         self.bytes -= Self::size(key, &entry);
         for &timer in &entry.timers {
@@ -240,7 +240,7 @@ impl<L: KeyLogic> KeyOperator<L> {
     fn call(
         &mut self,
         key: Key,
-        mut entry: Entry,
+        mut entry: KeyEntry,
         columns: &RecordBatch,
         what: What<'_>,
         emit: &mut Emit,
@@ -264,13 +264,13 @@ impl<L: KeyLogic> KeyOperator<L> {
     }
 
     /// The entry of a key, without its place among the others.
-    fn taken(&mut self, key: &Key, bucket: u32) -> Entry {
+    fn taken(&mut self, key: &Key, bucket: u32) -> KeyEntry {
         match self.entries.remove(key) {
             Some(entry) => {
                 self.bytes -= Self::size(key, &entry);
                 entry
             }
-            None => Entry { bucket, ..Entry::default() },
+            None => KeyEntry { bucket, ..KeyEntry::default() },
         }
     }
 
@@ -345,7 +345,7 @@ impl<L: KeyLogic> KeyOperator<L> {
     fn encode(&self, keys: &[Key]) -> Result<Bytes, TaskError> {
         let parser = self.converter.parser();
         let mut columns = self.converter.convert_rows(keys.iter().map(|key| parser.parse(key)))?;
-        let entries: Vec<Option<&Entry>> = keys.iter().map(|key| self.entries.get(key)).collect();
+        let entries: Vec<Option<&KeyEntry>> = keys.iter().map(|key| self.entries.get(key)).collect();
         let states = entries.iter().map(|entry| entry.map_or(&[][..], |entry| entry.state.as_slice()));
         columns.push(Arc::new(BinaryArray::from_iter_values(states)));
         let event = |timer: &Timer| if let Timer::Event(EventTime(at)) = timer { Some(*at) } else { None };
@@ -507,13 +507,13 @@ mod tests {
 
     /// Sets and deletes the timers that rows name, and notes those that go off. Its state is how many rows a key has
     /// had.
-    struct Told(Log);
+    struct RecordingLogic(Log);
 
     fn timer(clock: bool, at: i64) -> Timer {
         if clock { Timer::Clock(at) } else { Timer::Event(EventTime(at)) }
     }
 
-    impl KeyLogic for Told {
+    impl KeyLogic for RecordingLogic {
         fn on_rows(&mut self, rows: &RecordBatch, key: &mut KeyContext<'_>, _: &mut Emit) -> Result<(), TaskError> {
             let number = |column: usize, row: usize| rows.column(column).as_primitive::<Int64Type>().value(row);
             for row in 0..rows.num_rows() {
@@ -548,12 +548,15 @@ mod tests {
         RecordBatch::try_from_iter(columns).unwrap()
     }
 
-    fn operator(log: &Log) -> KeyOperator<Told> {
-        KeyOperator::empty(Told(Arc::clone(log)), &batch(&[]).schema(), &[0], true).unwrap()
+    fn operator(log: &Log) -> KeyOperator<RecordingLogic> {
+        KeyOperator::empty(RecordingLogic(Arc::clone(log)), &batch(&[]).schema(), &[0], true).unwrap()
     }
 
     /// All that an operator does for a call.
-    fn all(of: &mut KeyOperator<Told>, call: impl FnOnce(&mut KeyOperator<Told>, &mut Emit) -> Flow) {
+    fn all(
+        of: &mut KeyOperator<RecordingLogic>,
+        call: impl FnOnce(&mut KeyOperator<RecordingLogic>, &mut Emit) -> Flow,
+    ) {
         let mut emit = Emit::default();
         let mut flow = call(of, &mut emit);
         while flow == Flow::More {

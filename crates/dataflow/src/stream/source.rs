@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::sleep_until;
 
 use super::clock::Clock;
-use super::held::Held;
+use super::held::AtMostOnceBuffer;
 use crate::error::TaskError;
 use crate::flow::Outputs;
 use crate::task::TaskContext;
@@ -329,17 +329,17 @@ pub(crate) async fn drive<S: Source>(
         return Ok(());
     }
     let mut held = match context.at_most_once() && source.rereads() {
-        true => Some(Held::new(&snapshot(&mut source, clock.as_ref())?)),
+        true => Some(AtMostOnceBuffer::new(&snapshot(&mut source, clock.as_ref())?)),
         false => None,
     };
     let (mut waiting, mut ended, mut slow) = (false, false, false);
     // The last epoch whose checkpoint has what it kept before its end.
     let mut passed = context.restored().map_or(0, |restored| restored.epoch);
     loop {
-        if ended && held.as_ref().is_none_or(Held::is_empty) {
+        if ended && held.as_ref().is_none_or(AtMostOnceBuffer::is_empty) {
             break;
         }
-        let has_room = !ended && held.as_ref().is_none_or(Held::has_room);
+        let has_room = !ended && held.as_ref().is_none_or(AtMostOnceBuffer::has_room);
         let idle_at = clock.as_ref().and_then(Clock::due);
         let wake = tokio::select! {
             biased;
@@ -413,7 +413,7 @@ pub(crate) async fn drive<S: Source>(
         }
         if let Some(clock) = &mut clock {
             let now = Instant::now();
-            if waiting && held.as_ref().is_none_or(Held::is_empty) {
+            if waiting && held.as_ref().is_none_or(AtMostOnceBuffer::is_empty) {
                 clock.quiet(now);
             }
             clock.look(now);

@@ -12,9 +12,9 @@ use crate::work::{Work, Works};
 
 /// Given to every copy of a task. Clones are the same.
 #[derive(Clone)]
-pub struct TaskContext(pub(crate) Arc<Inner>);
+pub struct TaskContext(pub(crate) Arc<ContextState>);
 
-pub(crate) struct Inner {
+pub(crate) struct ContextState {
     pub task: String,
     pub copy: u32,
     pub copies: u32,

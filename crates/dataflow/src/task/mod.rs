@@ -9,10 +9,10 @@ use std::pin::Pin;
 
 pub use cancel::wait_in_copy;
 pub(crate) use cancel::{Cancel, CancelToken, block_on};
-pub(crate) use context::Inner;
+pub(crate) use context::ContextState;
 pub use context::TaskContext;
 pub use turn::LongTurn;
-pub(crate) use turn::{Waiting, join, this_thread};
+pub(crate) use turn::{TurnWaiter, join, this_thread};
 
 use crate::error::TaskError;
 

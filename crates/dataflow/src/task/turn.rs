@@ -7,21 +7,21 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Who has something that is to go at the turn's end.
-pub(crate) trait Waiting: Send + Sync {
+pub(crate) trait TurnWaiter: Send + Sync {
     /// The turn is over: sends it.
     fn go(&self);
 }
 
 /// Who waits for a turn's end, and on which thread that comes: 0 if it may be any.
 #[derive(Default)]
-struct UnderWay {
-    waiting: Vec<Arc<dyn Waiting>>,
+struct CurrentTurn {
+    waiting: Vec<Arc<dyn TurnWaiter>>,
     thread: usize,
 }
 
 thread_local! {
     /// The turn that is under way on this thread, if one is.
-    static UNDER_WAY: RefCell<Option<UnderWay>> = const { RefCell::new(None) };
+    static UNDER_WAY: RefCell<Option<CurrentTurn>> = const { RefCell::new(None) };
     static HERE: u8 = const { 0 };
 }
 
@@ -33,14 +33,14 @@ pub(crate) fn this_thread() -> usize {
 
 /// A turn under way. Its end is when it is dropped, on the same thread. One within another ends by itself.
 pub(crate) struct Turn {
-    around: Option<UnderWay>,
+    around: Option<CurrentTurn>,
     /// Not to be sent to another thread.
     _here: PhantomData<*const ()>,
 }
 
 impl Turn {
     pub(crate) fn begin() -> Turn {
-        let turn = UnderWay { waiting: Vec::new(), thread: this_thread() };
+        let turn = CurrentTurn { waiting: Vec::new(), thread: this_thread() };
         Turn { around: UNDER_WAY.replace(Some(turn)), _here: PhantomData }
     }
 }
@@ -55,18 +55,18 @@ impl Drop for Turn {
 /// A turn of a copy that blocks its thread: it goes on between what the copy does here, since nobody sees what else it
 /// does, until somebody ends it.
 #[derive(Default)]
-pub struct LongTurn(Vec<Arc<dyn Waiting>>);
+pub struct LongTurn(Vec<Arc<dyn TurnWaiter>>);
 
 impl LongTurn {
     /// Does something in this turn.
     pub(crate) fn within<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        struct Inside<'a>(&'a mut LongTurn, Option<UnderWay>);
+        struct Inside<'a>(&'a mut LongTurn, Option<CurrentTurn>);
         impl Drop for Inside<'_> {
             fn drop(&mut self) {
                 self.0.0 = UNDER_WAY.replace(self.1.take()).unwrap_or_default().waiting;
             }
         }
-        let turn = UnderWay { waiting: std::mem::take(&mut self.0), thread: 0 };
+        let turn = CurrentTurn { waiting: std::mem::take(&mut self.0), thread: 0 };
         let around = UNDER_WAY.replace(Some(turn));
         let _inside = Inside(self, around);
         work()
@@ -85,7 +85,7 @@ impl LongTurn {
 
 /// Has `waiting` go at the end of the turn. Returns the number of the thread where that comes, 0 if it may be any;
 /// `None`: there is no turn, and nobody would tell it.
-pub(crate) fn join(waiting: impl FnOnce() -> Arc<dyn Waiting>) -> Option<usize> {
+pub(crate) fn join(waiting: impl FnOnce() -> Arc<dyn TurnWaiter>) -> Option<usize> {
     UNDER_WAY.with_borrow_mut(|under_way| {
         let turn = under_way.as_mut()?;
         turn.waiting.push(waiting());
@@ -102,7 +102,7 @@ mod tests {
     #[derive(Default)]
     struct Count(AtomicU32);
 
-    impl Waiting for Count {
+    impl TurnWaiter for Count {
         fn go(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
-use tidemill_dataflow::checkpoint::lease::{Answer, Asker, Told, is_gone};
+use tidemill_dataflow::checkpoint::lease::{StoreAnswer, Asker, ClaimOutcome, is_gone};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
@@ -44,8 +44,8 @@ fn asker(at: &Location, id: &str) -> Asker {
 }
 
 /// Whether another has taken what was held, or has taken and removed it.
-fn is_taken(told: &Told) -> bool {
-    matches!(told, Told::Lost(_) | Told::Answer(Answer::Nothing))
+fn is_taken(told: &ClaimOutcome) -> bool {
+    matches!(told, ClaimOutcome::Lost(_) | ClaimOutcome::Answer(StoreAnswer::Nothing))
 }
 
 impl Mark {
@@ -57,18 +57,18 @@ impl Mark {
         let (mut asker, mut was_there) = (asker(at, id), false);
         loop {
             match asker.step(|_| overwrite).await {
-                Told::Answer(Answer::Written(_)) => return Ok(Mark::of(at, was_there, asker)),
-                Told::Answer(Answer::Found(found, _)) => was_there |= found.is_none_or(|found| found.owner != id),
-                Told::Answer(_) => {}
-                Told::Wait(pause) if asker.waits_for().is_none() => sleep(pause).await,
-                Told::Wait(_) | Told::Lost(_) => {
+                ClaimOutcome::Answer(StoreAnswer::Written(_)) => return Ok(Mark::of(at, was_there, asker)),
+                ClaimOutcome::Answer(StoreAnswer::Found(found, _)) => was_there |= found.is_none_or(|found| found.owner != id),
+                ClaimOutcome::Answer(_) => {}
+                ClaimOutcome::Wait(pause) if asker.waits_for().is_none() => sleep(pause).await,
+                ClaimOutcome::Wait(_) | ClaimOutcome::Lost(_) => {
                     return Err(DataSetError::Io(format!(
                         "{at}: another write is about to finish there, or its writer died; replace it with \
                          overwrite=True, or remove {}",
                         at.store.shown(&key_at(at))
                     )));
                 }
-                Told::Failed(reason) => return Err(DataSetError::Io(reason)),
+                ClaimOutcome::Failed(reason) => return Err(DataSetError::Io(reason)),
             }
         }
     }
@@ -85,10 +85,10 @@ impl Mark {
         let (mut asker, mut told) = (self::asker(at, id), false);
         loop {
             match asker.step(is_gone).await {
-                Told::Answer(Answer::Nothing) => return Ok(None),
-                Told::Answer(Answer::Written(_)) => return Ok(Some(Mark::of(at, true, asker))),
-                Told::Answer(_) => {}
-                Told::Wait(pause) => {
+                ClaimOutcome::Answer(StoreAnswer::Nothing) => return Ok(None),
+                ClaimOutcome::Answer(StoreAnswer::Written(_)) => return Ok(Some(Mark::of(at, true, asker))),
+                ClaimOutcome::Answer(_) => {}
+                ClaimOutcome::Wait(pause) => {
                     if let Some((_, lasts)) = asker.waits_for()
                         && !std::mem::replace(&mut told, true)
                     {
@@ -100,8 +100,8 @@ impl Mark {
                     sleep(pause).await;
                 }
                 // Its writer lives, and has put it again.
-                Told::Lost(_) => asker = self::asker(at, id),
-                Told::Failed(reason) => return Err(DataSetError::Io(reason)),
+                ClaimOutcome::Lost(_) => asker = self::asker(at, id),
+                ClaimOutcome::Failed(reason) => return Err(DataSetError::Io(reason)),
             }
         }
     }
@@ -112,11 +112,11 @@ impl Mark {
             loop {
                 let told = match self.asker.lock().await.as_mut() {
                     Some(asker) => asker.step(is_gone).await,
-                    None => Told::Wait(Duration::MAX),
+                    None => ClaimOutcome::Wait(Duration::MAX),
                 };
                 match told {
                     told if is_taken(&told) => return,
-                    Told::Wait(pause) => sleep(pause).await,
+                    ClaimOutcome::Wait(pause) => sleep(pause).await,
                     // What else a store says `work` hears, too; and here it may not say so the next time.
                     _ => {}
                 }
@@ -139,10 +139,10 @@ impl Mark {
         asker.renew_now();
         loop {
             match asker.step(is_gone).await {
-                Told::Answer(Answer::Written(_)) => return Ok(true),
-                Told::Answer(Answer::Failed(reason)) | Told::Failed(reason) => return Err(DataSetError::Io(reason)),
+                ClaimOutcome::Answer(StoreAnswer::Written(_)) => return Ok(true),
+                ClaimOutcome::Answer(StoreAnswer::Failed(reason)) | ClaimOutcome::Failed(reason) => return Err(DataSetError::Io(reason)),
                 told if is_taken(&told) => return Ok(false),
-                Told::Wait(pause) => sleep(pause).await,
+                ClaimOutcome::Wait(pause) => sleep(pause).await,
                 // It may be that it was put before, and the answer was lost.
                 _ => {}
             }

@@ -8,16 +8,16 @@ use std::rc::Rc;
 use bytes::Bytes;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::coordinator::ALL;
-use tidemill_checkpoint::manifest::Said;
-use tidemill_checkpoint::marks::{Confluence, Gate, Watermarks};
+use tidemill_checkpoint::manifest::ReportBody;
+use tidemill_checkpoint::marks::{Gate, MarkMerger, Watermarks};
 use tidemill_checkpoint::{Barrier, Control, EventTime, Key, Mark, Moved, Part, Restored, Snapshot};
 use tokio::sync::watch;
 
 use super::super::hub::{self, Chain};
-use super::super::news::News;
+use super::super::news::EpochNotifications;
 use super::{LAST, Plan, Random, Unit, World};
-use crate::rebalance::{Moves, Tenure};
-use crate::unaligned::{Recording, Seen};
+use crate::rebalance::{BucketOwnership, Moves};
+use crate::unaligned::{Recording, StreamItem};
 
 /// What waits in a stream before its sender does; twice as much if a barrier is in a hurry.
 const LANE_MAX: usize = 6;
@@ -105,7 +105,7 @@ pub(super) fn decode(bytes: &Bytes) -> Vec<Row> {
 
 /// An input port: `flow::Input`.
 struct Port {
-    marks: Confluence,
+    marks: MarkMerger,
     /// Their lanes.
     streams: Vec<usize>,
     held: Vec<bool>,
@@ -118,9 +118,9 @@ struct Port {
 }
 
 /// All input ports: `flow::Inputs`.
-pub(super) struct Gather {
+pub(super) struct CopyGather {
     ports: Vec<Port>,
-    marks: Confluence,
+    marks: MarkMerger,
     /// Of the barrier that comes next, or of those before it: epoch, port, rows.
     overtaken: Vec<(u64, u32, InFlight)>,
 }
@@ -131,14 +131,14 @@ enum Got {
     PortEnd,
 }
 
-impl Gather {
+impl CopyGather {
     /// For each port the lanes that lead there.
     /// `replay` says which rows were in flight to each, and are this copy's.
     pub(super) fn new(lanes: Vec<Vec<usize>>, replay: Vec<Vec<Row>>) -> Self {
-        let mut marks = Confluence::default();
+        let mut marks = MarkMerger::default();
         (0..lanes.len()).for_each(|port| marks.add(port, false));
         let port = |(streams, replay): (Vec<usize>, Vec<Row>)| {
-            let mut marks = Confluence::default();
+            let mut marks = MarkMerger::default();
             (0..streams.len()).for_each(|stream| marks.add(stream, false));
             let row = |(key, n, time)| (usize::MAX, Packet::Row { key, n, time });
             Port {
@@ -152,7 +152,7 @@ impl Gather {
                 ahead: replay.into_iter().map(row).collect(),
             }
         };
-        Gather { ports: lanes.into_iter().zip(replay).map(port).collect(), marks, overtaken: Vec::new() }
+        CopyGather { ports: lanes.into_iter().zip(replay).map(port).collect(), marks, overtaken: Vec::new() }
     }
 
     fn recv(&mut self, lanes: &mut [Lane], hurry: u64, random: &mut Random) -> Option<Got> {
@@ -198,12 +198,12 @@ impl Gather {
 }
 
 /// What a recording is told of a packet.
-fn seen(packet: &Packet) -> Seen<Row> {
+fn seen(packet: &Packet) -> StreamItem<Row> {
     match packet {
-        Packet::Row { key, n, time } => Seen::Rows((*key, *n, *time)),
-        Packet::Mark(Mark::Barrier(barrier)) => Seen::Barrier(barrier.epoch),
-        Packet::End => Seen::End,
-        Packet::Mark(_) | Packet::State { .. } => Seen::Other,
+        Packet::Row { key, n, time } => StreamItem::Rows((*key, *n, *time)),
+        Packet::Mark(Mark::Barrier(barrier)) => StreamItem::Barrier(barrier.epoch),
+        Packet::End => StreamItem::End,
+        Packet::Mark(_) | Packet::State { .. } => StreamItem::Other,
     }
 }
 
@@ -308,7 +308,7 @@ impl Port {
 }
 
 /// A source: gives the rows of its splits, and tells their time.
-pub(super) struct Source {
+pub(super) struct CopySource {
     /// Splits, with the next row of each.
     places: BTreeMap<u32, u32>,
     route: RouteMap,
@@ -318,7 +318,7 @@ pub(super) struct Source {
 
 /// An operator: numbers the rows of each key.
 pub(super) struct Count {
-    inputs: Gather,
+    inputs: CopyGather,
     route: RouteMap,
     /// Streams on which the others hand over, by copy; `None`, when one has ended.
     from: Vec<Option<usize>>,
@@ -329,7 +329,7 @@ pub(super) struct Count {
 
 /// A sink.
 pub(super) struct Outside {
-    inputs: Gather,
+    inputs: CopyGather,
     rows: Vec<(u32, u32)>,
     prepared: BTreeMap<(u64, String), Bytes>,
     last: u64,
@@ -342,7 +342,7 @@ pub(super) struct Outside {
 }
 
 pub(super) enum Body {
-    Source(Source),
+    Source(CopySource),
     Count(Count),
     Outside(Outside),
 }
@@ -382,7 +382,7 @@ pub(super) struct Copy {
     phase: Phase,
     restored: Option<Restored>,
     pub chain: Chain,
-    tenure: Tenure,
+    tenure: BucketOwnership,
     /// The last epoch that was saved, or gone on from.
     last: u64,
     pub writes: VecDeque<Write>,
@@ -395,10 +395,10 @@ pub(super) struct Copy {
 /// What a copy does a step with.
 pub(super) struct Surroundings<'a> {
     pub run: &'a str,
-    pub news: &'a News,
+    pub news: &'a EpochNotifications,
     pub lanes: &'a mut [Lane],
     /// What the copy reports at once.
-    pub said: &'a mut Vec<Said>,
+    pub said: &'a mut Vec<ReportBody>,
     pub world: &'a mut World,
     pub random: &'a mut Random,
 }
@@ -414,7 +414,7 @@ pub(super) fn owner(key: u32, route: &RouteMap) -> u32 {
     route.copy(Plan::bucket(key))
 }
 
-impl Source {
+impl CopySource {
     /// `splits` are those of its task.
     pub(super) fn new(
         splits: &BTreeMap<u32, u32>,
@@ -436,7 +436,7 @@ impl Source {
                 time.over(stream);
             }
         }
-        Source { places, route: route.clone(), time, barriers: None }
+        CopySource { places, route: route.clone(), time, barriers: None }
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -446,7 +446,7 @@ impl Source {
 }
 
 impl Count {
-    pub(super) fn new(inputs: Gather, restored: Option<&Restored>, route: &RouteMap, from: &[usize]) -> Self {
+    pub(super) fn new(inputs: CopyGather, restored: Option<&Restored>, route: &RouteMap, from: &[usize]) -> Self {
         let parts = restored.into_iter().flat_map(|restored| restored.buckets.values().flatten());
         let counts = parts.flat_map(|part| pairs(part).collect::<Vec<_>>()).collect();
         let (route, from) = (route.clone(), from.iter().copied().map(Some).collect());
@@ -511,7 +511,7 @@ impl Count {
 }
 
 impl Outside {
-    pub(super) fn new(inputs: Gather) -> Self {
+    pub(super) fn new(inputs: CopyGather) -> Self {
         let (rows, prepared) = Default::default();
         Outside { inputs, rows, prepared, last: 0, done: 0, durable: None, barriers: None, asked: None }
     }
@@ -655,7 +655,7 @@ impl Copy {
                 sink.commit(epoch, with.world);
                 if epoch != ALL {
                     if was_left && sink.prepared.is_empty() {
-                        with.said.push(Said::Ended { parts: Vec::new() });
+                        with.said.push(ReportBody::Ended { parts: Vec::new() });
                         with.world.early += 1;
                     }
                     self.phase = Phase::Committing;
@@ -689,7 +689,7 @@ impl Copy {
         let strange = count.counts.keys().find(|key| owner(**key, &count.route) != self.id.1);
         assert_eq!(strange, None, "{:?} keeps what is another's", self.id);
         self.tenure.moved(&moving.moves);
-        with.said.push(Said::Moved(Moved { epoch: moving.epoch, ..Moved::default() }));
+        with.said.push(ReportBody::Moved(Moved { epoch: moving.epoch, ..Moved::default() }));
         Phase::Running
     }
 
@@ -765,7 +765,7 @@ impl Copy {
 
     /// A source tells what is new of its time.
     fn tell_time(&mut self, lanes: &mut [Lane]) {
-        while let Body::Source(Source { time, .. }) = &mut self.body
+        while let Body::Source(CopySource { time, .. }) = &mut self.body
             && let Some(mark) = time.next()
         {
             self.send(&Packet::Mark(mark), lanes);
@@ -834,7 +834,7 @@ impl Copy {
         let barrier = sink.barriers.as_ref().expect("it has begun").borrow().as_ref().map(|barrier| barrier.epoch);
         if max > 0 && barrier.is_none_or(|epoch| epoch <= sink.last) {
             if 2 * sink.rows.len() >= max && sink.asked.replace(sink.last) != Some(sink.last) {
-                with.said.push(Said::Full { behind: sink.last });
+                with.said.push(ReportBody::Full { behind: sink.last });
                 with.world.full += 1;
             }
             if sink.rows.len() >= max && (sink.done >= sink.last || *with.news.hurries().borrow() < sink.last) {

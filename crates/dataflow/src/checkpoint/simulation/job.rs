@@ -8,12 +8,12 @@ use std::time::Duration;
 use tidemill_batch::memory::{Governor, MemorySettings};
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
 use tidemill_checkpoint::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
-use tidemill_checkpoint::manifest::{Report, Said};
+use tidemill_checkpoint::manifest::{Report, ReportBody};
 use tidemill_checkpoint::{Barrier, Control, Manifest, Rebalance, Restored, StoreError};
 
 use super::super::hub::{self, SplitsOf};
-use super::super::news::News;
-use super::copies::{self, Body, Copy, Count, Gather, Lane, Outside, Source, Surroundings, Write};
+use super::super::news::EpochNotifications;
+use super::copies::{self, Body, Copy, CopyGather, CopySource, Count, Lane, Outside, Surroundings, Write};
 use super::{Plan, Random, World, at_once};
 
 /// From worker 0 to another.
@@ -55,7 +55,7 @@ pub(super) struct Job {
     stored: Option<Arc<Manifest>>,
     prune: VecDeque<u64>,
     /// By worker.
-    news: Vec<News>,
+    news: Vec<EpochNotifications>,
     down: Vec<VecDeque<Down>>,
     up: Vec<VecDeque<Report>>,
     /// Frames that will come once more.
@@ -166,21 +166,21 @@ impl Job {
                 let splits = world.plan.splits();
                 let splits = splits.range(first as u32..(first + world.plan.rows[index].len()) as u32);
                 let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
-                let source = Source::new(&splits, (copy, members[index].copies), restored.as_ref(), &route);
+                let source = CopySource::new(&splits, (copy, members[index].copies), restored.as_ref(), &route);
                 (Body::Source(source), (to_count[index][of].clone(), Vec::new()))
             } else if index == sources {
                 let ports = to_count.iter().map(|from| from.iter().map(|to| to[of]).collect()).collect();
                 let from: Vec<usize> = hand.iter().map(|to| to[of]).collect();
                 let replay = (0..sources as u32)
                     .map(|port| in_flight(&restored, port, |key| copies::owner(key, &route) == copy));
-                let inputs = Gather::new(ports, replay.collect());
+                let inputs = CopyGather::new(ports, replay.collect());
                 let count = Count::new(inputs, restored.as_ref(), &route, &from);
                 (Body::Count(count), (to_outside[of].clone(), hand[of].clone()))
             } else {
                 let port = to_outside.iter().map(|to| to[of]).collect();
                 let sinks = members[index].copies;
                 let replay = in_flight(&restored, 0, |key| key % sinks == copy);
-                (Body::Outside(Outside::new(Gather::new(vec![port], vec![replay]))), Default::default())
+                (Body::Outside(Outside::new(CopyGather::new(vec![port], vec![replay]))), Default::default())
             };
             Copy::new((task, copy), at % workers, body, restored, out)
         });
@@ -195,7 +195,7 @@ impl Job {
             putting: None,
             stored: from,
             prune: VecDeque::new(),
-            news: (0..workers).map(|_| News::default()).collect(),
+            news: (0..workers).map(|_| EpochNotifications::default()).collect(),
             down: vec![VecDeque::new(); workers],
             up: vec![VecDeque::new(); workers],
             again: Vec::new(),
@@ -460,11 +460,11 @@ impl Job {
             (Some(epoch), put) => {
                 copy.chain.wrote(write.whole, put.is_ok());
                 match put {
-                    Ok(parts) => Said::Saved { epoch, parts },
-                    Err(reason) => Said::Failed { epoch, reason },
+                    Ok(parts) => ReportBody::Saved { epoch, parts },
+                    Err(reason) => ReportBody::Failed { epoch, reason },
                 }
             }
-            (None, Ok(parts)) => Said::Ended { parts },
+            (None, Ok(parts)) => ReportBody::Ended { parts },
             (None, Err(reason)) => {
                 self.failed = Some(reason);
                 return;

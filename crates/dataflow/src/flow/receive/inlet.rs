@@ -45,7 +45,7 @@ struct Queue {
 }
 
 #[derive(Default)]
-struct State {
+struct InletState {
     streams: Vec<Queue>,
     /// Streams that have something, in order of arrival; a stream is named once for each packet.
     order: VecDeque<u32>,
@@ -65,7 +65,7 @@ struct State {
     ahead: Option<EventTime>,
 }
 
-impl State {
+impl InletState {
     fn pass_over_held(&mut self) {
         while let Some(&stream) = self.order.front()
             && let Some(passed) = &mut self.streams[stream as usize].held
@@ -78,7 +78,7 @@ impl State {
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Inlet(Mutex<State>);
+pub(crate) struct Inlet(Mutex<InletState>);
 
 impl Inlet {
     /// Streams are numbered from the returned number on.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use tidemill_checkpoint::marks::{Confluence, Gate};
+use tidemill_checkpoint::marks::{Gate, MarkMerger};
 use tidemill_checkpoint::{Control, EventTime, Mark};
 use tokio::sync::oneshot;
 
@@ -21,7 +21,7 @@ use crate::checkpoint::{CopyStates, Replay};
 use crate::error::{DataflowError, TaskError};
 use crate::link::Guard;
 use crate::task::{CancelToken, block_on};
-use crate::unaligned::{Hurry, Recording, Seen};
+use crate::unaligned::{Hurry, Recording, StreamItem};
 use crate::work::Pace;
 
 /// What a stream of batches consists of.
@@ -48,12 +48,12 @@ impl Item {
 const SLOW_ROWS_MAX: usize = 4096;
 
 /// What a recording is told of what a stream brings.
-fn seen(item: Option<&Item>) -> Seen<RecordBatch> {
+fn seen(item: Option<&Item>) -> StreamItem<RecordBatch> {
     match item {
-        Some(Item::Batch(rows)) => Seen::Rows(rows.clone()),
-        Some(Item::Mark(Mark::Barrier(barrier))) => Seen::Barrier(barrier.epoch),
-        Some(Item::Mark(_)) => Seen::Other,
-        None => Seen::End,
+        Some(Item::Batch(rows)) => StreamItem::Rows(rows.clone()),
+        Some(Item::Mark(Mark::Barrier(barrier))) => StreamItem::Barrier(barrier.epoch),
+        Some(Item::Mark(_)) => StreamItem::Other,
+        None => StreamItem::End,
     }
 }
 
@@ -84,7 +84,7 @@ pub struct Input {
     target: u32,
     cancel: CancelToken,
     /// `None` for a task that does not know them.
-    marks: Option<Confluence>,
+    marks: Option<MarkMerger>,
     /// `None` where barriers overtake nothing.
     overtaking: Option<Box<Overtaking>>,
     /// Comes before all else: what was in flight when the run began, and then what was taken before its time.
@@ -97,7 +97,7 @@ pub struct Input {
 
 impl Input {
     pub(crate) fn new(inlet: Arc<Inlet>, target: u32, streaming: bool, cancel: CancelToken) -> Self {
-        let marks = streaming.then(Confluence::default);
+        let marks = streaming.then(MarkMerger::default);
         let (overtaking, replay, ahead, meter, pace) = Default::default();
         Input { inlet, streams: Vec::new(), open: 0, target, cancel, marks, overtaking, replay, ahead, meter, pace }
     }
@@ -258,7 +258,7 @@ impl Input {
         loop {
             self.overtake();
             self.record(context)?;
-            if let Some(mark) = self.marks.as_mut().and_then(Confluence::next) {
+            if let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next) {
                 match &mark {
                     Mark::Watermark(time) => {
                         let known = Some(*time).filter(|&time| time > EventTime::MIN);
@@ -383,7 +383,7 @@ impl Input {
     }
 
     fn ahead_of_others(&self) -> Option<EventTime> {
-        self.marks.as_ref().map(Confluence::ahead).filter(|&ahead| ahead > EventTime::MIN)
+        self.marks.as_ref().map(MarkMerger::ahead).filter(|&ahead| ahead > EventTime::MIN)
     }
 
     fn held_back_by(&self) -> Option<u32> {

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tidemill_checkpoint::marks::Confluence;
+use tidemill_checkpoint::marks::MarkMerger;
 
 use super::input::{Input, Item};
 use crate::error::DataflowError;
@@ -23,7 +23,7 @@ pub struct Inputs {
     /// The port that is looked at first, in turn: none is starved.
     first: usize,
     /// The marks of the ports together.
-    marks: Confluence,
+    marks: MarkMerger,
     /// For operators that can hand over what they keep.
     handover: Option<Handover>,
     /// Since when the copy has not waited.
@@ -32,7 +32,7 @@ pub struct Inputs {
 
 impl Inputs {
     pub(crate) fn new(inputs: Vec<Input>, handover: Option<Handover>) -> Self {
-        let mut marks = Confluence::default();
+        let mut marks = MarkMerger::default();
         (0..inputs.len()).for_each(|port| marks.add(port, false));
         Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover, busy_since: None }
     }

@@ -19,10 +19,10 @@ pub(super) struct Meter {
     /// Batches that have been given out, and how many of them are accounted for.
     given: u64,
     told: u64,
-    running: Option<Running>,
+    running: Option<MeterRun>,
 }
 
-struct Running {
+struct MeterRun {
     since: Instant,
     of: Arc<BucketCounts>,
     buckets: Vec<u32>,
@@ -42,13 +42,13 @@ impl Meter {
         let first = (self.given as usize).wrapping_mul(7919) % (batch.num_rows() - rows + 1);
         if let Some((count, buckets)) = partitioner.buckets(&batch.slice(first, rows)) {
             let of = Arc::clone(edge.metrics.buckets(count));
-            self.running = Some(Running { since: Instant::now(), of, buckets });
+            self.running = Some(MeterRun { since: Instant::now(), of, buckets });
         }
     }
 
     /// More is asked for: what was given out before has been worked on.
     pub(super) fn end(&mut self) {
-        if let Some(Running { since, of, buckets }) = self.running.take() {
+        if let Some(MeterRun { since, of, buckets }) = self.running.take() {
             let batches = self.given - std::mem::replace(&mut self.told, self.given);
             let each = since.elapsed().as_nanos() as u64 * batches / buckets.len().max(1) as u64;
             buckets.into_iter().for_each(|bucket| of.work(bucket as usize, each));

@@ -31,9 +31,9 @@ impl<T> Biased<T> {
     }
 
     /// For whoever it is: waits until nobody else holds it.
-    pub(crate) fn lock(&self) -> Held<'_, T> {
+    pub(crate) fn lock(&self) -> BiasedGuard<'_, T> {
         let guard = lock(&self.mutex);
-        Held { value: self.value.get_mut(), biased: self, _guard: guard }
+        BiasedGuard { value: self.value.get_mut(), biased: self, _guard: guard }
     }
 
     /// For the user, on thread `me`: without the lock if its turn ends there. `None`: it has to be locked.
@@ -53,21 +53,21 @@ impl<T> Biased<T> {
 }
 
 /// The value, locked.
-pub(crate) struct Held<'a, T> {
+pub(crate) struct BiasedGuard<'a, T> {
     // Let go of before the lock is.
     value: MutPtr<T>,
     biased: &'a Biased<T>,
     _guard: MutexGuard<'a, ()>,
 }
 
-impl<T> Held<'_, T> {
+impl<T> BiasedGuard<'_, T> {
     /// The user enters a turn, after the end of the last one. Its end comes on this thread, of number `me`; 0: on any.
     pub(crate) fn settle(&self, me: usize) {
         self.biased.home.store(me, Ordering::Relaxed);
     }
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for BiasedGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -76,7 +76,7 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for BiasedGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: see the module.
         unsafe { self.value.deref() }

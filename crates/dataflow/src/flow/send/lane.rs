@@ -15,14 +15,14 @@ use tidemill_batch::gather::{Gather, Part};
 use tidemill_batch::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
 use tidemill_checkpoint::Mark;
 
-use super::biased::{Biased, Held};
+use super::biased::{Biased, BiasedGuard};
 use super::pack::{PACK_BYTES_MAX, Pack, SMALL_BYTES_MAX};
 use crate::error::TaskError;
 use crate::flow::receive::edge::Edge;
 use crate::flow::receive::inlet::{Inlet, Packet};
 use crate::link::{Account, Guard, Links, Valve};
 use crate::metrics;
-use crate::task::{self, Waiting};
+use crate::task::{self, TurnWaiter};
 use crate::unaligned::Hurry;
 use crate::work::QUEUE;
 
@@ -37,7 +37,7 @@ const CACHED_BYTES: u64 = 512 << 10;
 const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
 
 /// What all streams of one copy's end of an edge share: whose they are, and what carries them.
-pub(super) struct Way {
+pub(super) struct EdgeEnd {
     pub edge: Arc<Edge>,
     pub source: u32,
     pub links: Arc<Links>,
@@ -45,7 +45,7 @@ pub(super) struct Way {
     pub hurry: Option<Hurry>,
 }
 
-impl Way {
+impl EdgeEnd {
     /// `target` is `u32::MAX` for the one stream to all workers.
     fn header(&self, kind: Kind, target: u32, seq: u64, rows: u64) -> Header {
         Header { edge: self.edge.id, source: self.source, target, seq, rows, ..Header::new(kind, self.links.run) }
@@ -53,7 +53,7 @@ impl Way {
 }
 
 /// Where blocks go.
-enum Place {
+enum Destination {
     /// To a copy of this worker.
     Here { inlet: Arc<Inlet>, stream: u32, account: Arc<Account>, valve: Arc<Valve> },
     /// To a worker, or the same to several.
@@ -61,26 +61,26 @@ enum Place {
 }
 
 /// One place, and what has gone there.
-struct End {
-    place: Place,
+struct LaneTarget {
+    place: Destination,
     blocks: u64,
     rows: u64,
 }
 
 /// See the module.
 pub(super) struct Lane {
-    way: Arc<Way>,
+    way: Arc<EdgeEnd>,
     /// Whose credit a batch takes, and whether barriers in a hurry may owe more.
     accounts: Vec<(Arc<Account>, bool)>,
-    state: Biased<State>,
+    state: Biased<LaneState>,
     /// Something waits in the pack.
     packing: AtomicBool,
     /// It leads to one copy, of this worker.
     is_to_one_here: bool,
 }
 
-struct State {
-    ends: Vec<End>,
+struct LaneState {
+    ends: Vec<LaneTarget>,
     /// `None` where batches do not go together.
     pack: Option<Pack>,
     /// Credit that has been taken for it, at each account.
@@ -103,40 +103,42 @@ fn pieces(batch: RecordBatch) -> impl Iterator<Item = RecordBatch> {
 
 /// What a block is made of.
 #[derive(Clone, Copy)]
-enum Rows<'a> {
+enum LaneRows<'a> {
     Batch(&'a RecordBatch),
     /// Some of several batches, of numbers that are so wide.
     Part(&'a Gather, &'a Part, &'a [usize]),
 }
 
-impl Rows<'_> {
+impl LaneRows<'_> {
     fn len(&self) -> usize {
         match self {
-            Rows::Batch(batch) => batch.num_rows(),
-            Rows::Part(_, part, _) => part.len(),
+            LaneRows::Batch(batch) => batch.num_rows(),
+            LaneRows::Part(_, part, _) => part.len(),
         }
     }
 }
 
-impl End {
-    fn here(way: &Way, target: u32) -> Option<End> {
+impl LaneTarget {
+    fn here(way: &EdgeEnd, target: u32) -> Option<LaneTarget> {
         let (inlet, stream) = way.edge.inlet(way.source, target)?;
         let account = Account::new(way.edge.window_bytes);
         let valve = Valve::new(&way.edge.governor, way.edge.window_bytes);
-        Some(End { place: Place::Here { inlet, stream, account, valve }, blocks: 0, rows: 0 })
+        Some(LaneTarget { place: Destination::Here { inlet, stream, account, valve }, blocks: 0, rows: 0 })
     }
 
-    fn there(way: &Way, target: u32, workers: &[u32]) -> End {
+    fn there(way: &EdgeEnd, target: u32, workers: &[u32]) -> LaneTarget {
         // Credit towards a copy; of a broadcast, towards a worker.
         let account = |worker: u32| if target == u32::MAX { worker } else { target };
         let account = |worker| (worker, Arc::clone(way.edge.account(way.source, account(worker))));
         let workers = workers.iter().copied().map(account).collect();
-        End { place: Place::There { target, workers, encoder: None }, blocks: 0, rows: 0 }
+        LaneTarget { place: Destination::There { target, workers, encoder: None }, blocks: 0, rows: 0 }
     }
 
     /// Hands a batch over to a copy of this worker; `credit` has been taken for it, which is `cost` or more.
-    fn hand_over(&mut self, way: &Way, batch: RecordBatch, cost: u64, credit: u64) {
-        let Place::Here { inlet, stream, account, valve } = &self.place else { unreachable!("asked of a copy here") };
+    fn hand_over(&mut self, way: &EdgeEnd, batch: RecordBatch, cost: u64, credit: u64) {
+        let Destination::Here { inlet, stream, account, valve } = &self.place else {
+            unreachable!("asked of a copy here")
+        };
         let metrics = &way.edge.metrics;
         metrics::add(&metrics.local_blocks, 1);
         metrics::add(&metrics.local_bytes, cost);
@@ -152,8 +154,8 @@ impl End {
 
     /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent
     /// nothing.
-    fn frame(&mut self, way: &Way, rows: Rows<'_>) -> Result<Frame, TaskError> {
-        let Place::There { target, workers, encoder } = &mut self.place else {
+    fn frame(&mut self, way: &EdgeEnd, rows: LaneRows<'_>) -> Result<Frame, TaskError> {
+        let Destination::There { target, workers, encoder } = &mut self.place else {
             unreachable!("asked of workers elsewhere")
         };
         let encoder = match encoder {
@@ -166,8 +168,8 @@ impl End {
         let passed_on = *target == u32::MAX && workers.len() + 1 < way.links.workers() as usize;
         let room = |len| way.links.room_towards(len, to, passed_on);
         let (gather, part, widths) = match rows {
-            Rows::Batch(batch) => return Ok(Frame::within(room, &header, &encoder.encode(batch)?)),
-            Rows::Part(gather, part, widths) => (gather, part, widths),
+            LaneRows::Batch(batch) => return Ok(Frame::within(room, &header, &encoder.encode(batch)?)),
+            LaneRows::Part(gather, part, widths) => (gather, part, widths),
         };
         // The rows are picked to where they are sent from: a batch of them would be copied once more.
         let pieces = encoder.outline(part.len(), widths)?;
@@ -186,15 +188,15 @@ impl End {
     }
 
     /// Sends a batch whose part in a pack has taken credit of `taken` bytes at each account.
-    fn send_packed(&mut self, way: &Way, batch: &RecordBatch, taken: u64) -> Result<(), TaskError> {
-        if let Place::Here { account, .. } = &self.place {
+    fn send_packed(&mut self, way: &EdgeEnd, batch: &RecordBatch, taken: u64) -> Result<(), TaskError> {
+        if let Destination::Here { account, .. } = &self.place {
             let cost = batch_bytes(batch) + BATCH_COST_BYTES;
             account.settle(taken, cost);
             self.hand_over(way, batch.clone(), cost, cost);
             return Ok(());
         }
-        let frame = self.frame(way, Rows::Batch(batch))?.into_buffer();
-        let Place::There { workers, .. } = &self.place else { unreachable!("just seen") };
+        let frame = self.frame(way, LaneRows::Batch(batch))?.into_buffer();
+        let Destination::There { workers, .. } = &self.place else { unreachable!("just seen") };
         for (worker, account) in workers {
             if account.is_stopped() {
                 account.settle(taken, 0);
@@ -208,23 +210,23 @@ impl End {
         Ok(())
     }
 
-    fn mark(&self, way: &Way, mark: &Mark) {
+    fn mark(&self, way: &EdgeEnd, mark: &Mark) {
         match &self.place {
-            Place::Here { inlet, stream, .. } => {
+            Destination::Here { inlet, stream, .. } => {
                 inlet.push(*stream, Packet::Mark { mark: mark.clone(), blocks: self.blocks });
             }
-            Place::There { target, workers, .. } => {
+            Destination::There { target, workers, .. } => {
                 let frame = || mark.frame(way.header(Kind::Idle, *target, self.blocks, 0));
                 workers.iter().for_each(|(worker, _)| way.links.send(*worker, frame()));
             }
         }
     }
 
-    fn end(&self, way: &Way) {
+    fn end(&self, way: &EdgeEnd) {
         let (blocks, rows) = (self.blocks, self.rows);
         match &self.place {
-            Place::Here { inlet, stream, .. } => inlet.push(*stream, Packet::End { blocks, rows }),
-            Place::There { target, workers, .. } => {
+            Destination::Here { inlet, stream, .. } => inlet.push(*stream, Packet::End { blocks, rows }),
+            Destination::There { target, workers, .. } => {
                 let header = way.header(Kind::End, *target, blocks, rows);
                 workers.iter().for_each(|(worker, _)| way.links.send(*worker, Frame::bare(&header)));
             }
@@ -232,38 +234,38 @@ impl End {
     }
 }
 
-fn count_frame(way: &Way, bytes: u64) {
+fn count_frame(way: &EdgeEnd, bytes: u64) {
     metrics::add(&way.edge.metrics.remote_blocks, 1);
     metrics::add(&way.edge.metrics.remote_bytes, bytes);
 }
 
 impl Lane {
     /// The stream to one copy.
-    pub(super) fn to_copy(way: &Arc<Way>, target: u32) -> Arc<Lane> {
-        let there = || End::there(way, target, &[way.edge.target_workers[target as usize]]);
-        Self::new(way, vec![End::here(way, target).unwrap_or_else(there)])
+    pub(super) fn to_copy(way: &Arc<EdgeEnd>, target: u32) -> Arc<Lane> {
+        let there = || LaneTarget::there(way, target, &[way.edge.target_workers[target as usize]]);
+        Self::new(way, vec![LaneTarget::here(way, target).unwrap_or_else(there)])
     }
 
     /// The stream to all copies: one to the workers beneath this one in the tree, and one to each copy here.
-    pub(super) fn to_all(way: &Arc<Way>) -> Arc<Lane> {
+    pub(super) fn to_all(way: &Arc<EdgeEnd>) -> Arc<Lane> {
         let children = way.edge.children(way.source);
-        let there = (!children.is_empty()).then(|| End::there(way, u32::MAX, children));
-        let here = way.edge.neighbours(way.source).filter_map(|target| End::here(way, target));
+        let there = (!children.is_empty()).then(|| LaneTarget::there(way, u32::MAX, children));
+        let here = way.edge.neighbours(way.source).filter_map(|target| LaneTarget::here(way, target));
         Self::new(way, there.into_iter().chain(here).collect())
     }
 
-    fn new(way: &Arc<Way>, ends: Vec<End>) -> Arc<Lane> {
+    fn new(way: &Arc<EdgeEnd>, ends: Vec<LaneTarget>) -> Arc<Lane> {
         let accounts = ends.iter().flat_map(|end| match &end.place {
-            Place::Here { account, .. } => vec![(Arc::clone(account), true)],
+            Destination::Here { account, .. } => vec![(Arc::clone(account), true)],
             // No barrier overtakes what is broadcast.
-            Place::There { target, workers, .. } => {
+            Destination::There { target, workers, .. } => {
                 workers.iter().map(|(_, account)| (Arc::clone(account), *target != u32::MAX)).collect()
             }
         });
         let accounts = accounts.collect();
-        let is_to_one_here = matches!(ends.as_slice(), [End { place: Place::Here { .. }, .. }]);
+        let is_to_one_here = matches!(ends.as_slice(), [LaneTarget { place: Destination::Here { .. }, .. }]);
         let state =
-            State { ends, pack: Pack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
+            LaneState { ends, pack: Pack::new(&way.edge.schema), taken: 0, unread: 0, in_turn: false, failed: None };
         let (way, state, packing) = (Arc::clone(way), Biased::new(state), AtomicBool::new(false));
         Arc::new(Lane { way, accounts, state, packing, is_to_one_here })
     }
@@ -275,8 +277,8 @@ impl Lane {
             return false;
         }
         self.state.lock().ends.iter().all(|end| match &end.place {
-            Place::Here { inlet, stream, .. } => inlet.is_closed(*stream),
-            Place::There { workers, .. } => workers.iter().all(|(_, account)| account.is_stopped()),
+            Destination::Here { inlet, stream, .. } => inlet.is_closed(*stream),
+            Destination::There { workers, .. } => workers.iter().all(|(_, account)| account.is_stopped()),
         })
     }
 
@@ -339,10 +341,10 @@ impl Lane {
     /// as one.
     ///
     /// # Safety
-    /// Nobody else does anything with the lane meanwhile but [`Waiting::go`].
+    /// Nobody else does anything with the lane meanwhile but [`TurnWaiter::go`].
     #[inline]
     pub(super) unsafe fn pack_values(&self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
-        let put = |state: &mut State| {
+        let put = |state: &mut LaneState| {
             if state.taken == 0 || state.failed.is_some() || values.len() as u64 > SMALL_BYTES_MAX {
                 return Ok(false);
             }
@@ -357,7 +359,7 @@ impl Lane {
     }
 
     /// Has the end of the turn told, if one is under way.
-    fn join(self: &Arc<Self>, state: &mut Held<'_, State>) -> bool {
+    fn join(self: &Arc<Self>, state: &mut BiasedGuard<'_, LaneState>) -> bool {
         let Some(thread) = task::join(|| Arc::clone(self) as _) else { return false };
         state.in_turn = true;
         state.settle(thread);
@@ -382,13 +384,13 @@ impl Lane {
     }
 
     /// Puts a batch to those that wait.
-    fn push(&self, state: &mut State, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
+    fn push(&self, state: &mut LaneState, batch: RecordBatch, bytes: u64) -> Result<(), TaskError> {
         let full = state.pack.as_mut().expect("asked before").push(batch, bytes);
         self.packed(state, full)
     }
 
     /// Something has been put to what waits, which goes when it is full.
-    fn packed(&self, state: &mut State, full: bool) -> Result<(), TaskError> {
+    fn packed(&self, state: &mut LaneState, full: bool) -> Result<(), TaskError> {
         if full {
             return self.send_pack(state);
         }
@@ -396,7 +398,7 @@ impl Lane {
         Ok(())
     }
 
-    fn send_pack(&self, state: &mut State) -> Result<(), TaskError> {
+    fn send_pack(&self, state: &mut LaneState) -> Result<(), TaskError> {
         self.packing.store(false, Ordering::Relaxed);
         let taken = std::mem::take(&mut state.taken);
         let Some(pack) = state.pack.as_mut().filter(|pack| !pack.is_empty()) else { return Ok(()) };
@@ -418,8 +420,10 @@ impl Lane {
         let places = self.state.lock().ends.len();
         for at in 0..places {
             let elsewhere = match &self.state.lock().ends[at].place {
-                Place::Here { .. } => None,
-                Place::There { workers, .. } => Some(workers.iter().map(|(worker, _)| *worker).collect::<Vec<_>>()),
+                Destination::Here { .. } => None,
+                Destination::There { workers, .. } => {
+                    Some(workers.iter().map(|(worker, _)| *worker).collect::<Vec<_>>())
+                }
             };
             let Some(workers) = elsewhere else {
                 let (account, _) = accounts.split_off_first().expect("every place has its accounts");
@@ -435,7 +439,7 @@ impl Lane {
                 continue;
             }
             for piece in pieces(batch.clone()) {
-                waited += self.send_block(at, Rows::Batch(&piece), theirs.iter().zip(&workers)).await?;
+                waited += self.send_block(at, LaneRows::Batch(&piece), theirs.iter().zip(&workers)).await?;
             }
         }
         metrics::add(&way.edge.metrics.blocked_ns, waited);
@@ -450,7 +454,7 @@ impl Lane {
     async fn send_block<'a>(
         &self,
         at: usize,
-        rows: Rows<'_>,
+        rows: LaneRows<'_>,
         to: impl Iterator<Item = (&'a (Arc<Account>, bool), &'a u32)>,
     ) -> Result<u64, TaskError> {
         let (way, mut waited) = (&self.way, 0);
@@ -471,7 +475,7 @@ impl Lane {
     /// Sends some rows of several batches, as [`Lane::send`] would send a batch of them.
     pub(super) async fn send_part(self: &Arc<Self>, gather: &Gather, part: &Part) -> Result<(), TaskError> {
         let worker = match self.state.lock().ends.as_slice() {
-            [End { place: Place::There { workers, .. }, .. }] if workers.len() == 1 => Some(workers[0].0),
+            [LaneTarget { place: Destination::There { workers, .. }, .. }] if workers.len() == 1 => Some(workers[0].0),
             _ => None,
         };
         let widths = gather.widths().unwrap_or_default();
@@ -484,7 +488,7 @@ impl Lane {
             return Ok(());
         }
         metrics::add(&self.way.edge.metrics.rows_sent, part.len() as u64);
-        let rows = Rows::Part(gather, part, &widths);
+        let rows = LaneRows::Part(gather, part, &widths);
         let waited = self.send_block(0, rows, self.accounts.iter().zip(&[worker])).await?;
         metrics::add(&self.way.edge.metrics.blocked_ns, waited);
         Ok(())
@@ -512,7 +516,7 @@ impl Lane {
     }
 }
 
-impl Waiting for Lane {
+impl TurnWaiter for Lane {
     fn go(&self) {
         let mut state = self.state.lock();
         state.in_turn = false;

@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 use tidemill_batch::batch_bytes;
 use tidemill_batch::local::{Reduce, Reducer};
 
-use super::lane::{Lane, Way};
+use super::lane::{EdgeEnd, Lane};
 use crate::error::TaskError;
 
 /// After so much a sender lets others have the thread. With an eighth of it that took 3 to 6 % of a reduction's time.
@@ -15,7 +15,7 @@ const TURN_BYTES: u64 = 4 << 20;
 
 /// See the module.
 pub(super) struct LocalReduce {
-    way: Arc<Way>,
+    way: Arc<EdgeEnd>,
     reduction: Reduce,
     /// From the first rows on.
     reducer: Option<Reducer>,
@@ -25,7 +25,7 @@ pub(super) struct LocalReduce {
 }
 
 impl LocalReduce {
-    pub(super) fn new(way: &Arc<Way>, reduction: &Reduce, lane: Arc<Lane>) -> Self {
+    pub(super) fn new(way: &Arc<EdgeEnd>, reduction: &Reduce, lane: Arc<Lane>) -> Self {
         LocalReduce { way: Arc::clone(way), reduction: reduction.clone(), reducer: None, lane, bytes: 0 }
     }
 

@@ -12,7 +12,7 @@ use tidemill_batch::gather::{Drained, Scatter};
 use tidemill_batch::schema::fits;
 use tidemill_checkpoint::Mark;
 
-use super::lane::{Lane, Way};
+use super::lane::{EdgeEnd, Lane};
 use super::local_reduce::LocalReduce;
 use crate::error::{DataflowError, TaskError};
 use crate::flow::Mover;
@@ -43,14 +43,14 @@ struct Partition {
 
 /// One copy's end of one edge.
 pub(crate) struct Outlet {
-    way: Arc<Way>,
+    way: Arc<EdgeEnd>,
     route: Route,
     ended: bool,
 }
 
 impl Outlet {
     pub(crate) fn new(edge: &Arc<Edge>, source: u32, links: &Arc<Links>, hurry: Option<Hurry>) -> Self {
-        let way = Arc::new(Way { edge: Arc::clone(edge), source, links: Arc::clone(links), hurry });
+        let way = Arc::new(EdgeEnd { edge: Arc::clone(edge), source, links: Arc::clone(links), hurry });
         let lane = |target: u32| Lane::to_copy(&way, target);
         let route = match &edge.mover {
             Mover::Map(map) => match (map[source as usize], &edge.reduction) {

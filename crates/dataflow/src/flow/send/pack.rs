@@ -20,16 +20,16 @@ pub const SMALL_BYTES_MAX: u64 = 4 << 10;
 pub(super) const PACK_BYTES_MAX: u64 = 128 << 10;
 
 /// The values of a column of numbers, as bytes; `None` when it is of another type.
-type Values = fn(&dyn Array) -> Option<&[u8]>;
+type PackedValues = fn(&dyn Array) -> Option<&[u8]>;
 
 fn values<T: ArrowPrimitiveType>(column: &dyn Array) -> Option<&[u8]> {
     Some(column.as_any().downcast_ref::<PrimitiveArray<T>>()?.values().inner().as_slice())
 }
 
-fn values_of(data_type: &DataType) -> Option<Values> {
+fn values_of(data_type: &DataType) -> Option<PackedValues> {
     macro_rules! of {
         ($t:ty) => {
-            Some(values::<$t> as Values)
+            Some(values::<$t> as PackedValues)
         };
     }
     downcast_primitive! {
@@ -54,7 +54,7 @@ fn is_packable(data_type: &DataType) -> bool {
 pub(super) struct Pack {
     schema: SchemaRef,
     /// For each column, where all are numbers.
-    values: Option<Vec<Values>>,
+    values: Option<Vec<PackedValues>>,
     /// The bytes of the columns' values so far, of `rows` rows.
     columns: Vec<MutableBuffer>,
     rows: usize,
@@ -71,7 +71,7 @@ impl Pack {
         if fields.is_empty() || !fields.iter().all(|field| is_packable(field.data_type())) {
             return None;
         }
-        let values: Option<Vec<Values>> = fields.iter().map(|field| values_of(field.data_type())).collect();
+        let values: Option<Vec<PackedValues>> = fields.iter().map(|field| values_of(field.data_type())).collect();
         let columns = values.iter().flatten().map(|_| MutableBuffer::new(0)).collect();
         Some(Pack { schema: SchemaRef::clone(schema), values, columns, rows: 0, others: Vec::new(), bytes: 0 })
     }
