@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 pub use allocations::Allocations;
 pub use blocks::BlockFile;
 pub use machine::{address_bytes_left, memory_bytes};
-pub use mapped::{Cell, Cells, MapWriter, verify, verify_column, verify_rows};
+pub use mapped::{Cells, MapWriter, SealCell, verify, verify_column, verify_rows};
 pub use pages::HugePages;
 pub use partitions::{HashKeys, Partitions};
 pub use spill::{SpillFile, SpillReader, SpillWriter, nameless_file, spill_error};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
-use tidemill_dataflow::checkpoint::lease::{StoreAnswer, Asker, ClaimOutcome, is_gone};
+use tidemill_dataflow::checkpoint::lease::{Asker, ClaimOutcome, StoreAnswer, is_gone};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
@@ -58,7 +58,9 @@ impl Mark {
         loop {
             match asker.step(|_| overwrite).await {
                 ClaimOutcome::Answer(StoreAnswer::Written(_)) => return Ok(Mark::of(at, was_there, asker)),
-                ClaimOutcome::Answer(StoreAnswer::Found(found, _)) => was_there |= found.is_none_or(|found| found.owner != id),
+                ClaimOutcome::Answer(StoreAnswer::Found(found, _)) => {
+                    was_there |= found.is_none_or(|found| found.owner != id)
+                }
                 ClaimOutcome::Answer(_) => {}
                 ClaimOutcome::Wait(pause) if asker.waits_for().is_none() => sleep(pause).await,
                 ClaimOutcome::Wait(_) | ClaimOutcome::Lost(_) => {
@@ -140,7 +142,9 @@ impl Mark {
         loop {
             match asker.step(is_gone).await {
                 ClaimOutcome::Answer(StoreAnswer::Written(_)) => return Ok(true),
-                ClaimOutcome::Answer(StoreAnswer::Failed(reason)) | ClaimOutcome::Failed(reason) => return Err(DataSetError::Io(reason)),
+                ClaimOutcome::Answer(StoreAnswer::Failed(reason)) | ClaimOutcome::Failed(reason) => {
+                    return Err(DataSetError::Io(reason));
+                }
                 told if is_taken(&told) => return Ok(false),
                 ClaimOutcome::Wait(pause) => sleep(pause).await,
                 // It may be that it was put before, and the answer was lost.

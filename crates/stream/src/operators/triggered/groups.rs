@@ -3,7 +3,7 @@
 
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
-use tidemill_dataflow::memory::{Cell, Cells, Governor};
+use tidemill_dataflow::memory::{Cells, Governor, SealCell};
 
 use crate::time::window::Micros;
 
@@ -45,7 +45,7 @@ impl Groups {
     }
 
     /// Numbers that lie where these do.
-    fn beside<T: Cell>(&self) -> Result<Cells<T>, TaskError> {
+    fn beside<T: SealCell>(&self) -> Result<Cells<T>, TaskError> {
         let mut cells = Cells::default();
         if let Some(governor) = self.start.governor() {
             cells.spill(governor)?;
