@@ -1,4 +1,6 @@
-//! What can go wrong in a run, as the caller of a run and the tasks in it see it.
+//! What can go wrong in a graph and in its run, as the caller of a run and the tasks in it see it.
+
+use std::fmt;
 
 use arrow::error::ArrowError;
 use tidemill_batch::BatchError;
@@ -6,7 +8,81 @@ pub use tidemill_batch::TaskError;
 use tidemill_collective::CollectiveError;
 use tidemill_net::{NetError, Rank};
 
-use crate::graph::GraphErrors;
+/// One thing that is wrong with a graph.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// Two tasks have one name, or a task has two ports of one name.
+    #[error("two {what} are called \"{name}\"")]
+    Duplicate {
+        /// `"tasks"` or `"ports of ..."`.
+        what: String,
+        /// The name.
+        name: String,
+    },
+    /// An edge names a port that the task does not have.
+    #[error("task \"{task}\" has no {side} port {port}; it has {has}")]
+    NoSuchPort {
+        /// The task.
+        task: String,
+        /// `"input"` or `"output"`.
+        side: &'static str,
+        /// What was asked for.
+        port: String,
+        /// What there is.
+        has: String,
+    },
+    /// A port that nothing leads to or from.
+    #[error("{side} port \"{port}\" of task \"{task}\" is not connected")]
+    Unconnected {
+        /// The task.
+        task: String,
+        /// `"input"` or `"output"`.
+        side: &'static str,
+        /// The port.
+        port: String,
+    },
+    /// Tasks that wait for each other.
+    #[error("tasks form a cycle: {}", tasks.join(" -> "))]
+    Cycle {
+        /// The cycle; the first task again at the end.
+        tasks: Vec<String>,
+    },
+    /// What an edge brings is not what the port takes, or not what the exchange can move.
+    #[error("edge {edge}: {reason}")]
+    Edge {
+        /// The edge.
+        edge: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A task's own settings.
+    #[error("task \"{task}\": {reason}")]
+    Task {
+        /// The task.
+        task: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// All that is wrong with a graph; never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraphErrors {
+    /// The graph's name.
+    pub graph: String,
+    /// What is wrong, in the order it was found.
+    pub errors: Vec<GraphError>,
+}
+
+impl std::error::Error for GraphErrors {}
+
+impl fmt::Display for GraphErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "graph \"{}\" cannot run:", self.graph)?;
+        self.errors.iter().try_for_each(|error| write!(f, "\n  {error}"))
+    }
+}
 
 /// An error of a graph or of its run. Cheap to clone: one fault is handed to everybody who waits.
 #[derive(Clone, Debug, thiserror::Error)]

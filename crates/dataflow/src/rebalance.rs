@@ -13,25 +13,12 @@
 //! has whole the next time: the old owner's last part may have been lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::Instant;
 
-use arrow::array::{AsArray, LargeBinaryArray, RecordBatch, UInt32Array};
-use arrow::buffer::{Buffer, OffsetBuffer, ScalarBuffer};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tidemill_batch::route_map::RouteMap;
-use tidemill_checkpoint::{Barrier, Buckets, Mark, Part};
+use tidemill_checkpoint::{Buckets, Part};
 pub use tidemill_checkpoint::{Moved, Rebalance};
 use tokio::sync::oneshot;
-
-use crate::error::TaskError;
-use crate::flow::{Assign, Assignment, Input, Item, Output, Partitioner, Seat};
-use crate::operator::{Operator, Released};
-
-/// Parts are put together to blocks of this size: small enough for their memory to be used again and again.
-const BLOCK_BYTES: usize = 64 << 10;
 
 /// A rebalance that was asked for.
 pub struct Rebalancing {
@@ -72,7 +59,7 @@ pub(crate) enum Keeps {
     Unknown,
     /// Nothing by bucket: it is a sink, and keeps what it has prepared.
     Nothing,
-    /// What [`Operator::release`] and [`Operator::acquire`] hand over.
+    /// What [`Operator::release`](crate::Operator::release) and [`Operator::acquire`](crate::Operator::acquire) hand over.
     ByBucket,
 }
 
@@ -146,142 +133,6 @@ impl Tenure {
     }
 }
 
-/// One copy's ends of the edge on which its task hands buckets over.
-pub(crate) struct Handover {
-    pub copy: u32,
-    /// Who owns what.
-    pub route: Arc<RouteMap>,
-    pub output: Output,
-    pub input: Input,
-}
-
-impl Handover {
-    /// What the edge carries: buckets, and parts of what is kept of them.
-    pub(crate) fn schema() -> SchemaRef {
-        let bucket = Field::new("bucket", DataType::UInt32, false);
-        Arc::new(Schema::new(vec![bucket, Field::new("part", DataType::LargeBinary, false)]))
-    }
-
-    /// What this copy's part in a rebalance is.
-    pub(crate) fn moves(&self, map: &RouteMap) -> Moves {
-        Moves::of(self.copy, &self.route, map)
-    }
-
-    /// Hands over what the copy loses at `barrier`, and takes what it gains. Other copies may do so later, or have
-    /// ended: then they keep nothing, and want nothing.
-    pub(crate) async fn run(
-        &mut self,
-        operator: &mut impl Operator,
-        barrier: &Barrier,
-        map: &RouteMap,
-    ) -> Result<Moved, TaskError> {
-        let begun = Instant::now();
-        let moves = self.moves(map);
-        let mut moved = Moved { epoch: barrier.epoch, ..Moved::default() };
-        let mut awaited: BTreeSet<u32> =
-            moves.gained.keys().copied().filter(|&from| !self.input.has_ended(from)).collect();
-        let (output, input) = (&mut self.output, &mut self.input);
-        // For one moment at a time, of one task: nobody waits for it.
-        let operator = Mutex::new(operator);
-        let send = async {
-            for (&target, buckets) in &moves.lost {
-                let parts = operator.lock().release(buckets)?;
-                for block in blocks(parts) {
-                    let block = block?;
-                    moved.bytes += block.iter().map(|(_, part)| part.len() as u64).sum::<u64>();
-                    output.send_to(target, rows(&block)?).await?;
-                }
-                output.mark_to(target, &Mark::Barrier(barrier.clone()))?;
-            }
-            Ok::<(), TaskError>(())
-        };
-        let receive = async {
-            while !awaited.is_empty() {
-                let Some((from, item)) = input.recv_each().await? else { break };
-                match item {
-                    Some(Item::Batch(rows)) => operator.lock().acquire(parts(&rows))?,
-                    Some(Item::Mark(Mark::Barrier(last))) if last.epoch == barrier.epoch => drop(awaited.remove(&from)),
-                    Some(Item::Mark(mark)) => {
-                        return Err(
-                            format!("copy {from} hands over at {mark:?}, not at epoch {}", barrier.epoch).into()
-                        );
-                    }
-                    None => drop(awaited.remove(&from)),
-                }
-            }
-            Ok(())
-        };
-        tokio::try_join!(send, receive)?;
-        self.route = Arc::new(map.clone());
-        moved.waited = begun.elapsed();
-        Ok(moved)
-    }
-}
-
-/// Parts in order, so many together that they are worth a block.
-fn blocks(mut parts: Released) -> impl Iterator<Item = Result<Vec<(u32, Bytes)>, TaskError>> {
-    std::iter::from_fn(move || {
-        let (mut block, mut bytes) = (Vec::new(), 0);
-        while bytes < BLOCK_BYTES {
-            match parts.next() {
-                Some(Ok(part)) => {
-                    bytes += part.1.len();
-                    block.push(part);
-                }
-                Some(Err(error)) => return Some(Err(error)),
-                None => break,
-            }
-        }
-        (!block.is_empty()).then_some(Ok(block))
-    })
-}
-
-fn rows(parts: &[(u32, Bytes)]) -> Result<RecordBatch, TaskError> {
-    let buckets = UInt32Array::from_iter_values(parts.iter().map(|(bucket, _)| *bucket));
-    let offsets = OffsetBuffer::<i64>::from_lengths(parts.iter().map(|(_, part)| part.len()));
-    let bytes = match parts {
-        // Not copied: it may be all there is.
-        [(_, part)] => Buffer::from(part.clone()),
-        _ => {
-            let mut bytes = Vec::with_capacity(parts.iter().map(|(_, part)| part.len()).sum());
-            parts.iter().for_each(|(_, part)| bytes.extend_from_slice(part));
-            Buffer::from(bytes)
-        }
-    };
-    let parts = LargeBinaryArray::try_new(offsets, bytes, None)?;
-    Ok(RecordBatch::try_new(Handover::schema(), vec![Arc::new(buckets), Arc::new(parts)])?)
-}
-
-/// The bytes stay where they are.
-fn parts(rows: &RecordBatch) -> Vec<(u32, Bytes)> {
-    struct Owner(Buffer);
-    impl AsRef<[u8]> for Owner {
-        fn as_ref(&self) -> &[u8] {
-            self.0.as_slice()
-        }
-    }
-    let (buckets, parts) = (rows.column(0).as_primitive::<UInt32Type>(), rows.column(1).as_binary::<i64>());
-    let all = Bytes::from_owner(Owner(parts.values().clone()));
-    let offsets: &ScalarBuffer<i64> = parts.offsets().inner();
-    let part = |at: usize| all.slice(offsets[at] as usize..offsets[at + 1] as usize);
-    buckets.values().iter().enumerate().map(|(at, &bucket)| (bucket, part(at))).collect()
-}
-
-/// Who hands over names the copy: nothing is left to be decided.
-pub(crate) struct Named;
-
-impl Partitioner for Named {
-    fn start(&self, _: &Seat) -> Box<dyn Assign> {
-        Box::new(Named)
-    }
-}
-
-impl Assign for Named {
-    fn assign(&mut self, _: &RecordBatch, _: &mut Vec<u32>) -> Result<Assignment, TaskError> {
-        Err("what is handed over goes to who is named".into())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -335,16 +186,5 @@ mod tests {
         let (answer, mut rebalancing) = Rebalancing::new();
         drop(answer);
         assert!(rebalancing.outcome().unwrap().unwrap_err().contains("the run ended"));
-    }
-
-    #[test]
-    fn parts_arrive_as_they_were() {
-        let sizes = [0, 10, BLOCK_BYTES, 3, BLOCK_BYTES / 2, BLOCK_BYTES / 2, 1];
-        let sent: Vec<(u32, Bytes)> = (0..).zip(sizes.map(|size| Bytes::from(vec![size as u8; size]))).collect();
-        let blocks: Vec<RecordBatch> =
-            blocks(sent.clone().into()).map(|block| rows(&block.unwrap()).unwrap()).collect();
-        assert_eq!(blocks.iter().map(RecordBatch::num_rows).collect::<Vec<_>>(), [3, 3, 1]);
-        assert_eq!(blocks.iter().flat_map(parts).collect::<Vec<_>>(), sent);
-        assert_eq!(parts(&blocks[0].slice(1, 2)), sent[1..3]);
     }
 }

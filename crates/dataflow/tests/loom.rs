@@ -12,7 +12,7 @@ mod sync {
         mutex.lock().unwrap()
     }
 }
-#[path = "../src/flow/biased.rs"]
+#[path = "../src/flow/send/biased.rs"]
 mod biased;
 
 use biased::Biased;

@@ -24,14 +24,13 @@ use tidemill_net::notice;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::Resume;
 use super::in_flight;
 use super::news::News;
 use crate::error::TaskError;
 use crate::link::Links;
 use crate::rebalance::{Answer, Moves, Tenure};
-use crate::run::Resume;
-use crate::stream::Hurry;
-use crate::stream::sink::origin;
+use crate::unaligned::Hurry;
 
 /// Between two looks of the coordinator at the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -674,4 +673,9 @@ pub(crate) async fn restore(
     restored.in_flight = flying.into_iter().map(|(id, at)| (id, parts[at].clone())).collect();
     restored.splits = splits.into_iter().map(|(name, at)| (name.clone(), parts[at].clone())).collect();
     Ok(restored)
+}
+
+/// The copy in a name of [`split_name`](crate::stream::sink::split_name).
+fn origin(split_name: &str) -> Option<u32> {
+    split_name.split_once('.')?.1.parse().ok()
 }

@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes};
 use tidemill_checkpoint::{Restored, rows};
 
 use crate::error::TaskError;
-use crate::flow::{Assign, Assignment};
+use crate::partitioner::{Assign, Assignment};
 
 /// What the rows are made of; names may change.
 fn described(schema: &SchemaRef) -> String {

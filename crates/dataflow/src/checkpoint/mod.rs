@@ -10,12 +10,14 @@
 pub mod hub;
 pub(crate) mod in_flight;
 mod news;
+mod resume;
 #[cfg(test)]
 mod simulation;
 
 pub use hub::CheckpointMade;
 pub(crate) use hub::{CopyStates, Heard, Hub};
 pub(crate) use in_flight::{Dealing, Replay};
+pub(crate) use resume::Resume;
 pub use tidemill_checkpoint::{
     Buckets, CheckpointSettings, CheckpointStore, Entry, Key, Later, Manifest, Part, Process, Restored, Snapshot,
     StateField, StateSchema, StoreError, TaskState, coordinator, lease, manifest, rows, schema, store,

@@ -7,9 +7,10 @@ use tidemill_checkpoint::Mark;
 
 use super::tree::{Leaves, OUT, UP, connect_root, up_a_tree};
 use super::{Ends, Exchange};
+use crate::flow::TaskFactory;
 use crate::flow::{Item, Lowering, Mover};
-use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
+use crate::task::Executor;
 
 /// See the module. The other copies of the target get nothing.
 ///

@@ -15,10 +15,11 @@ use tidemill_batch::schema::columns;
 use super::partition::describe_buckets;
 use super::{Ends, Exchange, Partition};
 use crate::error::TaskError;
+use crate::flow::TaskFactory;
 use crate::flow::{Lowering, Mover};
-use crate::graph::{Executor, TaskFactory};
 use crate::operator::{self, Emit, Flow, Operator};
 use crate::overlay::Overlay;
+use crate::task::Executor;
 
 /// See the module. An edge of two sources: the left one, then the right one.
 #[derive(Clone)]

@@ -10,9 +10,10 @@ use tidemill_batch::route_map::BUCKETS;
 use super::partition::describe_buckets;
 use super::{Ends, Exchange, Partition};
 use crate::error::TaskError;
+use crate::flow::TaskFactory;
 use crate::flow::{Input, Item, Lowering, Mover, Port, Stage};
-use crate::graph::{Executor, TaskFactory};
-use crate::run::TaskContext;
+use crate::task::Executor;
+use crate::task::TaskContext;
 
 /// See the module. What arrives are the key columns and the reduced ones, a row for each key, when all sources have
 /// ended.

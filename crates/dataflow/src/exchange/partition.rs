@@ -10,8 +10,9 @@ use tidemill_batch::schema::columns;
 
 use super::{Ends, Exchange};
 use crate::error::TaskError;
-use crate::flow::{Assign, Assignment, Lowering, Mover, Partitioner, Seat, batch_bytes};
+use crate::flow::{Lowering, Mover, batch_bytes};
 use crate::metrics::BucketCounts;
+use crate::partitioner::{Assign, Assignment, Partitioner, Seat};
 
 /// Names the target copy of each row of a batch: `(batch, copies) -> targets`.
 pub type TargetFunction = Arc<dyn Fn(&RecordBatch, u32) -> Result<Vec<u32>, TaskError> + Send + Sync>;

@@ -9,9 +9,10 @@ use tidemill_batch::local::Reduce as Reduction;
 use super::keyed_reduce::{drain, new_reducer, stage};
 use super::tree::{Leaves, OUT, UP, connect_root, up_a_tree};
 use super::{Ends, Exchange};
+use crate::flow::TaskFactory;
 use crate::flow::{Lowering, Mover, Port};
-use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
+use crate::task::Executor;
 
 /// To one copy. What arrives is one row of the reduced columns when all sources have ended; none, if there were no
 /// rows.

@@ -24,12 +24,12 @@ use tidemill_batch::schema::columns;
 
 use super::{Ends, Exchange};
 use crate::error::TaskError;
-use crate::flow::{
-    Assign, Assignment, Inputs, Item, Lowering, Mover, Outputs, Partitioner, Port, Seat, Stage, batch_bytes,
-};
-use crate::graph::{Executor, TaskFactory};
+use crate::flow::TaskFactory;
+use crate::flow::{Inputs, Item, Lowering, Mover, Outputs, Port, Stage, batch_bytes};
 use crate::overlay::Overlay;
-use crate::run::TaskContext;
+use crate::partitioner::{Assign, Assignment, Partitioner, Seat};
+use crate::task::Executor;
+use crate::task::TaskContext;
 
 /// What a source copy looks at before it sends its sample, in an order that is no order.
 const SAMPLE_BYTES: u64 = 64 << 20;

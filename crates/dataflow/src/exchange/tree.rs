@@ -5,9 +5,10 @@
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::Reduce as Reduction;
 
+use crate::flow::TaskFactory;
 use crate::flow::{Lowering, Mover, Port};
-use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
+use crate::task::Executor;
 
 /// The outputs of a stage of the tree.
 pub(super) const UP: usize = 0;

@@ -1,16 +1,12 @@
-//! Lowering: a checked graph and its plan become a [`Flow`]. Exchanges do their own part through [`Lowering`].
-
-use std::sync::Arc;
+//! What an exchange makes its part of a [`Flow`] with.
 
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::Reduce as Reduction;
 
-use super::{Flow, FlowEdge, FlowTask, Mover};
-use crate::graph::check::CheckedEdge;
-use crate::graph::{Executor, Graph, TaskFactory};
+use super::{Flow, FlowEdge, FlowTask, Mover, TaskFactory};
 use crate::overlay::{Overlay, Tree};
-use crate::placement::Plan;
 use crate::rebalance::Keeps;
+use crate::task::Executor;
 
 /// A port of a task of the flow: of a person's task, or of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +21,18 @@ impl Port {
     }
 }
 
+/// An edge with its ends looked up, and what arrives at its target.
+#[derive(Clone)]
+pub(crate) struct CheckedEdge {
+    /// Task and output port.
+    pub sources: Vec<(usize, usize)>,
+    /// Task and input port.
+    pub target: (usize, usize),
+    pub source_schemas: Vec<SchemaRef>,
+    pub target_schema: SchemaRef,
+    pub name: String,
+}
+
 /// What an exchange is given to make its edge of: its ends, and means to add stages and movers between them.
 pub struct Lowering<'a> {
     flow: &'a mut Flow,
@@ -32,6 +40,15 @@ pub struct Lowering<'a> {
     hosts: &'a [u32],
     edge: &'a CheckedEdge,
     sources: Vec<Port>,
+}
+
+impl<'a> Lowering<'a> {
+    /// Of the edge numbered `at` in `edges`, between workers on `hosts`.
+    pub(crate) fn new(flow: &'a mut Flow, edges: &'a [CheckedEdge], at: usize, hosts: &'a [u32]) -> Self {
+        let edge = &edges[at];
+        let sources = edge.sources.iter().map(|&(task, port)| Port { task, port }).collect();
+        Lowering { flow, edges, hosts, edge, sources }
+    }
 }
 
 impl Lowering<'_> {
@@ -178,28 +195,4 @@ impl Stage {
     pub fn output(self, port: usize) -> Port {
         Port { task: self.0, port }
     }
-}
-
-/// Makes what runs. The first tasks of the flow are the graph's, with their numbers.
-pub(crate) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &Plan, hosts: &[u32]) -> Flow {
-    let mut flow = Flow::default();
-    for (index, task) in graph.tasks.iter().enumerate() {
-        flow.tasks.push(FlowTask {
-            name: task.name.clone(),
-            factory: Arc::clone(&task.factory),
-            executor: task.executor,
-            comm: task.comm,
-            streaming: task.streaming,
-            state: task.state.clone(),
-            keeps: task.keeps,
-            inputs: task.inputs.len(),
-            outputs: task.outputs.iter().map(|port| SchemaRef::clone(&port.schema)).collect(),
-            workers: plan.workers_of(index).to_vec(),
-        });
-    }
-    for (checked, edge) in edges.iter().zip(&graph.edges) {
-        let sources = checked.sources.iter().map(|&(task, port)| Port { task, port }).collect();
-        edge.exchange.lower(&mut Lowering { flow: &mut flow, edges, hosts, edge: checked, sources });
-    }
-    flow
 }

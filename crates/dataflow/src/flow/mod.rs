@@ -4,47 +4,35 @@
 //! *stages*: tasks like those people write, placed beside the tasks they serve. So there is one way in which anything
 //! runs, blocks, fails and is counted. Edges between copies of one process hand batches over as they are.
 
-mod biased;
-mod edge;
-mod folding;
-mod inlet;
-mod input;
-mod inputs;
-mod lane;
+mod handover;
 mod lower;
-mod meter;
-mod output;
-mod pack;
-mod partitioner;
-mod stream_end;
-mod turn;
+mod receive;
+mod send;
 
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 pub use tidemill_batch::batch_bytes;
 use tidemill_batch::local::Reduce as Reduction;
-use tidemill_batch::memory::Governor;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::StateSchema;
 
-pub(crate) use edge::{Edge, EdgeLimits};
-pub(crate) use inlet::Inlet;
-pub use input::{Input, InputStream, Item};
-pub use inputs::Inputs;
-pub(crate) use lower::lower;
+pub(crate) use handover::{Handover, Named};
+pub(crate) use lower::CheckedEdge;
 pub use lower::{Lowering, Port, Stage};
-pub(crate) use output::Outlet;
-pub use output::{Output, Outputs};
-pub use pack::SMALL_BYTES_MAX;
-pub use partitioner::{Assign, Assignment, Partitioner, Seat};
-pub use turn::LongTurn;
-pub(crate) use turn::Turn;
+pub(crate) use receive::{Edge, EdgeLimits, Inlet};
+pub use receive::{Input, InputStream, Inputs, Item};
+pub(crate) use send::Outlet;
+pub use send::{Output, Outputs, SMALL_BYTES_MAX};
 
-use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
-use crate::rebalance::{Handover, Keeps, Named};
-use crate::run::Settings;
+pub use crate::partitioner::{Assign, Assignment, Partitioner, Seat};
+use crate::rebalance::Keeps;
+pub use crate::task::LongTurn;
+use crate::task::{Executor, TaskContext, TaskFuture};
+
+/// Starts one copy. Called once per copy and run.
+pub type TaskFactory = Arc<dyn Fn(Inputs, Outputs, TaskContext) -> TaskFuture + Send + Sync>;
 
 /// How an edge moves batches from the copies of one task to those of another.
 #[derive(Clone)]
@@ -163,9 +151,4 @@ impl Flow {
     pub(crate) fn handover(&self, task: usize) -> Option<usize> {
         self.edges.iter().position(|edge| edge.handover && edge.target.task == task)
     }
-}
-
-/// What the settings allow an edge.
-pub(crate) fn edge_limits(settings: &Settings, governor: &Governor) -> EdgeLimits {
-    EdgeLimits { governor: governor.clone(), queue_bytes: settings.queue_bytes, batch_bytes: settings.batch_bytes }
 }

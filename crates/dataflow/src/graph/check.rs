@@ -1,100 +1,12 @@
 //! Everything that can be known to be wrong with a graph before it runs, found all at once.
 
-use std::fmt;
-
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::schema::fits;
 
 use super::{Edge, Graph, PortRef, TaskId};
+use crate::error::{GraphError, GraphErrors};
 use crate::exchange::Ends;
-
-/// One thing that is wrong with a graph.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GraphError {
-    /// Two tasks have one name, or a task has two ports of one name.
-    #[error("two {what} are called \"{name}\"")]
-    Duplicate {
-        /// `"tasks"` or `"ports of ..."`.
-        what: String,
-        /// The name.
-        name: String,
-    },
-    /// An edge names a port that the task does not have.
-    #[error("task \"{task}\" has no {side} port {port}; it has {has}")]
-    NoSuchPort {
-        /// The task.
-        task: String,
-        /// `"input"` or `"output"`.
-        side: &'static str,
-        /// What was asked for.
-        port: String,
-        /// What there is.
-        has: String,
-    },
-    /// A port that nothing leads to or from.
-    #[error("{side} port \"{port}\" of task \"{task}\" is not connected")]
-    Unconnected {
-        /// The task.
-        task: String,
-        /// `"input"` or `"output"`.
-        side: &'static str,
-        /// The port.
-        port: String,
-    },
-    /// Tasks that wait for each other.
-    #[error("tasks form a cycle: {}", tasks.join(" -> "))]
-    Cycle {
-        /// The cycle; the first task again at the end.
-        tasks: Vec<String>,
-    },
-    /// What an edge brings is not what the port takes, or not what the exchange can move.
-    #[error("edge {edge}: {reason}")]
-    Edge {
-        /// The edge.
-        edge: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A task's own settings.
-    #[error("task \"{task}\": {reason}")]
-    Task {
-        /// The task.
-        task: String,
-        /// What is wrong.
-        reason: String,
-    },
-}
-
-/// All that is wrong with a graph; never empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GraphErrors {
-    /// The graph's name.
-    pub graph: String,
-    /// What is wrong, in the order it was found.
-    pub errors: Vec<GraphError>,
-}
-
-impl std::error::Error for GraphErrors {}
-
-impl fmt::Display for GraphErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "graph \"{}\" cannot run:", self.graph)?;
-        self.errors.iter().try_for_each(|error| write!(f, "\n  {error}"))
-    }
-}
-
-/// An edge with its ends looked up, and what arrives at its target.
-#[derive(Clone)]
-pub(crate) struct CheckedEdge {
-    /// Task and output port.
-    pub sources: Vec<(usize, usize)>,
-    /// Task and input port.
-    pub target: (usize, usize),
-    pub source_schemas: Vec<SchemaRef>,
-    pub target_schema: SchemaRef,
-    pub name: String,
-}
+use crate::flow::CheckedEdge;
 
 impl Graph {
     /// Looks for everything that is wrong, as it would run on `workers` workers.

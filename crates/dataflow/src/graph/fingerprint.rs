@@ -3,7 +3,7 @@
 use twox_hash::XxHash3_64;
 
 use super::Graph;
-use super::check::CheckedEdge;
+use crate::flow::CheckedEdge;
 
 /// Each part of a graph in words that are the same on every worker: tasks in order, then edges.
 pub(crate) fn parts(graph: &Graph, edges: &[CheckedEdge]) -> Vec<String> {

@@ -2,18 +2,18 @@
 //!
 //! Tasks have named ports; an edge joins output ports to an input port and names an exchange, which says who gets which
 //! rows. A graph is plain data plus the functions of its tasks: checking it ([`check`]), lowering it to copies and
-//! movers ([`crate::flow`]), printing and drawing it ([`explain`], [`svg`]) are apart.
+//! movers (`run`), printing and drawing it with its placement ([`crate::placement`]) are apart.
 
 pub mod check;
-mod explain;
 pub(crate) mod fingerprint;
-mod svg;
 mod task;
 
 use std::sync::Arc;
 
-pub use check::{GraphError, GraphErrors};
-pub use task::{Executor, Parallelism, Resources, TaskFactory, TaskFuture, TaskSpec};
+pub use crate::error::{GraphError, GraphErrors};
+pub use crate::flow::TaskFactory;
+pub use crate::task::{Executor, TaskFuture};
+pub use task::{Parallelism, Resources, TaskSpec};
 
 use crate::exchange::Exchange;
 

@@ -1,7 +1,6 @@
 //! What a task is: its ports, how many copies of it run, what they need, and the function each copy runs.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -9,17 +8,12 @@ use arrow::datatypes::SchemaRef;
 use tidemill_checkpoint::StateSchema;
 
 use crate::error::TaskError;
-use crate::flow::{Inputs, Outputs};
+use crate::flow::{Inputs, Outputs, TaskFactory};
 use crate::operator::{self, Each, Operator};
 use crate::rebalance::Keeps;
-use crate::run::TaskContext;
 use crate::stream::sink::{self, Sink};
 use crate::stream::source::{self, EventTimes, Source};
-
-/// What a running copy is.
-pub type TaskFuture = Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>>;
-/// Starts one copy. Called once per copy and run.
-pub type TaskFactory = Arc<dyn Fn(Inputs, Outputs, TaskContext) -> TaskFuture + Send + Sync>;
+use crate::task::{Executor, TaskContext};
 
 /// How many copies of a task run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,16 +32,6 @@ impl Parallelism {
             Parallelism::PerWorker(n) => n * workers,
         }
     }
-}
-
-/// On which threads the copies of a task run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Executor {
-    /// The worker's pool, which steals work: for tasks that await.
-    #[default]
-    Pool,
-    /// A thread of its own for every copy: for tasks that block, or compute for long without a break.
-    Thread,
 }
 
 /// What a copy needs; placements that look at it put it where that is.

@@ -12,7 +12,7 @@ use tidemill_batch::memory::{Governor, Level};
 use tidemill_batch::wire::Kind;
 
 use super::Links;
-use crate::stream::Hurry;
+use crate::unaligned::Hurry;
 
 /// A window is never smaller, or little would move at all.
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
@@ -230,7 +230,7 @@ mod tests {
     use tidemill_batch::memory::MemorySettings;
 
     use super::*;
-    use crate::run::block_on;
+    use crate::task::block_on;
 
     /// Credit that got lost would stop a stream for ever; credit that multiplies would not stop it at all.
     #[test]

@@ -8,9 +8,11 @@
 //! | [`Locality`]   | on a worker of a host that holds its data, or the nearest one to it               |
 //! | a [`Plan`]     | where the plan says                                                               |
 
+mod explain;
 mod first_fit;
 mod locality;
 mod round_robin;
+mod svg;
 
 use std::fmt;
 

@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use tidemill_checkpoint::Snapshot;
 use tidemill_collective::Communicator;
 
-use super::cancel::CancelToken;
 use super::fault::Fault;
 use super::state::RunState;
 use crate::checkpoint::CopyStates;
 use crate::error::{DataflowError, TaskError};
 use crate::flow::Outlet;
-use crate::graph::TaskFuture;
+use crate::task::CancelToken;
+use crate::task::TaskFuture;
 
 /// A copy that is about to run.
 pub(crate) struct Copy {

@@ -4,10 +4,9 @@
 //! for a moment and then sleeps. Copies run on the runner's pool, or on threads of their own. A run ends when every
 //! worker has sent its last frame to every other; so nothing of one run is left on the links when the next one begins.
 
-mod cancel;
-mod context;
 mod copy;
 mod fault;
+mod lower;
 mod resume;
 mod state;
 
@@ -25,27 +24,22 @@ use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait, notice};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
 
-#[cfg(test)]
-pub(crate) use cancel::Cancel;
-pub use cancel::wait_in_copy;
-pub(crate) use cancel::{CancelToken, block_on};
-pub use context::TaskContext;
 pub(crate) use fault::Fault;
-pub(crate) use resume::Resume;
 pub use state::{Progress, WorkerStatus};
 use tidemill_batch::memory::{Governor, MemorySettings};
 
 use self::copy::Copy;
+use self::lower::lower;
 use self::state::RunState;
-use crate::checkpoint::{CopyStates, Dealing, Heard, Hub, Replay};
+use crate::checkpoint::{CopyStates, Dealing, Heard, Hub, Replay, Resume};
 use crate::error::DataflowError;
-use crate::flow::{Edge, Flow, FlowEdge, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs, edge_limits, lower};
-use crate::graph::{Executor, Graph, TaskFuture, fingerprint};
+use crate::flow::{Edge, EdgeLimits, Flow, FlowEdge, Handover, Inlet, Input, Inputs, Mover, Outlet, Output, Outputs};
+use crate::graph::{Graph, fingerprint};
 use crate::link::{Links, Loans, Pump};
 use crate::metrics::RunReport;
 use crate::placement::{Placement, Plan, RoundRobin, WorkerInfo};
-use crate::rebalance::Handover;
-use crate::stream::Stalls;
+use crate::source_progress::Stalls;
+use crate::task::{Executor, Inner, TaskContext, TaskFuture, block_on};
 
 /// Plans may be deep, and are run within each other; of what is not used there is only the address.
 const STACK_BYTES: usize = 64 << 20;
@@ -494,7 +488,7 @@ impl Run {
             Handover { copy, route, output, input: input(task.inputs, false) }
         });
         let inputs = Inputs::new(inputs, handover);
-        let context = TaskContext(Arc::new(context::Inner {
+        let context = TaskContext(Arc::new(Inner {
             task: task.name.clone(),
             copy,
             copies: task.workers.len() as u32,
@@ -634,4 +628,9 @@ impl Caller for Who<'_> {
     fn waiting_for(&self, _engine: &Engine) -> Vec<Option<Rank>> {
         self.0.others().map(|worker| Some(self.0.rank(worker))).collect()
     }
+}
+
+/// What the settings allow an edge.
+fn edge_limits(settings: &Settings, governor: &Governor) -> EdgeLimits {
+    EdgeLimits { governor: governor.clone(), queue_bytes: settings.queue_bytes, batch_bytes: settings.batch_bytes }
 }

@@ -13,28 +13,11 @@ use tidemill_collective::{Communicator, Op};
 use tidemill_net::{Caller, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
+use crate::checkpoint::Resume;
 use crate::checkpoint::hub::{self, SplitsOf};
 use crate::error::DataflowError;
 use crate::flow::{Flow, FlowTask};
 use crate::rebalance::Keeps;
-
-/// What a run that makes checkpoints begins with.
-pub(crate) struct Resume {
-    pub settings: CheckpointSettings,
-    /// Names what this run writes.
-    pub run: String,
-    pub job: String,
-    pub members: Vec<Member>,
-    /// The tasks that keep nothing but what they have prepared until it is committed.
-    pub sinks: Vec<String>,
-    pub begin: Begin,
-    /// By task and copy, of this worker's.
-    pub restored: HashMap<(u32, u32), Restored>,
-    /// Worker 0's: what keeps other jobs out.
-    pub hold: Option<Hold>,
-    /// Worker 0's: the checkpoint that it goes on from, as it was numbered, and when it was made.
-    found: Option<(u64, u64)>,
-}
 
 /// What worker 0 found.
 #[derive(serde::Serialize, serde::Deserialize)]

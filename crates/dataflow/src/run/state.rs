@@ -12,7 +12,6 @@ use tidemill_batch::wire::{Frame, Header, Kind, Received};
 use tidemill_checkpoint::{Control, Rebalance};
 use tidemill_net::NetError;
 
-use super::cancel::Cancel;
 use super::fault::Fault;
 use crate::checkpoint::{CheckpointMade, Hub};
 use crate::error::DataflowError;
@@ -20,7 +19,8 @@ use crate::flow::Edge;
 use crate::link::{Inbox, Links};
 use crate::metrics::EdgeReport;
 use crate::rebalance::Rebalancing;
-use crate::stream::{SourceReport, Sources, Stalls};
+use crate::source_progress::{SourceReport, Sources, Stalls};
+use crate::task::Cancel;
 use crate::work::{WorkReport, Works};
 
 /// See the module.

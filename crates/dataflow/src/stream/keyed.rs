@@ -18,7 +18,7 @@ use tidemill_checkpoint::{EventTime, Part, Restored, Snapshot, rows};
 
 use crate::error::TaskError;
 use crate::operator::{Emit, Flow, Operator, Released};
-use crate::run::TaskContext;
+use crate::task::TaskContext;
 
 /// Between two looks at the machine's clock.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(20);

@@ -13,12 +13,8 @@
 mod clock;
 mod held;
 pub mod keyed;
-mod overtake;
 pub mod sink;
 pub mod source;
-mod standing;
 
-pub(crate) use overtake::{Hurry, Recording, Seen};
-pub use standing::SourceReport;
-pub(crate) use standing::{Sources, Stalls};
+pub use crate::source_progress::SourceReport;
 pub use tidemill_checkpoint::{Barrier, Control, EventTime, Mark};

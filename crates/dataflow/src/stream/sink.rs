@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item};
 use crate::rebalance::Moves;
-use crate::run::TaskContext;
+use crate::task::TaskContext;
 
 /// How often a row may appear at a sink when its job fails and goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,11 +113,6 @@ impl Sink for Box<dyn Sink> {
 /// ([`Restored::split_names`](crate::checkpoint::Restored::split_names)).
 pub fn split_name(epoch: u64, copy: u32) -> String {
     format!("{epoch}.{copy}")
-}
-
-/// The copy in such a name.
-pub(crate) fn origin(split_name: &str) -> Option<u32> {
-    split_name.split_once('.')?.1.parse().ok()
 }
 
 enum Wake {

@@ -20,7 +20,7 @@ use super::clock::Clock;
 use super::held::Held;
 use crate::error::TaskError;
 use crate::flow::Outputs;
-use crate::run::TaskContext;
+use crate::task::TaskContext;
 use crate::work::QUEUE;
 
 /// What a source has next.

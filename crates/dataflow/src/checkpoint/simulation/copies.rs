@@ -17,7 +17,7 @@ use super::super::hub::{self, Chain};
 use super::super::news::News;
 use super::{LAST, Plan, Random, Unit, World};
 use crate::rebalance::{Moves, Tenure};
-use crate::stream::{Recording, Seen};
+use crate::unaligned::{Recording, Seen};
 
 /// What waits in a stream before its sender does; twice as much if a barrier is in a hurry.
 const LANE_MAX: usize = 6;

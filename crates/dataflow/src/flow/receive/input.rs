@@ -20,8 +20,8 @@ use super::stream_end::StreamEnd;
 use crate::checkpoint::{CopyStates, Replay};
 use crate::error::{DataflowError, TaskError};
 use crate::link::Guard;
-use crate::run::{CancelToken, block_on};
-use crate::stream::{Hurry, Recording, Seen};
+use crate::task::{CancelToken, block_on};
+use crate::unaligned::{Hurry, Recording, Seen};
 use crate::work::Pace;
 
 /// What a stream of batches consists of.

@@ -1,7 +1,7 @@
 //! One stream of blocks: from a copy to a copy, or from one to all. Takes credit, numbers and counts what goes, and
 //! puts small batches together.
 //!
-//! Of what a copy sends in one [turn](super::turn) the first batch leaves at once, whatever its size: a lone one never
+//! Of what a copy sends in one [turn](crate::task) the first batch leaves at once, whatever its size: a lone one never
 //! waits. Small ones behind it wait in a [pack](super::pack) until that is full, something goes that must stay behind
 //! them, or the turn ends. Credit for a whole pack is taken with the first that goes into it, so that it can go without
 //! waiting; what it did not need comes back then.
@@ -16,14 +16,14 @@ use tidemill_batch::wire::{Draft, Encoder, Frame, Header, Kind, Piece};
 use tidemill_checkpoint::Mark;
 
 use super::biased::{Biased, Held};
-use super::edge::Edge;
-use super::inlet::{Inlet, Packet};
 use super::pack::{PACK_BYTES_MAX, Pack, SMALL_BYTES_MAX};
-use super::turn::{self, Waiting};
 use crate::error::TaskError;
+use crate::flow::receive::edge::Edge;
+use crate::flow::receive::inlet::{Inlet, Packet};
 use crate::link::{Account, Guard, Links, Valve};
 use crate::metrics;
-use crate::stream::Hurry;
+use crate::task::{self, Waiting};
+use crate::unaligned::Hurry;
 use crate::work::QUEUE;
 
 /// A block is not much larger than this: batches that are, are cut.
@@ -352,13 +352,13 @@ impl Lane {
             }
         };
         // SAFETY: the caller's; and nothing is locked here.
-        let put_at_home = unsafe { self.state.at_home(turn::this_thread(), put) };
+        let put_at_home = unsafe { self.state.at_home(task::this_thread(), put) };
         put_at_home.unwrap_or_else(|| put(&mut self.state.lock()))
     }
 
     /// Has the end of the turn told, if one is under way.
     fn join(self: &Arc<Self>, state: &mut Held<'_, State>) -> bool {
-        let Some(thread) = turn::join(|| Arc::clone(self) as _) else { return false };
+        let Some(thread) = task::join(|| Arc::clone(self) as _) else { return false };
         state.in_turn = true;
         state.settle(thread);
         true

@@ -1,6 +1,8 @@
 //! Operators: tasks without a loop of their own. One driver feeds them batches, sends what they emit with
 //! back-pressure, and flushes exchanges when there is nothing to do.
 
+mod handover;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::error::TaskError;
 use crate::flow::{Inputs, Item, Outputs};
-use crate::run::TaskContext;
+use crate::task::TaskContext;
 use crate::work::Work;
 
 /// Batches on their way out of an operator, by output port.

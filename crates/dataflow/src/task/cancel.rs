@@ -10,8 +10,8 @@ use std::thread::Thread;
 
 use parking_lot::Mutex;
 
+use super::turn::{LongTurn, Turn};
 use crate::error::DataflowError;
-use crate::flow::{LongTurn, Turn};
 
 /// The flag of a run.
 #[derive(Default)]

@@ -8,8 +8,8 @@ use tidemill_checkpoint::marks::Confluence;
 
 use super::input::{Input, Item};
 use crate::error::DataflowError;
-use crate::rebalance::Handover;
-use crate::run::block_on;
+use crate::flow::Handover;
+use crate::task::block_on;
 
 /// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send
 /// on.

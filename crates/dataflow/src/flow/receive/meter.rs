@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use arrow::array::RecordBatch;
 
-use super::Mover;
 use super::edge::Edge;
+use crate::flow::Mover;
 use crate::metrics::BucketCounts;
 
 const EVERY: u64 = 16;

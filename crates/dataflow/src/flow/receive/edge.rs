@@ -14,7 +14,7 @@ use tidemill_batch::wire::{Kind, Received};
 use tidemill_checkpoint::{EventTime, Mark};
 
 use super::inlet::{Inlet, Packet};
-use super::{FlowEdge, Mover};
+use crate::flow::{FlowEdge, Mover};
 use crate::link::{Account, Debt, Guard, Links, Valve, WINDOW_BYTES_MIN};
 use crate::metrics::{self, EdgeMetrics, EdgeReport};
 use crate::overlay::Tree;
@@ -433,7 +433,7 @@ mod tests {
 
     use super::*;
     use crate::flow::{Input, Port};
-    use crate::run::{Cancel, block_on};
+    use crate::task::{Cancel, block_on};
 
     /// An edge from a copy on worker 1 to one on worker 0, as worker 0 has it, and the input there.
     fn edge(links: &Arc<Links>) -> (Arc<Edge>, Input) {

@@ -7,7 +7,7 @@ use tidemill_checkpoint::Restored;
 use tidemill_collective::Communicator;
 
 use crate::checkpoint::CopyStates;
-use crate::stream::Sources;
+use crate::source_progress::Sources;
 use crate::work::{Work, Works};
 
 /// Given to every copy of a task. Clones are the same.

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use super::Graph;
-use super::check::{CheckedEdge, GraphErrors};
-use crate::placement::Plan;
+use super::Plan;
+use crate::error::GraphErrors;
+use crate::flow::CheckedEdge;
+use crate::graph::Graph;
 
 impl Graph {
     /// The graph as text: every task with its ports and, given a plan, where its copies run; every edge.

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Who has something that is to go at the turn's end.
-pub(super) trait Waiting: Send + Sync {
+pub(crate) trait Waiting: Send + Sync {
     /// The turn is over: sends it.
     fn go(&self);
 }
@@ -27,7 +27,7 @@ thread_local! {
 
 /// A number of this thread that no other one has as long as it lives; not 0.
 #[inline]
-pub(super) fn this_thread() -> usize {
+pub(crate) fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
@@ -85,7 +85,7 @@ impl LongTurn {
 
 /// Has `waiting` go at the end of the turn. Returns the number of the thread where that comes, 0 if it may be any;
 /// `None`: there is no turn, and nobody would tell it.
-pub(super) fn join(waiting: impl FnOnce() -> Arc<dyn Waiting>) -> Option<usize> {
+pub(crate) fn join(waiting: impl FnOnce() -> Arc<dyn Waiting>) -> Option<usize> {
     UNDER_WAY.with_borrow_mut(|under_way| {
         let turn = under_way.as_mut()?;
         turn.waiting.push(waiting());

@@ -12,23 +12,22 @@ use tidemill_batch::gather::{Drained, Scatter};
 use tidemill_batch::schema::fits;
 use tidemill_checkpoint::Mark;
 
-use super::Mover;
-use super::edge::Edge;
-use super::folding::Folding;
 use super::lane::{Lane, Way};
-use super::partitioner::{Assign, Assignment, Seat};
-use super::turn::LongTurn;
+use super::local_reduce::LocalReduce;
 use crate::error::{DataflowError, TaskError};
+use crate::flow::Mover;
+use crate::flow::receive::edge::Edge;
 use crate::link::Links;
-use crate::run::{CancelToken, block_on};
-use crate::stream::Hurry;
+use crate::partitioner::{Assign, Assignment, Seat};
+use crate::task::{CancelToken, LongTurn, block_on};
+use crate::unaligned::Hurry;
 
 enum Route {
     Nowhere,
     /// To one copy, or to all of them.
     One(Arc<Lane>),
     Partition(Box<Partition>),
-    Reduce(Box<Folding>),
+    Reduce(Box<LocalReduce>),
 }
 
 /// A stream for every target copy.
@@ -57,7 +56,7 @@ impl Outlet {
             Mover::Map(map) => match (map[source as usize], &edge.reduction) {
                 (None, _) => Route::Nowhere,
                 (Some(target), None) => Route::One(lane(target)),
-                (Some(target), Some(to)) => Route::Reduce(Box::new(Folding::new(&way, to, lane(target)))),
+                (Some(target), Some(to)) => Route::Reduce(Box::new(LocalReduce::new(&way, to, lane(target)))),
             },
             Mover::Broadcast(_) => Route::One(Lane::to_all(&way)),
             Mover::Partition(partitioner) => Route::Partition(Box::new(Partition {

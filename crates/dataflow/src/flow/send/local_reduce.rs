@@ -14,7 +14,7 @@ use crate::error::TaskError;
 const TURN_BYTES: u64 = 4 << 20;
 
 /// See the module.
-pub(super) struct Folding {
+pub(super) struct LocalReduce {
     way: Arc<Way>,
     reduction: Reduce,
     /// From the first rows on.
@@ -24,9 +24,9 @@ pub(super) struct Folding {
     bytes: u64,
 }
 
-impl Folding {
+impl LocalReduce {
     pub(super) fn new(way: &Arc<Way>, reduction: &Reduce, lane: Arc<Lane>) -> Self {
-        Folding { way: Arc::clone(way), reduction: reduction.clone(), reducer: None, lane, bytes: 0 }
+        LocalReduce { way: Arc::clone(way), reduction: reduction.clone(), reducer: None, lane, bytes: 0 }
     }
 
     pub(super) async fn send(&mut self, batch: RecordBatch) -> Result<(), TaskError> {

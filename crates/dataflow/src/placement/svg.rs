@@ -5,10 +5,11 @@
 
 use std::fmt::Write;
 
-use super::Graph;
-use super::check::{CheckedEdge, GraphErrors};
+use super::Plan;
 use super::explain::ranges;
-use crate::placement::Plan;
+use crate::error::GraphErrors;
+use crate::flow::CheckedEdge;
+use crate::graph::Graph;
 
 const FONT: f32 = 13.0;
 const SMALL_FONT: f32 = 11.0;

@@ -1,0 +1,12 @@
+//! The way out of a copy: an output asks where rows go, and a lane for each target takes credit, packs small batches
+//! and hands them to the copy's queue on this worker, or to the link to another.
+
+mod biased;
+mod lane;
+mod local_reduce;
+mod output;
+mod pack;
+
+pub(crate) use output::Outlet;
+pub use output::{Output, Outputs};
+pub use pack::SMALL_BYTES_MAX;

@@ -1,0 +1,32 @@
+//! Lowering: a checked graph and its plan become a [`Flow`]. Exchanges do their own part through [`Lowering`].
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+
+use crate::flow::{CheckedEdge, Flow, FlowTask, Lowering};
+use crate::graph::Graph;
+use crate::placement::Plan;
+
+/// Makes what runs. The first tasks of the flow are the graph's, with their numbers.
+pub(super) fn lower(graph: &Graph, edges: &[CheckedEdge], plan: &Plan, hosts: &[u32]) -> Flow {
+    let mut flow = Flow::default();
+    for (index, task) in graph.tasks.iter().enumerate() {
+        flow.tasks.push(FlowTask {
+            name: task.name.clone(),
+            factory: Arc::clone(&task.factory),
+            executor: task.executor,
+            comm: task.comm,
+            streaming: task.streaming,
+            state: task.state.clone(),
+            keeps: task.keeps,
+            inputs: task.inputs.len(),
+            outputs: task.outputs.iter().map(|port| SchemaRef::clone(&port.schema)).collect(),
+            workers: plan.workers_of(index).to_vec(),
+        });
+    }
+    for (at, edge) in graph.edges.iter().enumerate() {
+        edge.exchange.lower(&mut Lowering::new(&mut flow, edges, at, hosts));
+    }
+    flow
+}
