@@ -18,7 +18,7 @@ from tidemill.apps._arguments import Parser, queries
 from tidemill.apps.nexmark_events import Events
 from tidemill.apps.nexmark_queries import ANSWERS, QUERIES, TITLES, query
 from tidemill.dataset._engine import _threads
-from tidemill.ml._job import together
+from tidemill.ml._job import collective_try
 from tidemill.stream._time import micros
 
 __all__ = ["main"]
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("--check needs DuckDB; install it with: pip install duckdb")
 
     try:
-        together(job.comm, prepare)
+        collective_try(job.comm, prepare)
         answers = _Answers(job, events) if arguments.check else None
     except (ValueError, tm.DataSetError) as error:
         if job.rank == 0:

@@ -384,7 +384,7 @@ class DataSet(DataSetWriters):
         if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
             raise DataSetError(f"cache_rows must be a non-negative integer, not {cache_rows!r}")
         cache_s = None if cache_for is None else seconds(cache_for, "cache_for")
-        return _map.looked_up(self, source, keys, schema, how, cache_rows, cache_s, retries)
+        return _map.lookup(self, source, keys, schema, how, cache_rows, cache_s, retries)
 
     def reduce(self, function: Callable[[Row, Row], Row], *, retries: int = 0) -> Row | None:
         """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action. `retries` as for
@@ -592,11 +592,11 @@ class DataSet(DataSetWriters):
             On every worker: also if it cannot be told whether the folder is there.
         """
         from tidemill.dataset._places import at_home
-        from tidemill.dataset._read import _told, read_parquet
+        from tidemill.dataset._read import as_options, read_parquet
 
         _workers.check_alike("materialize", path=repr(at_home(path)))
         # What one worker sees goes for all: the folder may be appearing just now.
-        if not _workers.from_first(lambda: engine().settle(at_home(path), _told(storage_options))):
+        if not _workers.from_first(lambda: engine().settle(at_home(path), as_options(storage_options))):
             self.write_parquet(path, storage_options=storage_options)
         return read_parquet(path, storage_options=storage_options).select(*self.columns)
 

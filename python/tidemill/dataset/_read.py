@@ -15,7 +15,7 @@ from tidemill.dataset._each_host import own_files
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import col
-from tidemill.dataset._map import given_schema
+from tidemill.dataset._map import parse_schema
 from tidemill.dataset._places import at_home
 from tidemill.dataset._values import from_values
 
@@ -82,7 +82,7 @@ def _read(
     partition_schema: Mapping[str, str] | None = None,
 ) -> DataSet:
     """The rows of files that `read` reads: the same on all hosts, or those of each."""
-    given = _schema(schema)
+    given = optional_schema(schema)
     if each_host:
         data = DataSet(own_files(paths, read, schema=given, one_header=one_header))
     else:
@@ -100,7 +100,7 @@ def _with_partitions(data: DataSet, schema: Mapping[str, str]) -> DataSet:
     return data.with_columns(**{name: col(name).cast(kind) for name, kind in schema.items()})
 
 
-def _quarantine(
+def quarantine_folder(
     folder: str | os.PathLike[str] | None,
     paths: Sequence[str],
     each_host: bool,
@@ -164,11 +164,11 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def _schema(given: Schema | None) -> Any:
-    return None if given is None else given_schema(given)
+def optional_schema(given: Schema | None) -> Any:
+    return None if given is None else parse_schema(given)
 
 
-def _told(options: StorageOptions | None) -> dict[str, str]:
+def as_options(options: StorageOptions | None) -> dict[str, str]:
     """Options as texts: true and false in the words that stores know."""
     given = (options or {}).items()
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
@@ -257,7 +257,7 @@ def read_csv(
     if infer not in ("relaxed", "strict"):
         raise DataSetError(f'infer={infer!r}: use "relaxed" or "strict"')
     given = _paths(paths)
-    bad_rows = _quarantine(quarantine, given, each_host)
+    bad_rows = quarantine_folder(quarantine, given, each_host)
     pattern = null_pattern(null)
     data = _read(
         given,
@@ -274,12 +274,12 @@ def read_csv(
             newlines_in_values=newlines_in_values,
             null=pattern,
             on_error=on_error,
-            overrides=_schema(schema_overrides),
+            overrides=optional_schema(schema_overrides),
             strict=infer == "strict",
             encoding=encoding,
             file_column=file_column,
             quarantine=bad_rows,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
         ),
         schema,
         one_header=True,
@@ -328,7 +328,7 @@ def read_json(
     in a column of whole numbers, a time of day in one of dates.
     """
     given = _paths(paths)
-    bad_rows = _quarantine(quarantine, given, each_host)
+    bad_rows = quarantine_folder(quarantine, given, each_host)
     return _read(
         given,
         each_host,
@@ -341,7 +341,7 @@ def read_json(
             file_column=file_column,
             on_error=on_error,
             quarantine=bad_rows,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
         ),
         schema,
         partition_schema=partition_schema,
@@ -384,7 +384,7 @@ def read_parquet(
         _paths(paths),
         each_host,
         lambda files, schema: engine().read(
-            files, "parquet", schema, file_column=file_column, storage_options=_told(storage_options)
+            files, "parquet", schema, file_column=file_column, storage_options=as_options(storage_options)
         ),
         schema,
         partition_schema=partition_schema,
@@ -405,7 +405,7 @@ def read_ipc(
         _paths(paths),
         each_host,
         lambda files, schema: engine().read(
-            files, "ipc", schema, file_column=file_column, storage_options=_told(storage_options)
+            files, "ipc", schema, file_column=file_column, storage_options=as_options(storage_options)
         ),
         schema,
         partition_schema=partition_schema,
@@ -427,7 +427,7 @@ def read_text(
     Otherwise like `read_csv`; a line that is not in its encoding is a bad row.
     """
     given = _paths(paths)
-    bad_rows = _quarantine(quarantine, given, each_host)
+    bad_rows = quarantine_folder(quarantine, given, each_host)
     return _read(
         given,
         each_host,
@@ -438,7 +438,7 @@ def read_text(
             file_column=file_column,
             on_error=on_error,
             quarantine=bad_rows,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
         ),
     )
 
@@ -477,7 +477,7 @@ def read_npy(
     names = None if columns is None else list(columns)
 
     def read(files: list[str], schema: Any) -> NativeDataSet:
-        found = engine().read_npy(files, names, _told(storage_options))
+        found = engine().read_npy(files, names, as_options(storage_options))
         if schema is not None and (mine := found.empty().fields) != schema.fields:
             raise DataSetError(
                 f"{files[0]} has the columns {_listing(mine)}, and with those of other hosts it would have {_listing(schema.fields)}: "
@@ -521,7 +521,7 @@ def read_records(
     return _read(
         _paths(paths),
         each_host,
-        lambda files, _: engine().read_records(files, list(columns.items()), _told(storage_options)),
+        lambda files, _: engine().read_records(files, list(columns.items()), as_options(storage_options)),
     )
 
 
@@ -542,7 +542,7 @@ def from_arrow(table: ArrowStream) -> DataSet:
     TypeError
         If it has no ``__arrow_c_stream__``.
     """
-    return DataSet(engine().table(_taken(table)))
+    return DataSet(engine().table(take_table(table)))
 
 
 def from_local(table: ArrowStream) -> DataSet:
@@ -556,12 +556,12 @@ def from_local(table: ArrowStream) -> DataSet:
     from tidemill._job import init
 
     job = init()
-    native = _taken(table)
+    native = take_table(table)
     made = engine().table(native) if job.size == 1 else engine().part(native, job.rank, job.size)
     return DataSet(made)
 
 
-def _taken(table: ArrowStream) -> NativeTable:
+def take_table(table: ArrowStream) -> NativeTable:
     if not hasattr(table, "__arrow_c_stream__"):
         raise TypeError(
             f"{type(table).__name__} has no __arrow_c_stream__; tables of pyarrow, Polars, DuckDB and pandas (2.2 or newer) have"

@@ -214,7 +214,7 @@ def _write(
     **layout: Any,
 ) -> int:
     from tidemill._job import init
-    from tidemill.dataset._read import _told
+    from tidemill.dataset._read import as_options
 
     place = at_home(path)
     _workers.check_alike(f"write_{format}", path=repr(place))
@@ -232,7 +232,7 @@ def _write(
             compression=compression,
             partition_by=keys,
             overwrite=overwrite,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
             watch=watch,
             **layout,
         )

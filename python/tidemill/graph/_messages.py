@@ -10,7 +10,7 @@ import numpy as np
 
 from tidemill._tidemill import NativeTable, array_table, message_schema, object_table, payloads
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._map import given_schema
+from tidemill.dataset._map import parse_schema
 from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
 
@@ -40,7 +40,7 @@ class PortType:
             return
         self.kind = "table"
         try:
-            given = given_schema(schema)
+            given = parse_schema(schema)
         except DataSetError as error:
             raise GraphError(str(error)) from None
         try:

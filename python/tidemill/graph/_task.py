@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tidemill._inside import enter_task
+from tidemill._callback import enter_task
 from tidemill._tidemill import NativeCopy, NativeTable
 from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError

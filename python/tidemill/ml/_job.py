@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Comm", "active", "allreduce", "together", "using"]
+__all__ = ["Comm", "active", "allreduce", "collective_try", "using"]
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def allreduce(comm: Comm, local: NDArray[np.float64]) -> NDArray[np.float64]:
     return total
 
 
-def together(comm: Comm, work: Callable[[], T]) -> list[T]:
+def collective_try(comm: Comm, work: Callable[[], T]) -> list[T]:
     """Run `work` on every rank and return all results; if it fails on one, every rank raises.
 
     Raises

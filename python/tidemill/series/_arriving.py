@@ -22,7 +22,7 @@ import tidemill
 from tidemill._tidemill import NativeTable, write_stream
 from tidemill.dataset import DataSet, coalesce, col, lit
 from tidemill.dataset._engine import new_engine
-from tidemill.dataset._map import _mapped
+from tidemill.dataset._map import map_tables
 from tidemill.dataset._table import Table
 from tidemill.series._read import Columns, SeriesError, find_columns, plain_id
 from tidemill.series._tail import NewRows, date_of_number
@@ -78,7 +78,7 @@ class StreamTail:
             **{role: coalesce(col(columns.named()[role]).cast("float64"), nothing) for role in self._roles},
         )
         # Windows would leave out what has no time as well, and tell nobody before the stream ends.
-        rows = _mapped(rows, "rows without a time", self._count_lacking, rows._native).filter(col("timed"))
+        rows = map_tables(rows, "rows without a time", self._count_lacking, rows._native).filter(col("timed"))
         times = window(tumbling("1us"), on="at", emit_early_every=max(_EARLY_S, settle_s / 2))
         cells = {name: col(name).to_list() for name in ("id", *self._roles)}
         self._windows = rows.group_by(times).agg(at=col("at").cast("int64").min(), **cells)

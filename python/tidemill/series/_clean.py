@@ -26,10 +26,10 @@ from tidemill.series._read import (
     Rows,
     SeriesError,
     Source,
+    collective_try,
     open_source,
     read_rows,
     steps_or_dates,
-    together,
 )
 from tidemill.series._rules import Report, Rules
 from tidemill.series._splits import Evidence, Split, adjust, detect, given, same_factors, weigh
@@ -226,7 +226,7 @@ def _pivoted(cleaning: _Cleaning, numbered: _Numbered, rows: _Rows) -> _Own:
             rows.codes - own.start, rows.places, rows.numbers, len(ids), len(times), cleaning.rules, ids, times
         )
 
-    made = _Own(*together(cleaning.comm, shaped))
+    made = _Own(*collective_try(cleaning.comm, shaped))
     return made if cleaning.rules.splits != "detect" else replace(made, splits=detect(made.values))
 
 

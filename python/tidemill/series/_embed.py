@@ -38,7 +38,7 @@ from tidemill.series._distance import (
     why_no_references,
 )
 from tidemill.series._panel import Array, Panel, Segment, check_missing
-from tidemill.series._read import SeriesError, together
+from tidemill.series._read import SeriesError, collective_try
 from tidemill.series._relay import Base, Making, Past, Relay, make
 from tidemill.series._windows import Window, label
 
@@ -320,7 +320,7 @@ class Embedder:
             return make(making, None) if shared or comm.rank == 0 else None
 
         # Worker 0 embeds what one worker embeds: others could round otherwise.
-        raw = embedded() if shared else together(comm, embedded)
+        raw = embedded() if shared else collective_try(comm, embedded)
         base = None if raw is None else Base(raw.frame.ids, raw.frame.positions - raw.frame.positions.mean(axis=0))
         found: Base | None = base if shared or comm.size == 1 else comm.bcast(base)
         return found
@@ -384,13 +384,13 @@ class Embedder:
         for window in wanted:
             making = self._frame(timed, panel, window)
             start = past.start(key_every)
-            raw = make(making, start) if shared else together(comm, partial(make, making, start))
+            raw = make(making, start) if shared else collective_try(comm, partial(make, making, start))
             past, placed = self._settled(past, raw, key_every)
 
             def end(past: Past = past, placed: _Placed | None = placed) -> N | None:
                 return finish(past.frames - 1, placed) if takes and placed is not None else None
 
-            made = end() if everywhere else together(comm, end)
+            made = end() if everywhere else collective_try(comm, end)
             if not everywhere:
                 self.past = past
             if takes:
@@ -428,7 +428,7 @@ class Embedder:
                 return distances(values, kind=self.kind, of=self.of, length=self.length, rows=own)
 
             with _naming(window, ids):
-                apart = measure() if comm is None else together(comm, measure)
+                apart = measure() if comm is None else collective_try(comm, measure)
         yield False
         weight = weights(caps if self.weighted else None, count)
         model = MDS(

@@ -18,7 +18,7 @@ from tidemill.dataset import DataSet
 from tidemill.series._distance import REFERENCES
 from tidemill.series._embed import Embedder, Frame
 from tidemill.series._panel import Panel
-from tidemill.series._read import KNOWN, SeriesError, Source, open_texts, plain_id, together
+from tidemill.series._read import KNOWN, SeriesError, Source, collective_try, open_texts, plain_id
 from tidemill.series._windows import Window
 from tidemill.viz import FrameError, FrameWriter
 from tidemill.viz._write import FrameRecorder, Recorded
@@ -226,7 +226,7 @@ class FrameFolder:
         self._open = open_folder
         self._writer: FrameWriter | None = None
         if not lazily:
-            self._writer = together(self._comm, lambda: open_folder() if self._comm.rank == 0 else None)
+            self._writer = collective_try(self._comm, lambda: open_folder() if self._comm.rank == 0 else None)
 
     def write(self, frame: Frame) -> None:
         """Write a frame behind the others. Collective.
@@ -311,7 +311,7 @@ class FrameFolder:
                 raise failure
 
         with self.phases.timed("write"):
-            together(self._comm, told)
+            collective_try(self._comm, told)
 
     def _put(self, frame: Frame) -> None:
         """Write a frame, on worker 0."""

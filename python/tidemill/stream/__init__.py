@@ -11,7 +11,7 @@ from tidemill._tidemill import stream_of_table
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import _taken
+from tidemill.dataset._read import take_table
 from tidemill.dataset._table import Table
 from tidemill.stream._checkpoint import Checkpoint
 from tidemill.stream._connect import from_files, from_generator, from_kafka, speed, to_files, to_kafka
@@ -138,7 +138,7 @@ def from_table(
     DataSetError
         If `time` is no column, or none of times, or an option makes no sense.
     """
-    native = table._native if isinstance(table, Table) else _taken(table)
+    native = table._native if isinstance(table, Table) else take_table(table)
     told = times(time, max_out_of_orderness, idle_after)
     if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
         raise DataSetError(f"rows_per_batch={rows_per_batch!r} must be a positive integer")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._places import at_home
-from tidemill.dataset._read import _told
+from tidemill.dataset._read import as_options
 from tidemill.stream._time import Duration, seconds
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Checkpoint:
             unaligned_s = seconds(self.unaligned_after, "unaligned_after")
         return {
             "place": at_home(self.path),
-            "storage_options": _told(self.storage_options),
+            "storage_options": as_options(self.storage_options),
             "every": interval_s,
             "unaligned_after": unaligned_s,
             "timeout": seconds(self.timeout, "timeout"),

@@ -18,7 +18,7 @@ from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._places import at_home
-from tidemill.dataset._read import OnError, Schema, _quarantine, _schema
+from tidemill.dataset._read import OnError, Schema, optional_schema, quarantine_folder
 from tidemill.stream._sinks import Connector, native_sink, sink_name
 from tidemill.stream._time import Duration, Time, micros, seconds, times
 from tidemill.stream._tls import Tls, files
@@ -63,7 +63,7 @@ def bad(on_error: OnError, quarantine: Quarantine | None, path: str | None = Non
         return {"sink": "hex" if _takes_texts(quarantine) else "raw"}
     # One of the names that the engine gives.
     file = "source_files-0.jsonl"
-    folder = _quarantine(quarantine, [] if path is None else [path], False, file, folders=False)
+    folder = quarantine_folder(quarantine, [] if path is None else [path], False, file, folders=False)
     return on_error if folder is None else {"quarantine": folder}
 
 
@@ -211,7 +211,9 @@ def from_files(
         **csv,
     )
     made = DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
     if init().rank == 0 and not _is_there(at_home(path)):
         warnings.warn(f"from_files: there is no file {at_home(path)} yet, so no rows until one appears", stacklevel=2)
@@ -375,7 +377,9 @@ def from_kafka(
         config=dict(config) if config else None,
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill._tidemill import NativeTable, window_of
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, col
-from tidemill.dataset._map import _name, _taken
+from tidemill.dataset._map import function_name, take_result
 from tidemill.dataset._table import Table
 from tidemill.stream._keys import WindowKey
 
@@ -95,9 +95,9 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
         if is_stream:
             # They go into no window, and are counted there.
             made += [_without_time(batch, names) for batch in batches]
-        return [_taken(batch) for batch in made] or [before.beside(_added())]
+        return [take_result(batch) for batch in made] or [before.beside(_added())]
 
-    native = timed._native.map_batches(_name(window.assign), call, before.beside(_added()))
+    native = timed._native.map_batches(function_name(window.assign), call, before.beside(_added()))
     return data._step(native)
 
 
@@ -109,7 +109,7 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
     import pyarrow
     import pyarrow.compute as pc
 
-    name = _name(window.assign)
+    name = function_name(window.assign)
     batch = batch.filter(pc.is_valid(batch[_TIME]))
     times = batch[_TIME]
     made = window.assign(times, *(batch[column] for column in window.given))

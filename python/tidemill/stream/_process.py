@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._map import Row, Schema, _table
+from tidemill.dataset._map import Row, Schema, table_of_rows
 from tidemill.dataset._table import Table
 from tidemill.stream._items import NEVER as _NEVER
 from tidemill.stream._items import AggregateState, Fold, ListState, MapState, Part, of_kind
@@ -726,7 +726,7 @@ class Processor:
             entry.saved()
 
     def _made(self, rows: list[Row]) -> list[NativeTable]:
-        return [_table(rows, self._schema)] if rows else []
+        return [table_of_rows(rows, self._schema)] if rows else []
 
 
 def _key(values: Iterable[Any]) -> _Key:

@@ -9,7 +9,7 @@ from tidemill._tidemill import NativeRedisHashes, NativeTable, stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import OnError, Schema, _schema
+from tidemill.dataset._read import OnError, Schema, optional_schema
 from tidemill.stream._connect import bad, bad_to, described
 from tidemill.stream._sinks import Connector
 from tidemill.stream._time import Duration, Time, micros, seconds, times
@@ -90,7 +90,9 @@ def from_redis(
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from tidemill._inside import within
+from tidemill._callback import run_in_callback
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._table import Table
@@ -47,7 +47,7 @@ def native_sink(sink: AnySink) -> Any:
     if not hasattr(sink, "prepare"):
         if not callable(sink):
             raise TypeError("a sink must be a function of a table, or have the methods write, prepare and commit")
-        called = within("a sink", sink)
+        called = run_in_callback("a sink", sink)
 
         def write(rows: NativeTable) -> None:
             called(Table(rows))
@@ -76,7 +76,7 @@ class _TableSink:
 
     def write(self, rows: NativeTable) -> None:
         # Each thread has a deep copy of this, of which a function made before would be none.
-        within("a sink", self._sink.write)(Table(rows))
+        run_in_callback("a sink", self._sink.write)(Table(rows))
 
     def prepare(self, epoch: int) -> bytes:
         prepared = self._sink.prepare(epoch)

@@ -10,7 +10,7 @@ from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._engine import engine
 from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import OnError, Schema, _schema
+from tidemill.dataset._read import OnError, Schema, optional_schema
 from tidemill.stream._connect import bad, bad_to, described
 from tidemill.stream._time import Duration, Time, seconds, times
 from tidemill.stream._tls import Tls, files
@@ -84,7 +84,9 @@ def from_socket(
     more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
     spec = described("socket", host=host, port=_port(port), format=format, stop_at_end=stop_at_end, **more)
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 
@@ -151,7 +153,9 @@ def from_websocket(
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 
@@ -224,4 +228,4 @@ def from_webhook(
         patience_s=seconds(body_timeout, "body_timeout"),
         tls=files(tls),
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after)))
+    return DataSet(stream_of(engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after)))
