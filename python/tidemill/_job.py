@@ -217,6 +217,22 @@ def share() -> Share:
     return Share(*_tidemill.share_of_process(any(os.environ.get(name) == "1" for name in _BOUND)))
 
 
+def chosen_threads(error: type[Exception]) -> int | None:
+    """Return the number of threads in ``TIDEMILL_THREADS``; None where the user has not said.
+
+    Parameters
+    ----------
+    error : type
+        What is raised if it is not a positive integer.
+    """
+    text = os.environ.get("TIDEMILL_THREADS", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise error(f"TIDEMILL_THREADS must be a positive integer, not {text!r}")
+    return int(text)
+
+
 def is_left() -> bool:
     """Whether the job has been left."""
     return _left

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from tidemill._job import share
+from tidemill._job import chosen_threads, share
 from tidemill._tidemill import KernelPool
 
 __all__ = ["pool"]
@@ -24,20 +24,10 @@ os.register_at_fork(after_in_child=_pools.clear)
 _SPINS = 2000
 
 
-def _threads() -> int | None:
-    """The number in the environment."""
-    text = os.environ.get("TIDEMILL_THREADS", "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ValueError(f"TIDEMILL_THREADS must be a whole number of at least 1, not {text!r}")
-    return int(text)
-
-
 def pool(n_threads: int | None = None) -> KernelPool:
     """The pool of `n_threads` threads, the calling one included."""
     mine = share()
-    threads = n_threads or _threads() or mine.threads
+    threads = n_threads or chosen_threads(ValueError) or mine.threads
     mode = os.environ.get("TIDEMILL_THREAD_MODE") or "bsp"
     fits = threads <= mine.room
     fills = fits and mine.workers * threads == mine.cpus > 1
