@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import tidemill as tm
 from numpy.typing import NDArray
+from tidemill._tables.engine import query_threads
 from tidemill.apps.nexmark_events import Events
 from tidemill.apps.nexmark_queries import query
-from tidemill.dataset._engine import query_threads
 from windows_events import mix
 
 

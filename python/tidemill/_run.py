@@ -348,7 +348,7 @@ def _settings(memory: str | int | None, spill_dir: str | os.PathLike[str] | None
     """Settings of the workers, as variables."""
     settings: dict[str, str] = {}
     if memory is not None:
-        from tidemill.dataset._engine import bytes_of
+        from tidemill._tables.engine import bytes_of
 
         text = str(memory)
         try:

@@ -101,7 +101,7 @@ before = share()
 job = tm.init()
 joined = share()
 os.environ.pop("TIDEMILL_THREADS")
-from tidemill.dataset._engine import copies
+from tidemill._tables.engine import copies
 from tidemill.ml._threads import pool
 threads, per_query = pool().threads, copies() // job.size
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

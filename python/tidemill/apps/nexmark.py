@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tidemill as tm
+from tidemill._tables.durations import micros
+from tidemill._tables.engine import query_threads
 from tidemill.apps._arguments import Parser, queries
 from tidemill.apps.nexmark_events import Events
 from tidemill.apps.nexmark_queries import ANSWERS, QUERIES, TITLES, query
-from tidemill.dataset._engine import query_threads
 from tidemill.ml._job import collective_try
-from tidemill.stream._time import micros
 
 __all__ = ["main"]
 

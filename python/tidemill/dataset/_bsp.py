@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill._callback import is_task
 from tidemill._job import init
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
@@ -23,7 +23,8 @@ __all__ = ["run"]
 
 def run(function: Callable[[Any, Table], Any], table: Table) -> DataSet:
     """See `DataSet.bsp`; `table` is this worker's."""
-    from tidemill.dataset._read import from_local, take_table
+    from tidemill._tables.rows import take_table
+    from tidemill.dataset._read import from_local
     from tidemill.graph import Graph, GraphError, exchange
 
     if is_task():

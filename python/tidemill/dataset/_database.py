@@ -16,9 +16,9 @@ from tidemill._callback import check_outside
 from tidemill._collective_errors import fail_together
 from tidemill._job import init
 from tidemill._needs import needed
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet

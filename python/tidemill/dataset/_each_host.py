@@ -12,10 +12,10 @@ from typing import TypeVar
 from tidemill._callback import check_outside
 from tidemill._collective_errors import fail_together
 from tidemill._job import Job, init
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeDataSet, NativeTable, QueryEngine
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
 
 __all__ = ["own_files"]
 

@@ -7,43 +7,47 @@ import copy
 import functools
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill._callback import run_in_callback
 from tidemill._needs import needed
+from tidemill._tables import workers as _workers
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import (
+    Row,
+    Schema,
+    as_list,
+    check_row,
+    describe_error,
+    function_name,
+    parse_schema,
+    table_of_rows,
+    take_result,
+)
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable, end_calls
-from tidemill.dataset import _workers
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
-from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
+    from tidemill._streaming.process import Function
+    from tidemill._streaming.state import ItemType
+    from tidemill._tables.durations import Duration
     from tidemill.dataset._dataset import DataSet
     from tidemill.dataset._lookup import Source
-    from tidemill.stream._process import Function
-    from tidemill.stream._state import ItemType
-    from tidemill.stream._time import Duration
 
 __all__ = [
     "KeyedRows",
-    "Row",
-    "Schema",
     "filter_rows",
     "lookup",
     "map_batches",
     "map_rows",
-    "parse_schema",
+    "map_tables",
     "reduce_rows",
 ]
 
 # Query threads call functions of the program; none may be doing so when the interpreter ends.
 atexit.register(end_calls)
 
-#: A row: values by column.
-Row = dict[str, Any]
-#: Types by column, or what has ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
-Schema = Mapping[str, str] | Any
 #: What makes tables of a table; the second, where it is there, is one without rows that says what columns were found at first.
 OnTable = Callable[[NativeTable, "NativeTable | None"], list[NativeTable]]
 
@@ -287,9 +291,9 @@ class KeyedRows:
         DataSetError
             If this is no stream: a function on all rows of a key is what `apply` takes.
         """
-        from tidemill.stream._process import Processor
-        from tidemill.stream._state import Declared
-        from tidemill.stream._time import micros
+        from tidemill._streaming.process import Processor
+        from tidemill._streaming.state import Declared
+        from tidemill._tables.durations import micros
 
         if not callable(function):
             raise TypeError(f"process takes a function of a key, rows and a context, not {function!r}")
@@ -361,18 +365,6 @@ class KeyedRows:
         return map_tables(grouped, name, on_table, schema)
 
 
-def parse_schema(schema: Schema, what: str = "schema") -> Any:
-    """A schema as the engine takes it; `what` names the argument in errors."""
-    if not isinstance(schema, Mapping):
-        if not hasattr(schema, "__arrow_c_schema__"):
-            raise DataSetError(f'{what}= must be types by column, {{"n": "int64"}}, or an Arrow schema, not {schema!r}')
-        return schema
-    for name, of in schema.items():
-        if not isinstance(name, str) or not isinstance(of, str):
-            raise DataSetError(f'{what}= must have strings for names and types, "n": "int64", not {name!r}: {of!r}')
-    return list(schema.items())
-
-
 def map_tables(data: DataSet, name: str, function: OnTable, schema: Schema | None) -> DataSet:
     on_table: OnTable = run_in_callback("a function of a query", function)
     if schema is None:
@@ -421,22 +413,11 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
     return native
 
 
-def function_name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
 def _called(function: Callable[[Row], Any], row: Row, name: str) -> Any:
     try:
         return function(row)
     except _FAILURES as error:
         raise DataSetError(f"{name} failed on the row {row!r}: {describe_error(error)}") from error
-
-
-def describe_error(error: BaseException) -> str:
-    """The message of an exception in one line, with what was noted on its way, such as the column."""
-    if isinstance(error, SystemExit):
-        return f"it called exit({'' if error.code is None else repr(error.code)})"
-    return " ".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def _first_wrong(make: Callable[[int], object], count: int, error: Exception) -> tuple[int, Exception]:
@@ -483,7 +464,7 @@ def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> 
     def both(one: Row, two: Row) -> Row:
         try:
             made = function(one, two)
-            if _checked(made).keys() != set(columns):
+            if check_row(made).keys() != set(columns):
                 raise DataSetError(f"it returned the columns {list(made)}, not {columns}")
         except _FAILURES as error:
             raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {describe_error(error)}") from error
@@ -508,60 +489,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((name, _hashable(inner)) for name, inner in value.items())
     return value
-
-
-def table_of_rows(rows: list[Row], schema: Schema | None, found: NativeTable | None = None) -> NativeTable:
-    """A table of rows, with the columns of `schema`, if that is given, or those that were `found` in rows before, null where a row
-    does not have one.
-    """
-    if schema is None and found is None:
-        columns = dict.fromkeys(name for row in rows for name in _checked(row))
-        return from_values(
-            lambda lists: NativeTable.from_lists(
-                [(name, values, None) for name, values in zip(columns, lists, strict=True)]
-            ),
-            [[row.get(name) for row in rows] for name in columns],
-        )
-    given = found if schema is None else schema
-    names = list(given) if isinstance(given, Mapping) else [name for name, _ in _fields(given)]
-    known = set(names)
-    for row in rows:
-        has = set(_checked(row))
-        if schema is not None and has != known:
-            raise DataSetError(f"a row has the columns {list(row)} but {names} were declared")
-        if not has <= known:
-            raise DataSetError(
-                f"a row has the columns {list(row)} but earlier rows had {names}; give schema={{...}}, as types by column"
-            )
-    types = list(given.items()) if isinstance(given, Mapping) else given
-    lists = [[row.get(name) for row in rows] for name in names]
-    return from_values(lambda values: NativeTable.from_lists_as(values, types), lists)
-
-
-def _checked(row: Any) -> Mapping[str, Any]:
-    if not isinstance(row, Mapping):
-        raise DataSetError(f"a row must be a dict, not {type(row).__name__}")
-    return row
-
-
-def _fields(schema: Any) -> list[tuple[str, str]]:
-    if hasattr(schema, "fields"):
-        fields: list[tuple[str, str]] = schema.fields
-        return fields
-    return [(name, "") for name in schema.names]
-
-
-def as_list(made: Any) -> Iterable[Any]:
-    if made is None:
-        return []
-    return made if isinstance(made, list) else [made]
-
-
-def take_result(table: Any) -> NativeTable:
-    if hasattr(table, "__arrow_c_array__") and not hasattr(table, "__arrow_c_stream__"):
-        import pyarrow
-
-        table = pyarrow.Table.from_batches([pyarrow.record_batch(table)])
-    if not hasattr(table, "__arrow_c_stream__"):
-        raise DataSetError(f"it returned {type(table).__name__}, which is not a table")
-    return NativeTable.take(table)

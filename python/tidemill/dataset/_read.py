@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.places import StorageOptions, as_options, at_home, is_read, is_url
+from tidemill._tables.rows import ArrowStream, parse_schema, take_table
+from tidemill._tables.values import from_values
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._each_host import own_files
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import col
-from tidemill.dataset._map import parse_schema
-from tidemill.dataset._places import at_home
-from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
     from tidemill._tidemill import NativeDataSet, QueryEngine
@@ -27,7 +26,6 @@ __all__ = [
     "from_dict",
     "from_local",
     "from_pylist",
-    "is_read",
     "null_pattern",
     "read_csv",
     "read_ipc",
@@ -42,12 +40,6 @@ __all__ = [
 Paths = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]]]
 
 
-class ArrowStream(Protocol):
-    """Any table of pyarrow, Polars, pandas, DuckDB, ... with the Arrow PyCapsule interface."""
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
-
-
 class ArrowSchema(Protocol):
     """Any schema with the Arrow PyCapsule interface."""
 
@@ -59,17 +51,10 @@ Schema = Mapping[str, str] | ArrowSchema
 #: What becomes of rows that cannot be read.
 OnError = Literal["raise", "skip", "quarantine"]
 
-#: What an object store has to be told, beside what the environment says: ``{"aws_region": "eu-central-1"}``.
-StorageOptions = Mapping[str, Any]
-
 
 def _paths(given: Paths) -> list[str]:
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
     return [at_home(path) for path in paths]
-
-
-def _is_url(path: str | os.PathLike[str]) -> bool:
-    return isinstance(path, str) and re.match(r"[A-Za-z0-9+.-]+://", path) is not None
 
 
 def _read(
@@ -115,7 +100,7 @@ def quarantine_folder(
     if folder is None:
         return None
     where = at_home(folder)
-    if _is_url(where):
+    if is_url(where):
         raise DataSetError(f"quarantine={where!r} must be a local folder")
     if each_host:
         raise DataSetError(
@@ -129,49 +114,8 @@ def quarantine_folder(
     return where
 
 
-def is_read(file: str, path: str, *, folders: bool = True) -> bool:
-    """Whether who reads `path` (a file, a folder, a glob, or a URL that keys of objects begin with) would read `file`, once it is there.
-
-    `folders` says whether a glob stands for all that is in a folder that it matches, too.
-    """
-    if _is_url(file) and _is_url(path):
-        read, parts = path.rstrip("/").split("/"), file.split("/")
-        return parts[: len(read)] == read and not any(map(_is_hidden, parts[len(read) :]))
-    path = re.sub("^file://(?=/)", "", path)
-    if _is_url(file) or _is_url(path):
-        return False
-    read_path, whole = Path(path).resolve(), Path(file).resolve()
-    is_glob = any(mark in path for mark in "*?[") and not Path(path).exists()
-    for part in (whole, *whole.parents):
-        if part == read_path or (is_glob and _matches(part.parts, read_path.parts)):
-            return True
-        # What is hidden in a folder is not read.
-        if _is_hidden(part.name) or (is_glob and not folders):
-            break
-    return False
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
-
-
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path are those of a glob, of which ``**`` is any number of them."""
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        return any(_matches(parts[at:], pattern[1:]) for at in range(len(parts) + 1))
-    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
-
-
 def optional_schema(given: Schema | None) -> Any:
     return None if given is None else parse_schema(given)
-
-
-def as_options(options: StorageOptions | None) -> dict[str, str]:
-    """Options as texts: true and false in the words that stores know."""
-    given = (options or {}).items()
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
 
 
 def read_csv(
@@ -559,14 +503,6 @@ def from_local(table: ArrowStream) -> DataSet:
     native = take_table(table)
     made = engine().table(native) if job.size == 1 else engine().part(native, job.rank, job.size)
     return DataSet(made)
-
-
-def take_table(table: ArrowStream) -> NativeTable:
-    if not hasattr(table, "__arrow_c_stream__"):
-        raise TypeError(
-            f"{type(table).__name__} has no __arrow_c_stream__; tables of pyarrow, Polars, DuckDB and pandas (2.2 or newer) have"
-        )
-    return NativeTable.take(table)
 
 
 def from_dict(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str] | None = None) -> DataSet:

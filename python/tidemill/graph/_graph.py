@@ -15,8 +15,8 @@ from typing import Any
 from tidemill._callback import check_outside, is_task
 from tidemill._collective_errors import fail_together
 from tidemill._job import Job, init
+from tidemill._tables.engine import bytes_of, engine, memory_budget
 from tidemill._tidemill import GraphRunner, NativeGraph
-from tidemill.dataset._engine import bytes_of, engine, memory_budget
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType
 from tidemill.graph._placement import Placement, Plan, TaskInfo, WorkerInfo, checked

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tidemill._callback import run_in_callback
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeExchange, NativeReduction, NativeTable
-from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType, decode, encode
 from tidemill.graph._task import keep

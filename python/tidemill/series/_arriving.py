@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 
 import tidemill
+from tidemill._streaming import status as _status
+from tidemill._streaming.sinks import native_sink
+from tidemill._tables.engine import new_engine
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable, write_stream
 from tidemill.dataset import DataSet, coalesce, col, lit
-from tidemill.dataset._engine import new_engine
 from tidemill.dataset._map import map_tables
-from tidemill.dataset._table import Table
 from tidemill.series._read import Columns, SeriesError, find_columns, plain_id
 from tidemill.series._tail import NewRows, date_of_number
 from tidemill.series._zones import wall, zone_of
-from tidemill.stream import _status, tumbling, window
-from tidemill.stream._sinks import native_sink
+from tidemill.stream import tumbling, window
 
 __all__ = ["StreamTail"]
 

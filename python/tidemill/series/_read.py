@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill._collective_errors import fail_together
+from tidemill._tables.engine import engine
+from tidemill._tables.workers import collect_in_order
 from tidemill._tidemill import NativeTable
 from tidemill.dataset import (
     BadRowsWarning,
@@ -32,8 +34,6 @@ from tidemill.dataset import (
     read_json,
     read_parquet,
 )
-from tidemill.dataset._engine import engine
-from tidemill.dataset._workers import collect_in_order
 from tidemill.series._errors import SeriesError
 from tidemill.series._zones import wall, zone_of
 

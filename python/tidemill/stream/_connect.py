@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidemill._job import init
+from tidemill._streaming.sinks import Connector, native_sink, sink_name
+from tidemill._tables.durations import Duration, micros, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.places import at_home
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._places import at_home
 from tidemill.dataset._read import OnError, Schema, optional_schema, quarantine_folder
-from tidemill.stream._sinks import Connector, native_sink, sink_name
-from tidemill.stream._time import Duration, Time, micros, seconds, times
+from tidemill.stream._time import Time, times
 from tidemill.stream._tls import Tls, files
 
 if TYPE_CHECKING:
-    from tidemill.stream._sinks import AnySink
+    from tidemill._streaming.sinks import AnySink
 
     #: Where records go that are no rows: a folder, or a sink.
     Quarantine: TypeAlias = str | os.PathLike[str] | AnySink

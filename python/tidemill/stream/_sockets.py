@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
+from tidemill._tables.durations import Duration, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._read import OnError, Schema, optional_schema
 from tidemill.stream._connect import bad, bad_to, described
-from tidemill.stream._time import Duration, Time, seconds, times
+from tidemill.stream._time import Time, times
 from tidemill.stream._tls import Tls, files
 
 if TYPE_CHECKING:

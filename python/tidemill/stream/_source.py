@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
 
+from tidemill._streaming.sinks import Guarantee
+from tidemill._tables import workers as _workers
+from tidemill._tables.durations import Duration, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import Row, Schema, function_name, parse_schema, table_of_rows, take_table
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable, stream_of_function
-from tidemill.dataset import _workers
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._map import Row, Schema, function_name, parse_schema, table_of_rows
-from tidemill.dataset._read import take_table
-from tidemill.dataset._table import Table
-from tidemill.stream._sinks import Guarantee
-from tidemill.stream._time import Duration, Time, seconds, times
+from tidemill.stream._time import Time, times
 
 __all__ = ["Read", "from_function"]
 

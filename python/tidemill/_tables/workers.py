@@ -11,11 +11,11 @@ from tidemill import _progress
 from tidemill._callback import check_outside
 from tidemill._collective_errors import fail_together
 from tidemill._job import init
+from tidemill._tables.engine import engine, new_engine
+from tidemill._tables.errors import BadRowsWarning, DataSetError
+from tidemill._tables.report import RowReport, remember
+from tidemill._tables.table import Table
 from tidemill._tidemill import Comm, NativeDataSet, NativeTable
-from tidemill.dataset._engine import engine, new_engine
-from tidemill.dataset._errors import BadRowsWarning, DataSetError
-from tidemill.dataset._report import RowReport, remember
-from tidemill.dataset._table import Table
 
 __all__ = [
     "check_alike",

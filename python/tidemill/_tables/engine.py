@@ -12,8 +12,8 @@ import re
 import threading
 
 from tidemill._job import Job, chosen_threads, init
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import QueryEngine, address_bytes_left, memory_bytes
-from tidemill.dataset._errors import DataSetError
 
 __all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine", "query_threads"]
 
