@@ -30,7 +30,7 @@ from typing import IO, Any, NoReturn, TypeVar
 
 from tidemill._duration import Duration, micros
 from tidemill._errors import CommError, PeerFailed, WorkerLost
-from tidemill._job import OF_A_WORKER
+from tidemill._membership import OF_A_WORKER
 from tidemill._needs import needed
 from tidemill._tidemill import kernel_cpus
 

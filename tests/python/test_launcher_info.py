@@ -96,7 +96,7 @@ def test_workers_of_a_host_share_its_processors(tmp_path: Path) -> None:
         """
 import json, os, sys
 import tidemill as tm
-from tidemill._job import share
+from tidemill._membership import share
 before = share()
 job = tm.init()
 joined = share()

@@ -11,7 +11,8 @@ import os
 import re
 import threading
 
-from tidemill._job import Job, chosen_threads, init
+from tidemill._job import Job, init
+from tidemill._membership import chosen_threads
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import QueryEngine, address_bytes_left, memory_bytes
 

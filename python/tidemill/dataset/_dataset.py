@@ -760,7 +760,7 @@ class DataSet(DataSetWriters):
             table = first_rows(self._native, count)
         else:
             table = self.limit(count).collect(root=0)
-        from tidemill._job import current_rank
+        from tidemill._membership import current_rank
 
         if current_rank() == 0:
             print(table._native.format())

@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill._job import init
+
 __all__ = ["Comm", "active", "allreduce", "collective_try", "using"]
 
 T = TypeVar("T")
@@ -63,9 +65,7 @@ def active() -> Comm:
     """The communicator of the innermost `using` block, else that of the job."""
     chosen = _chosen.get()
     if chosen is None:
-        import tidemill
-
-        chosen = tidemill.init().comm
+        chosen = init().comm
     # One rank needs no messages, whatever its communicator is.
     return chosen if chosen.size > 1 else _alone
 

@@ -1,7 +1,7 @@
 """The threads of this worker on which kernels run: one pool for each setting, kept until the process ends.
 
 How many: the estimator's ``n_threads``, else ``TIDEMILL_THREADS`` (set by ``tidemill run --threads``), else this worker's share of
-the CPUs of its host, within the CPU quota of its container (`tidemill._job.share`). ``TIDEMILL_THREAD_MODE`` is ``bsp`` (threads
+the CPUs of its host, within the CPU quota of its container (`tidemill._membership.share`). ``TIDEMILL_THREAD_MODE`` is ``bsp`` (threads
 stay and meet at spin barriers; the default) or ``fork-join``. ``TIDEMILL_AFFINITY`` is ``auto``, ``core``, ``socket`` or ``none``.
 Without it, it is ``auto`` when the threads of the workers fill the CPUs exactly: they are bound to cores until other programs take
 these.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from tidemill._job import chosen_threads, share
+from tidemill._membership import chosen_threads, share
 from tidemill._tidemill import KernelPool
 
 __all__ = ["pool"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-import tidemill
+from tidemill._job import init
 from tidemill._streaming import status as _status
 from tidemill._streaming.sinks import native_sink
 from tidemill._tables.engine import new_engine
@@ -153,7 +153,7 @@ class StreamTail:
     # ---- in the stream's thread
 
     def _run(self) -> None:
-        job = tidemill.init()
+        job = init()
         try:
             # An engine of its own, whose only worker is this one.
             write_stream(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-import tidemill
+from tidemill._job import init
 from tidemill.dataset import DataSet, last_report
 from tidemill.series._panel import Array, Panel
 from tidemill.series._read import (
@@ -96,7 +96,7 @@ def clean(
         "price": price,
     }
     data, columns = open_source(source, chosen, delimiter=delimiter, null=null, on_error=on_error)
-    cleaning = _Cleaning(tidemill.init().comm, rules or Rules(), Report(columns.named(), notes=list(columns.notes)))
+    cleaning = _Cleaning(init().comm, rules or Rules(), Report(columns.named(), notes=list(columns.notes)))
     rows = _read(cleaning, data, columns, counts_unreadable=on_error == "skip")
     numbered = _numbered(cleaning, rows)
     own = _pivoted(cleaning, numbered, _exchanged(cleaning, numbered))

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import tidemill
+from tidemill._job import init
 from tidemill._progress import Phases
 from tidemill.ml import MDS, using
 from tidemill.ml._distances import ROUNDING
@@ -250,7 +250,7 @@ class Embedder:
         SeriesError
             As `frames`; and where `finish` raised `ValueError` or `OSError`.
         """
-        comm, known = tidemill.init().comm, self.past.last is not None
+        comm, known = init().comm, self.past.last is not None
         wanted = self._wanted(panel, windows)
         made = self._made(panel, wanted, lambda number, placed: (finish(number, placed.frame),), False)
         # Of a window without a frame there is nothing.
@@ -296,7 +296,7 @@ class Embedder:
 
     def _common(self, panel: Panel, wanted: list[Window]) -> Base | None:
         """The ids that all windows with a frame have, embedded over all of their times; None if no window has one. Collective."""
-        comm = tidemill.init().comm
+        comm = init().comm
         seen = panel.seen(wanted, self.missing_max)
         framed = seen.sum(axis=1) >= IDS_MIN
         if not framed.any():
@@ -341,7 +341,7 @@ class Embedder:
         """The communicator of those who make a window together, with a clock; None where each window has one worker."""
         if not self._is_shared(panel):
             return None
-        comm = tidemill.init().comm
+        comm = init().comm
         return comm if comm.size == 1 else _Timed(comm, self)
 
     def _keys(self, panel: Panel) -> int:
@@ -357,7 +357,7 @@ class Embedder:
         self, panel: Panel, wanted: list[Window], finish: Callable[[int, _Placed], N], everywhere: bool
     ) -> Iterator[N | None]:
         """What becomes of each window: on every worker if `everywhere`, else on worker 0, and the others yield nothing."""
-        comm = tidemill.init().comm
+        comm = init().comm
         shared, key_every = self._is_shared(panel), self._keys(panel)
         if comm.size > 1 and not shared:
             relay: Relay[_Raw | None, _Placed, N] = Relay(

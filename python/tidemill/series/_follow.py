@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-import tidemill
 from tidemill._duration import Duration, micros
+from tidemill._job import init
 from tidemill.dataset import DataSet, DataSetError
 from tidemill.series._arriving import StreamTail
 from tidemill.series._clean import caps_name, pivot
@@ -95,7 +95,7 @@ class Follower:
         self._poll_s = micros(poll_interval, "poll_interval", SeriesError) / 1_000_000
         if self._poll_s == 0:
             raise SeriesError(f'poll_interval={poll_interval!r} must be greater than zero, for example "200ms"')
-        self._comm = tidemill.init().comm
+        self._comm = init().comm
         self._rules = rules or Rules()
         self._chosen = dict(columns or {})
         self.panel: Panel | None = None

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import tidemill
+from tidemill._job import init
 from tidemill._progress import Phases
-from tidemill.dataset import DataSet
+from tidemill.dataset import DataSet, col
 from tidemill.series._distance import REFERENCES
 from tidemill.series._embed import Embedder, Frame
 from tidemill.series._panel import Panel
@@ -112,7 +112,7 @@ def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None, gr
     usual = [word for word in KNOWN["id"] if word != "name"]
     key = id or next((lower[word] for word in usual if word in lower), names[0])
     told = next((lower[word] for word in _LABELS if word in lower and lower[word] != key), None)
-    columns = data.select(**{name: tidemill.col(name).cast("str") for name in names}).to_dict()
+    columns = data.select(**{name: col(name).cast("str") for name in names}).to_dict()
     groupings = [name for name in names if name not in (key, told)]
     if not groupings and told is None:
         raise SeriesError(f"the groups have only the column {key!r}; the others would be groupings, such as sector")
@@ -199,7 +199,7 @@ class FrameFolder:
         self._said: tuple[NDArray[np.str_], dict[str, NDArray[np.str_]], list[str]] | None = None
         #: Seconds of this worker.
         self.phases = Phases()
-        self._comm = tidemill.init().comm
+        self._comm = init().comm
 
         #: The page begins with the first grouping; those that were asked for go before the bins.
         self._categories = {
