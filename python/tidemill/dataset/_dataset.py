@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from tidemill._membership import current_rank
 from tidemill._tables import shown as _shown
 from tidemill._tables import workers as _workers
+from tidemill._tables.durations import Duration, micros, seconds
 from tidemill._tables.engine import engine
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.rows import Row, Schema
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from tidemill._streaming.checkpoint import Checkpoint
     from tidemill._streaming.running import Running
     from tidemill._streaming.sinks import AnySink, LateOutput
-    from tidemill._tables.durations import Duration
     from tidemill._tables.places import StorageOptions
     from tidemill.dataset._database import Connection
     from tidemill.dataset._lookup import Source
@@ -217,8 +218,6 @@ class DataSet(DataSetWriters):
         With `ttl`, of a stream whose rows tell time: the first, and each that is at least so much later than the last of its kind
         which was given. What is older than that is not remembered. Rows without a time (null) are left out, and counted.
         """
-        from tidemill._tables.durations import micros
-
         names = names_of(subset, "distinct")
         return self._step(self._native.distinct(names, None if ttl is None else micros(ttl, "ttl")))
 
@@ -377,8 +376,6 @@ class DataSet(DataSetWriters):
         >>> data.lookup(lambda keys: [names.get(key) for key in keys], on="x", schema={"name": "str"}).sort("x").to_dict()
         {'x': [1, 2, 3], 'name': ['one', 'two', None]}
         """
-        from tidemill._tables.durations import seconds
-
         if how not in ("left", "inner"):
             raise DataSetError(f'how must be "left" or "inner", not {how!r}')
         keys = [on] if isinstance(on, str) else list(on)
@@ -458,8 +455,6 @@ class DataSet(DataSetWriters):
         if len(left) != len(right):
             raise DataSetError(f"join: {len(left)} keys on the left and {len(right)} on the right")
         pairs = list(zip(left, right, strict=True))
-        from tidemill._tables.durations import micros
-
         condition = None if where is None else columns((where,), {})[0]
         remembered = None if ttl is None else micros(ttl, "ttl")
         return self._step(self._native.join(other._native, pairs, how, suffix, condition, remembered))
@@ -760,8 +755,6 @@ class DataSet(DataSetWriters):
             table = first_rows(self._native, count)
         else:
             table = self.limit(count).collect(root=0)
-        from tidemill._membership import current_rank
-
         if current_rank() == 0:
             print(table._native.format())
 
