@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from tidemill._job import init
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import copy_checkpoint, list_checkpoints
 from tidemill.apps._arguments import Parser
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 
 __all__ = ["main"]
 

@@ -282,7 +282,7 @@ def _write(
             out.mkdir(parents=True, exist_ok=True)
             np.lib.format.open_memmap(labels_file, mode="w+", dtype=np.int32, shape=(sum(counts),)).flush()
 
-    _table.failing_together(comm, prepare)
+    _table.fail_together(comm, prepare)
     plane = _picture.Plane(comm, x, names)
     rows = _picture.sample_rows(comm, len(x))
     drawn = comm.allgather((plane.project(x[rows]), model.labels_[rows]))
@@ -307,7 +307,7 @@ def _write(
         picture = _picture.scatter(points, point_labels, middles, title, plane.labels)
         (out / "clusters.svg").write_text(picture, encoding="utf-8")
 
-    _table.failing_together(comm, write)
+    _table.fail_together(comm, write)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tidemill._streaming import status as _status
 from tidemill.apps._arguments import duration_s
-from tidemill.stream import _status
 
 __all__ = ["main"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from tidemill._streaming import status as _status
 from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._plain import plain
-from tidemill.stream import _status
 
 __all__ = ["main"]
 

@@ -1,15 +1,5 @@
-"""The exception of DataSets."""
+"""Where the native code looks for the exception of DataSets."""
 
-from __future__ import annotations
+from tidemill._tables.errors import DataSetError
 
-from tidemill._errors import TidemillError
-
-__all__ = ["BadRowsWarning", "DataSetError"]
-
-
-class DataSetError(TidemillError):
-    """A query could not be built or has failed; the message names the column, file or value at fault."""
-
-
-class BadRowsWarning(UserWarning):
-    """Rows of files or streams could not be read, and were left out as ``on_error`` asks; the message says how many, and names the first."""
+__all__ = ["DataSetError"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, Union
 
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeExpr
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 
 if TYPE_CHECKING:
+    from tidemill.dataset._dataset import DataSet
     from tidemill.dataset._namespaces import DateTimes, Lists, Strings
 
-__all__ = ["Expr", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "names_of", "sort_keys"]
+__all__ = ["Expr", "GroupKey", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "names_of", "sort_keys"]
 
 #: A column's name where a column is meant, else a literal.
 IntoExpr = Union["Expr", str, Any]
@@ -377,6 +378,22 @@ class Expr:
     def field(self, name: Text) -> Expr:
         """The field of a struct."""
         return call("get_field", self, lit(name)).alias(name)
+
+
+class GroupKey(Expr):
+    """A key of `DataSet.group_by` that has a say in how groups are made: the windows of `tidemill.stream`."""
+
+    __slots__ = ()
+
+    def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet | None:
+        """Return the groups of `data` by `keys`, this one among them, with their aggregates; None: those by the keys' values.
+
+        Raises
+        ------
+        DataSetError
+            If this key cannot be with the others.
+        """
+        raise NotImplementedError
 
 
 #: One column or expression, or several of them.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeExpr
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, Order, as_expr, as_value, call
 
 __all__ = [

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr, IntoExpr, col, columns, flat, names_of
+from tidemill._tables.errors import DataSetError
+from tidemill.dataset._expr import Expr, GroupKey, IntoExpr, col, columns, flat, names_of
 from tidemill.dataset._functions import count
 from tidemill.dataset._shape import plain_kind
 
@@ -33,12 +33,11 @@ class GroupBy:
         [{'k': 'a', 'x': 4, 'share': 1.5}, {'k': 'b', 'x': 2, 'share': 2.0}]
         """
         keys, wanted = flat(self._keys), columns(aggregates, named)
-        if any(type(key) is not Expr for key in keys):
-            from tidemill.stream import _custom, _keys
-
-            window = _keys.find(keys, wanted)
-            if isinstance(window, _custom.CustomWindow):
-                return _custom.aggregated(self._data, keys, wanted, window)
+        for key in keys:
+            if isinstance(key, GroupKey):
+                made = key.aggregated(self._data, keys, wanted)
+                if made is not None:
+                    return made
         try:
             return self._data._step(self._data._native.aggregate([key._native for key in keys], wanted))
         except DataSetError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tidemill.dataset._errors import DataSetError
+from tidemill._tables.errors import DataSetError
 from tidemill.dataset._expr import Expr, as_value, call, lit
 
 __all__ = ["DateTimes", "Lists", "Strings"]

@@ -63,7 +63,7 @@ fn address_bytes_left() -> Option<u64> {
 #[cold]
 fn raised(py: Python<'_>, error: &DataSetError) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    match CLASS.import(py, "tidemill.dataset._errors", "DataSetError") {
+    match CLASS.import(py, "tidemill._tables.errors", "DataSetError") {
         Ok(class) => PyErr::from_type(class.clone(), (error.to_string(),)),
         Err(missing) => missing,
     }

@@ -30,7 +30,7 @@ python_type!(time, "datetime", "time");
 python_type!(timedelta, "datetime", "timedelta");
 python_type!(decimal, "decimal", "Decimal");
 python_type!(zone, "zoneinfo", "ZoneInfo");
-python_type!(month_day_nano, "tidemill.dataset._values", "MonthDayNano");
+python_type!(month_day_nano, "tidemill._tables.values", "MonthDayNano");
 
 /// `date(1970, 1, 1).toordinal()`.
 const EPOCH_ORDINAL: i64 = 719_163;

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill._needs import needed
+from tidemill._tables import shown as _shown
 from tidemill._tidemill import NativeTable
-from tidemill.dataset import _shown
 
 if TYPE_CHECKING:
     import numpy
@@ -120,7 +120,7 @@ class Table:
         # Numbers only, as most often: in one go.
         native = NativeTable.from_plain(dict(columns)) if isinstance(columns, Mapping) else None
         if native is None:
-            from tidemill.dataset._arrays import table_of_arrays
+            from tidemill._tables.arrays import table_of_arrays
 
             native = table_of_arrays(columns)
         return Table(native)

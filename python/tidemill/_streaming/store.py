@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tidemill.dataset._errors import DataSetError
+from tidemill._tables.errors import DataSetError
 
 if TYPE_CHECKING:
     import sqlite3

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tidemill.dataset._errors import DataSetError
-from tidemill.stream import _status
+from tidemill._streaming import status as _status
+from tidemill._tables.errors import DataSetError
 
 __all__ = ["address", "serving", "text"]
 

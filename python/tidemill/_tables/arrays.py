@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.values import from_values
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
     import numpy

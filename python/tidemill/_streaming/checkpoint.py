@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._places import at_home
-from tidemill.dataset._read import _told
-from tidemill.stream._time import Duration, seconds
+from tidemill._tables.durations import Duration, seconds
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.places import as_options, at_home
 
 if TYPE_CHECKING:
-    from tidemill.dataset._read import StorageOptions
+    from tidemill._tables.places import StorageOptions
 
 __all__ = ["Checkpoint", "as_checkpoint"]
 
@@ -85,7 +84,7 @@ class Checkpoint:
             unaligned_s = seconds(self.unaligned_after, "unaligned_after")
         return {
             "place": at_home(self.path),
-            "storage_options": _told(self.storage_options),
+            "storage_options": as_options(self.storage_options),
             "every": interval_s,
             "unaligned_after": unaligned_s,
             "timeout": seconds(self.timeout, "timeout"),

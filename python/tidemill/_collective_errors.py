@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["failing_together"]
+__all__ = ["fail_together"]
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class _Comm(Protocol):
     def allgather(self, sendobj: Any) -> list[Any]: ...
 
 
-def failing_together(
+def fail_together(
     comm: _Comm,
     work: Callable[[], T],
     error: Callable[[str, int | None], Exception],

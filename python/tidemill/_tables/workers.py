@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from tidemill import _progress
-from tidemill._failing import failing_together
-from tidemill._inside import check_outside
+from tidemill._callback import check_outside
+from tidemill._collective_errors import fail_together
 from tidemill._job import init
+from tidemill._tables.engine import engine, new_engine
+from tidemill._tables.errors import BadRowsWarning, DataSetError
+from tidemill._tables.report import RowReport, remember
+from tidemill._tables.table import Table
 from tidemill._tidemill import Comm, NativeDataSet, NativeTable
-from tidemill.dataset._engine import engine, new_engine
-from tidemill.dataset._errors import BadRowsWarning, DataSetError
-from tidemill.dataset._report import RowReport, remember
-from tidemill.dataset._table import Table
 
 __all__ = [
     "check_alike",
@@ -62,7 +62,7 @@ def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) ->
     def made() -> T | None:
         return make() if job.rank == 0 else None
 
-    found: T = job.comm.bcast(failing_together(job.comm, made, lambda said, _: DataSetError(said), says=says))
+    found: T = job.comm.bcast(fail_together(job.comm, made, lambda said, _: DataSetError(said), says=says))
     return found
 
 

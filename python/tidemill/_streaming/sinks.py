@@ -5,20 +5,35 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from tidemill._inside import within
+from tidemill._callback import run_in_callback
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
 
-if TYPE_CHECKING:
-    from tidemill.stream import Sink
-
-__all__ = ["Connector", "Guarantee", "native_sink", "sink_name"]
+__all__ = ["Connector", "Guarantee", "Sink", "native_sink", "sink_name"]
 
 #: What becomes of a row when its job fails and goes on.
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+
+
+class Sink(Protocol):
+    """Where a stream goes, exactly once. Each thread of each worker has one of its own, made by `copy.deepcopy`:
+    what cannot be copied, such as an open file, is for the first `write`.
+
+    What `prepare` returns becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again when a job
+    goes on from there: the second time must change nothing.
+    """
+
+    def write(self, rows: Table, /) -> None:
+        """Take rows; they need not appear anywhere yet."""
+
+    def prepare(self, epoch: int, /) -> bytes:
+        """Make what was written since the last call ready, and return what `commit` needs; nothing, if there is nothing."""
+
+    def commit(self, prepared: bytes, /) -> None:
+        """Make what was prepared appear."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,7 @@ class Connector:
 
 
 if TYPE_CHECKING:
+    #: What `DataSet.write_stream` takes.
     AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
     #: One sink, or several by the names of steps.
     LateOutput: TypeAlias = AnySink | Mapping[str, AnySink]
@@ -47,7 +63,7 @@ def native_sink(sink: AnySink) -> Any:
     if not hasattr(sink, "prepare"):
         if not callable(sink):
             raise TypeError("a sink must be a function of a table, or have the methods write, prepare and commit")
-        called = within("a sink", sink)
+        called = run_in_callback("a sink", sink)
 
         def write(rows: NativeTable) -> None:
             called(Table(rows))
@@ -76,7 +92,7 @@ class _TableSink:
 
     def write(self, rows: NativeTable) -> None:
         # Each thread has a deep copy of this, of which a function made before would be none.
-        within("a sink", self._sink.write)(Table(rows))
+        run_in_callback("a sink", self._sink.write)(Table(rows))
 
     def prepare(self, epoch: int) -> bytes:
         prepared = self._sink.prepare(epoch)

@@ -12,10 +12,11 @@ import re
 import threading
 
 from tidemill._job import Job, init
+from tidemill._membership import chosen_threads
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import QueryEngine, address_bytes_left, memory_bytes
-from tidemill.dataset._errors import DataSetError
 
-__all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine"]
+__all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine", "query_threads"]
 
 _lock = threading.Lock()
 _engines: list[QueryEngine] = []
@@ -39,14 +40,14 @@ def engine() -> QueryEngine:
         with _lock:
             if not _engines:
                 job = init()
-                _engines.append(new_engine(job, _threads(job), job.size))
+                _engines.append(new_engine(job, query_threads(job), job.size))
     return _engines[0]
 
 
 def copies() -> int:
     """How many copies a task of a query has at most: one for each thread of each worker."""
     job = init()
-    return _threads(job) * job.size
+    return query_threads(job) * job.size
 
 
 def new_engine(job: Job, threads: int, workers: int) -> QueryEngine:
@@ -54,14 +55,9 @@ def new_engine(job: Job, threads: int, workers: int) -> QueryEngine:
     return QueryEngine(threads, workers, memory_budget(job), os.environ.get("TIDEMILL_SPILL_DIR") or None)
 
 
-def _threads(job: Job) -> int:
+def query_threads(job: Job) -> int:
     """Threads that run queries: the same on all workers, for tables are cut into as many parts."""
-    text = os.environ.get("TIDEMILL_THREADS", "")
-    if text:
-        if not (text.isascii() and text.isdigit() and int(text)):
-            raise DataSetError(f"TIDEMILL_THREADS must be a positive integer, not {text!r}")
-        return int(text)
-    return max(job._worker.threads())
+    return chosen_threads(DataSetError) or max(job._worker.threads())
 
 
 def memory_budget(job: Job) -> int | None:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from tidemill._streaming.items import NEVER as _NEVER
+from tidemill._streaming.items import AggregateState, Fold, ListState, MapState, Part, of_kind
+from tidemill._streaming.state import Declared
+from tidemill._streaming.store import Store, Stored
+from tidemill._tables.durations import Duration, micros
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import Row, Schema, table_of_rows
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._map import Row, Schema, _table
-from tidemill.dataset._table import Table
-from tidemill.stream._items import NEVER as _NEVER
-from tidemill.stream._items import AggregateState, Fold, ListState, MapState, Part, of_kind
-from tidemill.stream._state import Declared
-from tidemill.stream._store import Store, Stored
-from tidemill.stream._time import Duration, micros
 
 __all__ = ["Function", "KeyContext", "Processor"]
 
@@ -726,7 +726,7 @@ class Processor:
             entry.saved()
 
     def _made(self, rows: list[Row]) -> list[NativeTable]:
-        return [_table(rows, self._schema)] if rows else []
+        return [table_of_rows(rows, self._schema)] if rows else []
 
 
 def _key(values: Iterable[Any]) -> _Key:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import is_read
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.places import is_read
 
 __all__ = ["look_at_sinks"]
 

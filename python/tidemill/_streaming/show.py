@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
-
-if TYPE_CHECKING:
-    from tidemill.dataset._dataset import DataSet
+from tidemill._streaming.write import run_plainly
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
+from tidemill._tidemill import NativeDataSet, NativeTable
 
 __all__ = ["first_rows"]
 
@@ -36,13 +32,11 @@ class _First:
             raise DataSetError(_ENOUGH)
 
 
-def first_rows(stream: DataSet, count: int) -> Table:
+def first_rows(stream: NativeDataSet, count: int) -> Table:
     """Run a stream until it has given so many rows, or has ended. Collective; worker 0 has them, others none.
 
     Nothing is committed: a source that can be read again is where it was.
     """
-    from tidemill.stream._write import run_plainly
-
     sink = _First(count)
     if count > 0:
         try:
@@ -50,4 +44,4 @@ def first_rows(stream: DataSet, count: int) -> Table:
         except DataSetError as error:
             if _ENOUGH not in str(error):
                 raise
-    return Table(NativeTable.concat(stream._native.empty(), [table._native for table in sink.tables]))
+    return Table(NativeTable.concat(stream.empty(), [table._native for table in sink.tables]))

@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tidemill._job import init
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 
 if TYPE_CHECKING:
     from tidemill._tidemill import NativeDataSet

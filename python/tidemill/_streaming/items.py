@@ -17,7 +17,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from tidemill.dataset._errors import DataSetError
+from tidemill._tables.errors import DataSetError
 
 __all__ = [
     "AGGREGATE",

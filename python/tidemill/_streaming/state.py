@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from tidemill.dataset._errors import DataSetError
-from tidemill.stream._items import AGGREGATE, LIST, MAP
+from tidemill._streaming.items import AGGREGATE, LIST, MAP
+from tidemill._tables.errors import DataSetError
 
 __all__ = ["Declared", "ItemType", "StateFields"]
 

@@ -12,12 +12,12 @@ from typing import Any
 from tidemill._errors import TidemillError
 from tidemill._job import init
 
-__all__ = ["check_outside", "enter_task", "is_task", "within"]
+__all__ = ["check_outside", "enter_task", "is_task", "run_in_callback"]
 
 _thread = threading.local()
 
 
-def within(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def run_in_callback(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, during which this thread is in `what`, such as "a function of a query"."""
 
     def call(*arguments: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeRunning
-from tidemill.dataset._errors import DataSetError
 
 __all__ = ["Move", "Running"]
 

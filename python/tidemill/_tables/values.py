@@ -1,0 +1,52 @@
+"""Python values as columns, NumPy's arrays among them as lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tidemill._tidemill import NativeTable
+
+__all__ = ["MonthDayNano", "from_values"]
+
+
+class MonthDayNano(NamedTuple):
+    """An interval of the calendar, as pyarrow has it: how long a month or a day is depends on where it begins."""
+
+    months: int
+    days: int
+    nanoseconds: int
+
+
+def from_values(make: Callable[[list[list[Any]]], NativeTable], columns: list[list[Any]]) -> NativeTable:
+    """What `make` makes of the columns' values."""
+    try:
+        return make(columns)
+    except TypeError as error:
+        # Few tables have arrays within: to look for them first would cost all the others.
+        try:
+            plain = _plain(columns)
+        except RecursionError:
+            raise error from None
+        if plain is columns:
+            raise
+        return make(plain)
+
+
+def _plain(value: Any) -> Any:
+    """The value with lists in place of arrays, wherever they are in it; itself if there is none."""
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
+        # Finer units than Python's become integers in lists.
+        return _plain((value.astype(f"{value.dtype.kind}8[us]") if value.dtype.kind in "mM" else value).tolist())
+    if isinstance(value, dict):
+        inner = {name: _plain(one) for name, one in value.items()}
+        return inner if any(inner[name] is not one for name, one in value.items()) else value
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(one) for one in value]
+        if all(part is one for part, one in zip(parts, value, strict=True)):
+            return value
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return value
