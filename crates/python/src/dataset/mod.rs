@@ -20,9 +20,9 @@ mod table;
 mod value;
 
 // Task graphs share tables, schemas and the engine with them.
-pub use calls::Call;
+pub use calls::PendingCall;
 pub use engine::{GivenSchema, QueryEngine};
-pub use frame::told;
+pub use frame::exception_text;
 pub use table::NativeTable;
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

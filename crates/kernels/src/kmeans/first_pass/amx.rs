@@ -13,7 +13,7 @@ pub(super) const SIDE: usize = 16;
 
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]
-struct Configuration {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -23,9 +23,9 @@ struct Configuration {
 
 /// The tiles of this thread, set up for products of one shape: `tmm0` to `tmm3` are sums, `tmm4` and `tmm5` centres,
 /// `tmm6` and `tmm7` points. Not to be sent to another thread.
-pub(super) struct Configured(PhantomData<*const ()>);
+pub(super) struct ConfiguredTiles(PhantomData<*const ()>);
 
-impl Configured {
+impl ConfiguredTiles {
     /// For `width` centres, at most 16, and `bytes` features in a step, at most 64 and a multiple of 4.
     ///
     /// # Safety
@@ -33,7 +33,7 @@ impl Configured {
     pub(super) unsafe fn new(width: usize, bytes: usize) -> Self {
         assert!(width <= SIDE && bytes <= 64 && bytes.is_multiple_of(4), "a tile holds 16 rows of 64 bytes");
         let mut configuration =
-            Configuration { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
+            TileConfig { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
         for tile in 0..8 {
             let (rows, row) = match tile {
                 0..4 => (width, 64),
@@ -45,11 +45,11 @@ impl Configured {
         }
         // SAFETY: the caller's promise; the configuration is a valid one of palette 1, at most 16 rows of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly, preserves_flags)) };
-        Configured(PhantomData)
+        ConfiguredTiles(PhantomData)
     }
 }
 
-impl Drop for Configured {
+impl Drop for ConfiguredTiles {
     fn drop(&mut self) {
         // SAFETY: a value exists only where AMX does.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
@@ -58,12 +58,12 @@ impl Drop for Configured {
 
 /// Sums of `high high` and of `high low + low high`, for each centre of a tile and two vectors of points.
 #[repr(C, align(64))]
-pub(super) struct Products {
+pub(super) struct TileProducts {
     /// High sums of the first 16 points, of the second, low sums of both: centre after centre.
     pub(super) sums: [[[i32; SIDE]; SIDE]; 4],
 }
 
-impl Configured {
+impl ConfiguredTiles {
     /// Sets the sums to zero.
     #[inline(always)]
     pub(super) fn clear(&mut self) {
@@ -110,7 +110,7 @@ impl Configured {
     /// the second points in `tmm7`.
     ///
     /// # Safety
-    /// As [`Configured::add_first`], for the same step.
+    /// As [`ConfiguredTiles::add_first`], for the same step.
     #[inline(always)]
     pub(super) unsafe fn add_second(&mut self, points: *const i8) {
         // SAFETY: as `add_first`.
@@ -131,7 +131,7 @@ impl Configured {
 
     /// Writes the sums.
     #[inline(always)]
-    pub(super) fn store(&mut self, products: &mut Products) {
+    pub(super) fn store(&mut self, products: &mut TileProducts) {
         // SAFETY: the tiles are configured, as `self` proves; each sum has room for 16 rows of 64 bytes.
         unsafe {
             asm!(

@@ -14,8 +14,8 @@ mod pairs;
 #[cfg(target_os = "linux")]
 mod tiles;
 
-use super::rows::Rows;
-use crate::simd::{Element, Isa};
+use super::rows::PointRows;
+use crate::simd::{FloatElement, Isa};
 
 /// Points that are looked at together: two vectors of 16.
 pub(crate) const POINTS: usize = 32;
@@ -33,13 +33,13 @@ fn worthwhile(k: usize, d: usize) -> bool {
 }
 
 /// The centres of one step, as a first look wants them.
-pub(crate) enum Centres {
+pub(crate) enum CoarseCentres {
     Pairs(pairs::PairCentres),
     #[cfg(target_os = "linux")]
     Tiles(tiles::TileCentres),
 }
 
-impl Centres {
+impl CoarseCentres {
     /// From `k x d` centres; `None` where no first look pays, or the instruction set has none.
     pub(crate) fn new(isa: Isa, centres: &[f64], d: usize) -> Option<Self> {
         // Where half a squared norm is infinite in f32, the centre would be seen as far from all rows.
@@ -49,15 +49,15 @@ impl Centres {
         }
         #[cfg(target_os = "linux")]
         if isa.has_tiles() && d <= tiles::FEATURES_MAX {
-            return Some(Centres::Tiles(tiles::TileCentres::new(centres, d)));
+            return Some(CoarseCentres::Tiles(tiles::TileCentres::new(centres, d)));
         }
-        (isa.has_pairs() && d <= pairs::FEATURES_MAX).then(|| Centres::Pairs(pairs::PairCentres::new(centres, d)))
+        (isa.has_pairs() && d <= pairs::FEATURES_MAX).then(|| CoarseCentres::Pairs(pairs::PairCentres::new(centres, d)))
     }
 }
 
 /// How well the centres of one step are known to a first look whose error is bounded in distances.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Precision {
+pub(crate) struct CoarsePrecision {
     /// The largest norm of a rounded centre.
     norm_max: f64,
     /// The most that a rounded centre is from the centre; and the most in parts of its norm.
@@ -65,7 +65,7 @@ pub(crate) struct Precision {
     lost_relative: f64,
 }
 
-impl Precision {
+impl CoarsePrecision {
     /// Takes note of a centre: the norm of the rounded one, and how far it is from the centre.
     fn include(&mut self, norm: f64, lost: f64) {
         // For the rounding of both sums.
@@ -105,26 +105,26 @@ impl Precision {
     }
 }
 
-impl Centres {
+impl CoarseCentres {
     /// How well the centres are known; `None` where the error is bounded otherwise.
-    pub(crate) fn precision(&self) -> Option<Precision> {
+    pub(crate) fn precision(&self) -> Option<CoarsePrecision> {
         match self {
-            Centres::Pairs(centres) => Some(centres.precision),
+            CoarseCentres::Pairs(centres) => Some(centres.precision),
             #[cfg(target_os = "linux")]
-            Centres::Tiles(_) => None,
+            CoarseCentres::Tiles(_) => None,
         }
     }
 }
 
 /// What a first look found for a panel of points. `best` and `second` are `v` over the point's scale.
 #[derive(Debug)]
-pub(crate) struct Glance {
+pub(crate) struct CoarseSearch {
     pub(crate) scale: [f32; POINTS],
     inverse: [f32; POINTS],
     /// Squared norms.
     pub(crate) norms: [f64; POINTS],
-    /// Where centres have a [`Precision`], how far each rounded point is from the point; else bounds of the error of
-    /// `v`, relative to `|x| |c| + |c|^2 / 2`.
+    /// Where centres have a [`CoarsePrecision`], how far each rounded point is from the point; else bounds of the error
+    /// of `v`, relative to `|x| |c| + |c|^2 / 2`.
     pub(crate) errors: [f32; POINTS],
     pub(crate) best: [f32; POINTS],
     pub(crate) second: [f32; POINTS],
@@ -133,9 +133,9 @@ pub(crate) struct Glance {
     kept: Vec<f32>,
 }
 
-impl Glance {
+impl CoarseSearch {
     fn new() -> Self {
-        Glance {
+        CoarseSearch {
             scale: [1.0; POINTS],
             inverse: [1.0; POINTS],
             norms: [0.0; POINTS],
@@ -175,31 +175,31 @@ impl Glance {
 
 /// One thread's rows for a first look, rounded once for all steps of a fit, and what it works with.
 #[derive(Default)]
-pub(crate) struct Look(State);
+pub(crate) struct FirstPass(PassState);
 
 #[derive(Default)]
-enum State {
+enum PassState {
     #[default]
     Empty,
-    Pairs(Box<pairs::PairLook>),
+    Pairs(Box<pairs::PairPass>),
     #[cfg(target_os = "linux")]
-    Tiles(Box<tiles::TileLook>),
+    Tiles(Box<tiles::TilePass>),
 }
 
-impl Look {
+impl FirstPass {
     /// Makes ready for a step. The `n` rows themselves come by `extend`.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, centres: &Centres, n: usize, d: usize) {
+    pub(crate) fn begin(&mut self, centres: &CoarseCentres, n: usize, d: usize) {
         match (centres, &mut self.0) {
-            (Centres::Pairs(_), State::Pairs(_)) => {}
-            (Centres::Pairs(_), state) => *state = State::Pairs(Box::new(pairs::PairLook::new(n, d))),
+            (CoarseCentres::Pairs(_), PassState::Pairs(_)) => {}
+            (CoarseCentres::Pairs(_), state) => *state = PassState::Pairs(Box::new(pairs::PairPass::new(n, d))),
             #[cfg(target_os = "linux")]
-            (Centres::Tiles(centres), State::Tiles(look)) => look.begin(centres),
+            (CoarseCentres::Tiles(centres), PassState::Tiles(look)) => look.begin(centres),
             #[cfg(target_os = "linux")]
-            (Centres::Tiles(centres), state) => {
-                let mut look = Box::new(tiles::TileLook::new(n, d));
+            (CoarseCentres::Tiles(centres), state) => {
+                let mut look = Box::new(tiles::TilePass::new(n, d));
                 look.begin(centres);
-                *state = State::Tiles(look);
+                *state = PassState::Tiles(look);
             }
         }
     }
@@ -208,7 +208,7 @@ impl Look {
     #[inline(always)]
     pub(crate) fn end(&mut self) {
         #[cfg(target_os = "linux")]
-        if let State::Tiles(look) = &mut self.0 {
+        if let PassState::Tiles(look) = &mut self.0 {
             look.end();
         }
     }
@@ -216,16 +216,16 @@ impl Look {
     /// Rounds the rows up to the `n`th of this thread, whose first is row `first`, unless that was done before.
     ///
     /// # Safety
-    /// The processor has what the centres of [`Look::begin`] were made for.
+    /// The processor has what the centres of [`FirstPass::begin`] were made for.
     #[inline(always)]
-    pub(crate) unsafe fn extend<T: Element>(&mut self, rows: &Rows<'_, T>, first: usize, n: usize) {
+    pub(crate) unsafe fn extend<T: FloatElement>(&mut self, rows: &PointRows<'_, T>, first: usize, n: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             match &mut self.0 {
-                State::Empty => {}
-                State::Pairs(look) => look.extend(rows, first, n),
+                PassState::Empty => {}
+                PassState::Pairs(look) => look.extend(rows, first, n),
                 #[cfg(target_os = "linux")]
-                State::Tiles(look) => look.extend(rows, first, n),
+                PassState::Tiles(look) => look.extend(rows, first, n),
             }
         }
     }
@@ -233,16 +233,16 @@ impl Look {
     /// Looks at 1 to [`POINTS`] rows of this thread; lanes beyond repeat the last. The memory of `next` is asked for.
     ///
     /// # Safety
-    /// As [`Look::extend`], and `centres` are those of [`Look::begin`].
+    /// As [`FirstPass::extend`], and `centres` are those of [`FirstPass::begin`].
     #[inline(always)]
-    pub(crate) unsafe fn search(&mut self, centres: &Centres, now: &[usize], next: &[usize]) -> &Glance {
+    pub(crate) unsafe fn search(&mut self, centres: &CoarseCentres, now: &[usize], next: &[usize]) -> &CoarseSearch {
         assert!((1..=POINTS).contains(&now.len()), "a panel holds 1 to {POINTS} rows, not {}", now.len());
         // SAFETY: the caller's promise.
         unsafe {
             match (&mut self.0, centres) {
-                (State::Pairs(look), Centres::Pairs(centres)) => look.search(centres, now, next),
+                (PassState::Pairs(look), CoarseCentres::Pairs(centres)) => look.search(centres, now, next),
                 #[cfg(target_os = "linux")]
-                (State::Tiles(look), Centres::Tiles(centres)) => look.search(centres, now, next),
+                (PassState::Tiles(look), CoarseCentres::Tiles(centres)) => look.search(centres, now, next),
                 _ => unreachable!("`begin` has made what the centres ask for"),
             }
         }

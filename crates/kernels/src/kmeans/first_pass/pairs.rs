@@ -10,13 +10,13 @@
 //! roundings in `f32` at the end, and the true distance differs from its root by at most `|x - x'| + |c - c'|`. Both
 //! are measured when the vectors are rounded. That the error of a distance does not grow with the product of the norms
 //! matters for rows that lie far from the mean and close to each other, as correlated features do. Rows that these
-//! bounds do not decide are compared exactly with the few centres that can be nearest, see `Look::candidates`.
+//! bounds do not decide are compared exactly with the few centres that can be nearest, see `FirstPass::candidates`.
 
-use super::{Glance, POINTS, Precision};
+use super::{CoarsePrecision, CoarseSearch, POINTS};
 use crate::kmeans::exact::squared_distance;
-use crate::kmeans::rows::Rows;
-use crate::memory::Aligned;
-use crate::simd::{Element, Simd, prefetch};
+use crate::kmeans::rows::PointRows;
+use crate::memory::AlignedBuffer;
+use crate::simd::{FloatElement, Simd, prefetch};
 use std::arch::x86_64::*;
 
 /// Norm of a point or centre in multiples of its scale. Rounding adds at most `sqrt(d) / 2`, and the norm stays in 16
@@ -49,7 +49,7 @@ pub(crate) struct PairCentres {
     /// `|c|^2 / 2`, infinite for the centres that only fill up a tile.
     half: Vec<f32>,
     index: Vec<f32>,
-    pub(super) precision: Precision,
+    pub(super) precision: CoarsePrecision,
 }
 
 impl PairCentres {
@@ -72,7 +72,7 @@ impl PairCentres {
             scale: vec![1.0; padded],
             half: vec![f32::INFINITY; padded],
             index: (0..padded).map(|i| i as f32).collect(),
-            precision: Precision::default(),
+            precision: CoarsePrecision::default(),
         };
         for &(first, width) in &made.tiles {
             for t in 0..width.min(k - first) {
@@ -105,44 +105,44 @@ impl PairCentres {
 const BLOCK: usize = 8;
 
 /// Rows as pairs, rounded once for all steps of a fit, and a panel of them.
-pub(crate) struct PairLook {
+pub(crate) struct PairPass {
     d: usize,
     /// Numbers in a row, a multiple of [`BLOCK`]; those beyond the features are 0.
     stride: usize,
-    values: Aligned<i16>,
+    values: AlignedBuffer<i16>,
     scale: Vec<f32>,
     /// Squared norms of the rounded rows, exact.
     norms: Vec<f64>,
     /// How far each rounded row is from the row.
     lost: Vec<f32>,
     zeros: Vec<f64>,
-    panel: Aligned<i32>,
-    glance: Glance,
+    panel: AlignedBuffer<i32>,
+    glance: CoarseSearch,
 }
 
-impl PairLook {
+impl PairPass {
     /// For `n` rows, none of which is there yet.
     pub(super) fn new(n: usize, d: usize) -> Self {
         let stride = d.next_multiple_of(BLOCK);
-        PairLook {
+        PairPass {
             d,
             stride,
-            values: Aligned::zeroed(n * stride),
+            values: AlignedBuffer::zeroed(n * stride),
             scale: Vec::with_capacity(n),
             norms: Vec::with_capacity(n),
             lost: Vec::with_capacity(n),
             zeros: vec![0.0; d],
-            panel: Aligned::zeroed(stride / 2 * POINTS),
-            glance: Glance::new(),
+            panel: AlignedBuffer::zeroed(stride / 2 * POINTS),
+            glance: CoarseSearch::new(),
         }
     }
 
-    /// As `Look::extend`.
+    /// As `FirstPass::extend`.
     ///
     /// # Safety
     /// The processor has AVX-512 F, BW and VL.
     #[inline(always)]
-    pub(super) unsafe fn extend<T: Element>(&mut self, rows: &Rows<'_, T>, first: usize, n: usize) {
+    pub(super) unsafe fn extend<T: FloatElement>(&mut self, rows: &PointRows<'_, T>, first: usize, n: usize) {
         let (d, stride) = (self.d, self.stride);
         assert!(rows.d() == d, "the rows must be those the look was made for");
         for i in self.scale.len()..n {
@@ -166,12 +166,12 @@ impl PairLook {
         }
     }
 
-    /// As `Look::search`.
+    /// As `FirstPass::search`.
     ///
     /// # Safety
     /// The processor has AVX-512 F, BW and VNNI.
     #[inline(always)]
-    pub(super) unsafe fn search(&mut self, centres: &PairCentres, now: &[usize], next: &[usize]) -> &Glance {
+    pub(super) unsafe fn search(&mut self, centres: &PairCentres, now: &[usize], next: &[usize]) -> &CoarseSearch {
         assert!(centres.pairs == self.d.div_ceil(2), "rows and centres differ in features");
         // SAFETY: the caller's promise; a tile's centres lie within the lists by construction.
         unsafe {
@@ -222,7 +222,7 @@ impl PairLook {
         // them. A transposition moves 32 bits whatever they mean, and a row's address is a multiple of 2 only, which it
         // allows.
         unsafe {
-            let s = <f32 as Element>::Avx512::assume_present();
+            let s = <f32 as FloatElement>::Avx512::assume_present();
             let out = self.panel.as_mut_slice().as_mut_ptr().cast::<f32>();
             for block in 0..self.stride / BLOCK {
                 let mut at = pointers;
@@ -291,7 +291,7 @@ unsafe fn round_f64(row: *const f64, shift: *const f64, d: usize, scale: f32, ou
 /// # Safety
 /// The panel holds `POINTS` points of as many pairs as the centres have, and the centres `first..first + W` are a tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut Glance, centres: &PairCentres, first: usize) {
+unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut CoarseSearch, centres: &PairCentres, first: usize) {
     // SAFETY: the caller's promise bounds every offset; each array of the glance has `POINTS` elements.
     unsafe {
         let mut sums = [[_mm512_setzero_si512(); 2]; W];
@@ -307,7 +307,7 @@ unsafe fn search_tile<const W: usize>(panel: &[i32], glance: &mut Glance, centre
             points = points.add(POINTS);
             values = values.add(W);
         }
-        let s = <f32 as Element>::Avx512::assume_present();
+        let s = <f32 as FloatElement>::Avx512::assume_present();
         // As long as the centres' lists, or empty.
         let kept = (!glance.kept.is_empty()).then_some(glance.kept.as_mut_ptr());
         for w in 0..2 {

@@ -12,9 +12,9 @@ const REASONS_MAX: usize = 4;
 
 /// Reasons of this worker, each with the peers it concerns. A reason is `what is lacking: why`.
 #[derive(Default)]
-pub(super) struct Lacks(Vec<(String, Vec<Rank>)>);
+pub(super) struct MissingTransports(Vec<(String, Vec<Rank>)>);
 
-impl Lacks {
+impl MissingTransports {
     pub(super) fn add(&mut self, peer: Rank, reason: &str) {
         if let Some((_, peers)) = self.0.iter_mut().find(|(known, _)| known == reason) {
             peers.push(peer);
@@ -39,7 +39,7 @@ pub(super) fn tell(reports: &[&[u8]]) {
 }
 
 #[derive(Default)]
-struct Kind<'a> {
+struct ReasonGroup<'a> {
     what: &'a str,
     from: BTreeSet<Rank>,
     to: BTreeSet<Rank>,
@@ -50,12 +50,12 @@ struct Kind<'a> {
 /// Whatever a report holds that makes no sense is passed over: it costs no more than a line.
 fn words(reports: &[&[u8]]) -> Vec<String> {
     let texts: Vec<_> = reports.iter().map(|bytes| String::from_utf8_lossy(bytes)).collect();
-    let mut kinds: Vec<Kind> = Vec::new();
+    let mut kinds: Vec<ReasonGroup> = Vec::new();
     for (rank, text) in (0..).map(Rank).zip(&texts) {
         for (peers, reason) in text.lines().filter_map(|line| line.split_once('\t')) {
             let what = reason.split(':').next().unwrap_or_default();
             let at = kinds.iter().position(|kind| kind.what == what).unwrap_or_else(|| {
-                kinds.push(Kind { what, ..Kind::default() });
+                kinds.push(ReasonGroup { what, ..ReasonGroup::default() });
                 kinds.len() - 1
             });
             let kind = &mut kinds[at];
@@ -67,7 +67,7 @@ fn words(reports: &[&[u8]]) -> Vec<String> {
         }
     }
     let ranks = |set: &BTreeSet<Rank>| control::ranks(&set.iter().copied().collect::<Vec<_>>());
-    let line = |kind: &Kind| {
+    let line = |kind: &ReasonGroup| {
         let more = match kind.reasons.len() {
             1 => String::new(),
             all => format!(" (the first of {all} reasons; `job.workers` lists them for each worker)"),
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     fn report(lacks: &[(u32, &str)]) -> Vec<u8> {
-        let mut all = Lacks::default();
+        let mut all = MissingTransports::default();
         lacks.iter().for_each(|(peer, reason)| all.add(Rank(*peer), reason));
         all.encode()
     }

@@ -2,17 +2,17 @@
 
 use std::arch::x86_64::*;
 
-use crate::Op;
-use crate::reduce::{Element, Form, each};
+use crate::ReduceOp;
+use crate::reduce::{OperandForm, UnalignedElement, each};
 
 /// Eight half-precision numbers, or fewer and padding.
 #[derive(Clone, Copy)]
-struct Lanes([u8; 16]);
+struct HalfLanes([u8; 16]);
 
-impl Element<16> for Lanes {
+impl UnalignedElement<16> for HalfLanes {
     #[inline(always)]
     fn load(bytes: &[u8; 16]) -> Self {
-        Lanes(*bytes)
+        HalfLanes(*bytes)
     }
     #[inline(always)]
     fn store(self) -> [u8; 16] {
@@ -22,11 +22,11 @@ impl Element<16> for Lanes {
 
 /// A last element or a few that fill no vector.
 #[derive(Clone, Copy)]
-struct Single([u8; 2]);
+struct HalfTail([u8; 2]);
 
-impl Element<2> for Single {
+impl UnalignedElement<2> for HalfTail {
     fn load(bytes: &[u8; 2]) -> Self {
-        Single(*bytes)
+        HalfTail(*bytes)
     }
     fn store(self) -> [u8; 2] {
         self.0
@@ -35,13 +35,13 @@ impl Element<2> for Single {
 
 /// Sum, prod, min or max of `float16`.
 #[target_feature(enable = "avx,f16c")]
-pub(crate) fn reduce(op: &Op, form: Form<'_>) {
+pub(crate) fn reduce(op: &ReduceOp, form: OperandForm<'_>) {
     match op {
-        Op::Sum => run(form, |l, r| _mm256_add_ps(l, r)),
-        Op::Prod => run(form, |l, r| _mm256_mul_ps(l, r)),
+        ReduceOp::Sum => run(form, |l, r| _mm256_add_ps(l, r)),
+        ReduceOp::Prod => run(form, |l, r| _mm256_mul_ps(l, r)),
         // The left operand where it is smaller (larger) or NaN, as for the other floats.
-        Op::Min => run(form, |l, r| keep_left(l, r, _mm256_cmp_ps::<_CMP_LT_OQ>(l, r))),
-        Op::Max => run(form, |l, r| keep_left(l, r, _mm256_cmp_ps::<_CMP_GT_OQ>(l, r))),
+        ReduceOp::Min => run(form, |l, r| keep_left(l, r, _mm256_cmp_ps::<_CMP_LT_OQ>(l, r))),
+        ReduceOp::Max => run(form, |l, r| keep_left(l, r, _mm256_cmp_ps::<_CMP_GT_OQ>(l, r))),
         _ => unreachable!("Op::check let {op} on float16 pass"),
     }
 }
@@ -55,19 +55,19 @@ fn keep_left(left: __m256, right: __m256, better: __m256) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx,f16c")]
-fn run(form: Form<'_>, f: impl Fn(__m256, __m256) -> __m256) {
-    let combine = |l: Lanes, r: Lanes| Lanes(narrow(f(widen(l.0), widen(r.0))));
+fn run(form: OperandForm<'_>, f: impl Fn(__m256, __m256) -> __m256) {
+    let combine = |l: HalfLanes, r: HalfLanes| HalfLanes(narrow(f(widen(l.0), widen(r.0))));
     let whole = form.len() / 16 * 16;
     let (lanes, rest) = form.split_at(whole);
     each(lanes, combine);
-    each(rest, |l: Single, r: Single| {
-        let pad = |s: Single| {
+    each(rest, |l: HalfTail, r: HalfTail| {
+        let pad = |s: HalfTail| {
             let mut lanes = [0; 16];
             lanes[..2].copy_from_slice(&s.0);
-            Lanes(lanes)
+            HalfLanes(lanes)
         };
         let result = combine(pad(l), pad(r)).0;
-        Single([result[0], result[1]])
+        HalfTail([result[0], result[1]])
     });
 }
 

@@ -4,7 +4,6 @@
 //! To the run the copy is a future that waits for the function's end. When the run is given up the future is dropped
 //! and the ports are closed: who waits at one is told at once, and a function that waits elsewhere keeps nobody.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,11 +20,12 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use crate::comm::Comm;
-use crate::dataset::{Call, NativeTable};
-use crate::wait::detach;
+use crate::dataset::{NativeTable, PendingCall};
+use crate::errors::{cancelled, cancelled_class};
+use crate::wait::{detach, set_given_up};
 
-use super::function::Function;
-use super::{cancelled, cancelled_class, graph_error, message, told};
+use super::function::GraphFunction;
+use super::{failure_text, graph_error, message};
 
 /// How long functions may take to notice by themselves that their run is over; then they are told by an exception.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ const TURN_TIME: Duration = Duration::from_millis(1);
 type Ended = oneshot::Sender<Result<(), TaskError>>;
 
 /// What a copy's thread, its future and its run share.
-pub struct Shared {
+pub struct TaskCopyState {
     context: TaskContext,
     inputs: Mutex<Option<Inputs>>,
     outputs: Vec<Mutex<Option<Output>>>,
@@ -51,12 +51,12 @@ pub struct Shared {
     closed: AtomicBool,
     /// The run is given up.
     given_up: Arc<AtomicBool>,
-    life: Mutex<Life>,
+    life: Mutex<CopyLife>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Life {
+struct CopyLife {
     /// Python's number of the thread, while the function runs.
     thread: Option<u64>,
     ended: bool,
@@ -67,12 +67,12 @@ struct Life {
 
 /// All copies of a run on this worker.
 #[derive(Default)]
-pub struct Crew(Mutex<Vec<Arc<Shared>>>);
+pub struct TaskCopies(Mutex<Vec<Arc<TaskCopyState>>>);
 
 /// Closes the ports of a copy whose future is dropped.
-struct Leave(Arc<Shared>);
+struct PortCloser(Arc<TaskCopyState>);
 
-impl Drop for Leave {
+impl Drop for PortCloser {
     fn drop(&mut self) {
         if !self.0.life.lock().ended {
             self.0.given_up.store(true, Ordering::SeqCst);
@@ -83,12 +83,12 @@ impl Drop for Leave {
 
 /// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls [`NativeCopy::begin`],
 /// the function, and [`NativeCopy::end`].
-pub fn factory(start: &Function, crew: &Arc<Crew>) -> TaskFactory {
+pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
     let (start, crew) = (start.clone(), Arc::clone(crew));
     Arc::new(move |inputs, outputs, context| {
         let start = start.clone();
         let (sender, ended) = oneshot::channel();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TaskCopyState {
             context,
             inputs: Mutex::new(Some(inputs)),
             outputs: outputs.into_ports().into_iter().map(|output| Mutex::new(Some(output))).collect(),
@@ -97,19 +97,19 @@ pub fn factory(start: &Function, crew: &Arc<Crew>) -> TaskFactory {
             runtime: Handle::current(),
             closed: AtomicBool::new(false),
             given_up: Arc::default(),
-            life: Mutex::new(Life { sender: Some(sender), ..Life::default() }),
+            life: Mutex::new(CopyLife { sender: Some(sender), ..CopyLife::default() }),
             changed: Condvar::new(),
         });
         crew.0.lock().push(Arc::clone(&shared));
         Box::pin(async move {
-            let leave = Leave(shared);
+            let leave = PortCloser(shared);
             let copy = NativeCopy(Arc::clone(&leave.0));
             // Starting a thread takes the GIL: not on a thread that tasks and exchanges share.
             let started = tokio::task::spawn_blocking(move || {
-                let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
+                let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
                 Python::attach(|py| {
                     let started = start.get(py).and_then(|start| start.call1((copy,)));
-                    started.map(drop).map_err(|error| told(py, &error))
+                    started.map(drop).map_err(|error| failure_text(py, &error))
                 })
             });
             if let Err(text) = started.await? {
@@ -121,7 +121,7 @@ pub fn factory(start: &Function, crew: &Arc<Crew>) -> TaskFactory {
     })
 }
 
-impl Shared {
+impl TaskCopyState {
     /// Gives up the ports, each when nobody is in it any more.
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
@@ -215,7 +215,7 @@ impl Shared {
     }
 }
 
-impl Crew {
+impl TaskCopies {
     /// Ends a run. If it has `failed`, functions that still run are told that nobody waits for them: at their ports and
     /// in communicators at once, in Python code by an exception a little later; then they are left to themselves.
     /// Returns what functions have returned: task, copy, value.
@@ -228,7 +228,7 @@ impl Crew {
                 py.detach(|| have_ended(&copies, LAST_TIME));
             }
         }
-        let value = |copy: &Arc<Shared>| {
+        let value = |copy: &Arc<TaskCopyState>| {
             let value = copy.life.lock().value.take()?;
             Some((copy.context.task().to_owned(), copy.context.copy(), value))
         };
@@ -237,7 +237,7 @@ impl Crew {
 }
 
 /// Waits for the functions of all copies.
-fn have_ended(copies: &[Arc<Shared>], at_most: Duration) -> bool {
+fn have_ended(copies: &[Arc<TaskCopyState>], at_most: Duration) -> bool {
     let until = Instant::now() + at_most;
     copies.iter().all(|copy| {
         let mut life = copy.life.lock();
@@ -247,7 +247,7 @@ fn have_ended(copies: &[Arc<Shared>], at_most: Duration) -> bool {
 }
 
 /// Raises an exception in functions that still run, as soon as they are in Python code.
-fn interrupt(py: Python<'_>, copies: &[Arc<Shared>]) {
+fn interrupt(py: Python<'_>, copies: &[Arc<TaskCopyState>]) {
     let Ok(class) = cancelled_class(py) else { return };
     for copy in copies {
         // With the GIL held: a thread has its number until it has had the GIL to say that it is over.
@@ -258,20 +258,9 @@ fn interrupt(py: Python<'_>, copies: &[Arc<Shared>]) {
     }
 }
 
-thread_local! {
-    /// On the thread of a copy: whether its run is given up.
-    static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
-}
-
-/// An exception on the thread of a copy whose run is given up: nobody may ever answer what it waits for.
-pub fn check_given_up(py: Python<'_>) -> PyResult<()> {
-    let given_up = GIVEN_UP.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)));
-    if given_up { Err(cancelled(py)) } else { Ok(()) }
-}
-
 /// A running copy of a task.
 #[pyclass(frozen, module = "tidemill._tidemill")]
-pub struct NativeCopy(Arc<Shared>);
+pub struct NativeCopy(Arc<TaskCopyState>);
 
 impl NativeCopy {
     fn raised(&self, py: Python<'_>, error: &TaskError) -> PyErr {
@@ -331,7 +320,7 @@ impl NativeCopy {
 
     /// The copy's thread, `thread` by Python's number, is about to call the function; not if it returns `False`.
     fn begin(&self, thread: u64) -> bool {
-        GIVEN_UP.set(Some(Arc::clone(&self.0.given_up)));
+        set_given_up(Arc::clone(&self.0.given_up));
         let mut life = self.0.life.lock();
         if self.0.given_up.load(Ordering::SeqCst) {
             drop(life);

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use super::engine::coarse_now;
-use crate::segment::Shared;
+use crate::segment::SegmentRef;
 
 /// Yields between two looks at where the others are.
 const YIELDS_PER_LOOK: u32 = 16;
@@ -25,25 +25,30 @@ const REST_MS: u64 = 20;
 const CPU_BITS: u32 = 16;
 
 /// A worker's part in it.
-pub(super) struct Spread {
+pub(super) struct CoreSpreading {
     /// Where this worker was last, and when: a processor in the low bits, milliseconds above.
-    mine: Shared<AtomicU64>,
+    mine: SegmentRef<AtomicU64>,
     /// The same of the other workers of the host.
-    others: Vec<Shared<AtomicU64>>,
+    others: Vec<SegmentRef<AtomicU64>>,
     yields: AtomicU32,
     /// Held for one look: a worker's threads take turns.
-    look: Mutex<Look>,
+    look: Mutex<CoreSample>,
 }
 
-struct Look {
+struct CoreSample {
     moved_ms: u64,
     /// Workers by processor.
     counts: Vec<u32>,
 }
 
-impl Spread {
-    pub(super) fn new(mine: Shared<AtomicU64>, others: Vec<Shared<AtomicU64>>) -> Self {
-        Spread { mine, others, yields: AtomicU32::new(0), look: Mutex::new(Look { moved_ms: 0, counts: Vec::new() }) }
+impl CoreSpreading {
+    pub(super) fn new(mine: SegmentRef<AtomicU64>, others: Vec<SegmentRef<AtomicU64>>) -> Self {
+        CoreSpreading {
+            mine,
+            others,
+            yields: AtomicU32::new(0),
+            look: Mutex::new(CoreSample { moved_ms: 0, counts: Vec::new() }),
+        }
     }
 
     /// A wait is about to yield.
@@ -119,8 +124,8 @@ mod tests {
     use super::*;
     use crate::segment::{PAGE_BYTES, Segment};
 
-    fn said(cpu: usize, ms: u64) -> Shared<AtomicU64> {
-        let word: Shared<AtomicU64> = Arc::new(Segment::private(PAGE_BYTES).unwrap()).shared(0);
+    fn said(cpu: usize, ms: u64) -> SegmentRef<AtomicU64> {
+        let word: SegmentRef<AtomicU64> = Arc::new(Segment::private(PAGE_BYTES).unwrap()).shared(0);
         word.store(ms << CPU_BITS | cpu as u64, Ordering::Relaxed);
         word
     }
@@ -163,14 +168,17 @@ mod tests {
                 return;
             }
             let (now_ms, here) = (1000, sched_getcpu());
-            let old =
-                Spread::new(said(0, 0), vec![said(here, now_ms - FRESH_MS - 1), said(here, now_ms - FRESH_MS - 1)]);
+            let old = CoreSpreading::new(
+                said(0, 0),
+                vec![said(here, now_ms - FRESH_MS - 1), said(here, now_ms - FRESH_MS - 1)],
+            );
             old.look(now_ms);
             assert_eq!(old.look.lock().moved_ms, 0, "the others went elsewhere long ago");
             // The kernel may move this thread at any time, so others are said to be everywhere but in one place.
             let free = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).find(|&cpu| cpu != here).unwrap();
             let full = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu) && cpu != free);
-            let spread = Spread::new(said(0, 0), full.flat_map(|cpu| [said(cpu, now_ms), said(cpu, now_ms)]).collect());
+            let spread =
+                CoreSpreading::new(said(0, 0), full.flat_map(|cpu| [said(cpu, now_ms), said(cpu, now_ms)]).collect());
             move_to(here, &allowed);
             spread.look(now_ms);
             let told = (spread.mine.load(Ordering::Relaxed) & ((1 << CPU_BITS) - 1)) as usize;

@@ -11,11 +11,11 @@
 //! point, and their largest for the centres. Where that, and the few roundings in `f32` after it, could change which
 //! centre is nearest, the row goes on to the distance tile. Labels are exact all the same.
 
-use super::amx::{Configured, Products, SIDE, TILE};
-use super::{Glance, NORM_ERROR, POINTS};
-use crate::kmeans::rows::Rows;
-use crate::memory::Aligned;
-use crate::simd::{Element, Simd, prefetch};
+use super::amx::{ConfiguredTiles, SIDE, TILE, TileProducts};
+use super::{CoarseSearch, NORM_ERROR, POINTS};
+use crate::kmeans::rows::PointRows;
+use crate::memory::AlignedBuffer;
+use crate::simd::{FloatElement, Simd, prefetch};
 use std::arch::x86_64::*;
 
 /// Largest number: both digits at most 127.
@@ -32,18 +32,18 @@ const CHUNK: usize = 16;
 
 /// How features are spread over tiles: as few steps as can be, each as narrow as can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Split {
+struct FeatureSplit {
     /// Tiles one after the other.
     steps: usize,
     /// Chunks in each.
     chunks: usize,
 }
 
-impl Split {
+impl FeatureSplit {
     fn new(d: usize) -> Self {
         let chunks = d.div_ceil(CHUNK);
         let steps = chunks.div_ceil(64 / CHUNK);
-        Split { steps, chunks: chunks.div_ceil(steps) }
+        FeatureSplit { steps, chunks: chunks.div_ceil(steps) }
     }
 
     /// Features, with those that only fill up.
@@ -54,7 +54,7 @@ impl Split {
 
 /// A vector as digits.
 #[derive(Clone, Copy, Debug)]
-struct Rounded {
+struct DigitVector {
     scale: f32,
     /// Its squared norm, off by less than [`NORM_ERROR`].
     squared: f32,
@@ -69,7 +69,7 @@ struct Rounded {
 /// The processor has AVX-512 F. `x` has a multiple of 16 elements, and `high` and `low` have room for as many.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> Rounded {
+unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> DigitVector {
     // SAFETY: the caller's promise bounds every offset.
     unsafe {
         let mut largest = _mm512_setzero_ps();
@@ -99,7 +99,7 @@ unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> Rounded {
         // A vector of norm 0 loses nothing, and is only zeros. 2^-12 covers the rounding of these sums, and 2 epsilon
         // that of the vector to f32 before.
         let inverse = if squared > 0.0 { (1.0 + 1.0 / 4096.0) / squared.sqrt() } else { 1.0 };
-        Rounded {
+        DigitVector {
             scale,
             squared,
             lost: _mm512_reduce_add_ps(lost).sqrt() * inverse + 2.0 * f32::EPSILON,
@@ -111,11 +111,11 @@ unsafe fn round(x: &[f32], high: *mut i8, low: *mut i8) -> Rounded {
 /// Centres as digits: tile after tile, in each step after step, the high digits and then the low ones.
 #[derive(Debug)]
 pub(crate) struct TileCentres {
-    split: Split,
+    split: FeatureSplit,
     tiles: usize,
     /// Centres in each tile: all are equally wide.
     width: usize,
-    digits: Aligned<i8>,
+    digits: AlignedBuffer<i8>,
     /// 256 times the centre's.
     scale: Vec<f32>,
     /// `|c|^2 / 2`, infinite for the centres that only fill up a tile.
@@ -130,14 +130,14 @@ impl TileCentres {
     /// From `k x d` centres.
     pub(crate) fn new(centres: &[f64], d: usize) -> Self {
         assert!(d <= FEATURES_MAX, "the sums could overflow");
-        let (k, split) = (centres.len() / d, Split::new(d));
+        let (k, split) = (centres.len() / d, FeatureSplit::new(d));
         let tiles = k.div_ceil(SIDE);
         let width = k.div_ceil(tiles);
         let mut made = TileCentres {
             split,
             tiles,
             width,
-            digits: Aligned::zeroed(tiles * split.steps * 2 * TILE),
+            digits: AlignedBuffer::zeroed(tiles * split.steps * 2 * TILE),
             scale: vec![1.0; tiles * width],
             half: vec![f32::INFINITY; tiles * width],
             index: (0..tiles * width).map(|i| i as f32).collect(),
@@ -170,21 +170,21 @@ impl TileCentres {
 }
 
 /// Rows as digits, rounded once for all steps of a fit, and a panel of them. A row's high digits come first.
-pub(crate) struct TileLook {
+pub(crate) struct TilePass {
     d: usize,
-    split: Split,
+    split: FeatureSplit,
     /// Bytes of each digit of a row: a multiple of [`CHUNK`].
     stride: usize,
-    digits: Aligned<i8>,
-    rounded: Vec<Rounded>,
+    digits: AlignedBuffer<i8>,
+    rounded: Vec<DigitVector>,
     /// Step after step: high digits of the first 16 points, of the second, low digits of both, each in rows of four
     /// features by 16 points.
-    panel: Aligned<i8>,
+    panel: AlignedBuffer<i8>,
     /// A row in `f32`, less the shift.
     plain: Vec<f32>,
-    products: Box<[Products; 2]>,
-    glance: Glance,
-    configured: Option<Configured>,
+    products: Box<[TileProducts; 2]>,
+    glance: CoarseSearch,
+    configured: Option<ConfiguredTiles>,
     /// Of the centres.
     lost: f32,
     low: f32,
@@ -192,26 +192,26 @@ pub(crate) struct TileLook {
 
 // SAFETY: the tiles are configured only from `begin` to `end`, during which the look stays on one thread; else
 // `configured` is empty.
-unsafe impl Send for TileLook {}
+unsafe impl Send for TilePass {}
 // SAFETY: nothing can be done through a shared reference.
-unsafe impl Sync for TileLook {}
+unsafe impl Sync for TilePass {}
 
-impl TileLook {
+impl TilePass {
     /// For `n` rows, none of which is there yet.
     pub(super) fn new(n: usize, d: usize) -> Self {
-        let split = Split::new(d);
+        let split = FeatureSplit::new(d);
         let stride = d.next_multiple_of(CHUNK);
-        let none = || Products { sums: [[[0; SIDE]; SIDE]; 4] };
-        TileLook {
+        let none = || TileProducts { sums: [[[0; SIDE]; SIDE]; 4] };
+        TilePass {
             d,
             split,
             stride,
-            digits: Aligned::zeroed(n * 2 * stride),
+            digits: AlignedBuffer::zeroed(n * 2 * stride),
             rounded: Vec::with_capacity(n),
-            panel: Aligned::zeroed(split.steps * 4 * TILE),
+            panel: AlignedBuffer::zeroed(split.steps * 4 * TILE),
             plain: vec![0.0; stride],
             products: Box::new([none(), none()]),
-            glance: Glance::new(),
+            glance: CoarseSearch::new(),
             configured: None,
             lost: 0.0,
             low: 0.0,
@@ -223,7 +223,7 @@ impl TileLook {
         assert!(self.split == centres.split, "rows and centres differ in features");
         (self.lost, self.low) = (centres.lost, centres.low);
         // SAFETY: `TileCentres` are made only for an instruction set with AMX.
-        self.configured = Some(unsafe { Configured::new(centres.width, centres.split.chunks * CHUNK) });
+        self.configured = Some(unsafe { ConfiguredTiles::new(centres.width, centres.split.chunks * CHUNK) });
     }
 
     /// Gives the tiles back.
@@ -231,12 +231,12 @@ impl TileLook {
         self.configured = None;
     }
 
-    /// As `Look::extend`.
+    /// As `FirstPass::extend`.
     ///
     /// # Safety
     /// The processor has AVX-512 F.
     #[inline(always)]
-    pub(super) unsafe fn extend<T: Element>(&mut self, rows: &Rows<'_, T>, first: usize, n: usize) {
+    pub(super) unsafe fn extend<T: FloatElement>(&mut self, rows: &PointRows<'_, T>, first: usize, n: usize) {
         assert!(rows.d() == self.d, "the rows must be those the look was made for");
         for i in self.rounded.len()..n {
             let raw = rows.raw(first + i);
@@ -250,13 +250,13 @@ impl TileLook {
         }
     }
 
-    /// As `Look::search`.
+    /// As `FirstPass::search`.
     ///
     /// # Safety
     /// The processor has AMX and AVX-512 F, and `centres` are those of `begin`.
     #[inline(always)]
-    pub(super) unsafe fn search(&mut self, centres: &TileCentres, now: &[usize], next: &[usize]) -> &Glance {
-        let Split { steps, .. } = self.split;
+    pub(super) unsafe fn search(&mut self, centres: &TileCentres, now: &[usize], next: &[usize]) -> &CoarseSearch {
+        let FeatureSplit { steps, .. } = self.split;
         // SAFETY: the caller's promise; tiles, panel and lists are laid out for each other by construction.
         unsafe {
             self.fill(now);
@@ -267,7 +267,7 @@ impl TileLook {
             // A tile takes turns with the search of the one before: nothing in one waits for the other.
             let share = centres.width.div_ceil(2 * steps);
             for tile in 0..centres.tiles {
-                let mut found = Found { glance: &mut self.glance, centres, tile, products: older };
+                let mut found = TileSearch { glance: &mut self.glance, centres, tile, products: older };
                 configured.clear();
                 for step in 0..steps {
                     let digits = digits.add((tile * steps + step) * 2 * TILE);
@@ -288,7 +288,7 @@ impl TileLook {
                 }
                 std::mem::swap(&mut newer, &mut older);
             }
-            let mut found = Found { glance: &mut self.glance, centres, tile: centres.tiles, products: older };
+            let mut found = TileSearch { glance: &mut self.glance, centres, tile: centres.tiles, products: older };
             found.reduce(0, centres.width);
             self.configured = Some(configured);
         }
@@ -306,7 +306,7 @@ impl TileLook {
         for (lane, pointer) in pointers.iter_mut().enumerate() {
             let row = rows[lane.min(rows.len() - 1)];
             *pointer = self.digits.as_slice()[row * 2 * self.stride..][..2 * self.stride].as_ptr().cast();
-            let Rounded { squared, scale, lost, low } = self.rounded[row];
+            let DigitVector { squared, scale, lost, low } = self.rounded[row];
             self.glance.scale[lane] = scale;
             self.glance.inverse[lane] = 1.0 / scale;
             self.glance.norms[lane] = f64::from(squared);
@@ -316,7 +316,7 @@ impl TileLook {
         // SAFETY: each pointer begins `2 stride` digits, read 16 at a time up to there; the panel has a place for each
         // chunk. A transposition moves 32 bits whatever they mean, and needs no alignment.
         unsafe {
-            let s = <f32 as Element>::Avx512::assume_present();
+            let s = <f32 as FloatElement>::Avx512::assume_present();
             let out = self.panel.as_mut_slice().as_mut_ptr();
             for digit in 0..2 {
                 for chunk in 0..self.stride / CHUNK {
@@ -337,14 +337,14 @@ impl TileLook {
 }
 
 /// The products of the tile before `tile`, of which there is none for the first, and what is found in them.
-struct Found<'a> {
-    glance: &'a mut Glance,
+struct TileSearch<'a> {
+    glance: &'a mut CoarseSearch,
     centres: &'a TileCentres,
     tile: usize,
-    products: &'a Products,
+    products: &'a TileProducts,
 }
 
-impl Found<'_> {
+impl TileSearch<'_> {
     /// Searches `count` centres of the tile from `start` on, or what there is of them.
     ///
     /// # Safety
@@ -352,7 +352,7 @@ impl Found<'_> {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn reduce(&mut self, start: usize, count: usize) {
-        let Found { glance, centres, tile, products } = self;
+        let TileSearch { glance, centres, tile, products } = self;
         let end = (start + count).min(centres.width);
         if *tile == 0 || start >= end {
             return;
@@ -360,7 +360,7 @@ impl Found<'_> {
         let first = (*tile - 1) * centres.width;
         // SAFETY: every list of the glance has `POINTS` elements, and those of the centres have whole tiles.
         unsafe {
-            let s = <f32 as Element>::Avx512::assume_present();
+            let s = <f32 as FloatElement>::Avx512::assume_present();
             for w in 0..2 {
                 let at = SIDE * w;
                 let inverse = _mm512_loadu_ps(glance.inverse.as_ptr().add(at));
