@@ -299,7 +299,7 @@ class DataSet(DataSetWriters):
     # Functions of the program. They run on every worker, which must be able to call them at any time.
 
     def map_batches(self, function: Callable[[Any], Any], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
-        """What a function makes of batches of rows.
+        """Apply a function to batches of rows.
 
         Parameters
         ----------
@@ -320,7 +320,7 @@ class DataSet(DataSetWriters):
         return _map.map_batches(self, function, schema, retries)
 
     def map(self, function: Callable[[Row], Row], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
-        """What a function makes of each row: a dict of a dict. `retries` as for `map_batches`.
+        """Apply a function to each row; it takes a dict and returns a dict. `retries` as for `map_batches`.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"x": [1, 2]}).map(lambda row: {"y": row["x"] ** 2}).sort("y").to_dict()
@@ -439,7 +439,7 @@ class DataSet(DataSetWriters):
             table has them too, keys as well. Of two streams it bounds the time from one to the other.
         ttl : str, number of seconds or timedelta, optional
             Of two streams whose rows tell time: for how long rows are remembered. Partners are less than that apart, by the times of rows,
-            so no row is kept for ever; one without a time (null) finds no partner.
+            so no row is kept forever; one without a time (null) finds no partner.
 
         Returns
         -------
@@ -680,7 +680,7 @@ class DataSet(DataSetWriters):
         return run(function, self.collect_local())
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         rows: int = _workers.collect(self._native.counted()).to_dict()["rows"][0]
         return rows
 

@@ -51,11 +51,11 @@ class GroupBy:
             ) from None
 
     def count(self) -> DataSet:
-        """How many rows each group has, as ``count``."""
+        """Count the rows of each group, as ``count``."""
         return self.agg(count())
 
     def sum(self, *names: str | Iterable[str]) -> DataSet:
-        """The sums of these columns in each group; by default of all columns of numbers and durations that are no keys.
+        """Return the sums of these columns in each group; by default, of all numeric and duration columns that are not keys.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]}).group_by("k").sum().sort("k").to_dict()
@@ -64,15 +64,15 @@ class GroupBy:
         return self._of_each("sum", names, (*_NUMBERS, "Duration"))
 
     def mean(self, *names: str | Iterable[str]) -> DataSet:
-        """The means of these columns in each group; by default of all columns of numbers that are no keys."""
+        """Return the means of these columns in each group; by default, of all numeric columns that are not keys."""
         return self._of_each("mean", names, _NUMBERS)
 
     def min(self, *names: str | Iterable[str]) -> DataSet:
-        """The smallest values of these columns in each group; by default of all that have an order and are no keys."""
+        """Return the minimums of these columns in each group; by default, of all ordered columns that are not keys."""
         return self._of_each("min", names, _IN_ORDER)
 
     def max(self, *names: str | Iterable[str]) -> DataSet:
-        """The largest values of these columns in each group; by default of all that have an order and are no keys."""
+        """Return the maximums of these columns in each group; by default, of all ordered columns that are not keys."""
         return self._of_each("max", names, _IN_ORDER)
 
     def _of_each(self, which: str, names: tuple[str | Iterable[str], ...], kinds: tuple[str, ...]) -> DataSet:

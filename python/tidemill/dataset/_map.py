@@ -216,7 +216,7 @@ class KeyedRows:
     def apply(
         self, function: Callable[[Row, Table], Any], schema: Schema | None = None, *, retries: int = 0
     ) -> DataSet:
-        """What ``function(key, table)`` makes of all rows of each key.
+        """Apply ``function(key, table)`` to all rows of each key.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class KeyedRows:
         maps: Mapping[str, tuple[str, ItemType]] | None = None,
         aggregates: Mapping[str, ItemType] | None = None,
     ) -> DataSet:
-        """What ``function(key, rows, context)`` makes of a stream's rows of each key, with a state of its own and timers.
+        """Apply ``function(key, rows, context)`` to a stream's rows of each key, with per-key state and timers.
 
         It is called with the key, a dict of the key columns, and a list of rows (dicts) that have come, in their order; and with
         no rows when a timer or an alarm goes off. What it keeps is part of checkpoints.

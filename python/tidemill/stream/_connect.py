@@ -299,7 +299,7 @@ def from_kafka(
 ) -> DataSet:
     """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
 
-    A topic that was deleted and made anew while no job ran is an error.
+    It is an error if the topic was deleted and recreated while the job was down.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ def from_redis(
     time, max_out_of_orderness, idle_after
         As for `from_table`.
     start : {"earliest", "latest"}, default="earliest"
-        Where a job begins that goes on from no checkpoint.
+        Where a job starts reading if it does not resume from a checkpoint.
     stop_at_end : bool, default=False
         End when every stream has been read as far as there is anything.
     on_error, quarantine
