@@ -88,9 +88,7 @@ def test_no_shared_memory_of_one_worker_is_said_once(tmp_path: Path) -> None:
         "[2] ['None', 'shm', 'tcp'] False",
     ]
     [line] = said
-    assert (
-        "slower than possible: from rank(s) 1 to rank(s) 0, 2: no shared memory on this host: cannot create" in line
-    )
+    assert "slower than possible: from rank(s) 1 to rank(s) 0, 2: no shared memory on this host: cannot create" in line
     assert "not permitted" in line
 
 

@@ -370,7 +370,8 @@ def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Hosts) 
     (error,) = told
     here, there = hosts.names
     assert (
-        f"files {apart}: {here} does not see {apart}/1.json, which {there} has; all hosts must see a stream's files" in error
+        f"files {apart}: {here} does not see {apart}/1.json, which {there} has; all hosts must see a stream's files"
+        in error
     )
     shared.mkdir()
     for name, line in lines.items():

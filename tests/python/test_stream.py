@@ -440,9 +440,7 @@ def test_sinks_that_are_given_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         (tmp_path / "file").open() as file,
-        pytest.raises(
-            tm.DataSetError, match=r"the sink Sink cannot be copied for each thread: .*; let it open files"
-        ),
+        pytest.raises(tm.DataSetError, match=r"the sink Sink cannot be copied for each thread: .*; let it open files"),
     ):
         stream.write_stream(Sink(file))
     with pytest.raises(tm.DataSetError, match="file: it is a file, but must be a folder"):

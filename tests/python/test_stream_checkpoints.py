@@ -356,9 +356,7 @@ def test_a_window_more_after_the_end(tmp_path: Path) -> None:
     numbers = tm.stream.from_generator(rows=5).select("number")
     numbers.write_stream(lambda rows: None, checkpoint=tmp_path)
     counts = numbers.group_by("number", tm.stream.window(tm.stream.count_window(1))).agg(n=tm.count())
-    with pytest.raises(
-        tm.DataSetError, match=r'has finished and had no task "window \d"; start fresh in another'
-    ):
+    with pytest.raises(tm.DataSetError, match=r'has finished and had no task "window \d"; start fresh in another'):
         counts.write_stream(lambda rows: None, checkpoint=tmp_path)
 
 

@@ -132,9 +132,7 @@ counts.write_stream(tm.stream.to_files({str(tmp_path / "out")!r}), checkpoint={s
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        tm.DataSetError, match="generator: `rows` is integer `-1`, but must be a non-negative integer"
-    ):
+    with pytest.raises(tm.DataSetError, match="generator: `rows` is integer `-1`, but must be a non-negative integer"):
         tm.stream.from_generator(rows=-1)
     with pytest.raises(tm.DataSetError, match="`keys` must be at least 1"):
         tm.stream.from_generator(keys=0)

@@ -176,7 +176,10 @@ def test_late_rows_in_sql() -> None:
         ("late(at, '1 hour')", "late takes a window of time and a length of time"),
         ("early(counting(5), '1 second')", "early takes a window of time and a length of time"),
         ("early(tumble(at, '1 hour'), '1 microsecond')", "every millisecond or less often"),
-        ("late(tumble(at, '1 hour'))", "late takes a window and one length of time|a window's length must be a constant"),
+        (
+            "late(tumble(at, '1 hour'))",
+            "late takes a window and one length of time|a window's length must be a constant",
+        ),
         ("early(tumble(at, '1 hour'), 0)", "early results come with every row, or every so many rows"),
         ("early(early(tumble(at, '1 hour'), 5), '1 second')", "by the clock, by event time or by rows: one"),
         ("early_time(tumble(at, '1 hour'), 5)", "a length of time must be an interval such as '10 seconds', not 5"),

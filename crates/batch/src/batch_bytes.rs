@@ -27,7 +27,8 @@ mod tests {
 
     use super::batch_bytes;
 
-    /// Credit and the size of blocks go by this: a text must weigh about the same in each of its layouts, whole or sliced.
+    /// Credit and the size of blocks go by this: a text must weigh about the same in each of its layouts, whole or
+    /// sliced.
     #[test]
     fn texts_weigh_what_they_hold() {
         let texts = || (0..1000).map(|i| format!("{i:100}"));

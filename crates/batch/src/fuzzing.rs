@@ -1,5 +1,5 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: frames. A decoder must not panic, not read beyond a
-//! message, and not take for whole what was damaged.
+//! What fuzz targets and property tests feed with bytes from nowhere: frames. A decoder must not panic, not read beyond
+//! a message, and not take for whole what was damaged.
 
 use arrow::buffer::Buffer;
 

@@ -1,5 +1,5 @@
-//! Hashes of keys, the same on every worker, machine and release: where a row goes, and what lies in a checkpoint, hang on
-//! them. One pass per column over a vector of hashes; what is equal as a key hashes equally:
+//! Hashes of keys, the same on every worker, machine and release: where a row goes, and what lies in a checkpoint, hang
+//! on them. One pass per column over a vector of hashes; what is equal as a key hashes equally:
 //!
 //! - nulls equal nulls; all NaNs equal each other; -0.0 equals 0.0;
 //! - a dictionary's rows hash like their values, and a run's like its value, so encodings do not matter;

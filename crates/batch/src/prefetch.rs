@@ -1,4 +1,5 @@
-//! Software prefetching: memory is asked for some rows before their turn, so that many cache misses are under way at once.
+//! Software prefetching: memory is asked for some rows before their turn, so that many cache misses are under way at
+//! once.
 
 /// Asks for the cache line at an address, which may be any.
 #[inline(always)]

@@ -1,7 +1,8 @@
-//! Loops over numbers, compiled for the vectors of the processor that runs them: what every processor of x86-64 has is half as wide as most have,
-//! and compares no numbers of 64 bits.
+//! Loops over numbers, compiled for the vectors of the processor that runs them: what every processor of x86-64 has is
+//! half as wide as most have, and compares no numbers of 64 bits.
 
-/// Calls a function that is compiled for the widest vectors that this processor has. It has to be short enough to be inlined.
+/// Calls a function that is compiled for the widest vectors that this processor has. It has to be short enough to be
+/// inlined.
 #[inline]
 pub(crate) fn widest<A, R>(function: impl Fn(A) -> R, argument: A) -> R {
     #[cfg(target_arch = "x86_64")]

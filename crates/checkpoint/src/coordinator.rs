@@ -1,17 +1,17 @@
-//! The coordinator: when a barrier goes out, and when its checkpoint is whole. It has no clock, no store and no wire: a thin
-//! driver on worker 0 feeds it events and carries out its actions, and so does a simulation.
+//! The coordinator: when a barrier goes out, and when its checkpoint is whole. It has no clock, no store and no wire: a
+//! thin driver on worker 0 feeds it events and carries out its actions, and so does a simulation.
 //!
 //! One checkpoint is under way at a time. It is there as soon as its manifest is; everybody is told only then. One that
-//! takes too long, or that a copy cannot save, is given up with a warning, and the next one begins: what copies have saved
-//! meanwhile stays part of their state, as their changes build on it. The one that stops the job is its last: sources have
-//! ended at it, so if it cannot be made the run fails, and another goes on from the checkpoint before.
+//! takes too long, or that a copy cannot save, is given up with a warning, and the next one begins: what copies have
+//! saved meanwhile stays part of their state, as their changes build on it. The one that stops the job is its last:
+//! sources have ended at it, so if it cannot be made the run fails, and another goes on from the checkpoint before.
 //!
-//! A barrier that has not come through within a time is in a hurry from then on: it overtakes rows. Not one that stops the
-//! job, or moves buckets: behind it nothing is to be in flight.
+//! A barrier that has not come through within a time is in a hurry from then on: it overtakes rows. Not one that stops
+//! the job, or moves buckets: behind it nothing is to be in flight.
 //!
-//! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits until
-//! all copies have said that they have. So what the old owner saved of a bucket is known before what the new one saves.
-//! When that takes longer than a checkpoint may, there is a warning, as there are no checkpoints meanwhile.
+//! A barrier that moves buckets is never given up: some copies would have moved them, others not. The next one waits
+//! until all copies have said that they have. So what the old owner saved of a bucket is known before what the new one
+//! saves. When that takes longer than a checkpoint may, there is a warning, as there are no checkpoints meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -179,7 +179,8 @@ pub struct Coordinator {
     epoch: u64,
     begun: Now,
     pending: Option<Pending>,
-    /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next epoch.
+    /// Who has saved its state at the pending barrier and has ended since, with what it kept: that is of the next
+    /// epoch.
     ended_behind: Vec<((u32, u32), Parts)>,
     storing: Option<(u64, bool)>,
     moving: Option<Moving>,
@@ -277,7 +278,8 @@ impl Coordinator {
                 return;
             }
             Said::Full { behind } => {
-                // The copy may have passed the barrier under way already, and what it saves for it may still be being written.
+                // The copy may have passed the barrier under way already, and what it saves for it may still be being
+                // written.
                 let coming = self.pending.as_ref().is_some_and(|pending| pending.barrier.epoch > behind);
                 let asked = self.requests.iter().any(|(_, control)| *control == Control::Checkpoint);
                 if !coming && !asked {

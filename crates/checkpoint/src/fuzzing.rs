@@ -1,11 +1,11 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: what checkpoints consist of. A decoder must not panic,
-//! not read beyond a message, and not take for whole what was damaged.
+//! What fuzz targets and property tests feed with bytes from nowhere: what checkpoints consist of. A decoder must not
+//! panic, not read beyond a message, and not take for whole what was damaged.
 
 use crate::manifest::{Manifest, Report};
 use crate::marks::Barrier;
 
-/// Decodes a manifest, a report and a barrier. Panics when what was decoded is not what it encodes to. Returns how many of
-/// the three it was.
+/// Decodes a manifest, a report and a barrier. Panics when what was decoded is not what it encodes to. Returns how many
+/// of the three it was.
 pub fn checkpoints(bytes: &[u8]) -> usize {
     let manifest = Manifest::decode(bytes).ok();
     if let Some(manifest) = &manifest {

@@ -125,8 +125,8 @@ impl Manifest {
         self.entries().fold(0, |sum, entry| sum.saturating_add(entry.len))
     }
 
-    /// The map by which a task goes on that begins with `own`: as it was when the checkpoint was made, if the task has as many
-    /// copies and buckets as then.
+    /// The map by which a task goes on that begins with `own`: as it was when the checkpoint was made, if the task has
+    /// as many copies and buckets as then.
     pub fn route(&self, task: &str, copies: u32, own: &Arc<RouteMap>) -> Arc<RouteMap> {
         let then = self.tasks.get(task).filter(|state| state.copies == copies).and_then(|state| state.route.as_ref());
         then.filter(|then| then.fits(own.buckets(), copies).is_ok())

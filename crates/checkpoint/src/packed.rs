@@ -1,5 +1,6 @@
-//! Whole numbers, and what is stored as such, in as few bytes as what is between their least and their greatest. Keys, counts and
-//! times are most of what snapshots have: general compression makes them hardly smaller, and takes many times as long.
+//! Whole numbers, and what is stored as such, in as few bytes as what is between their least and their greatest. Keys,
+//! counts and times are most of what snapshots have: general compression makes them hardly smaller, and takes many
+//! times as long.
 //!
 //! ```text
 //! u8      bytes of each value: 1, 2, 4 or 8; and NULLS, if there are any

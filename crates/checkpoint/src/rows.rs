@@ -81,8 +81,8 @@ pub fn decode(schema: &SchemaRef, bytes: &Bytes) -> Result<RecordBatch, ArrowErr
     RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)
 }
 
-/// What [`encode_plain`] made of rows with this schema, where it lies: only columns that do not lie as their type wants it are
-/// copied.
+/// What [`encode_plain`] made of rows with this schema, where it lies: only columns that do not lie as their type wants
+/// it are copied.
 ///
 /// # Errors
 /// When the bytes make no sense.

@@ -1,5 +1,5 @@
-//! What a task's state consists of: named, and versioned. It is in every checkpoint, so that a changed program goes on where it
-//! can, and is told why where it cannot: a field that may be null can be added, and nothing else may change.
+//! What a task's state consists of: named, and versioned. It is in every checkpoint, so that a changed program goes on
+//! where it can, and is told why where it cannot: a field that may be null can be added, and nothing else may change.
 
 use std::collections::BTreeSet;
 
@@ -122,7 +122,8 @@ mod tests {
         StateSchema::new("windows of 10 s", fields.to_vec())
     }
 
-    /// A change that went through would decode states as what they are not; one refused needlessly would cost people their state.
+    /// A change that went through would decode states as what they are not; one refused needlessly would cost people
+    /// their state.
     #[test]
     fn only_nullable_fields_are_added() {
         let (key, sum, n) =

@@ -12,27 +12,28 @@ pub struct CheckpointSettings {
     pub store: CheckpointStore,
     /// From the beginning of one to the beginning of the next; zero makes none but the last, when sources end.
     pub interval: Duration,
-    /// A barrier that takes longer to come through overtakes the rows that hold it up, which become part of the checkpoint;
-    /// `None`: it waits.
+    /// A barrier that takes longer to come through overtakes the rows that hold it up, which become part of the
+    /// checkpoint; `None`: it waits.
     pub unaligned_after: Option<Duration>,
     /// A checkpoint that takes longer is given up, and the next one begins.
     pub timeout: Duration,
     /// How many are kept.
     pub keep: usize,
-    /// At most once: checkpoints say where sources stand and nothing else, and a row leaves its source when one is durable that has
-    /// its place. What is on its way or kept when the job fails is lost, and nothing comes again. There is an interval then.
+    /// At most once: checkpoints say where sources stand and nothing else, and a row leaves its source when one is
+    /// durable that has its place. What is on its way or kept when the job fails is lost, and nothing comes again.
+    /// There is an interval then.
     pub at_most_once: bool,
-    /// Whether the job may go on from the checkpoint before one that is damaged. Sinks may have committed rows since, which come
-    /// again then.
+    /// Whether the job may go on from the checkpoint before one that is damaged. Sinks may have committed rows since,
+    /// which come again then.
     pub may_repeat: bool,
-    /// Tasks that the job has no longer, and whose state in a checkpoint before is not wanted: without these it does not begin. Those whose
-    /// names go on behind such a name and a comma go with it.
+    /// Tasks that the job has no longer, and whose state in a checkpoint before is not wanted: without these it does
+    /// not begin. Those whose names go on behind such a name and a comma go with it.
     pub forget: Vec<String>,
 }
 
 impl CheckpointSettings {
-    /// In `store`, every ten seconds, unaligned after ten more, given up after ten minutes; the last three are kept, and one that is
-    /// damaged is left out for the one before.
+    /// In `store`, every ten seconds, unaligned after ten more, given up after ten minutes; the last three are kept,
+    /// and one that is damaged is left out for the one before.
     pub fn new(store: CheckpointStore) -> Self {
         let unaligned_after = Some(Duration::from_secs(10));
         let timeout = Duration::from_secs(600);

@@ -1,8 +1,8 @@
 //! What a copy saves when a barrier passes it, and what it begins with when its job goes on.
 //!
-//! What a copy keeps is either by bucket (of keys), which moves to whoever owns the bucket when a job goes on with another
-//! number of workers, or by split (of a source or sink), which are dealt anew. A bucket may be saved in parts: a whole, and
-//! what has changed since.
+//! What a copy keeps is either by bucket (of keys), which moves to whoever owns the bucket when a job goes on with
+//! another number of workers, or by split (of a source or sink), which are dealt anew. A bucket may be saved in parts:
+//! a whole, and what has changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,9 +1,9 @@
 //! Messages through a task graph, and how long they take: the Rust twin of `bench/harness/exchange_worker.py`.
 //!
-//! `tidemill run -n 2 target/release/examples/exchange OPERATION BYTES MESSAGES`, or any other launcher; by itself it is a job
-//! of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message is BYTES long, whole numbers of 8
-//! bytes; every source sends so many MESSAGES. What each operation does, and what is printed, is told in
-//! `bench/peers/exchange_mpi.cc`, the same by hand.
+//! `tidemill run -n 2 target/release/examples/exchange OPERATION BYTES MESSAGES`, or any other launcher; by itself it
+//! is a job of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message is BYTES long,
+//! whole numbers of 8 bytes; every source sends so many MESSAGES. What each operation does, and what is printed, is
+//! told in `bench/peers/exchange_mpi.cc`, the same by hand.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -54,7 +54,8 @@ impl Messages {
         let source = i64::from(context.copy());
         let mut message = vec![0; self.words as usize];
         for number in 0..self.count {
-            // A small message would take longer to be made a batch than to be sent; of a large one the batch saves a copy.
+            // A small message would take longer to be made a batch than to be sent; of a large one the batch saves a
+            // copy.
             if self.words > SMALL_WORDS_MAX {
                 output.send(self.batch((0..self.words).map(|at| source + number + at))?).await?;
                 continue;
@@ -103,8 +104,8 @@ fn now_ns() -> Result<i64, TaskError> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as i64)
 }
 
-/// Sources and targets are one copy on each worker; of `gather` and `reduce` the target is one, of `broadcast` the source.
-/// Returns, on worker 0, what the targets have found.
+/// Sources and targets are one copy on each worker; of `gather` and `reduce` the target is one, of `broadcast` the
+/// source. Returns, on worker 0, what the targets have found.
 fn run(runner: &Runner, operation: Operation, messages: &Messages, single: bool) -> Result<Vec<i64>, TaskError> {
     let schema = SchemaRef::clone(&messages.schema);
     let (sent, received) = (messages.clone(), messages.clone());

@@ -1,8 +1,8 @@
 //! How fast batches move between the workers of a job: messages, bytes and rows per second of a few exchanges.
 //!
-//! Under a launcher (`tidemill run -n 2 target/release/examples/exchanges`, `mpirun -n 2 ...`) the workers are processes; by
-//! itself they are two threads. An argument scales the amounts, 0.01 for a quick look. A second one is each worker's memory
-//! budget in MiB, a third one a part of the name of the only cases to run.
+//! Under a launcher (`tidemill run -n 2 target/release/examples/exchanges`, `mpirun -n 2 ...`) the workers are
+//! processes; by itself they are two threads. An argument scales the amounts, 0.01 for a quick look. A second one is
+//! each worker's memory budget in MiB, a third one a part of the name of the only cases to run.
 
 use std::sync::Arc;
 

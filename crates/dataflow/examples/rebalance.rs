@@ -1,8 +1,9 @@
 //! How long a stream hesitates when state moves between its workers.
 //!
-//! `target/release/examples/rebalance [WORKERS] [MEGABYTES] [TIMES]`: workers are threads of one process that send each other
-//! frames. Each sends some rows every millisecond, dealt by key to an operator that keeps so many MEGABYTES in all, which move
-//! TIMES times, all of them, each to the next copy. A row's latency is from its making to a sink behind the operator.
+//! `target/release/examples/rebalance [WORKERS] [MEGABYTES] [TIMES]`: workers are threads of one process that send each
+//! other frames. Each sends some rows every millisecond, dealt by key to an operator that keeps so many MEGABYTES in
+//! all, which move TIMES times, all of them, each to the next copy. A row's latency is from its making to a sink behind
+//! the operator.
 
 use std::collections::BTreeMap;
 use std::future::{Future, ready};

@@ -1,8 +1,9 @@
-//! Small records through a task graph, in batches of many rows as queries have them: the Rust twin of `bench/harness/records_worker.py`.
+//! Small records through a task graph, in batches of many rows as queries have them: the Rust twin of
+//! `bench/harness/records_worker.py`.
 //!
-//! `tidemill run -n 2 target/release/examples/records OPERATION RECORDS`, or any other launcher; by itself it is a job of one worker.
-//! Operations are `partition`, `reduce` and `broadcast`; every source sends so many RECORDS. What they are, what each operation does,
-//! and what is printed, is told in `bench/peers/records_mpi.cc`, the same by hand.
+//! `tidemill run -n 2 target/release/examples/records OPERATION RECORDS`, or any other launcher; by itself it is a job
+//! of one worker. Operations are `partition`, `reduce` and `broadcast`; every source sends so many RECORDS. What they
+//! are, what each operation does, and what is printed, is told in `bench/peers/records_mpi.cc`, the same by hand.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -73,8 +74,8 @@ async fn receive(found: SchemaRef, notes_keys: bool, mut input: Input, mut outpu
     output.send(RecordBatch::try_new(found, columns.into())?).await
 }
 
-/// Sources and targets are one copy on each worker; of `reduce` the target is one, of `broadcast` the source. Returns, on worker 0, what the
-/// targets have found, added up.
+/// Sources and targets are one copy on each worker; of `reduce` the target is one, of `broadcast` the source. Returns,
+/// on worker 0, what the targets have found, added up.
 fn run(runner: &Runner, operation: Operation, records: i64) -> Result<[i64; 2], TaskError> {
     let names: Vec<String> = (0..WORDS).map(|word| format!("w{word}")).collect();
     let (schema, found) = (int64s(&names), int64s(&["sum".into(), "known".into()]));

@@ -1,7 +1,8 @@
 //! Timers by key, in Rust: which machines have not been heard of for ten seconds, and how many messages they had sent.
 //!
-//! `cargo run --release -p tidemill-dataflow --example timers`: two workers, which are threads of one process here. A job of processes has a
-//! communicator that it has joined in place of those of [`run_ranks`]; nothing else is different.
+//! `cargo run --release -p tidemill-dataflow --example timers`: two workers, which are threads of one process here. A
+//! job of processes has a communicator that it has joined in place of those of [`run_ranks`]; nothing else is
+//! different.
 
 use std::future::ready;
 use std::sync::{Arc, Mutex};
@@ -50,13 +51,15 @@ impl Source for Messages {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        // What `TaskContext::restored` has in a job that goes on from a checkpoint. This one makes none, and begins at 0.
+        // What `TaskContext::restored` has in a job that goes on from a checkpoint. This one makes none, and begins at
+        // 0.
         Ok(vec![("all".into(), Bytes::copy_from_slice(&(self.0 as u64).to_le_bytes()))])
     }
 }
 
-/// What is done with the messages of each machine. It keeps nothing itself: what is known of a machine is in the key's state, which is bytes, so that
-/// it can be saved and move to other workers. Here they are two numbers: how many messages, and when the last was sent.
+/// What is done with the messages of each machine. It keeps nothing itself: what is known of a machine is in the key's
+/// state, which is bytes, so that it can be saved and move to other workers. Here they are two numbers: how many
+/// messages, and when the last was sent.
 struct Silent;
 
 fn known(state: &[u8]) -> Option<(i64, i64)> {
@@ -106,7 +109,8 @@ impl KeyLogic for Silent {
 /// A machine, its messages, and the second of the last.
 pub type Found = (String, i64, i64);
 
-/// Collects rows. One that writes elsewhere makes ready in `prepare` what `commit` lets appear, when the checkpoint is durable.
+/// Collects rows. One that writes elsewhere makes ready in `prepare` what `commit` lets appear, when the checkpoint is
+/// durable.
 struct Collect(Arc<Mutex<Vec<Found>>>);
 
 impl Sink for Collect {
@@ -146,7 +150,8 @@ pub fn silent(workers: u32) -> Result<Vec<Found>, DataflowError> {
     graph.connect(silent, sink, Direct);
     let ran = run_ranks(workers, |comm| -> Result<(), DataflowError> {
         let runner = Runner::new(&comm, Settings { threads: 1, ..Settings::default() })?;
-        // With `CheckpointSettings` in place of `None` the job goes on from its last checkpoint, with states and timers.
+        // With `CheckpointSettings` in place of `None` the job goes on from its last checkpoint, with states and
+        // timers.
         runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
     });
     ran.expect("threads can be started").into_iter().collect::<Result<(), _>>()?;

@@ -1,9 +1,10 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: the news of a failure. A decoder must not panic, and not
-//! read beyond a message.
+//! What fuzz targets and property tests feed with bytes from nowhere: the news of a failure. A decoder must not panic,
+//! and not read beyond a message.
 
 use crate::run::Fault;
 
-/// Decodes the news of a failure. Panics when what was decoded is longer than the bytes allow. Returns whether it was one.
+/// Decodes the news of a failure. Panics when what was decoded is longer than the bytes allow. Returns whether it was
+/// one.
 pub fn fault(bytes: &[u8]) -> bool {
     let fault = Fault::decode(bytes);
     if let Some(fault) = &fault {

@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 use tidemill_checkpoint::EventTime;
 
-/// Rows and bytes of each bucket of a keyed edge, as this worker has sent them, and how long its copies have worked on them.
+/// Rows and bytes of each bucket of a keyed edge, as this worker has sent them, and how long its copies have worked on
+/// them.
 #[derive(Debug, Default)]
 pub struct BucketCounts {
     rows: Vec<AtomicU64>,
@@ -125,7 +126,8 @@ pub struct EdgeReport {
     pub bucket_rows: Vec<u64>,
     /// For keyed edges: bytes sent by bucket.
     pub bucket_bytes: Vec<u64>,
-    /// For keyed edges: time by bucket that its copies worked on what they received, what they waited for room further down included.
+    /// For keyed edges: time by bucket that its copies worked on what they received, what they waited for room further
+    /// down included.
     pub bucket_work_ns: Vec<u64>,
 }
 

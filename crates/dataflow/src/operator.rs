@@ -1,5 +1,5 @@
-//! Operators: tasks without a loop of their own. One driver feeds them batches, sends what they emit with back-pressure,
-//! and flushes exchanges when there is nothing to do.
+//! Operators: tasks without a loop of their own. One driver feeds them batches, sends what they emit with
+//! back-pressure, and flushes exchanges when there is nothing to do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,14 +71,14 @@ pub trait Operator: Send {
         let _ = context;
     }
 
-    /// Whether it calls functions of the program for rows, which may take any time: then it gets no more rows at once than take a
-    /// moment, by what calls before have taken, and barriers and time pass between. Asked once.
+    /// Whether it calls functions of the program for rows, which may take any time: then it gets no more rows at once
+    /// than take a moment, by what calls before have taken, and barriers and time pass between. Asked once.
     fn calls_program(&self) -> bool {
         false
     }
 
-    /// Takes a batch of an input port. What it emits should not be many times what it took: return [`Flow::More`] and emit
-    /// the rest in [`Operator::more`], so that a slow receiver bounds memory.
+    /// Takes a batch of an input port. What it emits should not be many times what it took: return [`Flow::More`] and
+    /// emit the rest in [`Operator::more`], so that a slow receiver bounds memory.
     ///
     /// # Errors
     /// Fails the task.
@@ -93,8 +93,8 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
-    /// Every row with an earlier event time has come, on all ports. Told only to [streaming](crate::TaskSpec::streaming)
-    /// tasks; what is emitted goes out before the time does.
+    /// Every row with an earlier event time has come, on all ports. Told only to
+    /// [streaming](crate::TaskSpec::streaming) tasks; what is emitted goes out before the time does.
     ///
     /// # Errors
     /// Fails the task.
@@ -103,8 +103,8 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
-    /// Nothing comes for now, and the time of other copies goes on without this one's: what they are to count comes before that is
-    /// told.
+    /// Nothing comes for now, and the time of other copies goes on without this one's: what they are to count comes
+    /// before that is told.
     ///
     /// # Errors
     /// Fails the task.
@@ -136,8 +136,9 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
-    /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole, also those that have become empty: what
-    /// was saved before cannot be built on. It begins with [`TaskContext::restored`](crate::TaskContext::restored) when the job goes on from there.
+    /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole, also those that have become
+    /// empty: what was saved before cannot be built on. It begins with
+    /// [`TaskContext::restored`](crate::TaskContext::restored) when the job goes on from there.
     ///
     /// # Errors
     /// Fails the task.
@@ -155,9 +156,9 @@ pub trait Operator: Send {
         false
     }
 
-    /// Lets go of these buckets, which another copy owns from now on, and returns what that one's `acquire` needs: of each any
-    /// number of parts, in order. They may be made as they are sent, while the other one takes the first ones. A snapshot was
-    /// taken just before.
+    /// Lets go of these buckets, which another copy owns from now on, and returns what that one's `acquire` needs: of
+    /// each any number of parts, in order. They may be made as they are sent, while the other one takes the first ones.
+    /// A snapshot was taken just before.
     ///
     /// # Errors
     /// Fails the task.
@@ -166,8 +167,8 @@ pub trait Operator: Send {
         Ok(Vec::new().into())
     }
 
-    /// Takes over parts of buckets that another copy has released. Rows of their keys come when all parts have. The next
-    /// snapshot is asked for as a whole.
+    /// Takes over parts of buckets that another copy has released. Rows of their keys come when all parts have. The
+    /// next snapshot is asked for as a whole.
     ///
     /// # Errors
     /// Fails the task.
@@ -198,8 +199,8 @@ pub trait Operator: Send {
         Ok(Flow::Done)
     }
 
-    /// Whether batches of this port are wanted now. Those of others wait at their senders: a join takes one side first. At
-    /// least one port that has not ended must be wanted.
+    /// Whether batches of this port are wanted now. Those of others wait at their senders: a join takes one side first.
+    /// At least one port that has not ended must be wanted.
     fn wants(&self, input: usize) -> bool {
         let _ = input;
         true
@@ -291,8 +292,8 @@ pub(crate) async fn drive(
                 }
                 outputs.mark(&mark).await?;
                 if matches!(&mark, Mark::Barrier(barrier) if barrier.control == Control::Stop) {
-                    // It goes on from there another time. The ends that follow are not the streams', nor is the time that they
-                    // set free: what came of it now would come again.
+                    // It goes on from there another time. The ends that follow are not the streams', nor is the time
+                    // that they set free: what came of it now would come again.
                     return Ok(());
                 }
                 if let (Mark::Barrier(barrier), Some(handover), Some(states)) = (&mark, &mut handover, context.states())

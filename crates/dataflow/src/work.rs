@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// What one call of a function of the program should take, about: batches are cut to that, so that marks pass between calls.
+/// What one call of a function of the program should take, about: batches are cut to that, so that marks pass between
+/// calls.
 pub(crate) const CALL: Duration = Duration::from_millis(75);
 /// What may be queued in front of a step whose rows take long, in time.
 pub(crate) const QUEUE: Duration = Duration::from_secs(1);
@@ -117,9 +118,10 @@ impl Works {
     }
 }
 
-/// How many rows a function of the program gets at a time, by what calls before have taken: as many as take [`CALL`]. What a call takes
-/// however few its rows are, such as a request to a server, would be paid more often with fewer rows: it is told apart by calls of
-/// different length, which are made if they do not come by themselves, and is a fifth of a call at most.
+/// How many rows a function of the program gets at a time, by what calls before have taken: as many as take [`CALL`].
+/// What a call takes however few its rows are, such as a request to a server, would be paid more often with fewer rows:
+/// it is told apart by calls of different length, which are made if they do not come by themselves, and is a fifth of a
+/// call at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
     rows: usize,
@@ -159,7 +161,8 @@ impl Pace {
             && differ(rows, before)
         {
             self.alike = Some(0);
-            // The line through both; a row takes no less than nothing, and no more than a call did by its number of rows.
+            // The line through both; a row takes no less than nothing, and no more than a call did by its number of
+            // rows.
             let (few, many) = match rows < before {
                 true => ((rows, took_ns), (before, before_ns)),
                 false => ((before, before_ns), (rows, took_ns)),
@@ -177,7 +180,8 @@ impl Pace {
         // Down at once, for the next call would be as long; up in steps, for one fast call may be an exception.
         let fits = usize::try_from(call_ns / each).unwrap_or(usize::MAX);
         self.rows = fits.clamp(1, self.rows.saturating_mul(GROWTH).max(1));
-        // Otherwise a function that starts with a single row, and whose cost is all in the call, would get one row forever.
+        // Otherwise a function that starts with a single row, and whose cost is all in the call, would get one row
+        // forever.
         if !differ(self.rows, rows) && self.alike.is_none_or(|calls| calls >= ALIKE_MAX) {
             self.rows = self.rows.saturating_add(self.rows.div_ceil(2));
         }

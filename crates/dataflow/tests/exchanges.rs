@@ -1,5 +1,5 @@
-//! Exchanges that work on rows as they move them: reductions, gathers by key, sorts, joins, unions; each against a few lines
-//! of the standard library, on any number of workers and copies, in memory and on disk.
+//! Exchanges that work on rows as they move them: reductions, gathers by key, sorts, joins, unions; each against a few
+//! lines of the standard library, on any number of workers and copies, in memory and on disk.
 
 mod common;
 
@@ -272,8 +272,8 @@ proptest! {
     }
 }
 
-/// A source that feeds both sides of a join, directly and through another task: the side that is taken second must not stop
-/// the source, or the first would never end.
+/// A source that feeds both sides of a join, directly and through another task: the side that is taken second must not
+/// stop the source, or the first would never end.
 #[test]
 fn a_join_with_itself_ends() {
     let (data, all) = data(rows_schema(), 3, 40, 1000, 500);
@@ -303,8 +303,8 @@ fn a_join_with_itself_ends() {
     }
 }
 
-/// Two joins of the same two sources, each taking first what the other keeps waiting: neither source may be stopped, or none of
-/// the joins would ever have its first side.
+/// Two joins of the same two sources, each taking first what the other keeps waiting: neither source may be stopped, or
+/// none of the joins would ever have its first side.
 #[test]
 fn joins_in_opposite_roles_end() {
     let right_schema = schema(&[("rk", DataType::Int64), ("rn", DataType::Int64), ("rx", DataType::Float64)]);
@@ -456,7 +456,8 @@ fn a_key_leaves_a_worker_once() {
     }
 }
 
-/// Numbers that are sent without a batch are reduced as if they were in one, whatever their type, and batches between them are not forgotten.
+/// Numbers that are sent without a batch are reduced as if they were in one, whatever their type, and batches between
+/// them are not forgotten.
 #[test]
 fn numbers_without_a_batch_are_reduced() {
     fn reduced<T: ArrowPrimitiveType>(of: fn(i64) -> T::Native) -> (T::Native, u64) {

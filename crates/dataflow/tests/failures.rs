@@ -1,5 +1,5 @@
-//! What goes wrong is the same error on every worker, names where it began, hangs nobody and leaves the runner fit for the
-//! next run; a slow consumer stops its producers.
+//! What goes wrong is the same error on every worker, names where it began, hangs nobody and leaves the runner fit for
+//! the next run; a slow consumer stops its producers.
 
 mod common;
 
@@ -50,7 +50,8 @@ fn failing(how: fn(u32) -> Result<(), TaskError>) -> TaskSpec {
     .input("in")
 }
 
-/// A function that is called again is given the same batch; of calls that failed nothing is seen, and the last error is the run's.
+/// A function that is called again is given the same batch; of calls that failed nothing is seen, and the last error is
+/// the run's.
 #[test]
 fn a_function_that_fails_is_called_again_with_the_same_batch() {
     let outcomes = run_ranks(2, |comm| {
@@ -128,8 +129,8 @@ fn a_failing_task_fails_the_run_everywhere() {
     }
 }
 
-/// A function on a thread of its own may not notice that its run was given up. What it sends later is nobody's, and met the next run,
-/// which failed of it.
+/// A function on a thread of its own may not notice that its run was given up. What it sends later is nobody's, and met
+/// the next run, which failed of it.
 #[test]
 fn what_is_sent_after_a_run_was_given_up_is_nobodys() {
     let (handed, all) = (Arc::new(Mutex::new([None, None])), Arc::new(AtomicUsize::new(0)));
@@ -355,7 +356,8 @@ fn a_slow_consumer_bounds_memory() {
                 connect(graph, from, to);
             })
             .unwrap();
-            // 2 x 3.2 MB go through windows of 64 KiB, one for each of the two sources; a block is at most a batch more.
+            // 2 x 3.2 MB go through windows of 64 KiB, one for each of the two sources; a block is at most a batch
+            // more.
             let queued = reports.iter().map(|report| report.edges[0].queue_bytes_max).max().unwrap();
             assert!((1..2 * (64 << 10) + 2 * 20_000).contains(&queued), "{queued} bytes were queued");
         }
@@ -537,8 +539,8 @@ fn copies_have_a_communicator() {
     assert_eq!(sums.concat(), [100_000, 100_000]);
 }
 
-/// What a copy sends to a reduction is reduced where it is, and never waits. A copy that went on for ever would keep its thread from all others, and
-/// nothing could end it.
+/// What a copy sends to a reduction is reduced where it is, and never waits. A copy that went on for ever would keep
+/// its thread from all others, and nothing could end it.
 #[test]
 fn a_reduction_does_not_keep_the_thread() {
     for as_values in [true, false] {

@@ -1,7 +1,7 @@
 //! Model checking: every interleaving of a sender and of who ends its turn, as the memory model allows them.
 //!
-//! The file is compiled here a second time, against `sync` below instead of the crate's own. So this is an ordinary test, without
-//! `--cfg loom` and the rebuild of everything that goes with it.
+//! The file is compiled here a second time, against `sync` below instead of the crate's own. So this is an ordinary
+//! test, without `--cfg loom` and the rebuild of everything that goes with it.
 
 mod sync {
     pub(crate) use loom::cell::{MutPtr, UnsafeCell};
@@ -44,7 +44,8 @@ fn end_turn(shared: &Shared) -> u32 {
     std::mem::take(&mut *shared.lock())
 }
 
-/// A sender in its turn goes to another thread, in the middle of the turn, and comes back or not: each message is sent once.
+/// A sender in its turn goes to another thread, in the middle of the turn, and comes back or not: each message is sent
+/// once.
 #[test]
 fn a_sender_may_leave_its_turn() {
     loom::model(|| {

@@ -90,7 +90,8 @@ fn run(
     kept
 }
 
-/// Sends messages of these sizes: those that `nulls` names as batches that begin with a null, the others as values or as batches.
+/// Sends messages of these sizes: those that `nulls` names as batches that begin with a null, the others as values or
+/// as batches.
 fn messages(copies: u32, sizes: &Arc<Vec<usize>>, nulls: u64, as_values: bool) -> TaskSpec {
     let sizes = Arc::clone(sizes);
     TaskSpec::new("from", move |_, outputs, context| {
@@ -273,7 +274,8 @@ fn route_maps_are_followed_and_counted() {
     assert!(buckets.iter().all(|&rows| (190..310).contains(&rows)), "{buckets:?}");
 }
 
-/// Whoever moves buckets to copies with less to do must know what they cost: rows of one may take far longer than others.
+/// Whoever moves buckets to copies with less to do must know what they cost: rows of one may take far longer than
+/// others.
 #[test]
 fn buckets_are_charged_with_the_time_that_their_rows_take() {
     let schema = schema(&[("k", DataType::Int64)]);
@@ -309,14 +311,15 @@ fn buckets_are_charged_with_the_time_that_their_rows_take() {
     KeyHasher::new(vec![0]).hash(&of_keys(vec![0, 1, 2, 3]), &mut hashes).unwrap();
     let map = RouteMap::even(64, 2);
     let buckets: Vec<usize> = hashes.iter().map(|&hash| map.bucket(hash) as usize).collect();
-    // A millisecond and more for each block, of which one in sixteen stands for those before it, also for some of other keys.
+    // A millisecond and more for each block, of which one in sixteen stands for those before it, also for some of other
+    // keys.
     let slept_ns = slept_ns.load(Ordering::Relaxed);
     assert!(4 * work_ns[buckets[3]] > slept_ns, "of {slept_ns} {work_ns:?}");
     assert!((0..64).all(|bucket| buckets.contains(&bucket) || work_ns[bucket] == 0), "{work_ns:?}");
 }
 
-/// A column that is a slice of a large dictionary, or of many long strings, takes its values along and no more; a dictionary
-/// that stays the same is sent once.
+/// A column that is a slice of a large dictionary, or of many long strings, takes its values along and no more; a
+/// dictionary that stays the same is sent once.
 #[test]
 fn dictionaries_and_views_cross_without_their_ballast() {
     let words: Vec<String> = (0..50_000).map(|i| format!("a rather long word with the number {i}")).collect();

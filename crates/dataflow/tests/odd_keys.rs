@@ -1,5 +1,5 @@
-//! Exchanges that bring rows together by key, over keys of every kind: texts, dictionaries, lists, structs, several columns, and
-//! floats with zeros and NaNs of both signs; in memory and on disk.
+//! Exchanges that bring rows together by key, over keys of every kind: texts, dictionaries, lists, structs, several
+//! columns, and floats with zeros and NaNs of both signs; in memory and on disk.
 
 mod common;
 
@@ -207,7 +207,8 @@ fn join_pairs_equal_keys() {
     }
 }
 
-/// Whatever the keys are, each row comes once, and none before one that is smaller; NaNs of either sign are the largest.
+/// Whatever the keys are, each row comes once, and none before one that is smaller; NaNs of either sign are the
+/// largest.
 #[test]
 fn sorts_are_in_order() {
     for (kind, spill) in cases() {

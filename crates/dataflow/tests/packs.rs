@@ -1,5 +1,5 @@
-//! Small batches that are put together: their rows are the ones that were sent, in order; none waits for a turn that does not
-//! end, and few blocks cross where many batches were sent.
+//! Small batches that are put together: their rows are the ones that were sent, in order; none waits for a turn that
+//! does not end, and few blocks cross where many batches were sent.
 
 mod common;
 
@@ -48,8 +48,8 @@ fn mixed(seed: usize, count: usize) -> RecordBatch {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Rows that changed places, or were left in a pack at the end, show up against what each copy sent: small batches, and
-    /// larger ones that must not overtake them, with credit for few of them.
+    /// Rows that changed places, or were left in a pack at the end, show up against what each copy sent: small batches,
+    /// and larger ones that must not overtake them, with credit for few of them.
     #[test]
     fn rows_keep_their_order(
         workers in 1u32..4, seed in 0usize..1000, sizes in prop::collection::vec(0usize..2000, 1..60), broadcast: bool,
@@ -100,7 +100,8 @@ fn many_small_batches_are_few_blocks() {
 type Answers = UnboundedReceiver<i64>;
 type Body = Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>>;
 
-/// Runs a source on worker 0 that hears what arrives on worker 1: it hangs when anything that it waits for waits for it.
+/// Runs a source on worker 0 that hears what arrives on worker 1: it hangs when anything that it waits for waits for
+/// it.
 fn answered(source: fn(Output, Answers) -> Body) {
     let (sender, answers) = unbounded_channel();
     let answers = Arc::new(Mutex::new(Some(answers)));
@@ -200,7 +201,8 @@ fn what_is_sent_outside_of_turns_leaves_at_once() {
     });
 }
 
-/// A mark, an end, a large batch: none may overtake what was put together, or let it wait. A gather has several senders.
+/// A mark, an end, a large batch: none may overtake what was put together, or let it wait. A gather has several
+/// senders.
 #[test]
 fn what_comes_behind_stays_behind() {
     let data: Data = Arc::new(|copy| {

@@ -343,7 +343,8 @@ fn a_run_without_checkpoints_refuses() {
 const BIN_MS: i64 = 100;
 const BIN_BITS: u32 = 32;
 
-/// Counts the rows of a key in each tenth of a second, and gives the count when that has passed. Its state is these counts.
+/// Counts the rows of a key in each tenth of a second, and gives the count when that has passed. Its state is these
+/// counts.
 struct Bins;
 
 fn counts_of(state: &[u8]) -> BTreeMap<i64, i64> {
@@ -380,8 +381,8 @@ impl KeyLogic for Bins {
     }
 }
 
-/// Timers of keys go off once each, with what their keys had kept, while buckets move all the time, and copies fail and the job goes
-/// on with others.
+/// Timers of keys go off once each, with what their keys had kept, while buckets move all the time, and copies fail and
+/// the job goes on with others.
 #[test]
 fn timers_move_with_their_keys() {
     let rows = 8000;

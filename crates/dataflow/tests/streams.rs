@@ -26,7 +26,8 @@ use tidemill_dataflow::stream::{Control, EventTime};
 use tidemill_dataflow::{Emit, Graph, Operator, Progress, Runner, Settings, TaskError, TaskSpec};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Failures at any moment, followed by a job of another size: what was committed and what is committed later fit together.
+/// Failures at any moment, followed by a job of another size: what was committed and what is committed later fit
+/// together.
 #[test]
 fn every_row_counts_once_across_failures() {
     let mut seed = 7u64;
@@ -65,8 +66,8 @@ fn in_flight_bytes(folder: &std::path::Path) -> u64 {
     in_flight.map(|(_, entry)| entry.len).sum()
 }
 
-/// Barriers overtake rows that wait for a slow task: those are part of the checkpoint, and of the run that goes on from it,
-/// with as many workers or not, once and in their order.
+/// Barriers overtake rows that wait for a slow task: those are part of the checkpoint, and of the run that goes on from
+/// it, with as many workers or not, once and in their order.
 #[test]
 fn overtaken_rows_count_once() {
     let mut in_flight = 0;
@@ -351,8 +352,8 @@ impl Sink for Slow {
     }
 }
 
-/// A sink that keeps rows for a checkpoint that comes in an hour, or that others are slow to end, would take all memory, or end the
-/// job.
+/// A sink that keeps rows for a checkpoint that comes in an hour, or that others are slow to end, would take all
+/// memory, or end the job.
 #[test]
 fn a_sink_that_is_full_gets_a_checkpoint() {
     for (workers, others_are_slow) in [(1, false), (3, false), (1, true), (3, true)] {
@@ -421,9 +422,9 @@ impl Operator for Talkative {
     }
 }
 
-/// A job is stopped whose sources have no end, one of them slow to begin, and one far ahead of the others in time. Rows that
-/// are made of the ends behind the barrier, or of the time that these set free, would come again when the job goes on; a
-/// source that never hears of the barrier would go on for ever.
+/// A job is stopped whose sources have no end, one of them slow to begin, and one far ahead of the others in time. Rows
+/// that are made of the ends behind the barrier, or of the time that these set free, would come again when the job goes
+/// on; a source that never hears of the barrier would go on for ever.
 #[test]
 fn nothing_comes_behind_a_stop() {
     let folder = tempfile::tempdir().unwrap();
@@ -474,7 +475,8 @@ fn nothing_comes_behind_a_stop() {
     assert!(rows.is_empty() || rows == [(7, 7)], "{rows:?}");
 }
 
-/// A checkpoint that is damaged is left out for the one before; when none can be read the job does not begin anew in silence.
+/// A checkpoint that is damaged is left out for the one before; when none can be read the job does not begin anew in
+/// silence.
 #[test]
 fn damaged_checkpoints_are_left_out() {
     let folder = tempfile::tempdir().unwrap();

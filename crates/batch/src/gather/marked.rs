@@ -1,5 +1,5 @@
-//! Rows by a bit for each: how an exchange tells those of one target where targets are few, and copies their numbers, a vector at a time,
-//! by the instructions of AVX-512 that move a vector's marked values together (`VPCOMPRESS`).
+//! Rows by a bit for each: how an exchange tells those of one target where targets are few, and copies their numbers, a
+//! vector at a time, by the instructions of AVX-512 that move a vector's marked values together (`VPCOMPRESS`).
 //!
 //! All values are read once for each target, but eight of 8 bytes in the time of about two that are fetched one by one.
 
@@ -39,8 +39,8 @@ impl Compress {
         words.into_iter().map(marks).collect()
     }
 
-    /// Puts the marked ones of `values`, numbers of `width` bytes, one behind the other into `out`; `None` for a width that a number does
-    /// not have, and otherwise how many bytes these are.
+    /// Puts the marked ones of `values`, numbers of `width` bytes, one behind the other into `out`; `None` for a width
+    /// that a number does not have, and otherwise how many bytes these are.
     ///
     /// # Panics
     /// When there are fewer values than rows, or more are marked than `out` takes.
@@ -50,7 +50,8 @@ impl Compress {
             values.len() >= marks.rows * width && out.len() >= len,
             "a value for each row, and room for what is marked"
         );
-        // SAFETY: a token is only where the features were detected; the lengths have just been checked, and no bit is beyond `rows`.
+        // SAFETY: a token is only where the features were detected; the lengths have just been checked, and no bit is
+        // beyond `rows`.
         unsafe {
             match width {
                 1 => fill_1(values, &marks.words, out),
@@ -115,8 +116,9 @@ macro_rules! fill {
                     let count = marked.count_ones() as usize;
                     let mask = wide(marked);
                     let from = values.as_ptr().wrapping_add((at * WORD_ROWS + lane) * $width);
-                    // SAFETY: values are read and written where bits are set, for which the caller vouches, and a whole vector is
-                    // written only where there is room for it. What of that is no value is written over by those that come.
+                    // SAFETY: values are read and written where bits are set, for which the caller vouches, and a whole
+                    // vector is written only where there is room for it. What of that is no value is written over by
+                    // those that come.
                     unsafe {
                         let together = $compress(mask, $load(mask, from.cast()));
                         if room >= 64 {

@@ -1,8 +1,9 @@
-//! Rows of several batches, put together: in any order, which sorts and merges end with, or in theirs, as exchanges by row do.
+//! Rows of several batches, put together: in any order, which sorts and merges end with, or in theirs, as exchanges by
+//! row do.
 //!
-//! Where, in any order, the rows lie all over the memory, each would cost a cache miss for each column, one after the other. So what a row holds is
-//! asked for some rows before its turn (software prefetching), and many misses are under way at once. Values of a fixed length, texts
-//! and binaries are copied here; other types go by Arrow's `interleave`.
+//! Where, in any order, the rows lie all over the memory, each would cost a cache miss for each column, one after the
+//! other. So what a row holds is asked for some rows before its turn (software prefetching), and many misses are under
+//! way at once. Values of a fixed length, texts and binaries are copied here; other types go by Arrow's `interleave`.
 
 use std::cell::LazyCell;
 use std::mem::MaybeUninit;
@@ -211,8 +212,8 @@ impl Column {
             }
             values.extend_from_slice(&texts[pick.batch as usize].1[spans[at].clone()]);
         }
-        // SAFETY: offsets begin with 0 and only grow, as lengths were added; between two of them lies the whole value of a row of a
-        // sound array of the same type, so a text is one. Benefit: texts are not looked through again.
+        // SAFETY: offsets begin with 0 and only grow, as lengths were added; between two of them lies the whole value
+        // of a row of a sound array of the same type, so a text is one. Benefit: texts are not looked through again.
         let array = unsafe {
             let offsets = OffsetBuffer::new_unchecked(offsets.into());
             GenericByteArray::<T>::new_unchecked(offsets, values.into(), self.nulls(picks))
@@ -331,7 +332,8 @@ mod tests {
     }
 
     proptest! {
-        /// A value of another row, of the row before a slice's first, or a null in the wrong place shows up against Arrow's own.
+        /// A value of another row, of the row before a slice's first, or a null in the wrong place shows up against
+        /// Arrow's own.
         #[test]
         fn equals_interleave(
             batches in prop::collection::vec((prop::collection::vec(0u32..1000, 1..60), any::<bool>(), 0usize..5), 1..6),
@@ -359,8 +361,9 @@ mod tests {
     }
 
     proptest! {
-        /// A part has rows of each batch in order, none of some: one that was taken of the batch beside it would be wrong data. Few targets
-        /// and many are dealt in other ways, batches are longer than what a word or a vector has, and slices begin anywhere.
+        /// A part has rows of each batch in order, none of some: one that was taken of the batch beside it would be
+        /// wrong data. Few targets and many are dealt in other ways, batches are longer than what a word or a vector
+        /// has, and slices begin anywhere.
         #[test]
         fn parts_are_what_was_assigned(
             targets in prop_oneof![1u32..9, 9u32..40],

@@ -8,7 +8,8 @@ use super::Pick;
 #[cfg(target_arch = "x86_64")]
 use super::marked::{Compress, Marks};
 
-/// Up to so many targets, rows are told by a bit for each: with more, values would be passed over more often than it is worth.
+/// Up to so many targets, rows are told by a bit for each: with more, values would be passed over more often than it is
+/// worth.
 #[cfg(target_arch = "x86_64")]
 const MARKED_TARGETS_MAX: u32 = 8;
 
@@ -25,7 +26,8 @@ enum Rows {
     Marks(Compress, Vec<Marks>),
 }
 
-/// The part of each of `targets`, of batches that have so many `rows`: of each of all these the target is told by `assigned`.
+/// The part of each of `targets`, of batches that have so many `rows`: of each of all these the target is told by
+/// `assigned`.
 ///
 /// # Panics
 /// When there are not as many, or another target is among them.
@@ -96,8 +98,8 @@ impl Part {
         picks
     }
 
-    /// Fills `out` with these rows' numbers of `width` bytes, out of the values of each batch; `false` for a width that a number does
-    /// not have.
+    /// Fills `out` with these rows' numbers of `width` bytes, out of the values of each batch; `false` for a width that
+    /// a number does not have.
     ///
     /// # Panics
     /// On a row that there is not, or when `out` has another length.

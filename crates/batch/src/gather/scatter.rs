@@ -1,7 +1,8 @@
 //! Rows to targets: takes rows whose targets are known, and makes one batch for each target out of many.
 //!
-//! Batches are collected until there is enough for every target, so that small ones never cross the wire one by one; then
-//! each target's are copied into a batch of its own. Not into stretches of one: who keeps a stretch would keep all of it.
+//! Batches are collected until there is enough for every target, so that small ones never cross the wire one by one;
+//! then each target's are copied into a batch of its own. Not into stretches of one: who keeps a stretch would keep all
+//! of it.
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;

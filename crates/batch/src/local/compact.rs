@@ -1,8 +1,8 @@
 //! Sort keys of plain numbers, in as few bits as the values at hand need.
 //!
-//! Arrow's row format takes 9 bytes for each number, so the keys of two columns rarely fit into 16 bytes. With the least and the
-//! greatest value of each column known, a key needs only the bits in which values differ: numbers are mapped to unsigned words of the
-//! same order, the least is subtracted, and nulls become one more value at either end.
+//! Arrow's row format takes 9 bytes for each number, so the keys of two columns rarely fit into 16 bytes. With the
+//! least and the greatest value of each column known, a key needs only the bits in which values differ: numbers are
+//! mapped to unsigned words of the same order, the least is subtracted, and nulls become one more value at either end.
 
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::compute::SortOptions;

@@ -1,4 +1,5 @@
-//! Merging sorted streams. A state machine without I/O: it says of which stream it needs the next batch, and is given it.
+//! Merging sorted streams. A state machine without I/O: it says of which stream it needs the next batch, and is given
+//! it.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -80,7 +81,8 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// A merge of so many streams into batches of at most `rows_max` rows, which end once they have about `bytes_max` bytes.
+    /// A merge of so many streams into batches of at most `rows_max` rows, which end once they have about `bytes_max`
+    /// bytes.
     pub fn new(order: Order, streams: usize, rows_max: usize, bytes_max: u64) -> Self {
         Merge {
             order,

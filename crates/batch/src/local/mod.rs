@@ -1,4 +1,5 @@
-//! What exchanges do to rows where they are: sorting, merging, reducing, joining, in a bounded part of the worker's memory.
+//! What exchanges do to rows where they are: sorting, merging, reducing, joining, in a bounded part of the worker's
+//! memory.
 //!
 //! | module    | what is in it                                                      |
 //! |-----------|--------------------------------------------------------------------|

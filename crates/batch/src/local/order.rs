@@ -11,7 +11,8 @@ use arrow::row::{RowConverter, Rows, SortField};
 use super::compact::is_plain;
 use crate::floats::canonical;
 
-/// A column to sort by. Nulls come first and NaNs, of either sign, after all other numbers, unless told; both zeros are equal.
+/// A column to sort by. Nulls come first and NaNs, of either sign, after all other numbers, unless told; both zeros are
+/// equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SortKey {
     /// The name of the column.
@@ -102,8 +103,8 @@ impl Order {
     }
 }
 
-/// Bytes of a key that a [`prefix`] holds. No row's bytes are the beginning of another's, so keys that are no longer are
-/// equal when their prefixes are.
+/// Bytes of a key that a [`prefix`] holds. No row's bytes are the beginning of another's, so keys that are no longer
+/// are equal when their prefixes are.
 pub(crate) const PREFIX_BYTES: usize = 16;
 
 /// The first bytes of a row as a number that compares like them: most comparisons end here.

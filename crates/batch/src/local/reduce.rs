@@ -43,8 +43,8 @@ pub enum ColumnOp {
     Any,
 }
 
-/// A reduction of a whole batch: `(rows, group of each row, number of groups) -> a row for each group`, with the columns it
-/// was given. Associative and commutative.
+/// A reduction of a whole batch: `(rows, group of each row, number of groups) -> a row for each group`, with the
+/// columns it was given. Associative and commutative.
 pub type FoldFunction = Arc<dyn Fn(&RecordBatch, &[u32], usize) -> Result<RecordBatch, TaskError> + Send + Sync>;
 
 /// What a reduction does with the columns that are not keys.
@@ -273,8 +273,8 @@ fn fold_column(op: ColumnOp, column: &ArrayRef, groups: &[u32], count: usize) ->
     }
 }
 
-/// Reduces rows by their key, in a bounded part of memory: when it runs out, groups go to disk, parted by their hash, and
-/// each part is reduced on its own in the end.
+/// Reduces rows by their key, in a bounded part of memory: when it runs out, groups go to disk, parted by their hash,
+/// and each part is reduced on its own in the end.
 pub struct Reducer {
     plan: Plan,
     level: u32,
@@ -582,8 +582,8 @@ mod tests {
     }
 
     proptest! {
-        /// Without keys large batches are folded alone, small ones together, and what comes of either with the rest: a row that was
-        /// counted twice or not at all shows up against sums.
+        /// Without keys large batches are folded alone, small ones together, and what comes of either with the rest: a
+        /// row that was counted twice or not at all shows up against sums.
         #[test]
         fn without_keys_all_is_one_row(
             rows in prop::collection::vec((prop::option::weighted(0.9, -50i64..50), 1usize..3000), 1..150)
@@ -628,7 +628,8 @@ mod tests {
         assert_eq!(count, 300_000);
     }
 
-    /// Columns without nulls take a shorter way when all is one group: with the same sum, null of no rows, and overflow.
+    /// Columns without nulls take a shorter way when all is one group: with the same sum, null of no rows, and
+    /// overflow.
     #[test]
     fn a_single_group() {
         let sum = |values: Vec<Option<i64>>| {
@@ -654,7 +655,8 @@ mod tests {
         assert!(reducer.finish().err().unwrap().to_string().to_lowercase().contains("overflow"));
     }
 
-    /// A decimal of more digits than its type has would be read as one by nobody; a product has other digits behind the point.
+    /// A decimal of more digits than its type has would be read as one by nobody; a product has other digits behind the
+    /// point.
     #[test]
     fn decimals_have_their_digits() {
         let governor = Governor::new(MemorySettings::default());

@@ -1,7 +1,7 @@
 //! Sorting more than fits: batches are collected, sorted and, when memory runs out, spilled as a run; runs are merged.
 //!
-//! In memory, keys are sorted with the places of their rows. They are dealt into ranges that fit into a processor's cache, and
-//! sorted there. Rows with equal keys stay in the order in which they came.
+//! In memory, keys are sorted with the places of their rows. They are dealt into ranges that fit into a processor's
+//! cache, and sorted there. Rows with equal keys stay in the order in which they came.
 
 use std::cmp::Ordering;
 
@@ -33,7 +33,8 @@ const FAN_IN_OF_LONG_ROWS: usize = 2;
 const MERGED_BYTES: u64 = 2 * BLOCK_BYTES as u64;
 /// Of the budget, what a merge may hold.
 const MERGE_SHARE: u64 = 8;
-/// Of the budget, what a batch may have that is taken as a whole: of files that are read come 8192 rows at once, however long.
+/// Of the budget, what a batch may have that is taken as a whole: of files that are read come 8192 rows at once,
+/// however long.
 const PIECE_SHARE: u64 = 32;
 /// Rows whose keys are in a processor's cache while they are sorted.
 const NEAR_ROWS: usize = 4096;
@@ -69,12 +70,13 @@ pub struct Sorter {
     governor: Governor,
     reservation: Reservation,
     batches: Vec<RecordBatch>,
-    /// One per row. Places of rows with plain keys are made only when the rows are sorted, since compact keys depend on all values.
+    /// One per row. Places of rows with plain keys are made only when the rows are sorted, since compact keys depend on
+    /// all values.
     places: Vec<Place>,
     /// Keys of each batch that has any longer than its prefix.
     keys: Vec<Option<Rows>>,
-    /// Runs of what was in memory, then those that so many of the ones before were merged into, and so on: no row is merged
-    /// often, and not many files are open.
+    /// Runs of what was in memory, then those that so many of the ones before were merged into, and so on: no row is
+    /// merged often, and not many files are open.
     runs: Vec<Vec<SpillFile>>,
     /// What it holds at most in memory.
     share_bytes: u64,
@@ -287,8 +289,8 @@ impl Sorter {
         Ok(InMemory { gather: Gather::new(&self.schema, &batches), places, next: 0, rows_max, picks: Vec::new() })
     }
 
-    /// All rows in order. What it holds in memory stays reserved until the result is dropped: where that is most of what there is, rows go
-    /// to disk instead, as whoever takes them needs some, too.
+    /// All rows in order. What it holds in memory stays reserved until the result is dropped: where that is most of
+    /// what there is, rows go to disk instead, as whoever takes them needs some, too.
     ///
     /// # Errors
     /// As [`Sorter::push`].
@@ -325,8 +327,8 @@ fn sort_places(places: &mut [Place], compare: &impl Fn(&Place, &Place) -> Orderi
     sort_range(places, &mut spare, compare);
 }
 
-/// The same, of which each part that does not fit into the cache is dealt by the bits in which prefixes differ; `spare` is as long, where
-/// that is needed.
+/// The same, of which each part that does not fit into the cache is dealt by the bits in which prefixes differ; `spare`
+/// is as long, where that is needed.
 fn sort_range(places: &mut [Place], spare: &mut [Place], compare: &impl Fn(&Place, &Place) -> Ordering) {
     if places.len() <= NEAR_ROWS {
         return places.sort_by(compare);
@@ -490,8 +492,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-        /// A row out of place, lost at a run's edge or torn apart shows up against the standard library's sort, whether it
-        /// went through memory or through many runs.
+        /// A row out of place, lost at a run's edge or torn apart shows up against the standard library's sort, whether
+        /// it went through memory or through many runs.
         #[test]
         fn equals_a_sort_of_the_rows(
             rows in prop::collection::vec(prop::collection::vec((prop::option::of(-50i64..50), -3.0f64..3.0), 0..80), 1..30),
@@ -514,8 +516,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-        /// Texts that differ only behind their prefixes, in some batches and not in others, must still come in order, either way,
-        /// whether keys are kept or only prefixes.
+        /// Texts that differ only behind their prefixes, in some batches and not in others, must still come in order,
+        /// either way, whether keys are kept or only prefixes.
         #[test]
         fn equals_a_sort_of_texts(
             texts in prop::collection::vec(prop::collection::vec("[ab]{0,3}(a{10,14})?[abc]{0,9}", 0..60), 1..12),
@@ -541,8 +543,8 @@ mod tests {
         }
     }
 
-    /// A batch of long rows that is larger than the budget goes to disk piece by piece, and comes back as few rows at a time as fit: by
-    /// their number alone a merge would have to hold hundreds of MiB.
+    /// A batch of long rows that is larger than the budget goes to disk piece by piece, and comes back as few rows at a
+    /// time as fit: by their number alone a merge would have to hold hundreds of MiB.
     #[test]
     fn rows_that_are_long() {
         let numbers = || (0..200).map(|row| row * 77 % 200);
@@ -590,8 +592,8 @@ mod tests {
         }
     }
 
-    /// More runs than are merged at once: the merge of merges loses nothing, and each run is an open file, of which a process
-    /// may have only so many.
+    /// More runs than are merged at once: the merge of merges loses nothing, and each run is an open file, of which a
+    /// process may have only so many.
     #[test]
     fn many_runs_are_merged_in_turns() {
         let rows: Vec<(Option<i64>, f64)> = (0..60_000).map(|i| (Some(i * 7919 % 60_000), i as f64)).collect();

@@ -1,4 +1,5 @@
-//! A whole column as one value, as in reductions without keys: no group of each row is looked up, and many rows are added at once.
+//! A whole column as one value, as in reductions without keys: no group of each row is looked up, and many rows are
+//! added at once.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -125,8 +126,9 @@ fn exactly(values: &[[u8; 8]]) -> i128 {
 /// So many values at a time: see [`from_halves`].
 const VALUES_MAX: usize = 1 << 31;
 
-/// The sum of about [`VALUES_MAX`] values at most. Two sums tell it, which a processor adds up for many values at once: that of their upper
-/// halves, `upper`, is the sum but for less than `count << 32`, and that of the values, `whole`, modulo 2^64, says by how much less.
+/// The sum of about [`VALUES_MAX`] values at most. Two sums tell it, which a processor adds up for many values at once:
+/// that of their upper halves, `upper`, is the sum but for less than `count << 32`, and that of the values, `whole`,
+/// modulo 2^64, says by how much less.
 fn from_halves(whole: i64, upper: i64) -> i128 {
     let least = i128::from(upper) << 32;
     least + i128::from(whole.wrapping_sub(least as i64) as u64)
@@ -146,7 +148,8 @@ fn some_exactly(values: &[[u8; 8]]) -> i128 {
     widest(both, values)
 }
 
-/// Of more values at once the sum of a vector's lanes is little beside them; of fewer it would take longer than to add them.
+/// Of more values at once the sum of a vector's lanes is little beside them; of fewer it would take longer than to add
+/// them.
 const LANES_VALUES_MAX: usize = 64;
 
 /// Sums that each take every so many-th value of what is added, as a vector has lanes.
@@ -225,7 +228,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Near the ends of the range a sum that went beyond on the way would be another number, or an error where there is none.
+        /// Near the ends of the range a sum that went beyond on the way would be another number, or an error where
+        /// there is none.
         #[test]
         fn sums_are_exact(values in prop::collection::vec(
             prop_oneof![-9_i64..9, Just(i64::MAX), Just(i64::MIN), Just(i64::MAX / 2), Just(i64::MIN / 3), any::<i64>()], 1..200),

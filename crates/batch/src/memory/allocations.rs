@@ -1,4 +1,5 @@
-//! What batches take of memory where they are kept: columns of one frame lie in one allocation, and batches share dictionaries.
+//! What batches take of memory where they are kept: columns of one frame lie in one allocation, and batches share
+//! dictionaries.
 
 use std::collections::HashMap;
 
@@ -10,8 +11,8 @@ use arrow::buffer::Buffer;
 pub struct Allocations(HashMap<usize, usize>);
 
 impl Allocations {
-    /// Bytes that `batch` refers to and those that were added before do not. They must be kept meanwhile: another could else be
-    /// where one of them was.
+    /// Bytes that `batch` refers to and those that were added before do not. They must be kept meanwhile: another could
+    /// else be where one of them was.
     pub fn add(&mut self, batch: &RecordBatch) -> u64 {
         batch.columns().iter().map(|column| self.add_data(&column.to_data())).sum()
     }

@@ -1,5 +1,6 @@
-//! Bytes on disk for who has a format of its own: what is appended is a block, read back whole, and compared with the checksum that
-//! was made of it. Checksums stay in memory, where a disk cannot damage them together with what they are of.
+//! Bytes on disk for who has a format of its own: what is appended is a block, read back whole, and compared with the
+//! checksum that was made of it. Checksums stay in memory, where a disk cannot damage them together with what they are
+//! of.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +14,8 @@ use super::Governor;
 use super::spill::{damaged, nameless_file, spill_error};
 use crate::error::BatchError;
 
-/// A file without a name in the governor's spill directory. One writes at a time; others may read what has been written.
+/// A file without a name in the governor's spill directory. One writes at a time; others may read what has been
+/// written.
 #[derive(Debug)]
 pub struct BlockFile {
     governor: Governor,

@@ -5,15 +5,15 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Bytes that the processes here may have together: what the machine has, or less where a cgroup (of either version) says so.
-/// `None` where the system does not tell.
+/// Bytes that the processes here may have together: what the machine has, or less where a cgroup (of either version)
+/// says so. `None` where the system does not tell.
 pub fn memory_bytes() -> Option<u64> {
     let limits = groups().into_iter().filter_map(|group| group.limit);
     limits.chain(of_machine("MemTotal:")).min()
 }
 
-/// Bytes of addresses that this process may still map, where `ulimit -v` says so. Threads take a good part of them: each has
-/// a stack, most of which it never touches.
+/// Bytes of addresses that this process may still map, where `ulimit -v` says so. Threads take a good part of them:
+/// each has a stack, most of which it never touches.
 pub fn address_bytes_left() -> Option<u64> {
     let limit = getrlimit(Resource::As).current?;
     let status = read_to_string("/proc/self/status").unwrap_or_default();
@@ -59,8 +59,8 @@ fn groups() -> Vec<Group> {
     groups_of(&read_to_string("/proc/self/cgroup").unwrap_or_default(), Path::new("/sys/fs/cgroup"))
 }
 
-/// Those of a process of which the system tells `of_process`. In a container the paths may be the machine's, which are not there:
-/// its own group is what is mounted.
+/// Those of a process of which the system tells `of_process`. In a container the paths may be the machine's, which are
+/// not there: its own group is what is mounted.
 fn groups_of(of_process: &str, mounted: &Path) -> Vec<Group> {
     let lines = of_process.lines().filter_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -105,8 +105,8 @@ mod tests {
         assert_eq!(field("anon 5\nfile 7\ninactive_file 9\n", "file "), Some(7));
     }
 
-    /// A container has a group of its own under either version, with or without the machine's path to it: whoever looked in one
-    /// place only took the machine's memory for its own, and was killed.
+    /// A container has a group of its own under either version, with or without the machine's path to it: whoever
+    /// looked in one place only took the machine's memory for its own, and was killed.
     #[test]
     fn limits_of_both_versions_are_found() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,12 +1,14 @@
-//! What does not fit in memory and is looked at again: in files of the spill directory that are mapped. Whoever reads need not
-//! know where the bytes lie, and the kernel keeps in memory what is used of them, and lets go of it when others need memory.
+//! What does not fit in memory and is looked at again: in files of the spill directory that are mapped. Whoever reads
+//! need not know where the bytes lie, and the kernel keeps in memory what is used of them, and lets go of it when
+//! others need memory.
 //!
-//! Like those that are [spilled](super::SpillFile) a file has no name, and is gone when nobody has its bytes any more, however
-//! the worker ends. It is written to its end before it is mapped, so a full disk is an error of who writes. Rows lie in it
-//! uncompressed, as they do in memory: an array of a mapped batch is a piece of the file.
+//! Like those that are [spilled](super::SpillFile) a file has no name, and is gone when nobody has its bytes any more,
+//! however the worker ends. It is written to its end before it is mapped, so a full disk is an error of who writes.
+//! Rows lie in it uncompressed, as they do in memory: an array of a mapped batch is a piece of the file.
 //!
-//! Reading them is no call that could fail. So whoever is about to read what may be mapped has it [verified](verify), which compares
-//! its pages with checksums that were made when they were written. The numbers of [`Cells`] change where they lie, and have none.
+//! Reading them is no call that could fail. So whoever is about to read what may be mapped has it [verified](verify),
+//! which compares its pages with checksums that were made when they were written. The numbers of [`Cells`] change where
+//! they lie, and have none.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -43,7 +45,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of a file, more than none, which are there.
     fn new(file: &File, len: usize, protection: libc::c_int) -> std::io::Result<Self> {
-        // SAFETY: a new mapping, at an address that the kernel chooses, of a file that is open; the result is looked at.
+        // SAFETY: a new mapping, at an address that the kernel chooses, of a file that is open; the result is looked
+        // at.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         match NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED) {
             Some(start) => Ok(Mapping { start, len }),
@@ -54,7 +57,8 @@ impl Mapping {
 
 impl AsRef<[u8]> for Mapping {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: so many bytes are mapped until it is dropped, and whoever could write to them has them to itself (`Cells`).
+        // SAFETY: so many bytes are mapped until it is dropped, and whoever could write to them has them to itself
+        // (`Cells`).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -113,7 +117,8 @@ struct Sealed {
     mapping: Mapping,
 }
 
-/// What tells whether a mapping's bytes are what was written. It is found by their address, as arrays know no more of where they lie.
+/// What tells whether a mapping's bytes are what was written. It is found by their address, as arrays know no more of
+/// where they lie.
 struct Seal {
     governor: Governor,
     len: usize,
@@ -144,8 +149,8 @@ impl Drop for Sealed {
     }
 }
 
-/// Compares bytes with what was written, if they lie in a mapped file: they and the rest of their pages are read. Any other bytes are
-/// as they should be.
+/// Compares bytes with what was written, if they lie in a mapped file: they and the rest of their pages are read. Any
+/// other bytes are as they should be.
 ///
 /// # Errors
 /// When the disk has returned something else than was written.
@@ -159,7 +164,8 @@ pub fn verify(bytes: &[u8]) -> Result<(), BatchError> {
     let behind = (address - start + bytes.len()).div_ceil(PAGE_BYTES);
     for (page, &sum) in (first..behind).zip(&seal.pages[first..]) {
         let (from, to) = (page * PAGE_BYTES, ((page + 1) * PAGE_BYTES).min(seal.len));
-        // SAFETY: the page is of the mapping that `bytes` lies in, which whoever has lent these keeps mapped; nobody writes to it.
+        // SAFETY: the page is of the mapping that `bytes` lies in, which whoever has lent these keeps mapped; nobody
+        // writes to it.
         let page_bytes = unsafe { std::slice::from_raw_parts((start + from) as *const u8, to - from) };
         if Sums::of_page(page_bytes) != sum {
             return Err(damaged(
@@ -432,7 +438,8 @@ impl Disk {
     fn map(governor: &Governor, file: File, bytes: usize) -> Result<Self, BatchError> {
         let bytes = (2 * bytes).next_multiple_of(rustix::param::page_size()).max(rustix::param::page_size());
         let failed = |error: &std::io::Error| spill_error(governor, error);
-        // SAFETY: the file is open. Benefit: a disk without room says so here; a write to a page of a file that has none is a signal.
+        // SAFETY: the file is open. Benefit: a disk without room says so here; a write to a page of a file that has
+        // none is a signal.
         let result = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) };
         if result != 0 {
             return Err(failed(&std::io::Error::from_raw_os_error(result)));
@@ -448,8 +455,8 @@ impl<T: Cell> Deref for Cells<T> {
 
     fn deref(&self) -> &[T] {
         match &self.disk {
-            // SAFETY: the mapping begins at a page and has room for so many; any bits are a number, and nobody writes meanwhile,
-            // as that takes the cells mutably.
+            // SAFETY: the mapping begins at a page and has room for so many; any bits are a number, and nobody writes
+            // meanwhile, as that takes the cells mutably.
             Some(disk) => unsafe { std::slice::from_raw_parts(disk.mapping.start.as_ptr().cast(), disk.len) },
             None => &self.memory,
         }
@@ -509,7 +516,8 @@ mod tests {
     fn damage(at: *const u8) {
         let address = at as usize;
         let page = address - address % rustix::param::page_size();
-        // SAFETY: the page is mapped, of a file that was opened for writing; the test looks at it only by what is tested.
+        // SAFETY: the page is mapped, of a file that was opened for writing; the test looks at it only by what is
+        // tested.
         unsafe {
             let writable = libc::PROT_READ | libc::PROT_WRITE;
             assert_eq!(libc::mprotect(page as *mut _, rustix::param::page_size(), writable), 0);
@@ -517,8 +525,8 @@ mod tests {
         }
     }
 
-    /// Rows of which a byte has changed on disk must be an error, wherever it lies in any type of column; and rows that are read
-    /// elsewhere must not be refused for it.
+    /// Rows of which a byte has changed on disk must be an error, wherever it lies in any type of column; and rows that
+    /// are read elsewhere must not be refused for it.
     #[test]
     fn damage_is_an_error() {
         use arrow::array::{BooleanArray, FixedSizeListArray, ListArray, StructArray};

@@ -1,17 +1,19 @@
-//! Memory is budgeted: one governor per worker knows what operators hold and how large the process really is, and answers
-//! who asks for more. In this order, as memory runs out:
+//! Memory is budgeted: one governor per worker knows what operators hold and how large the process really is, and
+//! answers who asks for more. In this order, as memory runs out:
 //!
 //! 1. [`Level::Slow`]: streams into this worker get less credit, so that sources slow down;
 //! 2. [`Level::Spill`]: operators that can are told to write to disk instead of growing;
-//! 3. a refusal, an error that names the operator that holds most; also where nobody asks, when the process is beyond its budget and
-//!    the machine is nearly out of memory ([`Governor::overdrawn`]). The kernel's out-of-memory killer never decides.
+//! 3. a refusal, an error that names the operator that holds most; also where nobody asks, when the process is beyond
+//!    its budget and the machine is nearly out of memory ([`Governor::overdrawn`]). The kernel's out-of-memory killer
+//!    never decides.
 //!
-//! What the process holds is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts miss
-//! queues, batches on their way, the allocator's slack and whatever else the program does. Pages of files do not count: the
-//! kernel lets go of them when anybody needs memory, and operators that look again at what they have written to disk map it.
+//! What the process holds is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts
+//! miss queues, batches on their way, the allocator's slack and whatever else the program does. Pages of files do not
+//! count: the kernel lets go of them when anybody needs memory, and operators that look again at what they have written
+//! to disk map it.
 //!
-//! What goes to disk has checksums, that of frames ([`SpillFile`]), of blocks ([`BlockFile`]) or of pages ([`verify`]): a disk that
-//! returns something else is an error of who reads it.
+//! What goes to disk has checksums, that of frames ([`SpillFile`]), of blocks ([`BlockFile`]) or of pages ([`verify`]):
+//! a disk that returns something else is an error of who reads it.
 
 mod allocations;
 mod blocks;
@@ -46,15 +48,16 @@ const SPILL_PERCENT: u64 = 85;
 /// What an interpreter and its libraries take before there is any data. So much of the process, if it is there when the
 /// governor is made, is not counted: a small budget is one for data.
 const BASE_BYTES_MAX: u64 = 128 << 20;
-/// Part of the budget that every operator gets however large the process is, if operators have left it: with less, what is
-/// spilled would be many small pieces, and cost more memory than it frees.
+/// Part of the budget that every operator gets however large the process is, if operators have left it: with less, what
+/// is spilled would be many small pieces, and cost more memory than it frees.
 const FLOOR_SHARE: u64 = 32;
 const FLOOR_BYTES_MIN: u64 = 1 << 20;
 /// What the allocator keeps of freed memory, and of the budget.
 const FREED_BYTES_MIN: u64 = 256 << 10;
 const FREED_BYTES_MAX: u64 = 64 << 20;
 const FREED_SHARE: u64 = 32;
-/// Part of the machine's memory, in percent, below which a process beyond its budget has to end: by itself, and not by the kernel.
+/// Part of the machine's memory, in percent, below which a process beyond its budget has to end: by itself, and not by
+/// the kernel.
 const LEFT_PERCENT: u64 = 5;
 /// Looks in a row that find it so.
 const SHORT_LOOKS: u32 = 2;
@@ -77,7 +80,8 @@ pub enum Level {
 pub struct MemorySettings {
     /// The worker's budget; 0 is none.
     pub budget_bytes: u64,
-    /// Whether the whole process counts, not only what operators say. Off where several workers are threads of one process.
+    /// Whether the whole process counts, not only what operators say. Off where several workers are threads of one
+    /// process.
     pub watch_process: bool,
     /// Where operators spill to.
     pub spill_dir: PathBuf,
@@ -199,8 +203,8 @@ impl Governor {
         self.0.settings.budget_bytes > 0 && self.process_bytes() > self.limit_bytes()
     }
 
-    /// Why this process has to give up before the kernel ends it: it is beyond its budget, has not got below it by spilling, and
-    /// the machine has next to nothing left. To be asked a few times a second while anything runs.
+    /// Why this process has to give up before the kernel ends it: it is beyond its budget, has not got below it by
+    /// spilling, and the machine has next to nothing left. To be asked a few times a second while anything runs.
     pub fn overdrawn(&self) -> Option<String> {
         let (process, budget) = (self.process_bytes(), self.0.settings.budget_bytes);
         let is_short = || Some(is_short(machine::left_bytes()?, machine::memory_bytes()?));
@@ -249,7 +253,8 @@ impl Governor {
         self.0.process_bytes.load(Ordering::Relaxed)
     }
 
-    /// Of a process of this size that is to spill, what operators have given back is not to count. Returns whether any left it.
+    /// Of a process of this size that is to spill, what operators have given back is not to count. Returns whether any
+    /// left it.
     fn returns_freed(&self, process_bytes: u64) -> bool {
         let (budget, limit, reserved) = (self.0.settings.budget_bytes, self.limit_bytes(), self.reserved_bytes());
         let freed = self.0.reserved_max.load(Ordering::Relaxed).saturating_sub(reserved);
@@ -289,8 +294,9 @@ const ARENAS_MAX: libc::c_int = 2;
 /// Of a budget below, the unused ends of huge pages would be a good part.
 const HUGE_BUDGET_BYTES: u64 = 1 << 30;
 
-/// Has the allocator keep some of what is freed, at the end of each thread's memory. By itself it gives back all but 128 KiB of it, and batches that
-/// come and go would have the kernel clear their pages each time, which takes longer than to fill them.
+/// Has the allocator keep some of what is freed, at the end of each thread's memory. By itself it gives back all but
+/// 128 KiB of it, and batches that come and go would have the kernel clear their pages each time, which takes longer
+/// than to fill them.
 fn keep_freed(budget_bytes: u64) {
     let most = if budget_bytes == 0 { FREED_BYTES_MAX } else { budget_bytes / FREED_SHARE };
     let freed = most.clamp(FREED_BYTES_MIN, FREED_BYTES_MAX) as libc::c_int;
@@ -298,7 +304,8 @@ fn keep_freed(budget_bytes: u64) {
     // SAFETY: numbers of the allocator.
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, freed);
-        // Larger pieces are the kernel's each by itself. Half of it, as the allocator does where it learns both by itself.
+        // Larger pieces are the kernel's each by itself. Half of it, as the allocator does where it learns both by
+        // itself.
         libc::mallopt(libc::M_MMAP_THRESHOLD, freed / 2);
         if (1..ARENAS_BUDGET_BYTES).contains(&budget_bytes) {
             libc::mallopt(libc::M_ARENA_MAX, ARENAS_MAX);
@@ -306,7 +313,8 @@ fn keep_freed(budget_bytes: u64) {
     }
 }
 
-/// Returns what has been freed to the system. What was freed by spilling shall leave the process, whose size is what counts.
+/// Returns what has been freed to the system. What was freed by spilling shall leave the process, whose size is what
+/// counts.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the function only returns free memory of the allocator; it may be called at any time.
@@ -329,8 +337,8 @@ impl Reservation {
         self.holder.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes` more if there is room below the level at which operators spill; else the operator should spill. A little is
-    /// there for each operator even where the process has grown beyond that by itself.
+    /// Takes `bytes` more if there is room below the level at which operators spill; else the operator should spill. A
+    /// little is there for each operator even where the process has grown beyond that by itself.
     #[must_use]
     #[inline]
     pub fn try_grow(&self, bytes: u64) -> bool {
@@ -341,7 +349,8 @@ impl Reservation {
         has_room
     }
 
-    /// Takes `bytes` more, whatever others hold, if all that is held is within the little that each operator has always.
+    /// Takes `bytes` more, whatever others hold, if all that is held is within the little that each operator has
+    /// always.
     #[must_use]
     #[inline]
     pub fn grow_to_floor(&self, bytes: u64) -> bool {
@@ -462,8 +471,8 @@ mod tests {
         assert_eq!(governor.overdrawn(), None, "of no process");
     }
 
-    /// A process that is larger than the budget says, whatever operators count; but for a little, without which they would spill
-    /// every batch by itself.
+    /// A process that is larger than the budget says, whatever operators count; but for a little, without which they
+    /// would spill every batch by itself.
     #[test]
     fn the_process_counts() {
         let settings = MemorySettings { budget_bytes: 64 << 20, ..MemorySettings::default() };

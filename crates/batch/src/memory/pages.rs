@@ -1,5 +1,5 @@
-//! Large allocations lie in huge pages, where the kernel is set to give them on advice, as is usual. A table that grows would
-//! otherwise have it clear and enter 4 KiB at a time, and look up an address in as many entries as there are.
+//! Large allocations lie in huge pages, where the kernel is set to give them on advice, as is usual. A table that grows
+//! would otherwise have it clear and enter 4 KiB at a time, and look up an address in as many entries as there are.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const PAGE: usize = 2 << 20;
 /// At least one whole page lies in as much, wherever it begins.
 const BYTES_MIN: usize = 2 * PAGE;
-/// Malloc's own alignment: what wants more, the system's allocator moves to grow it, into memory that nobody has been asked about.
+/// Malloc's own alignment: what wants more, the system's allocator moves to grow it, into memory that nobody has been
+/// asked about.
 const ALIGN: usize = 2 * size_of::<usize>();
 
 /// Whether large allocations are in huge pages. A small budget has no room for the ends of them that are not used.
@@ -36,8 +37,8 @@ fn advise(first: usize, bytes: usize) {
     }
     let (start, end) = (first.next_multiple_of(PAGE), (first + bytes) / PAGE * PAGE);
     #[cfg(target_os = "linux")]
-    // SAFETY: the range lies within the allocation, and the advice changes nothing that can be read there. A kernel that does not know
-    // it says so, and gives small pages.
+    // SAFETY: the range lies within the allocation, and the advice changes nothing that can be read there. A kernel
+    // that does not know it says so, and gives small pages.
     unsafe {
         libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE);
     }
@@ -69,7 +70,8 @@ unsafe impl GlobalAlloc for HugePages {
         }
         // SAFETY: the caller has seen to it that this size is valid for the alignment.
         let grown = unsafe { Layout::from_size_align_unchecked(bytes, layout.align()) };
-        // SAFETY: `bytes` is not zero; both are at least as large as what is copied, and the old one is not used any more.
+        // SAFETY: `bytes` is not zero; both are at least as large as what is copied, and the old one is not used any
+        // more.
         unsafe {
             let moved = self.alloc(grown);
             if !moved.is_null() {

@@ -1,7 +1,7 @@
 //! Spilling: batches in files of the spill directory, compressed and checksummed, read back in order.
 //!
-//! A file has no name from the moment it is open (`O_TMPFILE`, or unlinked at once), so however the worker ends, nothing is
-//! left. Its blocks are frames as on the wire, their bodies pieces of an Arrow IPC stream with LZ4.
+//! A file has no name from the moment it is open (`O_TMPFILE`, or unlinked at once), so however the worker ends,
+//! nothing is left. Its blocks are frames as on the wire, their bodies pieces of an Arrow IPC stream with LZ4.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Error, ErrorKind, Read, Write};
@@ -68,8 +68,8 @@ pub(super) fn damaged(governor: &Governor, reason: &dyn std::fmt::Display) -> Ba
     BatchError::Spill { dir: governor.settings().spill_dir.display().to_string(), reason }
 }
 
-/// Lets this process have as many files open as it may: what is spilled at once is some hundred, and the soft limit, often 1024,
-/// is there for programs that call `select`.
+/// Lets this process have as many files open as it may: what is spilled at once is some hundred, and the soft limit,
+/// often 1024, is there for programs that call `select`.
 pub(super) fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -275,7 +275,8 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    /// What comes back must be what went in, dictionaries and empty batches included, whoever else reads it, and smaller on the way.
+    /// What comes back must be what went in, dictionaries and empty batches included, whoever else reads it, and
+    /// smaller on the way.
     #[test]
     fn batches_come_back() {
         let batches: Vec<_> = [(1, 5000), (2, 0), (3, 1), (4, 3000)].map(|(seed, rows)| batch(seed, rows)).into();

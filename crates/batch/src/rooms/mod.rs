@@ -1,5 +1,5 @@
-//! Memory that frames lie in, on their way out and where they have landed. Large rooms are used again: the kernel gives and takes memory
-//! of that size by page, and a fault for each page takes longer than to fill it.
+//! Memory that frames lie in, on their way out and where they have landed. Large rooms are used again: the kernel gives
+//! and takes memory of that size by page, and a fault for each page takes longer than to fill it.
 
 mod space;
 
@@ -35,7 +35,8 @@ impl Rooms {
         if len < KEPT_BYTES_MIN {
             return Room::new(len);
         }
-        // The last is the one that the cache still knows. Not a much larger one: what stays in it for long would keep the rest of it.
+        // The last is the one that the cache still knows. Not a much larger one: what stays in it for long would keep
+        // the rest of it.
         let fits = |room: &MutableBuffer| (len..=2 * len).contains(&room.capacity());
         let mut idle = self.0.lock();
         let found = idle.rooms.iter().rposition(fits).map(|at| idle.rooms.remove(at));
@@ -114,7 +115,8 @@ impl Room {
         };
         // A panic elsewhere leaves rooms as they are.
         let owner = Arc::new(AssertUnwindSafe(self));
-        // SAFETY: the buffer owns the room, whose memory has `len` bytes at `ptr` until it is dropped, and which nobody else refers to.
+        // SAFETY: the buffer owns the room, whose memory has `len` bytes at `ptr` until it is dropped, and which nobody
+        // else refers to.
         unsafe { Buffer::from_custom_allocation(ptr, len, owner) }
     }
 }
@@ -133,7 +135,8 @@ impl Drop for Room {
 mod tests {
     use super::*;
 
-    /// Rooms that were given away while somebody still reads them would change data; ones that piled up would take all memory.
+    /// Rooms that were given away while somebody still reads them would change data; ones that piled up would take all
+    /// memory.
     #[test]
     fn rooms_are_used_again_and_bounded() {
         let rooms = Arc::new(Rooms::default());

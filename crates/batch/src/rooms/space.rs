@@ -1,4 +1,5 @@
-//! Memory that several workers map, given out in places: a frame to a worker of the same host is written into one, and read where it lies.
+//! Memory that several workers map, given out in places: a frame to a worker of the same host is written into one, and
+//! read where it lies.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tidemill_net::Segment;
 
-/// Places begin and end at a multiple of this, that of pages: so they are aligned for every type, and no two share a cache line.
+/// Places begin and end at a multiple of this, that of pages: so they are aligned for every type, and no two share a
+/// cache line.
 const STEP_BYTES: usize = 4096;
 
 /// See the module.

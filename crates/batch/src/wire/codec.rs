@@ -27,8 +27,8 @@ pub struct Encoder {
     loose: Vec<usize>,
 }
 
-/// What begins every stream and is never sent, as both ends make it from the schema: the schema, empty dictionaries and an
-/// empty batch.
+/// What begins every stream and is never sent, as both ends make it from the schema: the schema, empty dictionaries and
+/// an empty batch.
 fn beginning(schema: &SchemaRef, options: IpcWriteOptions) -> Result<(StreamEncoder, Buffer), ArrowError> {
     let mut encoder = StreamEncoder::try_new_with_options(schema, options)?;
     let mut bytes = Vec::new();
@@ -43,8 +43,8 @@ fn next(decoder: &mut StreamDecoder, bytes: &mut Buffer) -> Result<RecordBatch, 
     let nothing = || ArrowError::IpcError("a block has no batch".into());
     match decoder.decode(bytes)? {
         Some(batch) => Ok(batch),
-        // The decoder looks at a message without a body (no rows, or all columns null) only when something follows: four
-        // bytes of a next message's start, which it does not take.
+        // The decoder looks at a message without a body (no rows, or all columns null) only when something follows:
+        // four bytes of a next message's start, which it does not take.
         None => decoder.decode(&mut Buffer::from(vec![0xff_u8; 4]))?.ok_or_else(nothing),
     }
 }
@@ -76,7 +76,8 @@ impl Encoder {
         Ok(Encoder { inner, schema, blank: Buffer::default(), loose })
     }
 
-    /// A batch of so many rows of plain numbers, of these widths and without nulls, whose values are to be filled in, each where its piece is.
+    /// A batch of so many rows of plain numbers, of these widths and without nulls, whose values are to be filled in,
+    /// each where its piece is.
     ///
     /// # Errors
     /// When the widths are not those of the schema.
@@ -100,7 +101,8 @@ impl Encoder {
             false => Piece::Bytes(part),
         };
         let pieces = parts.into_iter().map(piece).collect();
-        // Each column's values lie in the stream as they lie in memory: else the pieces would not be those of the batch.
+        // Each column's values lie in the stream as they lie in memory: else the pieces would not be those of the
+        // batch.
         assert_eq!(columns.start, widths.len(), "the message has values that Arrow would not send in this form");
         Ok(pieces)
     }
@@ -124,8 +126,8 @@ impl Encoder {
     }
 }
 
-/// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not bring
-/// all the batch's strings along.
+/// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not
+/// bring all the batch's strings along.
 pub(crate) fn tighten(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     match column.data_type() {
         DataType::Utf8View => {

@@ -5,9 +5,10 @@
 //!  | magic | kind | run | edge | source | target | seq | rows | length | checksum | 0 | body ... | 0 to a multiple of 64 |
 //! ```
 //!
-//! Little endian. The checksum (XXH3) covers header and body; a frame that is read where it was written may have none. A frame begins at a multiple of 64 of its message, so a body
-//! can be used where it landed. The body of a batch is a piece of an Arrow IPC stream without its schema, which both ends
-//! know from the graph; a dictionary is sent when it changes, not with every batch.
+//! Little endian. The checksum (XXH3) covers header and body; a frame that is read where it was written may have none.
+//! A frame begins at a multiple of 64 of its message, so a body can be used where it landed. The body of a batch is a
+//! piece of an Arrow IPC stream without its schema, which both ends know from the graph; a dictionary is sent when it
+//! changes, not with every batch.
 
 mod codec;
 

@@ -43,8 +43,8 @@ pub enum Told {
 }
 
 impl Asker {
-    /// Wants the object at `path` for `owner`, which nobody else is, of a job with this name, if it has one. `says` has the words for
-    /// errors.
+    /// Wants the object at `path` for `owner`, which nobody else is, of a job with this name, if it has one. `says` has
+    /// the words for errors.
     pub fn new(
         objects: Arc<dyn ObjectStore>,
         path: Path,
@@ -98,8 +98,8 @@ impl Asker {
         }
     }
 
-    /// Whether the store refuses what it should, as the record is there and another than `stale`: some write whatever they are asked
-    /// to. If not, why.
+    /// Whether the store refuses what it should, as the record is there and another than `stale`: some write whatever
+    /// they are asked to. If not, why.
     ///
     /// # Errors
     /// In words, when it does not answer.

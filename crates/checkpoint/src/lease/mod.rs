@@ -1,4 +1,5 @@
-//! The lease on a place in an object store: as long as one job has it, others are refused. (In a folder a lock does that.)
+//! The lease on a place in an object store: as long as one job has it, others are refused. (In a folder a lock does
+//! that.)
 //!
 //! | module       | what is in it                                                                   |
 //! |--------------|---------------------------------------------------------------------------------|
@@ -7,11 +8,11 @@
 //! | `process`    | which process holds it, and when it is certain that it is gone                  |
 //! | `simulation` | several that want it, with clocks, delays and failures from one seed; for tests |
 //!
-//! Output that appears in a store has a mark beside it that is held in the same way, by an [`Asker`] of its own. Here is the lease on
-//! checkpoints: a thread of its own, with a client of its own, so that nothing that the job
-//! does, or that holds up its threads, keeps it from renewing. Who cannot renew in time, because the store is away or the process
-//! was stopped, commits nothing until it has renewed, and ends if another has taken the place meanwhile. That is what
-//! keeps others out; what keeps a checkpoint right if it fails, the claims, is in `store`.
+//! Output that appears in a store has a mark beside it that is held in the same way, by an [`Asker`] of its own. Here
+//! is the lease on checkpoints: a thread of its own, with a client of its own, so that nothing that the job does, or
+//! that holds up its threads, keeps it from renewing. Who cannot renew in time, because the store is away or the
+//! process was stopped, commits nothing until it has renewed, and ends if another has taken the place meanwhile. That
+//! is what keeps others out; what keeps a checkpoint right if it fails, the claims, is in `store`.
 
 mod asker;
 mod process;
@@ -65,7 +66,8 @@ struct Shared {
     outcome: Mutex<Option<Outcome>>,
     /// The store writes whatever is asked: there can be no lease.
     unconditional: Mutex<Option<String>>,
-    /// When what was written last was begun to be, by the clock that is never set and the one that counts while the machine sleeps.
+    /// When what was written last was begun to be, by the clock that is never set and the one that counts while the
+    /// machine sleeps.
     held: Mutex<Option<(Instant, SystemTime)>>,
     trouble: Mutex<Option<String>>,
     lost: Mutex<Option<String>>,
@@ -85,7 +87,8 @@ pub(crate) struct Lease {
 pub struct LeaseView(Arc<Shared>);
 
 impl Lease {
-    /// Begins to want the place for a run of `job`. [`Lease::outcome`] says what has come of it, and `wake` is called when it does.
+    /// Begins to want the place for a run of `job`. [`Lease::outcome`] says what has come of it, and `wake` is called
+    /// when it does.
     ///
     /// # Errors
     /// In words, when there can be no thread.

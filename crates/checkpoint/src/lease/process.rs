@@ -35,7 +35,8 @@ impl Process {
         }
     }
 
-    /// Whether it has certainly come to its end: it was one of this machine, since it was started last, and this namespace.
+    /// Whether it has certainly come to its end: it was one of this machine, since it was started last, and this
+    /// namespace.
     pub fn is_gone(&self, this: &Process) -> bool {
         let whole = [&self.started, &self.boot, &self.namespace].iter().all(|part| !part.is_empty());
         let here = (&self.host, &self.boot, &self.namespace) == (&this.host, &this.boot, &this.namespace);
@@ -76,7 +77,8 @@ fn started(process: &str) -> Option<String> {
     field(process, 22)
 }
 
-/// The `number`th field of `stat`, from the third on: those behind the name in parentheses, which may have anything in it.
+/// The `number`th field of `stat`, from the third on: those behind the name in parentheses, which may have anything in
+/// it.
 fn field(process: &str, number: usize) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3).map(str::to_owned)

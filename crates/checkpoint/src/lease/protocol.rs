@@ -1,11 +1,12 @@
-//! Who holds a place in an object store: decisions without a clock, a store or a thread. A thin driver (`super`) asks the store
-//! what a [`Claimant`] wants to be asked, and so does a simulation (`super::simulation`).
+//! Who holds a place in an object store: decisions without a clock, a store or a thread. A thin driver (`super`) asks
+//! the store what a [`Claimant`] wants to be asked, and so does a simulation (`super::simulation`).
 //!
-//! The store has one record. It is created where there is none, and replaced by whoever knows the version that lies there; both are
-//! refused if it has changed meanwhile. The holder replaces it by another again and again. Clocks are not compared: a claimant that
-//! has seen one version for as long as the record lasts, *by its own clock and from when it had read it*, knows that
-//! the holder has not renewed it since before that, and the holder, which counts a shorter time from when it *began* to write it, has
-//! stopped holding it by then. So clocks may show anything; they only have to run about as fast (see [`Terms`]).
+//! The store has one record. It is created where there is none, and replaced by whoever knows the version that lies
+//! there; both are refused if it has changed meanwhile. The holder replaces it by another again and again. Clocks are
+//! not compared: a claimant that has seen one version for as long as the record lasts, *by its own clock and from when
+//! it had read it*, knows that the holder has not renewed it since before that, and the holder, which counts a shorter
+//! time from when it *began* to write it, has stopped holding it by then. So clocks may show anything; they only have
+//! to run about as fast (see [`Terms`]).
 
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ pub(crate) type Now = Duration;
 const LASTS_MAX: Duration = Duration::from_secs(600);
 /// So often in a row a store may fail for who wants the place.
 const FAILURES_MAX: u32 = 2;
-/// So often in a row a store may refuse what it should take from who wants the place: others may be faster, but each once.
+/// So often in a row a store may refuse what it should take from who wants the place: others may be faster, but each
+/// once.
 const REFUSALS_MAX: u32 = 20;
 
 /// How long things take.
@@ -38,8 +40,8 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// A claimant that finds a living holder knows it within three seconds or so, and one that waits for a dead one to be certain, after
-    /// fifteen. Clocks may differ in their rate by a tenth.
+    /// A claimant that finds a living holder knows it within three seconds or so, and one that waits for a dead one to
+    /// be certain, after fifteen. Clocks may differ in their rate by a tenth.
     pub(crate) const USUAL: Terms = Terms {
         lasts: Duration::from_secs(15),
         held: Duration::from_secs(12),
@@ -182,8 +184,8 @@ impl Claimant {
         Claimant { me, terms, state: State::Looks, asked, pause, refusals, failures, seen, held, trouble }
     }
 
-    /// When it began to write what it knows to have been written last, if it is the holder; whether it still is one is a matter of
-    /// time ([`Terms::held`]).
+    /// When it began to write what it knows to have been written last, if it is the holder; whether it still is one is
+    /// a matter of time ([`Terms::held`]).
     pub(crate) fn held(&self) -> Option<Now> {
         self.held
     }
@@ -309,7 +311,8 @@ impl Claimant {
 mod tests {
     use super::*;
 
-    /// A mark that an older version left could not be taken before it had lain there for long, though its writer is here and gone.
+    /// A mark that an older version left could not be taken before it had lain there for long, though its writer is
+    /// here and gone.
     #[test]
     fn marks_of_older_versions_are_read() {
         let process = Process::this();

@@ -1,7 +1,7 @@
-//! Several runs that want one place, in one thread: one seed is one story, a tick a millisecond of it. The protocol and the store,
-//! one in memory, are the real ones. Clocks of runs show anything and are up to a twentieth too fast or too slow; questions and
-//! answers take their time, get lost, or are done when whoever asked has long given up; runs are killed, where others may see it or
-//! not, and stopped for a while, and go on.
+//! Several runs that want one place, in one thread: one seed is one story, a tick a millisecond of it. The protocol and
+//! the store, one in memory, are the real ones. Clocks of runs show anything and are up to a twentieth too fast or too
+//! slow; questions and answers take their time, get lost, or are done when whoever asked has long given up; runs are
+//! killed, where others may see it or not, and stopped for a while, and go on.
 //!
 //! Always: no two hold the place. And when faults stop, somebody does.
 

@@ -48,8 +48,8 @@ impl Alignment {
         self.complete().map_or(Arrival::Wait { released }, Arrival::Aligned)
     }
 
-    /// A barrier has arrived although streams have not brought it: tells which. What those that have bring from now on is
-    /// behind it.
+    /// A barrier has arrived although streams have not brought it: tells which. What those that have bring from now on
+    /// is behind it.
     pub(crate) fn overtake(&mut self, barrier: &Barrier) -> Vec<bool> {
         let same = self.barrier.take().is_some_and(|awaited| awaited.epoch == barrier.epoch);
         let open = self.streams.iter().map(|&(here, over)| !(over || same && here)).collect();
@@ -90,7 +90,8 @@ mod tests {
         Barrier { epoch, control: Control::Checkpoint }
     }
 
-    /// A barrier that passed too early would save half an epoch; one that waited for an ended stream would wait for ever.
+    /// A barrier that passed too early would save half an epoch; one that waited for an ended stream would wait for
+    /// ever.
     #[test]
     fn all_streams_or_their_ends() {
         let mut align = Alignment::default();

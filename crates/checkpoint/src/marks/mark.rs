@@ -19,8 +19,8 @@ impl EventTime {
     /// Behind all others: the stream is over.
     pub const MAX: EventTime = EventTime(i64::MAX);
 
-    /// Times that rows tell lie within so many microseconds of 1970: 200,000 years. What is further away is no time, but a broken
-    /// record; and the ends of windows and joins around a time are times, too.
+    /// Times that rows tell lie within so many microseconds of 1970: 200,000 years. What is further away is no time,
+    /// but a broken record; and the ends of windows and joins around a time are times, too.
     pub const FARTHEST_US: i64 = 200_000 * 365 * 86_400 * 1_000_000;
 
     /// Whether a row may have this time.
@@ -50,7 +50,8 @@ impl fmt::Display for EventTime {
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Every row with an earlier event time has come. With [`EventTime::MIN`]: nothing is known of time, but rows come again.
+    /// Every row with an earlier event time has come. With [`EventTime::MIN`]: nothing is known of time, but rows come
+    /// again.
     Watermark(EventTime),
     /// Nothing comes for now: until its next watermark this stream holds nobody's time back.
     Idle,

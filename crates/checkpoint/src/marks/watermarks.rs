@@ -1,5 +1,6 @@
-//! The time of several streams together: no later than that of any one that still brings something. Where none does, it is that of
-//! the one furthest ahead, as in Flink: whoever went idle first must not keep windows open that all have passed.
+//! The time of several streams together: no later than that of any one that still brings something. Where none does, it
+//! is that of the one furthest ahead, as in Flink: whoever went idle first must not keep windows open that all have
+//! passed.
 
 use super::mark::{EventTime, Mark};
 
@@ -134,7 +135,8 @@ mod tests {
         time
     }
 
-    /// A time that runs ahead of a stream loses its rows; one that an idle or ended stream holds back closes no window ever.
+    /// A time that runs ahead of a stream loses its rows; one that an idle or ended stream holds back closes no window
+    /// ever.
     #[test]
     fn the_slowest_stream_that_brings_something_counts() {
         let mut time = of(3);
@@ -151,7 +153,8 @@ mod tests {
         assert_eq!((over(&mut time, 1), over(&mut time, 0)), (vec![Mark::Idle], vec![]));
     }
 
-    /// Rows of the stream furthest ahead would stay in windows until another row comes, were it idle or over before the others.
+    /// Rows of the stream furthest ahead would stay in windows until another row comes, were it idle or over before the
+    /// others.
     #[test]
     fn where_all_are_idle_the_one_furthest_ahead_counts() {
         let mut time = of(3);
@@ -163,7 +166,8 @@ mod tests {
         assert_eq!(idle(&mut time, 1), [at(200), Mark::Idle]);
     }
 
-    /// Idleness is told again when there was something in between, also before there is any time, and also if nobody asked then.
+    /// Idleness is told again when there was something in between, also before there is any time, and also if nobody
+    /// asked then.
     #[test]
     fn the_end_of_idleness_is_news_without_a_time() {
         let mut time = of(2);
@@ -179,8 +183,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever streams do, and however seldom somebody asks: time never goes back, never passes that of a stream that was never
-        /// idle while that one is active, and is that of all rows when nothing is.
+        /// Whatever streams do, and however seldom somebody asks: time never goes back, never passes that of a stream
+        /// that was never idle while that one is active, and is that of all rows when nothing is.
         #[test]
         fn time_never_goes_back(events in proptest::collection::vec((0usize..4, 0i64..50, 0u8..8, any::<bool>()), 0..200)) {
             let mut time = of(4);

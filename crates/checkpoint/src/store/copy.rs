@@ -1,5 +1,5 @@
-//! A checkpoint in another place, where a job goes on from it as from its own. It stays when the job that made it clears away
-//! what is old. (What Flink calls a savepoint.)
+//! A checkpoint in another place, where a job goes on from it as from its own. It stays when the job that made it
+//! clears away what is old. (What Flink calls a savepoint.)
 
 use futures_util::TryStreamExt;
 use object_store::ObjectStoreExt;
@@ -11,12 +11,12 @@ use crate::manifest::Manifest;
 const TRIES: usize = 20;
 
 impl CheckpointStore {
-    /// Copies the checkpoint of an epoch, or the newest, to a place that has none, and looks whether all of it came there as it was
-    /// written. Returns its manifest.
+    /// Copies the checkpoint of an epoch, or the newest, to a place that has none, and looks whether all of it came
+    /// there as it was written. Returns its manifest.
     ///
     /// # Errors
-    /// The stores'; `Damaged` when the checkpoint is, or is not there, and for the newest of all also when one after it is; `Taken` when
-    /// a job writes to the other folder.
+    /// The stores'; `Damaged` when the checkpoint is, or is not there, and for the newest of all also when one after it
+    /// is; `Taken` when a job writes to the other folder.
     pub async fn copy(&self, epoch: Option<u64>, to: &CheckpointStore) -> Result<Manifest, StoreError> {
         let _lock = to.folder.as_ref().map(|folder| to.lock(folder, "a copy of a checkpoint")).transpose()?;
         if !to.epochs().await?.is_empty() {

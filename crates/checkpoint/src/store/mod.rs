@@ -8,16 +8,16 @@
 //! lock, or in an object store lease      whose place it is
 //! ```
 //!
-//! One job at a time has the place: in a folder it holds a lock on a file, in an object store a `lease`. A second one is
-//! refused. Should there be two all the same, where a store knows no conditions or somebody has removed the lease, the claims keep
-//! checkpoints right:
+//! One job at a time has the place: in a folder it holds a lock on a file, in an object store a `lease`. A second one
+//! is refused. Should there be two all the same, where a store knows no conditions or somebody has removed the lease,
+//! the claims keep checkpoints right:
 //!
-//! Of two runs that write to one place the later one is right: each makes a *claim* before it looks what is there, writes
-//! manifests that say whose they are, and looks behind each whether there is a later claim before it takes it for durable.
-//! So a run that was taken for dead either has written a manifest before its successor looked, which then goes on from it, or
-//! finds the successor's claim, and ends; a manifest that it leaves behind comes before all of the successor's, whatever its
-//! epoch, for the successor's first is the one that it goes on from, made its own. A manifest is created, never replaced. Objects are
-//! removed when no manifest that is kept refers to them.
+//! Of two runs that write to one place the later one is right: each makes a *claim* before it looks what is there,
+//! writes manifests that say whose they are, and looks behind each whether there is a later claim before it takes it
+//! for durable. So a run that was taken for dead either has written a manifest before its successor looked, which then
+//! goes on from it, or finds the successor's claim, and ends; a manifest that it leaves behind comes before all of the
+//! successor's, whatever its epoch, for the successor's first is the one that it goes on from, made its own. A manifest
+//! is created, never replaced. Objects are removed when no manifest that is kept refers to them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -231,8 +231,8 @@ impl CheckpointStore {
         }
     }
 
-    /// The same, in which a job keeps others out by a lease: a small object that it writes anew every three seconds. That is done by
-    /// `client`, another one of the same store: it is used within a thread and a runtime of its own.
+    /// The same, in which a job keeps others out by a lease: a small object that it writes anew every three seconds.
+    /// That is done by `client`, another one of the same store: it is used within a thread and a runtime of its own.
     #[must_use]
     pub fn with_leases(self, client: Arc<dyn ObjectStore>) -> Self {
         CheckpointStore { leases: Some(client), ..self }
@@ -243,8 +243,8 @@ impl CheckpointStore {
         &self.place
     }
 
-    /// Begins to keep others out for a run of `job`, which `owner` names. [`Hold::outcome`] says what comes of it, and `wake` is called
-    /// when that changes.
+    /// Begins to keep others out for a run of `job`, which `owner` names. [`Hold::outcome`] says what comes of it, and
+    /// `wake` is called when that changes.
     ///
     /// # Errors
     /// `Taken` when another job holds the folder; when there cannot be a lock or a thread.
@@ -301,8 +301,8 @@ impl CheckpointStore {
         self.numbers("epochs").await
     }
 
-    /// Claims the place for a `run`. Returns the claim, which is higher than `known`, the highest of any manifest: claims may
-    /// have been lost where manifests have not.
+    /// Claims the place for a `run`. Returns the claim, which is higher than `known`, the highest of any manifest:
+    /// claims may have been lost where manifests have not.
     ///
     /// # Errors
     /// The store's.
@@ -321,7 +321,8 @@ impl CheckpointStore {
         Err(self.taken_by_another().await)
     }
 
-    /// Whether this is the place that worker 0 has claimed for the `run`: a folder of that name may be another one on each host.
+    /// Whether this is the place that worker 0 has claimed for the `run`: a folder of that name may be another one on
+    /// each host.
     ///
     /// # Errors
     /// The store's; `Taken`.
@@ -343,8 +344,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Makes the manifest of an earlier run, which `claim`'s goes on from, its own, with a number that is not taken. Only then
-    /// may what it holds be committed: otherwise a third run could go on from what a second still writes.
+    /// Makes the manifest of an earlier run, which `claim`'s goes on from, its own, with a number that is not taken.
+    /// Only then may what it holds be committed: otherwise a third run could go on from what a second still writes.
     ///
     /// # Errors
     /// The store's; `Taken`.
@@ -355,8 +356,9 @@ impl CheckpointStore {
         Ok(manifest)
     }
 
-    /// Everything that `sinks` had prepared at a manifest is committed: makes one be there in its stead that has nothing of them. So
-    /// whoever goes on from there need not have the same sinks. Returns it; `None` if they had prepared nothing.
+    /// Everything that `sinks` had prepared at a manifest is committed: makes one be there in its stead that has
+    /// nothing of them. So whoever goes on from there need not have the same sinks. Returns it; `None` if they had
+    /// prepared nothing.
     ///
     /// # Errors
     /// The store's; `Taken`. Then there is the one, or the other, or both.
@@ -371,13 +373,15 @@ impl CheckpointStore {
         Ok(Some(settled))
     }
 
-    /// Makes a manifest durable that says the same as an older one, which is not to count twice among those that are kept.
+    /// Makes a manifest durable that says the same as an older one, which is not to count twice among those that are
+    /// kept.
     async fn replace(&self, old: u64, manifest: &Manifest) -> Result<(), StoreError> {
         self.make_durable(manifest).await?;
         self.delete(&self.manifest_path(old)).await
     }
 
-    /// Writes a manifest. If this succeeds it is durable: it counts only if no later run has begun, which may not have seen it.
+    /// Writes a manifest. If this succeeds it is durable: it counts only if no later run has begun, which may not have
+    /// seen it.
     ///
     /// # Errors
     /// The store's; `Taken`.
@@ -408,7 +412,8 @@ impl CheckpointStore {
                 }
             }
             if missing {
-                // Another run may have made its own of one and removed it; then that is listed now, and all that the old one held is needed.
+                // Another run may have made its own of one and removed it; then that is listed now, and all that the
+                // old one held is needed.
                 let now = self.epochs().await?;
                 if now != epochs {
                     epochs = now;
@@ -450,8 +455,8 @@ impl CheckpointStore {
         self.read(&entries, |_, _| Ok(())).await
     }
 
-    /// An epoch's manifest, and what is wrong with the checkpoint, for a list; `whole` says that all it refers to is read. `None` for
-    /// one that has gone since it was listed: a job that runs clears away what is old.
+    /// An epoch's manifest, and what is wrong with the checkpoint, for a list; `whole` says that all it refers to is
+    /// read. `None` for one that has gone since it was listed: a job that runs clears away what is old.
     ///
     /// # Errors
     /// The store's, when the epochs cannot be listed again.
@@ -570,7 +575,8 @@ impl CheckpointStore {
         Ok(places.into_iter().map(|place| all.slice(place)).collect())
     }
 
-    /// Reads parts, a few at a time, and checks them. `take` is given each with its place among `entries`; not those without bytes.
+    /// Reads parts, a few at a time, and checks them. `take` is given each with its place among `entries`; not those
+    /// without bytes.
     async fn read(
         &self,
         entries: &[&Entry],
@@ -619,7 +625,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Removes all but the newest `keep` manifests that are whole, and what none of these refers to of `last` or before.
+    /// Removes all but the newest `keep` manifests that are whole, and what none of these refers to of `last` or
+    /// before.
     ///
     /// # Errors
     /// The store's; what could be removed is.

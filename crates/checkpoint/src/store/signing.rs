@@ -1,9 +1,9 @@
-//! Signed checkpoints: who can write where checkpoints lie could otherwise choose what a job goes on with, and of what is saved some are
-//! pickles, which run code when they are read.
+//! Signed checkpoints: who can write where checkpoints lie could otherwise choose what a job goes on with, and of what
+//! is saved some are pickles, which run code when they are read.
 //!
-//! A manifest is followed by its HMAC-SHA256. The checksums in it, one for each part of each object, are HMACs as well, cut to their
-//! 64 bits, so an object can be changed no more than the manifest can. An older checkpoint of the same key is as good as it ever was: who can
-//! write there can still put one back.
+//! A manifest is followed by its HMAC-SHA256. The checksums in it, one for each part of each object, are HMACs as well,
+//! cut to their 64 bits, so an object can be changed no more than the manifest can. An older checkpoint of the same key
+//! is as good as it ever was: who can write there can still put one back.
 
 use std::fmt;
 use std::path::Path;

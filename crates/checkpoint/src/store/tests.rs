@@ -87,8 +87,8 @@ fn manifests_are_created_and_the_newest_comes_first() {
     }
 }
 
-/// A checkpoint that a running job has cleared away while it was looked at would be told as damaged, and one that is damaged
-/// not at all.
+/// A checkpoint that a running job has cleared away while it was looked at would be told as damaged, and one that is
+/// damaged not at all.
 #[test]
 fn what_has_gone_is_not_damaged() {
     for (store, _folder) in stores() {
@@ -225,7 +225,8 @@ fn a_folder_is_for_one_job() {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A store in memory that, when its fuse has burnt down, first has some work done, once, or refuses what it is asked, and everything after.
+/// A store in memory that, when its fuse has burnt down, first has some work done, once, or refuses what it is asked,
+/// and everything after.
 struct Refusing {
     inner: Arc<InMemory>,
     left: AtomicI64,
@@ -404,8 +405,8 @@ fn whenever_the_store_refuses_the_newest_checkpoint_is_whole() {
     }
 }
 
-/// A run that stood still while it cleared away, at whatever moment, and was taken for dead, must not remove what the next one goes on
-/// from: it looks for what is needed while that one makes it its own.
+/// A run that stood still while it cleared away, at whatever moment, and was taken for dead, must not remove what the
+/// next one goes on from: it looks for what is needed while that one makes it its own.
 #[test]
 fn whoever_clears_away_late_leaves_what_others_need() {
     for pruned in [false, true] {
@@ -504,7 +505,8 @@ fn large() -> Vec<(Key, Bytes, bool)> {
     vec![bucket(1, &bytes(upload::PART_BYTES + 7)), bucket(2, b"small"), bucket(3, &bytes(upload::PART_BYTES * 3 / 2))]
 }
 
-/// State that is large would never get to a store: in one request it takes longer than that may, and stores have a limit.
+/// State that is large would never get to a store: in one request it takes longer than that may, and stores have a
+/// limit.
 #[test]
 fn large_state_comes_back() {
     let refusing = Arc::new(Refusing::new(i64::MAX));

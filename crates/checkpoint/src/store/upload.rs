@@ -1,5 +1,6 @@
-//! What is too large for one request goes to an object store in parts, and appears when all of them are there. A request that carried
-//! it all would have to end within the time that the store's client gives to one, and be no larger than the store takes at once.
+//! What is too large for one request goes to an object store in parts, and appears when all of them are there. A
+//! request that carried it all would have to end within the time that the store's client gives to one, and be no larger
+//! than the store takes at once.
 
 use std::error::Error as _;
 use std::pin::pin;
@@ -12,8 +13,8 @@ use tokio::task::JoinSet;
 
 use super::{CheckpointStore, StoreError};
 
-/// Of a part, but for the last one: stores take none that are smaller than 5 MiB, and a small one is sent in time over a slow
-/// network, too.
+/// Of a part, but for the last one: stores take none that are smaller than 5 MiB, and a small one is sent in time over
+/// a slow network, too.
 pub(super) const PART_BYTES: u64 = 5 << 20;
 /// Of one object: Amazon takes no more. Parts of one that is larger are larger.
 const PARTS_MAX: u64 = 10_000;
@@ -21,8 +22,8 @@ const PARTS_MAX: u64 = 10_000;
 const UNDER_WAY: usize = 4;
 
 impl CheckpointStore {
-    /// Writes an object of so many bytes, which come piece by piece. If this fails it is not there, and what has arrived of it is
-    /// removed if the store still answers.
+    /// Writes an object of so many bytes, which come piece by piece. If this fails it is not there, and what has
+    /// arrived of it is removed if the store still answers.
     ///
     /// # Errors
     /// The store's; those of `pieces`.

@@ -1,5 +1,5 @@
-//! A worker's part in checkpoints: barriers for its sources, snapshots of its copies, news for its sinks; and on worker 0
-//! what carries out the coordinator's decisions.
+//! A worker's part in checkpoints: barriers for its sources, snapshots of its copies, news for its sinks; and on worker
+//! 0 what carries out the coordinator's decisions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -35,7 +35,8 @@ use crate::stream::sink::origin;
 
 /// Between two looks of the coordinator at the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// A run that is given up waits so long for a manifest that is being written. What comes later is refused by the next run.
+/// A run that is given up waits so long for a manifest that is being written. What comes later is refused by the next
+/// run.
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// What the coordinator hears.
@@ -294,8 +295,8 @@ impl Hub {
         let _ = tokio::time::timeout(SETTLE, self.settle()).await;
     }
 
-    /// The run is over on all workers. If that was its end, or it was stopped, all is committed, and its last checkpoint need not have
-    /// it any more. Then the next job may come.
+    /// The run is over on all workers. If that was its end, or it was stopped, all is committed, and its last
+    /// checkpoint need not have it any more. Then the next job may come.
     pub(crate) async fn leave(&self, ended_well: bool, hold: Option<Hold>) {
         let last = self.last.lock().take().filter(|_| ended_well && self.events.is_some());
         if let Some(last) = last
@@ -365,8 +366,8 @@ impl Chain {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Whether the next snapshot in order is worth writing. Not if it was taken before it was known that the one before it
-    /// is lost: it would leave a gap.
+    /// Whether the next snapshot in order is worth writing. Not if it was taken before it was known that the one before
+    /// it is lost: it would leave a gap.
     pub(crate) fn holds(&self, whole: bool) -> bool {
         whole || !self.is_broken()
     }
@@ -425,8 +426,8 @@ impl CopyStates {
         self.hub.at_most_once
     }
 
-    /// [`CopyStates::save`] of what a copy keeps by itself; `snapshot` is asked for all of it, or for what has changed. At most
-    /// once that is nothing: nor, any more, what a run with another guarantee had kept.
+    /// [`CopyStates::save`] of what a copy keeps by itself; `snapshot` is asked for all of it, or for what has changed.
+    /// At most once that is nothing: nor, any more, what a run with another guarantee had kept.
     ///
     /// # Errors
     /// Those of `snapshot`.
@@ -509,7 +510,8 @@ impl CopyStates {
         }));
     }
 
-    /// The copy keeps nearly as much as it may until the checkpoint after the one of epoch `behind`, which is to come soon.
+    /// The copy keeps nearly as much as it may until the checkpoint after the one of epoch `behind`, which is to come
+    /// soon.
     pub(crate) fn full(&self, behind: u64) {
         self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Full { behind } });
     }
@@ -540,15 +542,16 @@ impl CopyStates {
         Ok(())
     }
 
-    /// The copy has come to its end, and keeps no more what it kept then: later checkpoints need not have it. A sink that had it committed
-    /// again by whoever goes on from one, perhaps long after, might find that nothing tells any more that it was.
+    /// The copy has come to its end, and keeps no more what it kept then: later checkpoints need not have it. A sink
+    /// that had it committed again by whoever goes on from one, perhaps long after, might find that nothing tells any
+    /// more that it was.
     pub(crate) fn has_nothing_left(&self) {
         self.hub.report(Report { task: self.task, copy: self.copy, said: Said::Ended { parts: Vec::new() } });
     }
 }
 
-/// The object for what a copy keeps at the end of an epoch. An end is of the epoch behind the last barrier that the copy
-/// itself has seen: the checkpoint of that one may be made, and cleared away behind, before the end is known.
+/// The object for what a copy keeps at the end of an epoch. An end is of the epoch behind the last barrier that the
+/// copy itself has seen: the checkpoint of that one may be made, and cleared away behind, before the end is known.
 pub(crate) fn state_file(run: &str, epoch: u64, (task, copy): (u32, u32), end: &str) -> String {
     format!("state/{run}/{epoch}-{task}-{copy}{end}")
 }
@@ -594,12 +597,13 @@ impl Hub {
 pub(crate) enum SplitsOf {
     /// In turn, so that each copy reads about as many.
     Source,
-    /// What one copy has prepared goes to one copy, whichever has it now: where it is committed there is room for one writer of that
-    /// name, and what is behind the last epoch that it has committed.
+    /// What one copy has prepared goes to one copy, whichever has it now: where it is committed there is room for one
+    /// writer of that name, and what is behind the last epoch that it has committed.
     Sink,
 }
 
-/// What copy `copy` of `copies` begins with: its buckets as `route` deals them, its share of the splits, read and checked.
+/// What copy `copy` of `copies` begins with: its buckets as `route` deals them, its share of the splits, read and
+/// checked.
 ///
 /// # Errors
 /// The store's; when a part is damaged.

@@ -1,4 +1,5 @@
-//! Rows in flight to a port when a barrier overtook them: to bytes, and back to whoever takes them when the job goes on.
+//! Rows in flight to a port when a barrier overtook them: to bytes, and back to whoever takes them when the job goes
+//! on.
 
 use arrow::array::{BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
@@ -74,7 +75,8 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
-    /// What was in flight to `port` of a copy of `copies`; `None` when nothing was. `dealing` says how it is dealt if need be.
+    /// What was in flight to `port` of a copy of `copies`; `None` when nothing was. `dealing` says how it is dealt if
+    /// need be.
     pub(crate) fn of(
         restored: Option<&Restored>,
         port: u32,

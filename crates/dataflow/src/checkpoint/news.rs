@@ -1,5 +1,5 @@
-//! What a worker has heard from the coordinator. Only what is newer counts: something that comes twice, or late, changes
-//! nothing.
+//! What a worker has heard from the coordinator. Only what is newer counts: something that comes twice, or late,
+//! changes nothing.
 
 use tidemill_checkpoint::Barrier;
 use tokio::sync::watch;
@@ -89,7 +89,8 @@ mod tests {
         Barrier { epoch, control: Control::Checkpoint }
     }
 
-    /// A source that is slow to begin, and never hears of the barrier it is asked for, holds up its checkpoint for ever.
+    /// A source that is slow to begin, and never hears of the barrier it is asked for, holds up its checkpoint for
+    /// ever.
     #[test]
     fn who_listens_late_hears_the_last() {
         let news = News::default();
@@ -101,7 +102,8 @@ mod tests {
         assert_eq!((barriers.borrow_and_update().clone(), *epochs.borrow_and_update()), (Some(barrier(3)), 2));
     }
 
-    /// A source that sends one barrier twice saves two places for one epoch; a sink that goes back commits nothing more.
+    /// A source that sends one barrier twice saves two places for one epoch; a sink that goes back commits nothing
+    /// more.
     #[test]
     fn what_comes_twice_or_late_changes_nothing() {
         let news = News::default();

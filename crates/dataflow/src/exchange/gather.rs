@@ -13,8 +13,9 @@ use crate::overlay::Overlay;
 
 /// See the module. The other copies of the target get nothing.
 ///
-/// Directly, unless told: each source copy sends to the target by itself, and nothing is handed on. Along a tree a worker hands on what
-/// those below it send, small batches together: where many workers on many hosts send little, fewer messages cross, to fewer ends.
+/// Directly, unless told: each source copy sends to the target by itself, and nothing is handed on. Along a tree a
+/// worker hands on what those below it send, small batches together: where many workers on many hosts send little,
+/// fewer messages cross, to fewer ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gather {
     root: u32,
@@ -78,7 +79,8 @@ fn hand_on(root: u32) -> TaskFactory {
             {
                 match item {
                     Some(Item::Batch(batch)) => output.send(batch).await?,
-                    // As where streams end in what knows no barriers: who waits for a checkpoint must not wait for ever.
+                    // As where streams end in what knows no barriers: who waits for a checkpoint must not wait for
+                    // ever.
                     Some(Item::Mark(Mark::Barrier(_))) => {
                         return Err("a gather along a tree cannot take part in checkpoints: leave `along` out".into());
                     }

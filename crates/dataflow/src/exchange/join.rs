@@ -1,7 +1,7 @@
-//! Rows of two sources that have equal keys, side by side. Both are partitioned by key; each copy joins what it gets: the
-//! right side is put into a table first, so it should be the smaller one. What does not fit goes to disk. The left side
-//! waits at its senders meanwhile, unless others wait for what they send, too: who is stopped would stop those, and one of
-//! them may be what the right side comes from. Then it is kept here.
+//! Rows of two sources that have equal keys, side by side. Both are partitioned by key; each copy joins what it gets:
+//! the right side is put into a table first, so it should be the smaller one. What does not fit goes to disk. The left
+//! side waits at its senders meanwhile, unless others wait for what they send, too: who is stopped would stop those,
+//! and one of them may be what the right side comes from. Then it is kept here.
 
 use std::sync::Arc;
 
@@ -42,8 +42,8 @@ impl Join {
         Join { buckets: count, ..self }
     }
 
-    /// Sends all of the right side to every copy and leaves the left side where it is: for a right side that is small. The
-    /// left source has as many copies as the target. Not for joins that keep right rows without partner.
+    /// Sends all of the right side to every copy and leaves the left side where it is: for a right side that is small.
+    /// The left source has as many copies as the target. Not for joins that keep right rows without partner.
     #[must_use]
     pub fn broadcast_right(mut self) -> Self {
         self.broadcast = true;

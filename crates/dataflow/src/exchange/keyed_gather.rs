@@ -1,5 +1,5 @@
-//! Rows of one key come together, one key after the other: a row's key never comes again once another has come. Rows are
-//! sorted by their keys where they arrive, on disk if need be.
+//! Rows of one key come together, one key after the other: a row's key never comes again once another has come. Rows
+//! are sorted by their keys where they arrive, on disk if need be.
 
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::Order;

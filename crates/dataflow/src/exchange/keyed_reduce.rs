@@ -1,5 +1,5 @@
-//! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, and what the copies of one worker
-//! have made of them once more, so that a key leaves a worker once, however many rows it has.
+//! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, and what the
+//! copies of one worker have made of them once more, so that a key leaves a worker once, however many rows it has.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ use crate::flow::{Input, Item, Lowering, Mover, Port, Stage};
 use crate::graph::{Executor, TaskFactory};
 use crate::run::TaskContext;
 
-/// See the module. What arrives are the key columns and the reduced ones, a row for each key, when all sources have ended.
+/// See the module. What arrives are the key columns and the reduced ones, a row for each key, when all sources have
+/// ended.
 #[derive(Clone)]
 pub struct KeyedReduce {
     keys: Vec<String>,
@@ -64,8 +65,8 @@ impl Exchange for KeyedReduce {
 }
 
 impl KeyedReduce {
-    /// What leaves the workers of `source`, whose copies have been `reduced`: once more together, where a worker has several of them and
-    /// there are others to send to.
+    /// What leaves the workers of `source`, whose copies have been `reduced`: once more together, where a worker has
+    /// several of them and there are others to send to.
     fn combined(&self, lowering: &mut Lowering<'_>, source: Port, reduced: Port) -> Port {
         let copies = lowering.workers_of(source).to_vec();
         let mut workers = copies.clone();

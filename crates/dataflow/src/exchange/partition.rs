@@ -30,8 +30,8 @@ enum By {
 }
 
 impl Partition {
-    /// Rows with equal values in `columns` go to one copy. Any hashable types; nulls are equal to each other, as are all
-    /// NaNs and both zeros.
+    /// Rows with equal values in `columns` go to one copy. Any hashable types; nulls are equal to each other, as are
+    /// all NaNs and both zeros.
     pub fn by_key<S: Into<String>>(columns: impl IntoIterator<Item = S>) -> Self {
         let columns = columns.into_iter().map(Into::into).collect();
         Partition { by: By::Key { columns, buckets: BUCKETS, route: None } }
@@ -143,8 +143,8 @@ struct AssignByKey {
     metrics: Arc<BucketCounts>,
 }
 
-/// Others are told of counts when there have been so many rows of each bucket, on average: to tell of a bucket takes longer than to deal
-/// some rows.
+/// Others are told of counts when there have been so many rows of each bucket, on average: to tell of a bucket takes
+/// longer than to deal some rows.
 const COUNTED_ROWS: usize = 16;
 
 impl Partitioner for ByKey {

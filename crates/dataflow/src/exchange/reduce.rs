@@ -1,5 +1,5 @@
-//! All rows become one, combined on the way: at every copy, then up a tree of workers, whose inner nodes combine what their
-//! children send. At its root the result goes to one copy, or down again to all.
+//! All rows become one, combined on the way: at every copy, then up a tree of workers, whose inner nodes combine what
+//! their children send. At its root the result goes to one copy, or down again to all.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::flow::{Lowering, Mover, Port};
 use crate::graph::{Executor, TaskFactory};
 use crate::overlay::Overlay;
 
-/// To one copy. What arrives is one row of the reduced columns when all sources have ended; none, if there were no rows.
+/// To one copy. What arrives is one row of the reduced columns when all sources have ended; none, if there were no
+/// rows.
 #[derive(Clone)]
 pub struct Reduce {
     reduction: Reduction,
@@ -100,8 +101,8 @@ impl Exchange for AllReduce {
     }
 }
 
-/// Adds the tree: a stage on every worker that combines its own copies' part, which these have reduced, with those of the workers
-/// below. Returns the output that has the result, at the copy on `root`, and nothing at the others.
+/// Adds the tree: a stage on every worker that combines its own copies' part, which these have reduced, with those of
+/// the workers below. Returns the output that has the result, at the copy on `root`, and nothing at the others.
 fn combine_up(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: Overlay, root: u32) -> Port {
     let source = lowering.sources()[0];
     let schema = SchemaRef::clone(lowering.target_schema());

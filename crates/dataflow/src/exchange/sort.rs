@@ -1,9 +1,9 @@
 //! A global order: every copy gets a range of the keys, sorted, and copy `i`'s rows come before copy `i + 1`'s.
 //!
-//! The ranges are drawn from samples. Each source copy keeps what it is given until it has seen enough to sample from, or
-//! all of it; one stage makes the splitters and tells them to all; then rows go straight to the copy of their range, which
-//! sorts them, on disk if need be. While a copy waits for the splitters it goes on taking (to disk, when memory is short),
-//! for what it takes may be what another copy waits for.
+//! The ranges are drawn from samples. Each source copy keeps what it is given until it has seen enough to sample from,
+//! or all of it; one stage makes the splitters and tells them to all; then rows go straight to the copy of their range,
+//! which sorts them, on disk if need be. While a copy waits for the splitters it goes on taking (to disk, when memory
+//! is short), for what it takes may be what another copy waits for.
 //!
 //! ```text
 //!  source -> [sample] ----------- rows, by range -----------> [sort] -> target
@@ -56,8 +56,8 @@ impl Sort {
         Sort { unsorted: true, ..Sort::by(keys) }
     }
 
-    /// Draws the samples from all rows before any is sent. Without it, the first 64 MiB of each copy serve, unless the rows
-    /// come in (or against) their order there already.
+    /// Draws the samples from all rows before any is sent. Without it, the first 64 MiB of each copy serve, unless the
+    /// rows come in (or against) their order there already.
     #[must_use]
     pub fn sample_all(mut self) -> Self {
         self.all = true;
@@ -284,8 +284,8 @@ async fn splitters(inputs: Inputs, outputs: Outputs, ranges: usize) -> Result<()
         }
         before += rows;
     }
-    // No samples, or fewer than ranges: the last ranges stay empty. One splitter at least, for a batch without rows does
-    // not travel.
+    // No samples, or fewer than ranges: the last ranges stay empty. One splitter at least, for a batch without rows
+    // does not travel.
     if chosen.is_empty() {
         chosen.push(&[0xff]);
     }

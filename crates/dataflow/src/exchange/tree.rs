@@ -1,5 +1,6 @@
-//! Many to one along a tree of workers, hosts first: what the sources of a worker send comes together there, and goes up with what the
-//! workers below have sent. A worker is sent to by few others, and a host by one worker of each other host at most.
+//! Many to one along a tree of workers, hosts first: what the sources of a worker send comes together there, and goes
+//! up with what the workers below have sent. A worker is sent to by few others, and a host by one worker of each other
+//! host at most.
 
 use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::Reduce as Reduction;
@@ -21,8 +22,8 @@ pub(super) enum Leaves<'a> {
 }
 
 /// Adds a stage `label` on every worker that gets what copies on its worker send, on its first input, and what the
-/// workers below it send, on its second. It is to send [`UP`], or, on worker `root`, [`OUT`], which is returned: the other copies have
-/// nothing for it.
+/// workers below it send, on its second. It is to send [`UP`], or, on worker `root`, [`OUT`], which is returned: the
+/// other copies have nothing for it.
 pub(super) fn up_a_tree(
     lowering: &mut Lowering<'_>,
     label: &str,

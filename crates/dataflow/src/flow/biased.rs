@@ -1,13 +1,14 @@
 //! A lock that costs nothing where it is not needed: where its user is on the thread that will end the user's turn.
 //!
-//! What waits for the end of a turn is used by two: its sender, and whoever ends the turn. Mostly that is one thread, which does one
-//! after the other. Taking a lock there for every small message would be most of what the message costs: an atomic exchange waits until
-//! all that has been written before it is in the cache.
+//! What waits for the end of a turn is used by two: its sender, and whoever ends the turn. Mostly that is one thread,
+//! which does one after the other. Taking a lock there for every small message would be most of what the message costs:
+//! an atomic exchange waits until all that has been written before it is in the cache.
 //!
-//! Invariant: nobody is at the value together with somebody else. The user is one at a time, and hands over with all that it has
-//! written, as whoever holds a `&mut` does. There is one turn at most that the user has entered and that is not over; its end takes the
-//! lock, and comes on the thread that `home` names, or `home` names none. So on that thread the user does not meet it, and on others it
-//! takes the lock, too. Model-checked in `tests/loom.rs`, which is why this file uses nothing of the crate but `sync`.
+//! Invariant: nobody is at the value together with somebody else. The user is one at a time, and hands over with all
+//! that it has written, as whoever holds a `&mut` does. There is one turn at most that the user has entered and that is
+//! not over; its end takes the lock, and comes on the thread that `home` names, or `home` names none. So on that thread
+//! the user does not meet it, and on others it takes the lock, too. Model-checked in `tests/loom.rs`, which is why this
+//! file uses nothing of the crate but `sync`.
 
 use std::ops::{Deref, DerefMut};
 
@@ -38,8 +39,8 @@ impl<T> Biased<T> {
     /// For the user, on thread `me`: without the lock if its turn ends there. `None`: it has to be locked.
     ///
     /// # Safety
-    /// `me` is this thread's own number, and not 0. The user is one at a time: whoever calls this has what nobody else has meanwhile,
-    /// such as a `&mut` of what all users go through, and keeps nothing that [`Biased::lock`] has given.
+    /// `me` is this thread's own number, and not 0. The user is one at a time: whoever calls this has what nobody else
+    /// has meanwhile, such as a `&mut` of what all users go through, and keeps nothing that [`Biased::lock`] has given.
     #[inline]
     pub(crate) unsafe fn at_home<R>(&self, me: usize, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         if self.home.load(Ordering::Relaxed) != me {

@@ -60,7 +60,8 @@ pub(crate) struct Edge {
     relays: HashMap<(u32, u32), Relay>,
     /// Streams of other workers that have not ended, and blocks that wait in relays.
     pending: AtomicI64,
-    /// What a row takes this worker's copies that it leads to, in nanoseconds; 0: not known, or so little that it does not matter.
+    /// What a row takes this worker's copies that it leads to, in nanoseconds; 0: not known, or so little that it does
+    /// not matter.
     row_ns: AtomicU64,
     /// How many rows these copies work on at a time, if rows take long.
     call_rows: AtomicU64,
@@ -160,8 +161,8 @@ impl Edge {
         new
     }
 
-    /// Notes what a row takes who receives it, and how many it works on at a time. Senders of this worker then send so many at a time, and
-    /// have fewer queued.
+    /// Notes what a row takes who receives it, and how many it works on at a time. Senders of this worker then send so
+    /// many at a time, and have fewer queued.
     pub(crate) fn note_pace(&self, row_ns: u64, call_rows: usize) {
         self.call_rows.store(call_rows as u64, Ordering::Relaxed);
         self.row_ns.store(row_ns, Ordering::Relaxed);
@@ -228,8 +229,8 @@ impl Edge {
         (0..self.targets()).filter(move |&target| self.target_workers[target as usize] == me)
     }
 
-    /// The copy `target` of this worker, which has closed its queue, takes nothing more of the stream from `source`. A sender elsewhere
-    /// is told; one of this worker sees it at the queue.
+    /// The copy `target` of this worker, which has closed its queue, takes nothing more of the stream from `source`. A
+    /// sender elsewhere is told; one of this worker sees it at the queue.
     pub(crate) fn stop(&self, source: u32, target: u32) {
         if !self.trees.is_empty() {
             self.stop_above(source, self.target_workers[target as usize]);
@@ -238,8 +239,9 @@ impl Edge {
         }
     }
 
-    /// Tells the worker above this one, `me`, in the tree of a broadcast that nothing more of it is wanted, once that is so for all copies here
-    /// and all workers below. Whoever was the last of them asks, so that somebody sees all; to be told twice does nothing.
+    /// Tells the worker above this one, `me`, in the tree of a broadcast that nothing more of it is wanted, once that
+    /// is so for all copies here and all workers below. Whoever was the last of them asks, so that somebody sees all;
+    /// to be told twice does nothing.
     fn stop_above(&self, source: u32, me: u32) {
         let Some(debt) = self.debts.get(&(source, me)) else { return };
         let mut here = (0..self.targets()).filter_map(|target| self.inlet(source, target));
@@ -468,7 +470,8 @@ mod tests {
         Frame::bare(&Header { seq: blocks, rows, ..Header::new(Kind::End, 0) })
     }
 
-    /// Lost, doubled, swapped or damaged blocks, and counts that differ at the end: each is an error that names the edge.
+    /// Lost, doubled, swapped or damaged blocks, and counts that differ at the end: each is an error that names the
+    /// edge.
     #[test]
     fn what_is_not_as_it_was_sent_is_an_error() {
         let endpoints = Endpoint::in_process(2).unwrap();

@@ -1,5 +1,5 @@
-//! A copy's end of an edge to a reduction without keys: what the copy sends is reduced at once, while it is still in the processor's cache,
-//! and nothing goes on before all has come.
+//! A copy's end of an edge to a reduction without keys: what the copy sends is reduced at once, while it is still in
+//! the processor's cache, and nothing goes on before all has come.
 
 use std::sync::Arc;
 

@@ -231,8 +231,8 @@ impl Input {
         self.replay.is_some() || !self.ahead.is_empty()
     }
 
-    /// What comes next on any stream: an item, marks as each stream brought them, or that it has ended. For who knows what his
-    /// streams mean.
+    /// What comes next on any stream: an item, marks as each stream brought them, or that it has ended. For who knows
+    /// what his streams mean.
     pub(crate) async fn recv_each(&mut self) -> Result<Option<(u32, Option<Item>)>, DataflowError> {
         poll_fn(|context| {
             if self.open == 0 {
@@ -318,8 +318,8 @@ impl Input {
         Ok(())
     }
 
-    /// Lets a barrier that is in a hurry pass, once any stream has brought it, and begins to record the rows that it overtakes.
-    /// Returns whether there is one.
+    /// Lets a barrier that is in a hurry pass, once any stream has brought it, and begins to record the rows that it
+    /// overtakes. Returns whether there is one.
     fn overtake(&mut self) -> bool {
         let (Some(overtaking), Some(marks)) = (&mut self.overtaking, &mut self.marks) else { return false };
         let Some(epoch) = overtaking.hurry.now() else { return false };
@@ -337,7 +337,8 @@ impl Input {
         true
     }
 
-    /// Takes before its time what has come, for as long as a barrier that has been overtaken is still to come on some stream.
+    /// Takes before its time what has come, for as long as a barrier that has been overtaken is still to come on some
+    /// stream.
     fn record(&mut self, context: &mut Context<'_>) -> Result<(), DataflowError> {
         let Some((mut recording, sender)) = self.overtaking.as_mut().and_then(|of| of.recording.take()) else {
             return Ok(());

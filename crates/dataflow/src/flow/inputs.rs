@@ -11,7 +11,8 @@ use crate::error::DataflowError;
 use crate::rebalance::Handover;
 use crate::run::block_on;
 
-/// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send on.
+/// A copy that always finds something to do lets others have its thread after so long: they may have a barrier to send
+/// on.
 const TURN: Duration = Duration::from_millis(1);
 
 /// All input ports of a copy, in the order of the task's declaration.
@@ -75,9 +76,10 @@ impl Inputs {
         self.ports.remove(0)
     }
 
-    /// What comes next on any of the ports that `wanted` names: an item with its port, or, once for each port, that it has
-    /// ended. `None` when all wanted ports have. Marks are of all ports together: time that none is behind, a barrier that
-    /// all have brought; a port that has brought one is not read until the others have, and is named with no meaning.
+    /// What comes next on any of the ports that `wanted` names: an item with its port, or, once for each port, that it
+    /// has ended. `None` when all wanted ports have. Marks are of all ports together: time that none is behind, a
+    /// barrier that all have brought; a port that has brought one is not read until the others have, and is named with
+    /// no meaning.
     ///
     /// # Errors
     /// As [`Input::recv`].

@@ -1,10 +1,10 @@
-//! One stream of blocks: from a copy to a copy, or from one to all. Takes credit, numbers and counts what goes, and puts small
-//! batches together.
+//! One stream of blocks: from a copy to a copy, or from one to all. Takes credit, numbers and counts what goes, and
+//! puts small batches together.
 //!
-//! Of what a copy sends in one [turn](super::turn) the first batch leaves at once, whatever its size: a lone one never waits.
-//! Small ones behind it wait in a [pack](super::pack) until that is full, something goes that must stay behind them, or the turn
-//! ends. Credit for a whole pack is taken with the first that goes into it, so that it can go without waiting; what it did not
-//! need comes back then.
+//! Of what a copy sends in one [turn](super::turn) the first batch leaves at once, whatever its size: a lone one never
+//! waits. Small ones behind it wait in a [pack](super::pack) until that is full, something goes that must stay behind
+//! them, or the turn ends. Credit for a whole pack is taken with the first that goes into it, so that it can go without
+//! waiting; what it did not need comes back then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +30,8 @@ use crate::work::QUEUE;
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
 /// What a batch of this process costs in credit beside its bytes.
 const BATCH_COST_BYTES: u64 = 64;
-/// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read leaves the
-/// processor's cache.
+/// After so much for copies of this worker a sender lets them have the thread: while it goes on, what they are to read
+/// leaves the processor's cache.
 const CACHED_BYTES: u64 = 512 << 10;
 /// What is taken for a pack before it is known what it costs. It goes when it is full, so nothing in it is more.
 const PACK_CREDIT_BYTES: u64 = PACK_BYTES_MAX + SMALL_BYTES_MAX;
@@ -150,7 +150,8 @@ impl End {
         self.rows += rows;
     }
 
-    /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent nothing.
+    /// The next block for other workers. To be counted when it has gone: who gives up waiting for credit has sent
+    /// nothing.
     fn frame(&mut self, way: &Way, rows: Rows<'_>) -> Result<Frame, TaskError> {
         let Place::There { target, workers, encoder } = &mut self.place else {
             unreachable!("asked of workers elsewhere")
@@ -309,8 +310,9 @@ impl Lane {
         }
     }
 
-    /// Sends a batch to a copy of this worker whose rows take long: so many rows at a time as it takes between two marks, and no more than
-    /// it gets through soon, however small they are. Else a barrier would wait behind all that fits into the window's bytes.
+    /// Sends a batch to a copy of this worker whose rows take long: so many rows at a time as it takes between two
+    /// marks, and no more than it gets through soon, however small they are. Else a barrier would wait behind all that
+    /// fits into the window's bytes.
     async fn send_slowly(&self, batch: RecordBatch) -> Result<(), TaskError> {
         let way = &self.way;
         self.flush()?;
@@ -333,7 +335,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Puts rows of the only column, given as bytes, to those that wait, without a batch; `false`: they have to be sent as one.
+    /// Puts rows of the only column, given as bytes, to those that wait, without a batch; `false`: they have to be sent
+    /// as one.
     ///
     /// # Safety
     /// Nobody else does anything with the lane meanwhile but [`Waiting::go`].

@@ -70,9 +70,9 @@ impl Lowering<'_> {
         overlay.tree(root, members, self.hosts)
     }
 
-    /// Whether anybody else waits for what the tasks send that lead to source `at`, or that source itself. Then a stage must not
-    /// leave it waiting for long: those tasks would stop, and what waits for them may be what the stage is waiting for. That
-    /// need not be in sight from here: two joins may each hold up what the other takes first.
+    /// Whether anybody else waits for what the tasks send that lead to source `at`, or that source itself. Then a stage
+    /// must not leave it waiting for long: those tasks would stop, and what waits for them may be what the stage is
+    /// waiting for. That need not be in sight from here: two joins may each hold up what the other takes first.
     pub fn others_wait_for(&self, at: usize) -> bool {
         let mut above = vec![self.edge.sources[at].0];
         let mut seen = 0;

@@ -1,5 +1,5 @@
-//! How long copies work on rows, by the buckets of their keys: what it costs to own a bucket. What a batch takes is shared out by the
-//! buckets of some of its rows; one batch in sixteen is looked at, and stands for those before it.
+//! How long copies work on rows, by the buckets of their keys: what it costs to own a bucket. What a batch takes is
+//! shared out by the buckets of some of its rows; one batch in sixteen is looked at, and stands for those before it.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -90,7 +90,8 @@ impl Outlet {
         }
     }
 
-    /// Whether any copy that it leads to still takes something. Of an edge that leads nowhere nobody asks; a reduction takes all.
+    /// Whether any copy that it leads to still takes something. Of an edge that leads nowhere nobody asks; a reduction
+    /// takes all.
     fn is_wanted(&self) -> bool {
         matches!(self.route, Route::Nowhere | Route::Reduce(_)) || !self.lanes().iter().all(|lane| lane.is_stopped())
     }
@@ -104,7 +105,8 @@ impl Outlet {
         }
     }
 
-    /// Takes rows of the only column, given as bytes, where nobody has to wait for that. `false`: they have to be sent as a batch.
+    /// Takes rows of the only column, given as bytes, where nobody has to wait for that. `false`: they have to be sent
+    /// as a batch.
     fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         match &mut self.route {
             Route::Nowhere => Ok(true),
@@ -234,17 +236,18 @@ impl Output {
         self.outlets.iter().map(|outlet| outlet.way.edge.row_ns()).max().unwrap_or(0)
     }
 
-    /// Whether anybody still takes what is sent: not if all receivers have let go of their ends. Who makes rows at a cost
-    /// looks, and ends early; to send on is no error.
+    /// Whether anybody still takes what is sent: not if all receivers have let go of their ends. Who makes rows at a
+    /// cost looks, and ends early; to send on is no error.
     pub fn is_wanted(&self) -> bool {
         self.outlets.is_empty() || self.outlets.iter().any(Outlet::is_wanted)
     }
 
     /// Sends a batch on all edges that begin here. Waits while a receiver has more than it can take.
     ///
-    /// Rows keep their order; where a batch ends means nothing. Of small batches that a copy sends before it waits for anything
-    /// (an input, credit, a timer), the first leaves at once, the others together, and arrive as one, when it waits, ends or
-    /// [flushes](Output::flush). Who blocks its thread uses [`Output::send_blocking`], which keeps nothing back.
+    /// Rows keep their order; where a batch ends means nothing. Of small batches that a copy sends before it waits for
+    /// anything (an input, credit, a timer), the first leaves at once, the others together, and arrive as one, when it
+    /// waits, ends or [flushes](Output::flush). Who blocks its thread uses [`Output::send_blocking`], which keeps
+    /// nothing back.
     ///
     /// # Errors
     /// When the batch is not of the declared schema, or the exchange refuses it; `Cancelled`.
@@ -262,8 +265,8 @@ impl Output {
         last.send(batch).await
     }
 
-    /// Sends numbers, as rows of the port's only column: the same as to [send](Output::send) a batch of them. For many small
-    /// messages, of which each takes longer to be made a batch than to be sent.
+    /// Sends numbers, as rows of the port's only column: the same as to [send](Output::send) a batch of them. For many
+    /// small messages, of which each takes longer to be made a batch than to be sent.
     ///
     /// # Errors
     /// When the port has other columns, or one of another type; `Cancelled`.
@@ -301,8 +304,8 @@ impl Output {
         if self.is_wanted() {
             return Ok(true);
         }
-        // A sender without an end that does not look would never wait again: nobody else would have its thread, and nothing
-        // could end it.
+        // A sender without an end that does not look would never wait again: nobody else would have its thread, and
+        // nothing could end it.
         tokio::task::yield_now().await;
         Ok(false)
     }
@@ -316,8 +319,8 @@ impl Output {
         block_on(cancel.guard(self.send(batch)))?
     }
 
-    /// The same in a turn that goes on: small batches may wait for its end. Where it has to wait itself the turn ends, and `wait` is to call
-    /// what it is given, which waits.
+    /// The same in a turn that goes on: small batches may wait for its end. Where it has to wait itself the turn ends,
+    /// and `wait` is to call what it is given, which waits.
     ///
     /// # Errors
     /// As [`Output::send`].

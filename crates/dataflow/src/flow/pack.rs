@@ -1,9 +1,10 @@
 //! Small batches of one stream put together: what a copy sends in one turn crosses, and is taken, as one batch.
 //!
-//! A batch of a hundred bytes costs a microsecond and more to be handed over, whether to another thread or to another worker:
-//! credit, queue, wake-up, a frame with Arrow's metadata, its checksum. Its rows alone cost a few nanoseconds. Numbers without
-//! nulls, by far the most frequent, are copied to the end of their column at once, so that the memory of a small batch goes
-//! back to its maker while it is still in the cache; of other columns the batches are kept, and concatenated in the end.
+//! A batch of a hundred bytes costs a microsecond and more to be handed over, whether to another thread or to another
+//! worker: credit, queue, wake-up, a frame with Arrow's metadata, its checksum. Its rows alone cost a few nanoseconds.
+//! Numbers without nulls, by far the most frequent, are copied to the end of their column at once, so that the memory
+//! of a small batch goes back to its maker while it is still in the cache; of other columns the batches are kept, and
+//! concatenated in the end.
 
 use arrow::array::{
     Array, ArrayData, ArrayRef, ArrowPrimitiveType, PrimitiveArray, RecordBatch, downcast_primitive, make_array,
@@ -37,8 +38,8 @@ fn values_of(data_type: &DataType) -> Option<Values> {
     }
 }
 
-/// Whether columns of a type can be put behind each other at a cost that depends on their rows alone. Of dictionaries the values
-/// would be merged, and could become too many for their keys.
+/// Whether columns of a type can be put behind each other at a cost that depends on their rows alone. Of dictionaries
+/// the values would be merged, and could become too many for their keys.
 fn is_packable(data_type: &DataType) -> bool {
     use DataType::*;
     match data_type {
@@ -88,8 +89,8 @@ impl Pack {
         self.bytes >= PACK_BYTES_MAX
     }
 
-    /// Adds rows of the only column, given as bytes, as [`Pack::push`] adds a batch of them; `None` where there are others, or they
-    /// would have to go behind batches.
+    /// Adds rows of the only column, given as bytes, as [`Pack::push`] adds a batch of them; `None` where there are
+    /// others, or they would have to go behind batches.
     pub(super) fn push_values(&mut self, values: &[u8], rows: usize) -> Option<bool> {
         let [column] = self.columns.as_mut_slice() else { return None };
         if !self.others.is_empty() {
@@ -170,8 +171,8 @@ mod tests {
     }
 
     proptest! {
-        /// A value that got lost, moved to another row or lost its null would be wrong data without any error: packs are
-        /// compared with Arrow's own concatenation, of slices with and without nulls, several packs from one.
+        /// A value that got lost, moved to another row or lost its null would be wrong data without any error: packs
+        /// are compared with Arrow's own concatenation, of slices with and without nulls, several packs from one.
         #[test]
         fn a_pack_is_what_was_pushed(
             pushed in prop::collection::vec(

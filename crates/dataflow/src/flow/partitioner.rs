@@ -47,7 +47,8 @@ pub trait Assign: Send {
     /// When it cannot tell; fails the task.
     fn assign(&mut self, batch: &RecordBatch, targets: &mut Vec<u32>) -> Result<Assignment, TaskError>;
 
-    /// Where the next batch goes as a whole, if that does not hang on what is in it: then [`Assign::assign`] is not asked.
+    /// Where the next batch goes as a whole, if that does not hang on what is in it: then [`Assign::assign`] is not
+    /// asked.
     fn assign_unseen(&mut self) -> Option<u32> {
         None
     }

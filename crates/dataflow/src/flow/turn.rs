@@ -1,5 +1,6 @@
-//! Turns: from the moment that a copy is polled until it waits, or gives its thread back. What it sends meanwhile may wait for
-//! the turn's end, which is now: so small batches are put together by how busy their sender is, and never wait for a clock.
+//! Turns: from the moment that a copy is polled until it waits, or gives its thread back. What it sends meanwhile may
+//! wait for the turn's end, which is now: so small batches are put together by how busy their sender is, and never wait
+//! for a clock.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -51,8 +52,8 @@ impl Drop for Turn {
     }
 }
 
-/// A turn of a copy that blocks its thread: it goes on between what the copy does here, since nobody sees what else it does, until
-/// somebody ends it.
+/// A turn of a copy that blocks its thread: it goes on between what the copy does here, since nobody sees what else it
+/// does, until somebody ends it.
 #[derive(Default)]
 pub struct LongTurn(Vec<Arc<dyn Waiting>>);
 
@@ -82,8 +83,8 @@ impl LongTurn {
     }
 }
 
-/// Has `waiting` go at the end of the turn. Returns the number of the thread where that comes, 0 if it may be any; `None`: there is no
-/// turn, and nobody would tell it.
+/// Has `waiting` go at the end of the turn. Returns the number of the thread where that comes, 0 if it may be any;
+/// `None`: there is no turn, and nobody would tell it.
 pub(super) fn join(waiting: impl FnOnce() -> Arc<dyn Waiting>) -> Option<usize> {
     UNDER_WAY.with_borrow_mut(|under_way| {
         let turn = under_way.as_mut()?;
@@ -107,7 +108,8 @@ mod tests {
         }
     }
 
-    /// Who joined a turn and was not told of its end would keep rows for ever; one within another must not end that one.
+    /// Who joined a turn and was not told of its end would keep rows for ever; one within another must not end that
+    /// one.
     #[test]
     fn each_is_told_at_the_end_of_its_own_turn() {
         let (outer, inner) = (Arc::new(Count::default()), Arc::new(Count::default()));

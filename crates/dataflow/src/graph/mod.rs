@@ -1,8 +1,8 @@
 //! The task graph: what every worker builds in the same way, before anything runs.
 //!
 //! Tasks have named ports; an edge joins output ports to an input port and names an exchange, which says who gets which
-//! rows. A graph is plain data plus the functions of its tasks: checking it ([`check`]), lowering it to copies and movers
-//! ([`crate::flow`]), printing and drawing it ([`explain`], [`svg`]) are apart.
+//! rows. A graph is plain data plus the functions of its tasks: checking it ([`check`]), lowering it to copies and
+//! movers ([`crate::flow`]), printing and drawing it ([`explain`], [`svg`]) are apart.
 
 pub mod check;
 mod explain;

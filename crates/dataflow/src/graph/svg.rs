@@ -1,7 +1,7 @@
 //! A graph as a picture: tasks in layers from left to right, drawn without any other program.
 //!
-//! Between two layers of tasks lies a layer of labels, one for each edge: so no label can lie on another, or on a box. An edge
-//! that passes by layers has a place of its own in each of them.
+//! Between two layers of tasks lies a layer of labels, one for each edge: so no label can lie on another, or on a box.
+//! An edge that passes by layers has a place of its own in each of them.
 
 use std::fmt::Write;
 

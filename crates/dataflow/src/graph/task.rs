@@ -57,8 +57,8 @@ pub struct Resources {
     pub cores: f32,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// For each copy the hosts that hold its data, by their names or as paths such as `zone-a/rack-3/host-7`; fewer entries than
-    /// copies, or none, mean anywhere.
+    /// For each copy the hosts that hold its data, by their names or as paths such as `zone-a/rack-3/host-7`; fewer
+    /// entries than copies, or none, mean anywhere.
     pub data_hosts: Vec<Vec<String>>,
 }
 
@@ -120,9 +120,10 @@ impl TaskSpec {
         TaskSpec { keeps: if O::moves() { Keeps::ByBucket } else { Keeps::Unknown }, ..task }
     }
 
-    /// A task whose copies call `function` with every batch by itself, and send what it returns out of the only output port, if anything. A
-    /// call that fails is made again with the same batch, at most `retries` times, and told on standard error: it has been given nothing
-    /// but the batch, and nothing of what it made has gone out. When they have all failed, the last error fails the task.
+    /// A task whose copies call `function` with every batch by itself, and send what it returns out of the only output
+    /// port, if anything. A call that fails is made again with the same batch, at most `retries` times, and told on
+    /// standard error: it has been given nothing but the batch, and nothing of what it made has gone out. When they
+    /// have all failed, the last error fails the task.
     pub fn each<F>(name: impl Into<String>, retries: u32, function: F) -> Self
     where
         F: Fn(&RecordBatch, &TaskContext) -> Result<Option<RecordBatch>, TaskError> + Send + Sync + 'static,
@@ -131,8 +132,8 @@ impl TaskSpec {
         Self::operator(name, move |context| Ok(Each::new(&function, retries, context)))
     }
 
-    /// A task whose copies are sources. The output port for their rows is to be added, and behind it one for what they meet that is no row,
-    /// if that is not to be left out. `times` says how rows tell time.
+    /// A task whose copies are sources. The output port for their rows is to be added, and behind it one for what they
+    /// meet that is no row, if that is not to be left out. `times` says how rows tell time.
     pub fn source<F, S>(name: impl Into<String>, times: Option<EventTimes>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
@@ -141,7 +142,8 @@ impl TaskSpec {
         Self::any_source(name, (times, false), make)
     }
 
-    /// The same whose rows tell no time, though tasks behind it wait for it: what holds them back is named while it runs.
+    /// The same whose rows tell no time, though tasks behind it wait for it: what holds them back is named while it
+    /// runs.
     pub fn source_without_time<F, S>(name: impl Into<String>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
@@ -270,18 +272,19 @@ impl TaskSpec {
         self
     }
 
-    /// Its copies know marks: they get time and barriers with their batches, save what they keep when a barrier passes, and
-    /// send marks on. Operators do all that by themselves. Tasks that are not streaming cannot be in a job that makes
-    /// checkpoints.
+    /// Its copies know marks: they get time and barriers with their batches, save what they keep when a barrier passes,
+    /// and send marks on. Operators do all that by themselves. Tasks that are not streaming cannot be in a job that
+    /// makes checkpoints.
     #[must_use]
     pub fn streaming(mut self) -> Self {
         self.streaming = true;
         self
     }
 
-    /// Says what its copies keep by bucket. Checkpoints name it, and a job whose states are others than those of its checkpoint
-    /// does not begin, unless fields have been added that may be null: then [`Restored::schema`](crate::checkpoint::Restored::schema)
-    /// tells its copies what they begin with, and their next snapshot is asked for as a whole.
+    /// Says what its copies keep by bucket. Checkpoints name it, and a job whose states are others than those of its
+    /// checkpoint does not begin, unless fields have been added that may be null: then
+    /// [`Restored::schema`](crate::checkpoint::Restored::schema) tells its copies what they begin with, and their next
+    /// snapshot is asked for as a whole.
     #[must_use]
     pub fn state(mut self, schema: StateSchema) -> Self {
         self.state = Some(schema);

@@ -47,8 +47,9 @@ impl Account {
         true
     }
 
-    /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Who has a barrier in
-    /// a hurry behind him may owe as much again as the window: it would wait with him. Returns the nanoseconds it waited.
+    /// Waits until there is any credit, then takes `bytes`. One waits at a time: a stream has one sender. Who has a
+    /// barrier in a hurry behind him may owe as much again as the window: it would wait with him. Returns the
+    /// nanoseconds it waited.
     pub(crate) async fn acquire(&self, bytes: u64, hurry: Option<&Hurry>) -> u64 {
         self.acquire_owing(bytes, hurry, false).await
     }
@@ -109,8 +110,8 @@ impl Account {
     }
 }
 
-/// How much of a stream's window is in use: less while the receiving worker's memory runs out, so that sources slow down
-/// before anything else has to happen; all of it again afterwards.
+/// How much of a stream's window is in use: less while the receiving worker's memory runs out, so that sources slow
+/// down before anything else has to happen; all of it again afterwards.
 pub(crate) struct Valve {
     governor: Governor,
     full_bytes: u64,
@@ -123,8 +124,8 @@ impl Valve {
         Arc::new(Valve { governor, full_bytes: window_bytes, open_bytes: AtomicU64::new(window_bytes) })
     }
 
-    /// How much credit to give back for `bytes` that were taken. One thread at a time may overshoot a little; the window
-    /// never closes.
+    /// How much credit to give back for `bytes` that were taken. One thread at a time may overshoot a little; the
+    /// window never closes.
     fn pass(&self, bytes: u64) -> u64 {
         let open = self.open_bytes.load(Ordering::Relaxed);
         if self.governor.level() == Level::Ok {
@@ -250,7 +251,8 @@ mod tests {
         assert!(!account.try_acquire(1));
     }
 
-    /// A barrier that waited with a sender for credit would hurry in vain; a window without an end would fill the memory.
+    /// A barrier that waited with a sender for credit would hurry in vain; a window without an end would fill the
+    /// memory.
     #[test]
     fn who_is_in_a_hurry_owes_a_window_more() {
         let account = Account::new(100);

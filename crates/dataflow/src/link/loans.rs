@@ -1,9 +1,9 @@
-//! Frames between workers of one host go nowhere: they are written into memory that both see, and used there until nothing refers to them.
-//! What is sent is where they lie. Neither the kernel nor a copy takes part.
+//! Frames between workers of one host go nowhere: they are written into memory that both see, and used there until
+//! nothing refers to them. What is sent is where they lie. Neither the kernel nor a copy takes part.
 //!
-//! Every worker has some such memory ([`Lender`]), which the others of its host have mapped ([`Borrowed`]). The borrower says when all that
-//! refers to a frame is gone, and its place is used again. Who keeps rows for long thereby keeps places; when none are left, frames go by
-//! message, as they do to other hosts.
+//! Every worker has some such memory ([`Lender`]), which the others of its host have mapped ([`Borrowed`]). The
+//! borrower says when all that refers to a frame is gone, and its place is used again. Who keeps rows for long thereby
+//! keeps places; when none are left, frames go by message, as they do to other hosts.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -28,7 +28,8 @@ const BUDGET_SHARE: u64 = 16;
 const LENT_BYTES_MIN: u64 = 1 << 20;
 /// Smaller frames cost less to copy than to be asked back.
 const FRAME_BYTES_MIN: usize = 16 << 10;
-/// Frames are returned when those of all borrowers may be such a part of what is lent: their lender is not disturbed for each.
+/// Frames are returned when those of all borrowers may be such a part of what is lent: their lender is not disturbed
+/// for each.
 const LOT_SHARE: usize = 16;
 
 /// What the workers of a runner lend each other; it outlives runs, as what was lent does.
@@ -63,7 +64,8 @@ struct ToReturn {
     bytes: usize,
 }
 
-/// What a worker tells the others of its memory: its process, the descriptor (or -1), how long it is, and what it begins with.
+/// What a worker tells the others of its memory: its process, the descriptor (or -1), how long it is, and what it
+/// begins with.
 type Offer = [u64; 4];
 
 impl Loans {
@@ -166,7 +168,8 @@ impl Loans {
         // SAFETY: within the segment, as just checked.
         let ptr = unsafe { of.segment.base().add(offset as usize) };
         let borrow = Arc::new(AssertUnwindSafe(Borrow { of: Arc::clone(of), offset, bytes: len as usize, links }));
-        // SAFETY: the buffer owns the borrow, which keeps the memory mapped, and whose lender does not touch those bytes until it is dropped.
+        // SAFETY: the buffer owns the borrow, which keeps the memory mapped, and whose lender does not touch those
+        // bytes until it is dropped.
         let bytes = unsafe { Buffer::from_custom_allocation(ptr, len as usize, borrow) };
         let frame = Received::lent(bytes).map_err(|error| error.to_string())?;
         match frame.header.kind == Kind::Batch && frame.header.run == told.header.run {
@@ -250,8 +253,8 @@ mod tests {
 
     const ROWS: i64 = 8192;
 
-    /// Sends so many batches from each worker, by key; every target keeps all that it gets until its end. Returns their sum on this worker, and
-    /// whether something was lent at the end.
+    /// Sends so many batches from each worker, by key; every target keeps all that it gets until its end. Returns their
+    /// sum on this worker, and whether something was lent at the end.
     fn exchange(runner: &Runner, batches: i64) -> (i64, bool) {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
         let (sent, loans, (sender, found)) = (SchemaRef::clone(&schema), Arc::clone(&runner.loans), channel());
@@ -286,8 +289,8 @@ mod tests {
         found.recv().unwrap()
     }
 
-    /// A place that was used again while somebody reads it would be wrong data; one that never came back, memory that nobody has. Targets
-    /// keep more here than is lent at all.
+    /// A place that was used again while somebody reads it would be wrong data; one that never came back, memory that
+    /// nobody has. Targets keep more here than is lent at all.
     #[test]
     fn what_is_kept_stays_and_comes_back() {
         let batches = 3 * LENT_BYTES_MAX as i64 / (ROWS * 8);

@@ -6,8 +6,8 @@
 //! whichever thread drives it.
 //!
 //! Locks: the engine's, then a queue's. Nothing that is dropped by the engine locks either: what comes back that way
-//! (credit, room on a link) is noted in atomics or in `credits` and `dirty`, and looked at by the next pump. Memory goes back to
-//! the [`Rooms`], whose own lock is held for that alone, or is noted as to be returned to its lender.
+//! (credit, room on a link) is noted in atomics or in `credits` and `dirty`, and looked at by the next pump. Memory
+//! goes back to the [`Rooms`], whose own lock is held for that alone, or is noted as to be returned to its lender.
 
 mod credit;
 mod loans;
@@ -62,8 +62,8 @@ struct Peer {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Outgoing>,
-    /// This worker's last frame is in it, or has left. One behind it would meet the next run, and fail it: a function that a run
-    /// has given up may go on, and send.
+    /// This worker's last frame is in it, or has left. One behind it would meet the next run, and fail it: a function
+    /// that a run has given up may go on, and send.
     closed: bool,
 }
 
@@ -195,7 +195,8 @@ impl Links {
         }
     }
 
-    /// [`Links::enqueue`], for what is of no use once there is a newer one: of these one waits at most, however long the link is busy.
+    /// [`Links::enqueue`], for what is of no use once there is a newer one: of these one waits at most, however long
+    /// the link is busy.
     pub(crate) fn enqueue_newest(&self, worker: u32, frame: Frame) {
         let newest = Outgoing { ages: true, ..Outgoing::new(frame.into_buffer()) };
         let mut queue = self.peers[worker as usize].queue.lock();
@@ -224,8 +225,8 @@ impl Links {
         }
     }
 
-    /// Queues this worker's last frames of the run; nothing more goes. Credit that is still owed stays: every stream into this
-    /// worker has ended.
+    /// Queues this worker's last frames of the run; nothing more goes. Credit that is still owed stays: every stream
+    /// into this worker has ended.
     pub(crate) fn finish(&self, frame: impl Fn() -> Frame) {
         *self.credits.lock() = None;
         for worker in self.others() {
@@ -351,7 +352,8 @@ fn next_message(queue: &mut VecDeque<Outgoing>) -> Option<Outgoing> {
 mod tests {
     use super::*;
 
-    /// What a copy of a run that was given up still sends must not be a frame of an old run in the next one: that fails it.
+    /// What a copy of a run that was given up still sends must not be a frame of an old run in the next one: that fails
+    /// it.
     #[test]
     fn nothing_follows_the_last_frame_of_a_run() {
         let endpoints = Endpoint::in_process(2).unwrap();

@@ -1,8 +1,9 @@
-//! Copies go to their data: to a worker of a host that holds it, else to the nearest one, else to whoever has the least to do.
+//! Copies go to their data: to a worker of a host that holds it, else to the nearest one, else to whoever has the least
+//! to do.
 //!
-//! Where a host is in the network is a path from the outside in, such as `zone-a/rack-3/host-7`, as in Hadoop's and Slurm's
-//! topologies: the more leading parts two paths have in common, the nearer they are. Hosts of data are such paths, or plain names,
-//! which say nothing of what is near.
+//! Where a host is in the network is a path from the outside in, such as `zone-a/rack-3/host-7`, as in Hadoop's and
+//! Slurm's topologies: the more leading parts two paths have in common, the nearer they are. Hosts of data are such
+//! paths, or plain names, which say nothing of what is near.
 
 use std::cmp::Reverse;
 
@@ -34,7 +35,8 @@ impl Placement for Locality {
                 data[copy].iter().map(|host| place.nearness(host)).max().unwrap_or_default()
             };
             let nearest = |copy| places.iter().map(|place| near(copy, place)).max().unwrap_or_default();
-            // Who has its data nearest chooses first. Last are those that may go anywhere: they fill up what the data has left unequal.
+            // Who has its data nearest chooses first. Last are those that may go anywhere: they fill up what the data
+            // has left unequal.
             let mut order: Vec<(Reverse<Nearness>, usize)> =
                 (0..data.len()).map(|copy| (Reverse(nearest(copy)), copy)).collect();
             order.sort_unstable();

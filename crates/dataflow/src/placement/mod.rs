@@ -28,7 +28,8 @@ use crate::graph::{Graph, Parallelism, Resources};
 pub struct WorkerInfo {
     /// The host's name; workers of one host have the same.
     pub host: String,
-    /// Where that is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has said it.
+    /// Where that is in the network, from the outside in, such as `zone-a/rack-3/host-7`; `None` where nobody has said
+    /// it.
     pub location: Option<String>,
     /// Processor cores it may use.
     pub cores: f32,
@@ -228,7 +229,8 @@ mod tests {
         assert_eq!(plan.tasks.iter().map(|task| task.workers[0]).collect::<Vec<_>>(), [1, 2, 1, 2]);
     }
 
-    /// Data of a host without a worker that is read from the far end of the network, though a worker of its rack is there.
+    /// Data of a host without a worker that is read from the far end of the network, though a worker of its rack is
+    /// there.
     #[test]
     fn locality_goes_near_the_data_where_it_cannot_go_beside_it() {
         let workers = located(&["a/1/h1", "a/2/h2", "b/1/h3", "b/1/h4"]);

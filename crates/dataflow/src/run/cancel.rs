@@ -101,14 +101,14 @@ impl CancelToken {
     }
 }
 
-/// Runs a future on this thread, in the middle of a copy's work. If the copy's run is given up, the future is dropped: what others do
-/// for it, and may never end, keeps the run from ending no longer.
+/// Runs a future on this thread, in the middle of a copy's work. If the copy's run is given up, the future is dropped:
+/// what others do for it, and may never end, keeps the run from ending no longer.
 ///
 /// # Errors
 /// `Cancelled`.
 pub fn wait_in_copy<F: Future>(future: F) -> Result<F::Output, DataflowError> {
-    // A copy's turn that Tokio cuts short, when much was done in it, goes on when the copy has given its thread back; which is here, after
-    // the future is done.
+    // A copy's turn that Tokio cuts short, when much was done in it, goes on when the copy has given its thread back;
+    // which is here, after the future is done.
     let future = tokio::task::unconstrained(future);
     let Some(cancel) = CURRENT.with_borrow(Clone::clone) else { return Ok(block_on(future)) };
     let token = cancel.token();
@@ -164,7 +164,8 @@ mod tests {
         assert!(matches!(wait_in_copy(async { 7 }), Ok(7)), "outside of a copy");
     }
 
-    /// A copy on the pool that waits many times in one turn would be kept waiting by the pool, which waits for the copy.
+    /// A copy on the pool that waits many times in one turn would be kept waiting by the pool, which waits for the
+    /// copy.
     #[test]
     fn who_waits_often_is_not_kept_waiting() {
         let pool = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();

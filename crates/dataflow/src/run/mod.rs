@@ -1,8 +1,8 @@
 //! Running a graph: the runner makes the flow, starts this worker's copies, and moves bytes until all are done.
 //!
-//! The thread that calls [`Runner::run`] becomes the worker's I/O thread: it sits in the endpoint's wait, which polls for a
-//! moment and then sleeps. Copies run on the runner's pool, or on threads of their own. A run ends when every worker has
-//! sent its last frame to every other; so nothing of one run is left on the links when the next one begins.
+//! The thread that calls [`Runner::run`] becomes the worker's I/O thread: it sits in the endpoint's wait, which polls
+//! for a moment and then sleeps. Copies run on the runner's pool, or on threads of their own. A run ends when every
+//! worker has sent its last frame to every other; so nothing of one run is left on the links when the next one begins.
 
 mod cancel;
 mod context;
@@ -69,8 +69,8 @@ impl Default for Settings {
     }
 }
 
-/// Called every so often while a run waits, for who has signals to look at, or progress to tell or to show. An error gives the
-/// run up on all workers.
+/// Called every so often while a run waits, for who has signals to look at, or progress to tell or to show. An error
+/// gives the run up on all workers.
 pub type Look<'a> = &'a mut dyn FnMut(&Progress) -> Result<(), String>;
 
 /// Runs graphs on the workers of a communicator. Every worker makes one, and runs the same graphs in the same order.
@@ -192,8 +192,8 @@ impl Runner {
     /// Runs a graph to its end, its copies placed in turn. Collective: every worker calls it with the same graph.
     ///
     /// # Errors
-    /// The same on every worker: what is wrong with the graph, or what failed first. After an error of the graph or of a
-    /// task the runner can run again; after the job's fault it cannot.
+    /// The same on every worker: what is wrong with the graph, or what failed first. After an error of the graph or of
+    /// a task the runner can run again; after the job's fault it cannot.
     pub fn run(&self, graph: &Graph) -> Result<RunReport, DataflowError> {
         self.run_placed(graph, &RoundRobin, &mut |_| Ok(()))
     }
@@ -460,7 +460,8 @@ impl Run {
             for (port, input) in inputs.iter_mut().enumerate() {
                 let leads_here = |edge: &&FlowEdge| edge.target.is(index, port);
                 let from: Vec<&FlowEdge> = flow.edges.iter().filter(leads_here).collect();
-                // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to all again.
+                // What is broadcast would be in flight to some copies and not to others: dealt anew, it would come to
+                // all again.
                 if from.iter().all(|edge| !matches!(edge.mover, Mover::Broadcast(_))) {
                     input.let_overtake(port as u32, states);
                 }

@@ -186,7 +186,8 @@ impl Resume {
         }
     }
 
-    /// Collective: whether all workers write to the same place. Where each has one of its own, nothing could ever be gone on from.
+    /// Collective: whether all workers write to the same place. Where each has one of its own, nothing could ever be
+    /// gone on from.
     fn check_shared(&self, comm: &Communicator, pool: &Handle, claim: u64) -> Result<(), DataflowError> {
         let place = self.settings.store.place();
         let sees = pool.block_on(self.settings.store.sees_claim(claim, &self.run));
@@ -244,7 +245,8 @@ impl Resume {
         }
     }
 
-    /// Keeps other jobs out from now on; waits until it is certain that one that held the place does no more. On worker 0.
+    /// Keeps other jobs out from now on; waits until it is certain that one that held the place does no more. On worker
+    /// 0.
     fn hold(&self, comm: &Communicator, run: &str) -> Result<Hold, String> {
         let (store, endpoint) = (&self.settings.store, comm.endpoint().clone());
         let wake = endpoint.clone();
@@ -324,8 +326,8 @@ impl Resume {
         manifest
     }
 
-    /// A checkpoint as it is gone on from: of a job that has come to its end sources go on from where they ended, if no step has kept
-    /// anything, for what steps kept they have given. On worker 0.
+    /// A checkpoint as it is gone on from: of a job that has come to its end sources go on from where they ended, if no
+    /// step has kept anything, for what steps kept they have given. On worker 0.
     fn after_end(&self, mut manifest: Manifest) -> Manifest {
         if !manifest.finished {
             return manifest;

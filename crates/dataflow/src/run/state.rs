@@ -88,12 +88,12 @@ impl Progress {
         }
     }
 
-    /// Moves buckets of the keys of a task to other copies, and what is kept of them, while the stream goes on. The map's
-    /// version is greater than that of [`Progress::route`]. Only worker 0 of a run that makes checkpoints can; wherever it is
-    /// asked for, the answer says what came of it.
+    /// Moves buckets of the keys of a task to other copies, and what is kept of them, while the stream goes on. The
+    /// map's version is greater than that of [`Progress::route`]. Only worker 0 of a run that makes checkpoints can;
+    /// wherever it is asked for, the answer says what came of it.
     ///
-    /// What lies behind the task may count on keys staying with a copy only as far as they do in the task itself: one that is
-    /// connected directly, and keeps something by key, must not be there.
+    /// What lies behind the task may count on keys staying with a copy only as far as they do in the task itself: one
+    /// that is connected directly, and keeps something by key, must not be there.
     pub fn rebalance(&self, task: &str, map: RouteMap) -> Rebalancing {
         let (answer, rebalancing) = Rebalancing::new();
         match &self.checkpoints {
@@ -103,8 +103,8 @@ impl Progress {
         rebalancing
     }
 
-    /// Which copy of a task owns which bucket: with buckets under way, the new owner. `None` of a task whose inputs are not
-    /// dealt by key, or in a run that makes no checkpoints.
+    /// Which copy of a task owns which bucket: with buckets under way, the new owner. `None` of a task whose inputs are
+    /// not dealt by key, or in a run that makes no checkpoints.
     pub fn route(&self, task: &str) -> Option<RouteMap> {
         self.checkpoints.as_ref()?.route(task)
     }
@@ -148,7 +148,8 @@ impl Progress {
         self.checkpoints.as_ref().map(|hub| hub.last_durable())
     }
 
-    /// The last checkpoint that is durable, or that the run goes on from. `None` if there is none, and on other workers than 0.
+    /// The last checkpoint that is durable, or that the run goes on from. `None` if there is none, and on other workers
+    /// than 0.
     pub fn checkpoint(&self) -> Option<CheckpointMade> {
         self.checkpoints.as_ref()?.last_made()
     }
@@ -163,7 +164,8 @@ impl Progress {
         self.elsewhere.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 
-    /// Tells worker 0 what this one says of itself. It travels between the rows; of what waits to be sent only the newest is.
+    /// Tells worker 0 what this one says of itself. It travels between the rows; of what waits to be sent only the
+    /// newest is.
     pub fn tell_status(&self, status: Vec<u8>) {
         *self.status.lock() = Some(status);
     }
@@ -213,8 +215,8 @@ impl RunState {
         self.progress.edges.get().map_or(&[], Vec::as_slice)
     }
 
-    /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is over:
-    /// then the others believe it.
+    /// A fault begins here: everybody is told, everything is given up. Not once this worker has said that its part is
+    /// over: then the others believe it.
     pub(crate) fn fail(&self, fault: Fault) {
         if self.links.is_finished() {
             return;
@@ -231,7 +233,8 @@ impl RunState {
         self.links.endpoint().rouse();
     }
 
-    /// Sends worker 0 what this one has told of its progress since `told`, and of itself. Returns what progress it has now been told.
+    /// Sends worker 0 what this one has told of its progress since `told`, and of itself. Returns what progress it has
+    /// now been told.
     pub(crate) fn send_progress(&self, told: u64) -> u64 {
         let here = self.progress.here.load(Ordering::Relaxed);
         if self.links.me == 0 {
@@ -271,7 +274,8 @@ impl RunState {
         self.copies_left.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether nothing of this worker's part is left: copies are over and others' streams have ended, or it is given up.
+    /// Whether nothing of this worker's part is left: copies are over and others' streams have ended, or it is given
+    /// up.
     pub(crate) fn is_done(&self) -> bool {
         self.copies_done() && (self.cancel.is_raised() || self.edges().iter().all(|edge| edge.is_quiet()))
     }

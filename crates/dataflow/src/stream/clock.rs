@@ -1,6 +1,7 @@
 //! The time of a source: of its splits, as their rows tell it, or of the machine's clock.
 //!
-//! That clock never goes back: not when somebody sets the machine's, nor when a job goes on where another machine was ahead.
+//! That clock never goes back: not when somebody sets the machine's, nor when a job goes on where another machine was
+//! ahead.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -68,8 +69,8 @@ pub(crate) struct Clock {
     latest: EventTime,
     /// Since when each split has had nothing more; an idle one is not looked at.
     caught_up: Vec<Option<Instant>>,
-    /// Since when the source has had nothing at all. What it said before may be long ago, if rows had to wait for room meanwhile:
-    /// then those of a split that seems to be idle may wait behind them.
+    /// Since when the source has had nothing at all. What it said before may be long ago, if rows had to wait for room
+    /// meanwhile: then those of a split that seems to be idle may wait behind them.
     quiet: Option<Instant>,
     told_at: Option<Instant>,
 }
@@ -161,8 +162,8 @@ impl Clock {
                 self.latest = of_rows.unwrap_or(EventTime::MIN).max(self.latest);
                 let told = if told == time { of_rows } else { latest(rows.column(*told)) };
                 let at = told.map(|at| at.minus(*less));
-                // Those that tell no time are rows all the same: when their split falls silent, that is to be told again, so that nobody
-                // keeps them back. Without rows it is as it was.
+                // Those that tell no time are rows all the same: when their split falls silent, that is to be told
+                // again, so that nobody keeps them back. Without rows it is as it was.
                 if at.is_some() || rows.num_rows() > 0 {
                     self.watermarks.advance(split, at.unwrap_or(EventTime::MIN));
                 }
@@ -289,7 +290,8 @@ mod tests {
         assert_eq!(latest(&seconds), Some(EventTime(9_000_000)));
     }
 
-    /// Rows that tell no time, of a split that was idle, would stay where windows keep them until something else comes, and be late.
+    /// Rows that tell no time, of a split that was idle, would stay where windows keep them until something else comes,
+    /// and be late.
     #[test]
     fn rows_that_tell_no_time_end_idleness() {
         let begun = Instant::now();
@@ -321,8 +323,8 @@ mod tests {
         assert_eq!(silent(&mut clock, 0), [at(30)]);
     }
 
-    /// A split whose rows wait behind others, because there is no room for these, would be taken for idle, and its rows would be
-    /// late; one that is idle beside one that always has rows would hold time back for ever.
+    /// A split whose rows wait behind others, because there is no room for these, would be taken for idle, and its rows
+    /// would be late; one that is idle beside one that always has rows would hold time back for ever.
     #[test]
     fn a_split_is_idle_when_its_source_has_looked() {
         let begun = Instant::now();
@@ -365,7 +367,8 @@ mod tests {
         assert_eq!(told(&mut clock, after(4011)), [at(70)]);
     }
 
-    /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late that are not.
+    /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late that
+    /// are not.
     #[test]
     fn arrival_never_goes_back() {
         let numbers = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));

@@ -1,8 +1,8 @@
 //! Rows that wait where they were read until a durable checkpoint says that they were: at most once.
 //!
-//! Whoever goes on from a checkpoint begins behind all rows that have left their source, since none leaves it before the checkpoint
-//! that has its place. What waits is bounded: a source that has read as much as [`HELD_BYTES`] is asked for nothing until a
-//! checkpoint is durable, so how fast it can be is a matter of how often there is one.
+//! Whoever goes on from a checkpoint begins behind all rows that have left their source, since none leaves it before
+//! the checkpoint that has its place. What waits is bounded: a source that has read as much as [`HELD_BYTES`] is asked
+//! for nothing until a checkpoint is durable, so how fast it can be is a matter of how often there is one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -128,8 +128,8 @@ mod tests {
     }
 
     proptest! {
-        /// A row that leaves before a durable checkpoint is behind it is read again after a failure; one that stays for ever, or
-        /// is behind the place of a stop, is lost without one.
+        /// A row that leaves before a durable checkpoint is behind it is read again after a failure; one that stays for
+        /// ever, or is behind the place of a stop, is lost without one.
         #[test]
         fn rows_leave_behind_their_place(steps in prop::collection::vec((0..3u8, 1..50i64), 0..60)) {
             let mut held = Held::new(&place(0));

@@ -1,6 +1,6 @@
-//! Functions on the rows of each key, with a state and timers of the key's own: how a Rust task waits for a time by key. What is kept of
-//! a key is saved with its bucket, and moves with it to another copy. All of it is in memory. The example `timers` of this crate is a whole
-//! program with one.
+//! Functions on the rows of each key, with a state and timers of the key's own: how a Rust task waits for a time by
+//! key. What is kept of a key is saved with its bucket, and moves with it to another copy. All of it is in memory. The
+//! example `timers` of this crate is a whole program with one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -41,7 +41,8 @@ pub enum Timer {
     Clock(i64),
 }
 
-/// What is done with the rows of each key. Each copy has one; what it keeps of a key is in the key's state, not in itself.
+/// What is done with the rows of each key. Each copy has one; what it keeps of a key is in the key's state, not in
+/// itself.
 pub trait KeyLogic: Send {
     /// Rows of a key have come, in their order.
     ///
@@ -49,8 +50,8 @@ pub trait KeyLogic: Send {
     /// Fails the task.
     fn on_rows(&mut self, rows: &RecordBatch, key: &mut KeyContext<'_>, emit: &mut Emit) -> Result<(), TaskError>;
 
-    /// A timer of a key goes off: one that has been set for a time which has passed at once, and at the end of the stream all that had been
-    /// set before.
+    /// A timer of a key goes off: one that has been set for a time which has passed at once, and at the end of the
+    /// stream all that had been set before.
     ///
     /// # Errors
     /// Fails the task.
@@ -111,7 +112,8 @@ type Key = Arc<[u8]>;
 /// What snapshots have of a bucket besides a whole.
 type Changes = BTreeMap<u32, u32>;
 
-/// The operator of a [`KeyLogic`]. Its input comes by [`Partition::by_key`](crate::exchange::Partition::by_key) of the same columns.
+/// The operator of a [`KeyLogic`]. Its input comes by [`Partition::by_key`](crate::exchange::Partition::by_key) of the
+/// same columns.
 pub struct KeyOperator<L> {
     logic: L,
     columns: Vec<usize>,
@@ -503,7 +505,8 @@ mod tests {
     /// What has gone off: keys and timers.
     type Log = Arc<Mutex<Vec<(i64, Timer)>>>;
 
-    /// Sets and deletes the timers that rows name, and notes those that go off. Its state is how many rows a key has had.
+    /// Sets and deletes the timers that rows name, and notes those that go off. Its state is how many rows a key has
+    /// had.
     struct Told(Log);
 
     fn timer(clock: bool, at: i64) -> Timer {
@@ -564,8 +567,9 @@ mod tests {
         hashes.into_iter().map(|hash| route.bucket(hash)).collect()
     }
 
-    /// Whatever is set and deleted, by both clocks, of which the machine's may be set forward and back, while buckets move between two copies and the job goes on from snapshots: what goes
-    /// off is what a plain set of timers says, once each; and nothing is held when there is nothing.
+    /// Whatever is set and deleted, by both clocks, of which the machine's may be set forward and back, while buckets
+    /// move between two copies and the job goes on from snapshots: what goes off is what a plain set of timers says,
+    /// once each; and nothing is held when there is nothing.
     #[test]
     fn timers_are_those_of_a_plain_set() {
         let mut seed = 5_u64;

@@ -1,10 +1,10 @@
-//! Barriers that overtake rows. While a slow task holds back those before it, a barrier waits behind all the rows that are
-//! queued on its way. One that is in a *hurry* passes them: a copy saves its state as soon as the barrier has come on any of
-//! its streams, and sends it on; rows that came before it on their streams, but have not been taken, are *in flight*, and
-//! saved beside the state. Who goes on from there takes them first.
+//! Barriers that overtake rows. While a slow task holds back those before it, a barrier waits behind all the rows that
+//! are queued on its way. One that is in a *hurry* passes them: a copy saves its state as soon as the barrier has come
+//! on any of its streams, and sends it on; rows that came before it on their streams, but have not been taken, are *in
+//! flight*, and saved beside the state. Who goes on from there takes them first.
 //!
-//! Source: Chandy and Lamport, "Distributed Snapshots" (1985), whose snapshots hold what is in flight; Apache Flink, FLIP-76,
-//! where barriers begin to overtake after a time limit.
+//! Source: Chandy and Lamport, "Distributed Snapshots" (1985), whose snapshots hold what is in flight; Apache Flink,
+//! FLIP-76, where barriers begin to overtake after a time limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
@@ -91,8 +91,8 @@ impl<T> Recording<T> {
         Recording { epoch, open, rows: Vec::new() }
     }
 
-    /// The next thing on a stream, in its order. What is of no stream, as it was in flight already when the run began, is
-    /// numbered behind all others.
+    /// The next thing on a stream, in its order. What is of no stream, as it was in flight already when the run began,
+    /// is numbered behind all others.
     pub(crate) fn note(&mut self, stream: usize, seen: Seen<T>) {
         let is_open = self.open.get(stream).copied();
         match seen {
@@ -146,8 +146,8 @@ mod tests {
         assert!(recording.is_over());
     }
 
-    /// A copy that is not woken sleeps on while the barrier waits; one that is woken for a barrier that has passed looks for
-    /// it in vain.
+    /// A copy that is not woken sleeps on while the barrier waits; one that is woken for a barrier that has passed
+    /// looks for it in vain.
     #[test]
     fn who_waits_is_woken_once() {
         let sender = watch::Sender::new(0);

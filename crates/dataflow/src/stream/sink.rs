@@ -1,9 +1,9 @@
 //! Sinks of streams: rows appear outside when the checkpoint that they belong to is durable, and once, whatever happens
-//! between. (Two-phase commit: *prepare* at the barrier, *commit* when the manifest is there. What is prepared is part of the
-//! checkpoint, so a job that goes on from it commits first.)
+//! between. (Two-phase commit: *prepare* at the barrier, *commit* when the manifest is there. What is prepared is part
+//! of the checkpoint, so a job that goes on from it commits first.)
 //!
-//! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost. At most once,
-//! that is done at every barrier, and checkpoints know nothing of it.
+//! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost. At
+//! most once, that is done at every barrier, and checkpoints know nothing of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -76,8 +76,9 @@ pub trait Sink: Send {
     /// Fails the task.
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>>;
 
-    /// What it keeps in memory until the next `prepare`, as a part of what it may. From a half on it is asked for that soon, and from 1
-    /// on it is given no rows that need not come before, or before the end of a checkpoint whose barrier overtakes rows.
+    /// What it keeps in memory until the next `prepare`, as a part of what it may. From a half on it is asked for that
+    /// soon, and from 1 on it is given no rows that need not come before, or before the end of a checkpoint whose
+    /// barrier overtakes rows.
     fn fullness(&self) -> f64 {
         0.0
     }
@@ -108,7 +109,8 @@ impl Sink for Box<dyn Sink> {
     }
 }
 
-/// What checkpoints call what a copy has prepared at an epoch ([`Restored::split_names`](crate::checkpoint::Restored::split_names)).
+/// What checkpoints call what a copy has prepared at an epoch
+/// ([`Restored::split_names`](crate::checkpoint::Restored::split_names)).
 pub fn split_name(epoch: u64, copy: u32) -> String {
     format!("{epoch}.{copy}")
 }
@@ -176,8 +178,8 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
         {
             states.full(last);
         }
-        // Nor does it hold up a checkpoint that is under way, which only needs what is behind its barrier if that has overtaken rows:
-        // it comes to those who send when these rows have gone on.
+        // Nor does it hold up a checkpoint that is under way, which only needs what is behind its barrier if that has
+        // overtaken rows: it comes to those who send when these rows have gone on.
         let may_wait = done >= last || *hurries.borrow() < last;
         let is_full = fullness >= 1.0 && !barrier_comes && may_wait && states.is_some();
         let wake = tokio::select! {
@@ -224,7 +226,8 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
     prepare(&mut sink, &mut prepared, name(last + 1), at_most_once).await?;
     if let Some(states) = states {
         states.end(snapshot(&prepared)).await?;
-        // Others may go on for long. A checkpoint of an epoch whose barrier has not come here was made when this end was known, and has it.
+        // Others may go on for long. A checkpoint of an epoch whose barrier has not come here was made when this end
+        // was known, and has it.
         loop {
             let epoch = *durable.borrow_and_update();
             let was_left = !prepared.is_empty();
@@ -243,8 +246,8 @@ pub(crate) async fn drive<S: Sink>(mut sink: S, mut inputs: Inputs, context: &Ta
     commit(&mut sink, &mut prepared, ALL).await
 }
 
-/// Prepares an epoch, and commits it `at_once` if nothing is to know of it: at most once, what a checkpoint had would be
-/// committed again by whoever goes on from it.
+/// Prepares an epoch, and commits it `at_once` if nothing is to know of it: at most once, what a checkpoint had would
+/// be committed again by whoever goes on from it.
 async fn prepare(
     sink: &mut impl Sink,
     prepared: &mut Prepared,

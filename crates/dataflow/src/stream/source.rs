@@ -1,5 +1,6 @@
-//! Sources of streams: what is read in *splits* (a partition, a file, a generator's share), each with a time of its own and a
-//! place to go on from. One driver asks a source for rows, tells time from them, and saves where it stands at barriers.
+//! Sources of streams: what is read in *splits* (a partition, a file, a generator's share), each with a time of its own
+//! and a place to go on from. One driver asks a source for rows, tells time from them, and saves where it stands at
+//! barriers.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -31,12 +32,13 @@ pub enum Next {
         split: u32,
         /// Its next rows, in its order.
         rows: RecordBatch,
-        /// What was met between them and is no row, for the task's second output port, if it has one. It comes with them, so that a snapshot
-        /// is behind both or neither.
+        /// What was met between them and is no row, for the task's second output port, if it has one. It comes with
+        /// them, so that a snapshot is behind both or neither.
         bad: Option<RecordBatch>,
     },
-    /// A split has been read as far as there is anything. A source whose other splits go on says it again now and then, so that the
-    /// split is found to be idle: of one that always has something else to give it is not known what waits behind that.
+    /// A split has been read as far as there is anything. A source whose other splits go on says it again now and then,
+    /// so that the split is found to be idle: of one that always has something else to give it is not known what waits
+    /// behind that.
     CaughtUp {
         /// The split.
         split: u32,
@@ -65,8 +67,8 @@ const BAD_PORT: usize = 1;
 
 /// What streams come from. A copy of a source task has one.
 ///
-/// It is asked one thing at a time. A source that waits for the world outside waits in `poll_next`, which may be left and
-/// asked again at any time: nothing may get lost with it.
+/// It is asked one thing at a time. A source that waits for the world outside waits in `poll_next`, which may be left
+/// and asked again at any time: nothing may get lost with it.
 pub trait Source: Send {
     /// What comes next.
     ///
@@ -74,8 +76,8 @@ pub trait Source: Send {
     /// Fails the task.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>>;
 
-    /// Where it stands, behind all rows that it has given: of each split a name that stays the same, and what it needs to go
-    /// on from here. The names of splits that are over stay too, else they would be read again.
+    /// Where it stands, behind all rows that it has given: of each split a name that stays the same, and what it needs
+    /// to go on from here. The names of splits that are over stay too, else they would be read again.
     ///
     /// # Errors
     /// Fails the task.
@@ -86,8 +88,9 @@ pub trait Source: Send {
         format!("split {split}")
     }
 
-    /// What every copy is to know when the job goes on, by name ([`Restored::shared`](crate::checkpoint::Restored::shared)):
-    /// such as the splits that there are, so that one that comes later is taken by one copy, however splits were dealt.
+    /// What every copy is to know when the job goes on, by name
+    /// ([`Restored::shared`](crate::checkpoint::Restored::shared)): such as the splits that there are, so that one that
+    /// comes later is taken by one copy, however splits were dealt.
     ///
     /// # Errors
     /// Fails the task.
@@ -105,24 +108,26 @@ pub trait Source: Send {
         let _ = epoch;
     }
 
-    /// Whoever has its rows takes a moment for so many: larger batches only make barriers wait. A source need not heed it.
+    /// Whoever has its rows takes a moment for so many: larger batches only make barriers wait. A source need not heed
+    /// it.
     fn give_at_most(&mut self, rows: usize) {
         let _ = rows;
     }
 
-    /// Whether it gives rows again that lie behind the place it begins at. Those of another one cannot come twice, so with at most
-    /// once they do not wait for checkpoints.
+    /// Whether it gives rows again that lie behind the place it begins at. Those of another one cannot come twice, so
+    /// with at most once they do not wait for checkpoints.
     fn rereads(&self) -> bool {
         true
     }
 
-    /// Whether it stays until its last snapshot is durable ([`Source::durable`] with the highest number there is, if that
-    /// is its end), and then says its [`last_words`](Source::last_words).
+    /// Whether it stays until its last snapshot is durable ([`Source::durable`] with the highest number there is, if
+    /// that is its end), and then says its [`last_words`](Source::last_words).
     fn has_last_words(&self) -> bool {
         false
     }
 
-    /// Whether these are said again when the job goes on and its copy had come to its end before: it may have failed just then.
+    /// Whether these are said again when the job goes on and its copy had come to its end before: it may have failed
+    /// just then.
     fn repeats_last_words(&self) -> bool {
         false
     }
@@ -198,8 +203,8 @@ pub struct EventTimes {
     pub column: String,
     /// How much earlier a row may be than the latest of its split before it; rows that are later than that are late.
     pub out_of_order: Duration,
-    /// A split that has been read as far as there is anything, for so long, holds time back no longer. What counts is how far the
-    /// source has read, not how long its rows wait for room.
+    /// A split that has been read as far as there is anything, for so long, holds time back no longer. What counts is
+    /// how far the source has read, not how long its rows wait for room.
     pub idle_after: Duration,
     /// What says how far time is.
     pub told_by: ToldBy,
@@ -453,8 +458,8 @@ async fn give(next: Next, clock: &mut Option<Clock>, outputs: &mut Outputs) -> R
     Ok(())
 }
 
-/// Lets a source that has last words say them, when its last snapshot is durable: with the checkpoint of the first epoch, or one after it. It
-/// is told the second.
+/// Lets a source that has last words say them, when its last snapshot is durable: with the checkpoint of the first
+/// epoch, or one after it. It is told the second.
 async fn leave<S: Source>(
     mut source: S,
     durable: &mut watch::Receiver<u64>,

@@ -1,5 +1,5 @@
-//! Where the time of this worker's sources stands, and which split holds it back; and when that is worth a warning: others have gone
-//! on, and one split has not, for so long by the machine's clock and by theirs.
+//! Where the time of this worker's sources stands, and which split holds it back; and when that is worth a warning:
+//! others have gone on, and one split has not, for so long by the machine's clock and by theirs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,8 +62,8 @@ impl Place {
         self.all.0.lock().insert((self.task.clone(), self.copy), report);
     }
 
-    /// The slowest split, the copy's time, and that of the split that is furthest ahead. `name` is asked for the split's name when
-    /// it is another than before.
+    /// The slowest split, the copy's time, and that of the split that is furthest ahead. `name` is asked for the
+    /// split's name when it is another than before.
     pub(crate) fn tell(
         &mut self,
         slowest: Option<u32>,

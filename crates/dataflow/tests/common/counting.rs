@@ -1,5 +1,5 @@
-//! A job that counts the rows of each key, exactly once: sources that fail when told to, an operator that sees what is missing
-//! or out of order, a sink that shows what was committed.
+//! A job that counts the rows of each key, exactly once: sources that fail when told to, an operator that sees what is
+//! missing or out of order, a sink that shows what was committed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::{Future, ready};
@@ -124,8 +124,8 @@ struct Known {
 /// Words of a key in a checkpoint.
 const WORDS: usize = 2 + SPLITS as usize;
 
-/// Numbers the rows of each key, from 1; saves only buckets that have changed, mostly as changes. Fails when a row is missing,
-/// comes twice, or in another order than its split has it.
+/// Numbers the rows of each key, from 1; saves only buckets that have changed, mostly as changes. Fails when a row is
+/// missing, comes twice, or in another order than its split has it.
 pub struct Count {
     hasher: KeyHasher,
     route: RouteMap,

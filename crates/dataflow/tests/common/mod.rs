@@ -1,5 +1,5 @@
-//! Graphs of the tests' own: sources that send given batches, sinks that keep what they get, and rows in a form that can be
-//! compared.
+//! Graphs of the tests' own: sources that send given batches, sinks that keep what they get, and rows in a form that
+//! can be compared.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 pub mod counting;

@@ -1,4 +1,5 @@
-//! Copies of tasks as the drivers run them (`stream::source`, `operator`, `stream::sink`, `run::copy`), a step at a time.
+//! Copies of tasks as the drivers run them (`stream::source`, `operator`, `stream::sink`, `run::copy`), a step at a
+//! time.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,4 +1,5 @@
-//! One run of the job: its coordinator, what its workers have heard, the frames between them, and what is being written.
+//! One run of the job: its coordinator, what its workers have heard, the frames between them, and what is being
+//! written.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -80,7 +81,8 @@ fn in_flight(restored: &Option<Restored>, port: u32, mine: impl Fn(u32) -> bool)
 }
 
 impl Job {
-    /// Begins a run, anew or from what is there: `run::resume`. `meanwhile` is what others do. `None` when it cannot begin.
+    /// Begins a run, anew or from what is there: `run::resume`. `meanwhile` is what others do. `None` when it cannot
+    /// begin.
     pub(super) fn start(
         world: &mut World,
         random: &mut Random,

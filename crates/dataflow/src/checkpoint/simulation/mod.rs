@@ -1,18 +1,19 @@
-//! Checkpoints in a simulation: one seed is one story of a job, from its first run to its end, in one thread and without a
-//! clock. The coordinator, alignment, watermarks, manifests, the store's rules and the dealing on restore are the real ones,
-//! the store an object store in memory. What is modelled is what they depend on: copies ([`copies`], which do what the drivers
-//! of sources, operators and sinks do), streams and control frames ([`job`]), each in order by itself and in any order between
-//! them, however late.
+//! Checkpoints in a simulation: one seed is one story of a job, from its first run to its end, in one thread and
+//! without a clock. The coordinator, alignment, watermarks, manifests, the store's rules and the dealing on restore are
+//! the real ones, the store an object store in memory. What is modelled is what they depend on: copies ([`copies`],
+//! which do what the drivers of sources, operators and sinks do), streams and control frames ([`job`]), each in order
+//! by itself and in any order between them, however late.
 //!
-//! The story may have crashes at any step, with another number of copies afterwards; a job that is taken for dead and goes on
-//! beside its successor; manifests and states that cannot be written, are cut short, are written although the writer was told
-//! otherwise, or land when their job is long gone; a clock that jumps, so that checkpoints are given up; control frames that
-//! come twice; barriers that stop the job, asked for at any time and more than once; sources without rows; sinks that are full and
-//! ask for a checkpoint; buckets that move, or are asked to move where they cannot.
+//! The story may have crashes at any step, with another number of copies afterwards; a job that is taken for dead and
+//! goes on beside its successor; manifests and states that cannot be written, are cut short, are written although the
+//! writer was told otherwise, or land when their job is long gone; a clock that jumps, so that checkpoints are given
+//! up; control frames that come twice; barriers that stop the job, asked for at any time and more than once; sources
+//! without rows; sinks that are full and ask for a checkpoint; buckets that move, or are asked to move where they
+//! cannot.
 //!
 //! Always: what a manifest says of each split, each key and each sink fits together; nothing is visible outside that no
-//! checkpoint has; each key's rows are visible once and in order; a copy gets rows of its own buckets only, and has what is
-//! kept of them; who asked for buckets to move is answered. And when faults stop, the job comes to its end.
+//! checkpoint has; each key's rows are visible once and in order; a copy gets rows of its own buckets only, and has
+//! what is kept of them; who asked for buckets to move is answered. And when faults stop, the job comes to its end.
 //!
 //! `SIMULATION_SEED=17 cargo test -p tidemill-dataflow simulation` tells the story of seed 17.
 
@@ -176,7 +177,8 @@ pub(super) struct World {
     faults: bool,
     /// What sinks have made appear.
     visible: BTreeMap<Bytes, Unit>,
-    /// The last epoch of each run and copy that has appeared: where Kafka and Redis have what sinks write, they know no more.
+    /// The last epoch of each run and copy that has appeared: where Kafka and Redis have what sinks write, they know no
+    /// more.
     appeared: BTreeMap<(String, u32), u64>,
     /// What is prepared in any manifest that was ever whole.
     prepared: BTreeSet<Bytes>,
@@ -442,8 +444,8 @@ fn story(seed: u64, tell: bool) -> (usize, World) {
     (step, world)
 }
 
-/// What fails here loses rows, or counts them twice, or hangs, when something fails at the wrong moment; the seed tells it
-/// again.
+/// What fails here loses rows, or counts them twice, or hangs, when something fails at the wrong moment; the seed tells
+/// it again.
 #[test]
 fn whatever_fails_every_row_counts_once() {
     if let Ok(seed) = std::env::var("SIMULATION_SEED") {
