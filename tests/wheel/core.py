@@ -48,7 +48,7 @@ def check_stream() -> None:
     clicks.group_by("user", window).agg(clicks=tm.count()).write_stream(
         lambda table: seen.extend((row["window_start"], row["user"], row["clicks"]) for row in table.to_pylist())
     )
-    everything = sorted(sum(tm.init().comm.allgather(seen), []))
+    everything = sorted(row for rows in tm.init().comm.allgather(seen) for row in rows)
     assert [(start.second, user, clicks) for start, user, clicks in everything] == [
         (0, "ann", 2),
         (0, "bob", 1),
