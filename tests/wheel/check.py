@@ -65,12 +65,13 @@ def expect(printed: str, *lines: str) -> None:
 def fetch(url: str) -> str:
     """Return the text that a URL of the viewer answers with."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-        return answer.read().decode()
+        text: str = answer.read().decode()
+        return text
 
 
 def check_viewer(environment: Environment) -> None:
     """`tidemill view` serves the page, its scripts and the frames, and ends when it is told to."""
-    command = [environment.bin / "tidemill", "view", "--demo", "--points", "20", "--frames", "3", "market"]
+    command = [str(environment.bin / "tidemill"), "view", "--demo", "--points", "20", "--frames", "3", "market"]
     print("+ tidemill view --demo market", flush=True)
     with subprocess.Popen(
         command, cwd=environment.folder, env=environment.env, stdout=subprocess.PIPE, text=True
