@@ -35,7 +35,7 @@ demo: setup ## Set up, then run the main job: a market as a moving map, on two w
 
 .PHONY: test
 test: setup setup-peers setup-servers setup-browser setup-s3 ## Set up, then run every check and test
-	@BUILD="$(BUILD)" $(BIN)/python tools/run-tests lint rust python
+	@BUILD="$(BUILD)" $(BIN)/python tools/run-tests lint compile tests
 
 .PHONY: test-all
 test-all: export PYTEST_ARGS := --all
