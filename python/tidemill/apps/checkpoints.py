@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--copy",
         metavar="TO",
-        help="copy the newest checkpoint to this folder or URL; a job can resume from the copy",
+        help="copy the newest checkpoint to this folder or URL, where it is kept; a job can resume from the copy",
     )
     parser.add_argument(
         "--storage-option",
