@@ -87,6 +87,14 @@ QUERIES ?= 1000000000
 fuzz-sql: setup ## Run random queries and chains of DataSets against DuckDB and themselves (SECONDS=3600, or QUERIES=100000 SECONDS=inf)
 	PYTHONPATH=tests $(BIN)/python -m sqlfuzz --workers 1,2,3 --queries $(QUERIES) --seconds $(SECONDS)
 
+.PHONY: wheel
+wheel: $(PAGE) out/wheel-env/.installed ## Build the wheel for Linux x86-64 and the sdist into dist, and check them
+	PATH="$(CURDIR)/out/wheel-env/bin:$$PATH" out/wheel-env/bin/python tools/wheel
+
+.PHONY: test-wheel
+test-wheel: ## Install dist's wheel into fresh environments and try it (after `make wheel`)
+	$(PYTHON) tests/wheel/check.py
+
 .PHONY: bench
 bench: setup setup-browser ## Measure beside the peers (installs them first)
 	bench/setup_peers.sh
@@ -109,7 +117,7 @@ setup-s3: .venv/bin/s3s-fs ## Build the S3 server that tests talk to
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf .venv out dist target python/tidemill/*.so python/tidemill/viz/static web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv out dist target LICENSES-THIRD-PARTY.txt python/tidemill/*.so python/tidemill/viz/static web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: a step runs again only when what it depends on has changed.
@@ -123,6 +131,12 @@ clean: ## Remove what was built
 out/site-env/.installed: requirements-docs.txt
 	test -x out/site-env/bin/python || $(PYTHON) -m venv out/site-env
 	out/site-env/bin/python -m pip install --quiet -r requirements-docs.txt
+	@touch $@
+
+out/wheel-env/.installed: requirements-wheel.txt
+	@PYTHON=$(PYTHON) tools/check-tools
+	test -x out/wheel-env/bin/python || $(PYTHON) -m venv out/wheel-env
+	out/wheel-env/bin/python -m pip install --quiet -r requirements-wheel.txt
 	@touch $@
 
 web/node_modules/.installed: web/package-lock.json web/package.json .venv/.requirements

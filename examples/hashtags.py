@@ -1,10 +1,10 @@
-"""Counts hashtags in windows of time, and finds the ten that are used most in each window.
+"""Counts hashtags in windows of time, and finds the ten most frequent ones in each window.
 
 python examples/hashtags.py [TWEETS.csv]                    columns created_at and text, sorted by created_at
 tidemill run -n 4 examples/hashtags.py [TWEETS.csv]         on four workers
 
-Prints the top ten of the hour, and of the six hours, with the most hashtags. Without a file it counts 40,000 tweets, if they are
-in $TIDEMILL_DATA or ../shared/data, else a few that it makes up.
+Prints the top ten of the hour, and of the six hours, with the most hashtags. Without a file it counts the 40,000 tweets in
+$TIDEMILL_DATA or ../shared/data or, if they are not there, a few generated ones.
 """
 
 from __future__ import annotations

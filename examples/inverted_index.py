@@ -1,9 +1,9 @@
-"""Makes an inverted index: for each word, the documents that it is in. Prints the words that are in most of them.
+"""Makes an inverted index: for each word, the documents that contain it. Prints the words that most documents contain.
 
 python examples/inverted_index.py FILE...                    each file is a document
 tidemill run -n 4 examples/inverted_index.py FILE...         on four workers
 
-Without files, documents are 40,000 tweets, if they are in $TIDEMILL_DATA or ../shared/data, else three proverbs.
+Without files, the documents are the 40,000 tweets in $TIDEMILL_DATA or ../shared/data or, if these are not there, three proverbs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""K-means over the workers of a job, each with rows of its own.
+"""K-means over the workers of a job, each of which has its own rows.
 
 python examples/kmeans.py                        one worker
 tidemill run -n 4 examples/kmeans.py             four; the result is the same

@@ -1,9 +1,9 @@
-"""Says what a web server's access log (Apache's common or combined format) holds: requests by status and hour, the pages.
+"""Summarizes a web server's access log (Apache's common or combined format): requests by status and hour, and pages.
 
 python examples/log_analysis.py access.log...
 tidemill run -n 4 examples/log_analysis.py access.log...     on four workers
 
-Without files it reads the log of a small site, if it is in $TIDEMILL_DATA or ../shared/data, else sixty lines that it makes up.
+Without files it reads the log of a small site in $TIDEMILL_DATA or ../shared/data or, if it is not there, sixty generated lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ elif SITE.exists():
 else:
     lines = tm.from_dict({"line": MADE_UP})
 
-# The parts of a line in parentheses as a list; null where a line is something else.
+# The parts of a line in parentheses as a list; null if a line does not match.
 parts = lines.select(part=tm.functions.scalar("regexp_match", tm.col("line"), LINE))
 part = tm.col("part").list
 requests = (
@@ -42,7 +42,7 @@ requests = (
         status=part.get(4).cast("int64"),
         bytes=part.get(5).cast("int64", strict=False),
     )
-    # Three tables are made of it: parse once.
+    # Parse once, for three tables.
     .cache()
 )
 

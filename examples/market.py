@@ -3,10 +3,10 @@
 tidemill run -n 2 examples/market.py                              a generated market
 tidemill run -n 2 examples/market.py prices.csv                   yours: date, ticker, price, ...
 tidemill run -n 2 examples/market.py prices.csv sectors.csv       and with groups: ticker, sector, ...
-tidemill view market-out                                          shows it, also while it is made
+tidemill view market-out                                          shows it, even while it grows
 
 Each window of 250 trading days becomes a frame. Stocks whose prices move together from day to day are near each other; when
-everything falls at once, the market pulls together. `tidemill series` is the same with all options.
+everything falls at once, the market pulls together. `tidemill series` does the same, with all options.
 """
 
 import sys
@@ -33,10 +33,10 @@ def main() -> None:
             tm.series.write_market(OUT)
         job.comm.Barrier()
 
-    # 1. Data processing. Workers read the file together, send each row to who has its stock, and clean what they have.
+    # 1. Data processing. Workers read the file together, send each row to the owner of its stock, and clean their stocks.
     panel, report = tm.series.clean(sources[0])
     groups = tm.series.read_groups(sources[1], panel.ids) if len(sources) > 1 else tm.series.Groups()
-    # The first grouping, such as sectors; without one all stocks are alike.
+    # The first grouping, such as sectors; without one all stocks are in the same group.
     group_of = next(iter(groups.groupings.values()), {})
     if job.rank == 0:
         print(report)
@@ -53,12 +53,12 @@ def main() -> None:
         # day-to-day changes; all embed them together.
         mine = slice(n * job.rank // job.size, n * (job.rank + 1) // job.size)
         apart = tm.series.distances(seen.values, rows=mine)
-        # Who was there before starts where it was, who is new in the middle of its group's others.
+        # Stocks from the frame before start where they were, new ones in the middle of their group.
         start = placed(seen.ids, before, group_of) if before else None
         weights = tm.series.weights(seen.caps, n)
         model = MDS(n_components=3, acceleration=3, tol=1e-4).fit(apart, init=start, weights=weights)
 
-        # 3. Alignment: a map may be turned at will, so it is turned to the one before.
+        # 3. Alignment: any rotation of a map is as good, so turn it to match the one before.
         points = model.positions_
         old = np.flatnonzero([ticker in before for ticker in seen.ids])
         if len(old):

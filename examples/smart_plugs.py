@@ -1,4 +1,4 @@
-"""Predicts the load of smart plugs and houses, and tells in which houses many plugs draw more than others: two queries of
+"""Predicts the load of smart plugs and houses, and finds houses in which many plugs draw more than others: two queries of
 
     H. Ziekow, Z. Jerzak: The DEBS 2014 Grand Challenge. Proceedings of the 8th ACM International Conference on Distributed
     Event-Based Systems (DEBS 2014).
@@ -7,19 +7,19 @@ python examples/smart_plugs.py [READINGS.csv]                   id, timestamp, v
 tidemill run -n 4 examples/smart_plugs.py [READINGS.csv]        on four workers
 
 Options: --slice 15m, the length of a slice; --day 1d, after which slices repeat; both in ``d``, ``h``, ``m`` or ``s``. Without a file
-it reads the loads of a house, if they are in $TIDEMILL_DATA or ../shared/data, else some that it makes up.
+it reads the loads of a house in $TIDEMILL_DATA or ../shared/data or, if they are not there, generated ones.
 
-Query 1, prediction. When slice ``i`` is over, the load of the slice after the next is predicted, of each plug and each house::
+Query 1, prediction. When slice ``i`` is over, it predicts the load of the slice after the next, for each plug and each house::
 
     load(i + 2) = (average(i) + median(average(i + 2 - n * slices of a day) for n = 1, 2, ...)) / 2
 
-The average of a plug is that of its readings, that of a house the sum over its plugs. Where no former day has that slice, the
-prediction is ``average(i)``.
+The average of a plug is that of its readings; the average of a house is the sum over its plugs. If no earlier day has that slice,
+the prediction is ``average(i)``.
 
-Query 2, outliers. Of each house, the percentage of plugs whose median load in the last hour is larger than the median of all
-readings of all plugs in that hour, and the same of the last 24 hours; every ten minutes.
+Query 2, outliers. For each house, every ten minutes: the percentage of plugs whose median load in the last hour is larger than the
+median of all readings of all plugs in that hour, and the same for the last 24 hours.
 
-All that is remembered is state of the stream, so with ``checkpoint=`` the job goes on after a failure as if there had been none.
+Everything it remembers is state of the stream, so with ``checkpoint=`` the job resumes after a failure as if there had been none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLUMNS = ["id", "timestamp", "value", "property", "plug", "household", "house"]
 LOAD = 1
 PLUG = ["house", "household", "plug"]
 PREDICTED = {**dict.fromkeys(PLUG, "int64"), "slice": "timestamp[us]", "load": "float64", "days": "int64"}
-#: Of the windows of query 2.
+#: The windows of query 2.
 SIZES = ["1h", "24h"]
 EPOCH = datetime(1970, 1, 1)
 
@@ -72,7 +72,7 @@ def averages(readings: tm.DataSet, slice_: str) -> tm.DataSet:
     """Average loads by slice: of each plug, and of each house, whose household and plug are null."""
     in_slice = readings.group_by(*PLUG, tm.stream.window(tm.stream.tumbling(slice_), on="at"))
     plugs = in_slice.agg(tm.col("load").mean()).rename({"window_start": "slice"}).drop("window_end")
-    # What is known when a slice is over is put into that slice once more.
+    # The results for a slice that is over are put into that slice once more.
     houses = plugs.group_by("house", tm.stream.window(tm.stream.tumbling(slice_), on="slice")).agg(tm.col("load").sum())
     nobody = tm.lit(None).cast("int64")
     houses = houses.select("house", household=nobody, plug=nobody, slice="window_start", load="load")
@@ -101,7 +101,7 @@ def outliers(readings: tm.DataSet, size: str) -> tm.DataSet:
     window, load = tm.stream.window(tm.stream.sliding(size, "10m"), on="at"), tm.col("load")
     plugs = readings.group_by(*PLUG, window).agg(load.median())
     of_all = readings.group_by(window).agg(of_all=load.median()).select("window_end", "of_all")
-    # A window's end tells time: what belongs to it is put together as soon as it is over, and then forgotten.
+    # A window's end tells time: its rows are combined as soon as it is over, and then dropped.
     larger = plugs.join(of_all, on="window_end").with_columns(larger=(load > tm.col("of_all")).cast("float64"))
     percents = larger.group_by("house", "window_end").agg(percent=100 * tm.col("larger").mean())
     return percents.select("house", "percent", end="window_end", size=tm.lit(size))

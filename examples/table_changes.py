@@ -1,10 +1,10 @@
-"""Follows a table of a database as rows are added to it, and keeps the sales of each shop by the hour in another table.
+"""Follows a database table as rows are added to it, and keeps the hourly sales of each shop in another table.
 
-python examples/table_changes.py [DATABASE]              a file of SQLite with a table orders: id, shop, cents, at (ISO 8601)
+python examples/table_changes.py [DATABASE]              an SQLite file with a table orders: id, shop, cents, at (ISO 8601)
 tidemill run -n 4 examples/table_changes.py [DATABASE]   on four workers
-python examples/table_changes.py DATABASE --follow       goes on with what is added, until `tidemill stop sales`
+python examples/table_changes.py DATABASE --follow       waits for new rows, until `tidemill stop sales`
 
-Without a database it makes up 20,000 orders. When it follows one and is started again, it goes on where it had come to: a checkpoint
+Without a database it generates 20,000 orders. When you start it again after following one, it resumes where it stopped: a checkpoint
 beside the database has the last id of each split, and the hours that are not over.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import tidemill as tm
 
-#: Ids are dealt to so many splits, each of which is read by one thread of one worker.
+#: Ids are divided into this many splits, each of which is read by one thread of one worker.
 SPLITS = 4
 ROWS_MAX = 1000
 SALES = (

@@ -3,7 +3,7 @@
 python examples/word_count.py FILE_OR_FOLDER...
 tidemill run -n 4 examples/word_count.py FILE_OR_FOLDER...     on four workers
 
-Without files it reads a hundred novels, if they are in $TIDEMILL_DATA or ../shared/data, else two lines of a poem.
+Without files it reads the hundred novels in $TIDEMILL_DATA or ../shared/data or, if they are not there, two lines of a poem.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@
 python examples/yahoo.py --redis redis://127.0.0.1:6379/0
 tidemill run -n 4 examples/yahoo.py --redis URL --kafka HOST:PORT       on four workers, events by way of Kafka
 
-With ``tidemill run --restarts 1`` and --checkpoint DIR, which all workers share, a job that fails goes on where it was.
+With ``tidemill run --restarts 1`` and --checkpoint DIR, a folder that all workers share, a job that fails resumes where it was.
 
-It writes into Redis which campaign each advertisement belongs to, and reads it back as a table. Events are made by number, so that
-every run has the same; with --kafka they are written into a topic, and read from there. The job parses them, keeps views,
+It writes the campaign of each advertisement to Redis, and reads this back as a table. Events are generated from their numbers, so
+every run has the same ones; with --kafka they are written to a topic, and read from there. The job parses them, keeps views,
 looks up their campaigns, and writes a hash for each campaign and window, ``yahoo:count:CAMPAIGN:START``, each exactly once. Then it
 counts all events again without windows or joins, and compares every hash.
 
-Needs the Python packages redis and pyarrow. It ends with 1 if a count is wrong.
+Needs the Python packages redis and pyarrow. The exit code is 1 if a count is wrong.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ SCHEMA = {
     "event_time": "timestamp[ms]",
     "ip_address": "str",
 }
-#: As pyarrow reads them.
+#: The types that pyarrow reads them with.
 ARROW = pa.schema([(name, pa.timestamp("ms") if type_ != "str" else pa.string()) for name, type_ in SCHEMA.items()])
 
-#: An event of a number that looks random, as JSON.
+#: The event of a number, as JSON; it looks random.
 EVENT = f"""
     select time, concat(
         '{{"user_id": "user', key % 100000,
@@ -71,12 +71,12 @@ def generated(options: argparse.Namespace, splits: int, rate: float = 0) -> tm.D
 def parsed(events: tm.DataSet) -> tm.DataSet:
     def parse(batch: pa.RecordBatch) -> pa.Table:
         lines = "\n".join(batch.column("value").to_pylist())
-        # The job has threads of its own.
+        # The job's own threads do the work.
         reading = pyarrow.json.ReadOptions(use_threads=False)
         options = pyarrow.json.ParseOptions(explicit_schema=ARROW)
         return pyarrow.json.read_json(pa.BufferReader(lines.encode()), reading, options)
 
-    # The events' own column, which the engine does not see in their text, is the stream's time in whole milliseconds.
+    # The engine does not see the time in the events' text, so this column in whole milliseconds is the stream's time.
     return events.map_batches(parse, SCHEMA).with_columns(event_time=tm.stream.bounded_delay("event_time", "1ms"))
 
 
@@ -148,7 +148,7 @@ def main() -> int:
     client = redis.Redis.from_url(options.redis, decode_responses=True)
     prefix, folder, ads = options.prefix, options.checkpoint, None
     if job.rank == 0:
-        # A job that goes on keeps what it has counted.
+        # A job that resumes keeps its counts.
         if folder is None or not folder.exists():
             write_ads(client, prefix)
         folder = folder or Path(tempfile.mkdtemp(prefix="yahoo-"))
@@ -157,7 +157,7 @@ def main() -> int:
     campaigns = tm.from_dict({"ad_id": list(ads), "campaign": list(ads.values())})
 
     if options.kafka:
-        # Made by one task: so every partition has its events in order.
+        # Made by one task, so every partition has its events in order.
         made = generated(options, 1, options.rate)
         events = through_kafka(made, options.kafka, options.topic, folder / "events")
     else:

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import tidemill as tm
 from numpy.typing import NDArray
+from tidemill._tables.engine import query_threads
 from tidemill.apps.nexmark_events import Events
 from tidemill.apps.nexmark_queries import query
-from tidemill.dataset._engine import _threads
 from windows_events import mix
 
 
@@ -45,7 +45,7 @@ def digest(rows: pa.Table) -> int:
 def main() -> None:
     number, count, step_us = map(int, sys.argv[1:])
     job = tm.init()
-    splits = job.size * _threads(job)
+    splits = job.size * query_threads(job)
 
     def run(events: int, take: Any) -> float:
         answer = query(number, Events(events, step_us).streams(0, splits))

@@ -30,7 +30,7 @@ from typing import IO, Any, NoReturn, TypeVar
 
 from tidemill._duration import Duration, micros
 from tidemill._errors import CommError, PeerFailed, WorkerLost
-from tidemill._job import OF_A_WORKER
+from tidemill._membership import OF_A_WORKER
 from tidemill._needs import needed
 from tidemill._tidemill import kernel_cpus
 
@@ -348,7 +348,7 @@ def _settings(memory: str | int | None, spill_dir: str | os.PathLike[str] | None
     """Settings of the workers, as variables."""
     settings: dict[str, str] = {}
     if memory is not None:
-        from tidemill.dataset._engine import bytes_of
+        from tidemill._tables.engine import bytes_of
 
         text = str(memory)
         try:

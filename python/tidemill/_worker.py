@@ -76,18 +76,18 @@ def _read(file: int, length: int) -> bytearray | None:
 def _answer(payload: bytes | None, pipe: IO[bytes] | None) -> tuple[Any, ...] | None:
     """Runs a function, or only joins the job; what to tell the parent. With `pipe`, other functions will follow."""
     try:
-        from tidemill import _job
+        from tidemill import _job, _membership
 
         job = _job.init()
         if payload is None:
             return None
         function, args, kwargs = pickle.loads(payload)
         result = _dumped(function(*args, **kwargs))
-        if pipe is not None and job.size > 1 and not _job.is_left():
+        if pipe is not None and job.size > 1 and not _membership.is_left():
             _send(pipe, ("returned",))
             # Nothing of a function may be under way when the next begins: ranks that are out of step hear of it here.
             job.comm.Barrier()
-        return "result", result, not _job.is_left()
+        return "result", result, not _membership.is_left()
     except BaseException as error:
         text = traceback.format_exc()
         answer = "error", _pickled(error), text
@@ -96,11 +96,11 @@ def _answer(payload: bytes | None, pipe: IO[bytes] | None) -> tuple[Any, ...] | 
 
 
 def _tell_others(text: str, error: BaseException) -> None:
-    from tidemill import _job
+    from tidemill import _membership
     from tidemill._errors import PeerFailed, WorkerLost
 
     if not isinstance(error, (PeerFailed, WorkerLost)):
-        _job.tell_others(text)
+        _membership.tell_others(text)
 
 
 def _dumped(value: Any) -> bytes:

@@ -323,7 +323,7 @@ def test_show_and_repr(capsys: pytest.CaptureFixture[str], data: tm.DataSet) -> 
 
 def test_a_display_runs_nothing_that_takes_long_or_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A debugger, a traceback or a prompt asks for it at any time."""
-    from tidemill.dataset import _shown
+    from tidemill._tables import shown as _shown
 
     failing = tm.from_dict({"s": ["a"]}).select(tm.col("s").cast("int64"))
     assert (

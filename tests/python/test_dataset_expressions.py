@@ -559,7 +559,7 @@ def test_deep_expressions_and_plans_work_or_are_refused() -> None:
     with pytest.raises(tm.DataSetError, match="nests more than 2000 operations"):
         for number in range(200):
             any_of = any_of | (tm.col("a") == number)
-    with pytest.raises(tm.DataSetError, match="more than 2000 steps"):
+    with pytest.raises(tm.DataSetError, match="more than 2000 nested steps"):
         for number in range(1000):
             filtered = filtered.filter(tm.col("a") != number)
     doubled = data

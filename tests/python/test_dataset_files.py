@@ -136,7 +136,7 @@ def test_compressed_input(tmp_path: Path, suffix: str, compress: Any) -> None:
 CUT = """
 import sys
 import tidemill as tm
-from tidemill.dataset._workers import collect_in_order
+from tidemill._tables.workers import collect_in_order
 
 comm = tm.init().comm
 for path in sys.argv[1:]:

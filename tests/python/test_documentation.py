@@ -94,3 +94,25 @@ def test_the_page_of_variables_is_complete() -> None:
     used = {variable for file in sources for variable in name.findall(file.read_text())}
     listed = set(name.findall((ROOT / "docs/environment.md").read_text()))
     assert used == listed
+
+
+def test_quoted_messages_are_in_the_sources() -> None:
+    """A message in the tables of troubleshooting that nothing prints any more, because its wording has changed."""
+
+    def words(text: str) -> list[str]:
+        return re.findall(r"[a-z']+", text.lower())
+
+    sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/tidemill/**/*.py")]
+    # A string continues on the next line after a backslash or as another string; words of comments are no messages.
+    texts = [re.sub(r'\\\n\s*|"\s*\n\s*f?"', "", file.read_text()) for file in sources]
+    strings = re.findall(r'"((?:[^"\\\n]|\\.)+)"', re.sub(r"(?m)^\s*(//|# ).*$", "", "\n".join(texts)))
+    known = "\n".join(f" {' '.join(words(string))} " for string in strings)
+    stale = []
+    for row in re.findall(r"^\| (.+?) \| .+ \|$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE):
+        for quoted in re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", row):
+            # What a message fills in, such as names and numbers, leaves other words around it, so half of the triples do.
+            parts = [words(part) for part in re.split(r"\.\.\.|\b\d+\b", quoted[1])]
+            triples = [f" {' '.join(part[i : i + 3])} " for part in parts for i in range(len(part) - 2)]
+            if sum(triple in known for triple in triples) < len(triples) / 2:
+                stale.append(quoted[1])
+    assert stale == []

@@ -495,7 +495,7 @@ def test_a_forked_child_is_refused_and_harmless(tmp_path: Path) -> None:
 
 TOGETHER = """
 import tidemill as tm
-from tidemill._failing import failing_together
+from tidemill._collective_errors import fail_together
 
 job = tm.init()
 
@@ -507,7 +507,7 @@ def attempt(*fails):
         return job.rank
 
     try:
-        told = failing_together(job.comm, work, lambda said, rank: ValueError(said, rank), catches=KeyError)
+        told = fail_together(job.comm, work, lambda said, rank: ValueError(said, rank), catches=KeyError)
     except ValueError as error:
         told = (*error.args, type(error.__cause__).__name__)
     return told

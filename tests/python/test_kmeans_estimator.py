@@ -326,7 +326,7 @@ def test_fork_join_and_affinity_settings(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_how_many_threads_a_worker_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that spins without a CPU, or without time left of a quota, keeps the one it waits for from running."""
-    from tidemill._job import Share
+    from tidemill._membership import Share
     from tidemill.ml import _threads
 
     def made(share: Share, n_threads: int | None = None, told: str = "") -> tuple[object, ...]:

@@ -96,12 +96,12 @@ def test_workers_of_a_host_share_its_processors(tmp_path: Path) -> None:
         """
 import json, os, sys
 import tidemill as tm
-from tidemill._job import share
+from tidemill._membership import share
 before = share()
 job = tm.init()
 joined = share()
 os.environ.pop("TIDEMILL_THREADS")
-from tidemill.dataset._engine import copies
+from tidemill._tables.engine import copies
 from tidemill.ml._threads import pool
 threads, per_query = pool().threads, copies() // job.size
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

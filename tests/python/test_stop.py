@@ -15,8 +15,8 @@ from typing import Any
 
 import launched
 import pytest
+from tidemill._streaming import status as _status
 from tidemill.apps import stop
-from tidemill.stream import _status
 
 APP = """
 import sys

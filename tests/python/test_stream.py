@@ -319,7 +319,7 @@ def test_values_of_subqueries_over_tables() -> None:
 
 def test_what_a_stream_cannot_do_is_said() -> None:
     stream = tm.stream.from_table(table(some(10)), time="ts")
-    with pytest.raises(tm.DataSetError, match=r"add tm\.window"):
+    with pytest.raises(tm.DataSetError, match=r"add tm\.stream\.window"):
         written(stream.group_by("key").agg(n=tm.count()))
     for query, what in (
         (stream.sort("x"), "a sort; rank the rows of each window instead"),

@@ -13,7 +13,7 @@ import evolving_job
 import launched
 import pytest
 import tidemill as tm
-from tidemill.stream._state import StateFields
+from tidemill._streaming.state import StateFields
 
 JOB = Path(evolving_job.__file__)
 ROWS, KEYS = evolving_job.ROWS, evolving_job.KEYS

@@ -9,7 +9,7 @@ import launched
 import pytest
 import tidemill as tm
 from test_stream_connectors import SCHEMA, lines
-from tidemill.stream._check import look_at_sinks
+from tidemill._streaming.check import look_at_sinks
 from tidemill.stream._connect import described
 
 

@@ -265,11 +265,11 @@ def test_a_source_that_is_gone(tmp_path: Path) -> None:
 
 def test_options_that_are_wrong(tmp_path: Path) -> None:
     """`forget` is a list of names, of what a checkpoint has."""
-    with pytest.raises(tm.DataSetError, match="drop_state='window 2' must be a list of names of steps"):
+    with pytest.raises(tm.DataSetError, match="drop_state='window 2' must be a list of step names"):
         stream().write_stream(print, checkpoint=tmp_path, drop_state="window 2")
     with pytest.raises(tm.DataSetError, match="drop_state= needs checkpoint="):
         stream().write_stream(print, drop_state=["window 2"])
-    with pytest.raises(tm.DataSetError, match="drop_state=None must be a list of names of steps"):
+    with pytest.raises(tm.DataSetError, match="drop_state=None must be a list of step names"):
         stream().write_stream(print, checkpoint=tmp_path, drop_state=None)  # type: ignore[arg-type]
 
 

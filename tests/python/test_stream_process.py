@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tidemill as tm
-from tidemill.stream._items import ListState, MapState, Part
-from tidemill.stream._process import _CHANGES_MAX, Processor
-from tidemill.stream._store import Store
+from tidemill._streaming.items import ListState, MapState, Part
+from tidemill._streaming.process import _CHANGES_MAX, Processor
+from tidemill._streaming.store import Store
 
 SECOND = timedelta(seconds=1)
 START = datetime(1970, 1, 1)

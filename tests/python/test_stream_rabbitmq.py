@@ -84,10 +84,8 @@ def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
             rabbitmq.url, "clicks", SCHEMA, id="message_id", time="ts", max_out_of_orderness="1m", stop_at_end=True
         )
         counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
-        every = None if checkpoint is None else "100ms"
-        counts.write_stream(
-            tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=tm.stream.Checkpoint(checkpoint, interval=every)
-        )
+        settings = None if checkpoint is None else tm.stream.Checkpoint(checkpoint, interval="100ms")
+        counts.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "counts"), checkpoint=settings)
         launched.wait_until(lambda: waiting(rabbitmq, "counts") >= 20, "what was published")
         launched.wait_until(lambda: is_settled(rabbitmq, "clicks"), "an empty queue")
         found = take_all(rabbitmq, "counts")

@@ -396,7 +396,7 @@ def test_posts_of_who_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     """Anybody who could reach the port could post."""
     variable = {"token": "TIDEMILL_WEBHOOK_TOKEN", "signature": "TIDEMILL_WEBHOOK_SECRET"}[auth]
     (port,) = free_ports(1)
-    with pytest.raises(tm.DataSetError, match=f'`auth` is "{auth}", and {variable} is not set'):
+    with pytest.raises(tm.DataSetError, match=f'`auth` is "{auth}", but {variable} is not set'):
         tm.stream.from_webhook(port, SCHEMA, auth=auth)  # type: ignore[arg-type]
     monkeypatch.setenv(variable, "swordfish")
     body = b'{"x": 1}'

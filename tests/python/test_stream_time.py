@@ -238,9 +238,9 @@ def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
 def test_windows_of_times_that_nobody_knows(on: tm.Expr, named: str) -> None:
     """Their rows would be late, but for a few: they are refused, with the column and what to say of it."""
     counts = in_order(paced()).group_by(tm.stream.window(tm.stream.tumbling("10m"), on=on)).agg(n=tm.count())
-    with pytest.raises(tm.DataSetError, match=rf"{named}.*tm\.stream\.behind"):
+    with pytest.raises(tm.DataSetError, match=rf"{named}.*tm\.stream\.bounded_delay"):
         written(counts)
-    with pytest.raises(tm.DataSetError, match=r"tm\.stream\.behind"):
+    with pytest.raises(tm.DataSetError, match=r"tm\.stream\.bounded_delay"):
         custom = tm.stream.custom_window(lambda times: (times, times))
         written(in_order(paced()).group_by(tm.stream.window(custom, on=on)).agg(n=tm.count()))
 

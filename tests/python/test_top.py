@@ -15,9 +15,9 @@ from typing import Any
 
 import launched
 import pytest
+from tidemill._streaming import status as _status
 from tidemill.apps import top
 from tidemill.apps._plain import plain
-from tidemill.stream import _status
 
 APP = """
 import tidemill as tm

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use tidemill_collective::reduce::{combine, reduce_left};
-use tidemill_collective::{DType, Op};
+use tidemill_collective::{DType, ReduceOp};
 
 fn main() {
     let brief = std::env::args().any(|arg| arg == "--test");
@@ -16,18 +16,18 @@ fn main() {
         "dtype", "op", "bytes", "copy GB/s", "2-addr GB/s", "3-addr GB/s"
     );
     for (dtype, op) in [
-        (DType::F64, Op::Sum),
-        (DType::F32, Op::Sum),
-        (DType::F32, Op::Max),
-        (DType::I64, Op::Sum),
-        (DType::I64, Op::Prod),
-        (DType::I64, Op::Min),
-        (DType::U8, Op::Prod),
-        (DType::Bool, Op::Land),
-        (DType::F16, Op::Sum),
-        (DType::C128, Op::Prod),
-        (DType::DoubleInt, Op::Minloc),
-        (DType::LongDouble, Op::Sum),
+        (DType::F64, ReduceOp::Sum),
+        (DType::F32, ReduceOp::Sum),
+        (DType::F32, ReduceOp::Max),
+        (DType::I64, ReduceOp::Sum),
+        (DType::I64, ReduceOp::Prod),
+        (DType::I64, ReduceOp::Min),
+        (DType::U8, ReduceOp::Prod),
+        (DType::Bool, ReduceOp::Land),
+        (DType::F16, ReduceOp::Sum),
+        (DType::C128, ReduceOp::Prod),
+        (DType::DoubleInt, ReduceOp::Minloc),
+        (DType::LongDouble, ReduceOp::Sum),
     ] {
         for &bytes in sizes {
             // Written once, since zero pages that nobody wrote are all one page, which is always in the cache.

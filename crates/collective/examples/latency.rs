@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use tidemill_collective::{Op, run_ranks};
+use tidemill_collective::{ReduceOp, run_ranks};
 
 fn main() {
     let ranks: u32 = std::env::args().nth(1).map_or(2, |n| n.parse().expect("a number of ranks"));
@@ -34,7 +34,7 @@ fn main() {
                 times[0] = times[0].min(start.elapsed().as_secs_f64() / (2 * repeats) as f64);
                 comm.barrier().unwrap();
                 let start = Instant::now();
-                (0..repeats).for_each(|_| comm.allreduce(&other, &mut result, &Op::Sum).unwrap());
+                (0..repeats).for_each(|_| comm.allreduce(&other, &mut result, &ReduceOp::Sum).unwrap());
                 times[1] = times[1].min(start.elapsed().as_secs_f64() / repeats as f64);
                 let start = Instant::now();
                 (0..repeats).for_each(|_| comm.bcast(&mut buffer, 0).unwrap());

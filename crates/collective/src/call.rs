@@ -1,13 +1,14 @@
 //! What a collective call was, in sixteen bytes: every rank notes its own, fingerprints travel with every message, and
 //! when two differ both are put into words.
 
-use tidemill_net::Region;
+use tidemill_net::MemoryRegion;
 
-use crate::{Algorithm, Block, Collective, DType, Op, PREDEFINED};
+use crate::algorithms::supported;
+use crate::{Algorithm, Collective, DType, PREDEFINED, ReduceOp, VectorBlock};
 
 /// How a collective shall be run; by default the tuner decides.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct CallOptions {
     /// This algorithm and no other.
     pub algorithm: Option<Algorithm>,
     /// Elements of a pipelined chunk, with `algorithm`.
@@ -16,29 +17,78 @@ pub struct Options {
     pub repeatable: bool,
 }
 
+/// What a call asks of the order in which contributions are combined. Each class is measured on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CombineOrder {
+    /// None: commutative operations, and collectives that only move data.
+    Any,
+    /// Rank order.
+    InOrder,
+    /// The canonical order.
+    Repeatable,
+}
+
+impl CombineOrder {
+    /// All classes.
+    pub const ALL: [CombineOrder; 3] = [CombineOrder::Any, CombineOrder::InOrder, CombineOrder::Repeatable];
+
+    /// The name in table files.
+    pub fn name(self) -> &'static str {
+        match self {
+            CombineOrder::Any => "any",
+            CombineOrder::InOrder => "in_order",
+            CombineOrder::Repeatable => "repeatable",
+        }
+    }
+
+    #[inline]
+    pub(crate) fn new(commutative: bool, repeatable: bool) -> CombineOrder {
+        match (repeatable, commutative) {
+            (true, _) => CombineOrder::Repeatable,
+            (false, false) => CombineOrder::InOrder,
+            (false, true) => CombineOrder::Any,
+        }
+    }
+
+    /// Whether `algorithm` can run `collective` in this order wherever ranks lie.
+    pub fn allows(self, collective: Collective, algorithm: Algorithm) -> bool {
+        use Collective::{Allreduce, Reduce};
+        // By host is rank order only for some placements, which a query does not tell.
+        let by_host = algorithm == Algorithm::TwoLevel && matches!(collective, Reduce | Allreduce);
+        supported(collective).iter().any(|entry| {
+            entry.algorithm == algorithm
+                && match self {
+                    CombineOrder::Any => true,
+                    CombineOrder::InOrder => entry.in_order && !by_host,
+                    CombineOrder::Repeatable => entry.repeatable,
+                }
+        })
+    }
+}
+
 /// A collective call. Which buffers and blocks it needs is said at [`Collective`]; lengths are in elements of `dtype`.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
+pub struct CollectiveCall<'a> {
     /// What to do.
     pub collective: Collective,
     /// The element type.
     pub dtype: DType,
     /// The operation of a reduction, else ignored.
-    pub op: &'a Op,
+    pub op: &'a ReduceOp,
     /// The root, if the collective has one.
     pub root: u32,
     /// Elements; see [`Collective`].
     pub count: usize,
     /// The contribution; `None` for in place (or nothing).
-    pub send: Option<Region>,
+    pub send: Option<MemoryRegion>,
     /// The result; `None` where this rank gets none, or for the root of an in-place scatter.
-    pub recv: Option<Region>,
+    pub recv: Option<MemoryRegion>,
     /// Blocks of `send`, for vector variants.
-    pub send_blocks: &'a [Block],
+    pub send_blocks: &'a [VectorBlock],
     /// Blocks of `recv`, for vector variants.
-    pub recv_blocks: &'a [Block],
+    pub recv_blocks: &'a [VectorBlock],
     /// How to run it.
-    pub options: Options,
+    pub options: CallOptions,
 }
 
 /// The call does not block: a collective that does meets no such one.
@@ -53,20 +103,20 @@ const USER_OP_CODE: u64 = 0xfe;
 const ALGORITHM_SHIFT: u32 = 26;
 const _: () = assert!(Algorithm::ALL.len() < 64);
 
-impl Call<'_> {
+impl CollectiveCall<'_> {
     /// A call with neither buffers nor blocks, to be completed by struct update.
-    pub fn new(collective: Collective) -> Call<'static> {
-        Call {
+    pub fn new(collective: Collective) -> CollectiveCall<'static> {
+        CollectiveCall {
             collective,
             dtype: DType::U8,
-            op: &Op::NoOp,
+            op: &ReduceOp::NoOp,
             root: 0,
             count: 0,
             send: None,
             recv: None,
             send_blocks: &[],
             recv_blocks: &[],
-            options: Options::default(),
+            options: CallOptions::default(),
         }
     }
 
@@ -89,7 +139,7 @@ impl Call<'_> {
     }
 
     /// The blocks whose lengths every rank passes alike.
-    pub(crate) fn common_blocks(&self) -> Option<&[Block]> {
+    pub(crate) fn common_blocks(&self) -> Option<&[VectorBlock]> {
         match self.collective {
             Collective::Allgatherv => Some(self.recv_blocks),
             Collective::ReduceScatter => Some(self.send_blocks),
@@ -123,14 +173,15 @@ impl Call<'_> {
 }
 
 /// A number for the lengths of some blocks, other ones for most others.
-fn digest(blocks: &[Block]) -> u32 {
-    let mix = |sum: u64, block: &Block| (sum.rotate_left(5) ^ block.len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+fn digest(blocks: &[VectorBlock]) -> u32 {
+    let mix =
+        |sum: u64, block: &VectorBlock| (sum.rotate_left(5) ^ block.len as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (blocks.iter().fold(1, mix) >> 32) as u32
 }
 
-fn op_code(op: &Op) -> u64 {
+fn op_code(op: &ReduceOp) -> u64 {
     match op {
-        Op::User(_) => USER_OP_CODE,
+        ReduceOp::User(_) => USER_OP_CODE,
         other => other.code(),
     }
 }
@@ -166,7 +217,7 @@ pub(crate) fn describe([word, bytes]: [u64; 2]) -> String {
             }
         }
     }
-    let call = Call { root: (word >> 32) as u32, ..Call::new(*collective) };
+    let call = CollectiveCall { root: (word >> 32) as u32, ..CollectiveCall::new(*collective) };
     if call.is_rooted() {
         parts.push(format!("root={}", call.root));
     }
@@ -194,19 +245,25 @@ mod tests {
     /// A wrong word would send a user to the wrong line of the wrong program.
     #[test]
     fn calls_are_described_as_they_were_made() {
-        let call = Call { dtype: DType::F64, op: &Op::Max, count: 3, ..Call::new(Collective::Allreduce) };
+        let call = CollectiveCall {
+            dtype: DType::F64,
+            op: &ReduceOp::Max,
+            count: 3,
+            ..CollectiveCall::new(Collective::Allreduce)
+        };
         assert_eq!(describe(call.code()), "allreduce(3 x float64, op=max)");
-        let call = Call { dtype: DType::I32, root: 2, count: 1, ..Call::new(Collective::Bcast) };
+        let call = CollectiveCall { dtype: DType::I32, root: 2, count: 1, ..CollectiveCall::new(Collective::Bcast) };
         assert_eq!(describe(call.code()), "bcast(1 x int32, root=2)");
-        let [word, bytes] = Call::new(Collective::Barrier).code();
+        let [word, bytes] = CollectiveCall::new(Collective::Barrier).code();
         assert_eq!(describe([word, bytes]), "barrier()");
         assert_eq!(describe([word | NONBLOCKING, bytes]), "ibarrier()");
-        let blocks = [Block { start: 0, len: 2 }, Block { start: 9, len: 1 }];
-        let call = Call { dtype: DType::F32, recv_blocks: &blocks, ..Call::new(Collective::Allgatherv) };
+        let blocks = [VectorBlock { start: 0, len: 2 }, VectorBlock { start: 9, len: 1 }];
+        let call =
+            CollectiveCall { dtype: DType::F32, recv_blocks: &blocks, ..CollectiveCall::new(Collective::Allgatherv) };
         assert!(describe(call.code()).starts_with("allgatherv(3 x float32, counts with digest "));
         for &algorithm in Algorithm::ALL {
-            let options = Options { algorithm: Some(algorithm), repeatable: true, ..Options::default() };
-            let call = Call { root: u32::MAX, options, ..Call::new(Collective::Reduce) };
+            let options = CallOptions { algorithm: Some(algorithm), repeatable: true, ..CallOptions::default() };
+            let call = CollectiveCall { root: u32::MAX, options, ..CollectiveCall::new(Collective::Reduce) };
             let words = format!("reduce(0 x uint8, op=no_op, root=4294967295, repeatable, algorithm={algorithm})");
             assert_eq!(describe(call.code()), words);
         }
@@ -215,21 +272,32 @@ mod tests {
     /// Differences that the fingerprint does not see would go unnoticed until a hang.
     #[test]
     fn signatures_tell_calls_apart() {
-        let base = Call { dtype: DType::F64, op: &Op::Sum, count: 3, ..Call::new(Collective::Allreduce) };
-        let blocks = |lens: [usize; 2]| lens.map(|len| Block { start: 0, len });
+        let base = CollectiveCall {
+            dtype: DType::F64,
+            op: &ReduceOp::Sum,
+            count: 3,
+            ..CollectiveCall::new(Collective::Allreduce)
+        };
+        let blocks = |lens: [usize; 2]| lens.map(|len| VectorBlock { start: 0, len });
         let others = [
-            Call { count: 4, ..base },
-            Call { op: &Op::Max, ..base },
-            Call { dtype: DType::I64, ..base },
-            Call { collective: Collective::Scan, ..base },
-            Call { collective: Collective::Reduce, root: 1, ..base },
-            Call { collective: Collective::Reduce, root: 0, ..base },
-            Call { options: Options { algorithm: Some(Algorithm::Flat), ..Options::default() }, ..base },
-            Call { options: Options { algorithm: Some(Algorithm::Ring), ..Options::default() }, ..base },
-            Call { collective: Collective::Allgatherv, recv_blocks: &blocks([1, 2]), ..base },
-            Call { collective: Collective::Allgatherv, recv_blocks: &blocks([2, 1]), ..base },
-            Call { collective: Collective::ReduceScatter, send_blocks: &blocks([2, 1]), ..base },
-            Call { collective: Collective::ReduceScatter, send_blocks: &blocks([2, 2]), ..base },
+            CollectiveCall { count: 4, ..base },
+            CollectiveCall { op: &ReduceOp::Max, ..base },
+            CollectiveCall { dtype: DType::I64, ..base },
+            CollectiveCall { collective: Collective::Scan, ..base },
+            CollectiveCall { collective: Collective::Reduce, root: 1, ..base },
+            CollectiveCall { collective: Collective::Reduce, root: 0, ..base },
+            CollectiveCall {
+                options: CallOptions { algorithm: Some(Algorithm::Flat), ..CallOptions::default() },
+                ..base
+            },
+            CollectiveCall {
+                options: CallOptions { algorithm: Some(Algorithm::Ring), ..CallOptions::default() },
+                ..base
+            },
+            CollectiveCall { collective: Collective::Allgatherv, recv_blocks: &blocks([1, 2]), ..base },
+            CollectiveCall { collective: Collective::Allgatherv, recv_blocks: &blocks([2, 1]), ..base },
+            CollectiveCall { collective: Collective::ReduceScatter, send_blocks: &blocks([2, 1]), ..base },
+            CollectiveCall { collective: Collective::ReduceScatter, send_blocks: &blocks([2, 2]), ..base },
         ];
         let mut seen: Vec<u32> = others.iter().map(|c| signature(c.code())).collect();
         seen.push(signature(base.code()));

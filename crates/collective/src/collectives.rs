@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidemill_net::{Envelope, Region, Status};
+use tidemill_net::{Envelope, MemoryRegion, ReceiveStatus};
 
-use crate::algorithms::{self, Params, Unsupported, blocks_end};
-use crate::call::{self, Call};
+use crate::algorithms::{self, ScheduleParams, UnsupportedAlgorithm, blocks_end};
+use crate::call::{self, CollectiveCall};
 use crate::communicator::{CollectiveError, Communicator, ScheduleKey};
-use crate::direct::{Direct, Job, LargeProgress, Poll};
-use crate::exec::{Execution, Telling};
-use crate::request::{Request, Started, State, What, spin_direct};
+use crate::direct::{DirectChannel, DirectOperation, DirectPoll, LargeProgress};
+use crate::exec::{NonBlockingTask, ScheduleExecution};
+use crate::request::{Request, RequestKind, RequestState, StartResult, spin_direct};
 use crate::schedule::Schedule;
-use crate::tuner::{Choice, Query};
-use crate::{Algorithm, Block, Collective};
+use crate::tuner::{AlgorithmChoice, TuneQuery};
+use crate::{Algorithm, Collective, VectorBlock};
 
 /// Schedules remembered per communicator.
 const SCHEDULES_MAX: usize = 256;
@@ -27,7 +27,7 @@ impl Communicator {
     /// # Safety
     /// The call's regions are valid, and touched by nobody else, until the request is over.
     #[inline]
-    pub unsafe fn start(&self, call: &Call) -> Result<Started, CollectiveError> {
+    pub unsafe fn start(&self, call: &CollectiveCall) -> Result<StartResult, CollectiveError> {
         self.check(call)?;
         let code = call.code();
         let signature = call::signature(code);
@@ -35,18 +35,18 @@ impl Communicator {
         let collectives_ref = &mut *collectives;
         collectives_ref.seq = collectives_ref.seq.wrapping_add(1).max(1);
         let seq = collectives_ref.seq;
-        let what = What::Collective { collective: call.collective, seq, signature };
+        let what = RequestKind::Collective { collective: call.collective, seq, signature };
         if let Some(direct) = &mut collectives_ref.direct {
             direct.area().set_call(self.0.rank as usize, seq, signature, code);
             let way = collectives_ref.chooser.choose(call, || self.total_bytes(call));
             if way == Some(Algorithm::SingleCopy) {
                 let job = self.job(call, direct.chain(signature));
-                let state = State::large(job, call.op, LargeProgress::new(call.collective));
-                return Ok(Started::Pending(Request::new(self, what, state)));
+                let state = RequestState::large(job, call.op, LargeProgress::new(call.collective));
+                return Ok(StartResult::Pending(Request::new(self, what, state)));
             }
             if way == Some(Algorithm::SharedMemory) {
                 let job = self.job(call, direct.chain(signature));
-                let mut progress = Direct::start();
+                let mut progress = DirectChannel::start();
                 // SAFETY: by this function's contract; `check` has checked the lengths.
                 let poll = unsafe { spin_direct(direct, &job, call.op, &mut progress, self.0.polls) };
                 let sleepers = direct.sleepers();
@@ -55,22 +55,22 @@ impl Communicator {
                     self.wake_all(&mut self.0.endpoint.lock());
                 }
                 match poll {
-                    Poll::Done => return Ok(Started::Done(Status::default())),
-                    Poll::Failed(error) => {
+                    DirectPoll::Done => return Ok(StartResult::Done(ReceiveStatus::default())),
+                    DirectPoll::Failed(error) => {
                         self.fail(&error);
                         return Err(error.into());
                     }
-                    Poll::Waiting | Poll::Moved => {}
-                    Poll::Contradicted(rank) => self.contradict(&mut self.0.endpoint.lock(), seq, rank),
+                    DirectPoll::Waiting | DirectPoll::Moved => {}
+                    DirectPoll::Contradicted(rank) => self.contradict(&mut self.0.endpoint.lock(), seq, rank),
                 }
                 let state = self.0.spares.lock().direct(job, call.op, progress);
-                return Ok(Started::Pending(Request::new(self, what, state)));
+                return Ok(StartResult::Pending(Request::new(self, what, state)));
             }
         }
         drop(collectives);
         let execution = self.execution(call, seq, signature, code)?;
         let state = self.0.spares.lock().execution(execution);
-        Ok(Started::Pending(Request::new(self, what, state)))
+        Ok(StartResult::Pending(Request::new(self, what, state)))
     }
 
     /// Starts a collective that goes on by itself.
@@ -80,7 +80,7 @@ impl Communicator {
     ///
     /// # Safety
     /// As [`Communicator::start`]; after [`Request::detach`], until the keepalive is dropped.
-    pub unsafe fn start_nonblocking(&self, call: &Call) -> Result<Request, CollectiveError> {
+    pub unsafe fn start_nonblocking(&self, call: &CollectiveCall) -> Result<Request, CollectiveError> {
         self.check(call)?;
         let [word, bytes] = call.code();
         let code = [word | call::NONBLOCKING, bytes];
@@ -93,14 +93,14 @@ impl Communicator {
             }
             collectives.seq
         };
-        let what = What::Collective { collective: call.collective, seq, signature };
+        let what = RequestKind::Collective { collective: call.collective, seq, signature };
         let execution = self.execution(call, seq, signature, code)?;
         let mut engine = self.0.endpoint.lock();
-        let group = engine.add_task(Box::new(Telling::new(execution, self)));
+        let group = engine.add_task(Box::new(NonBlockingTask::new(execution, self)));
         engine.flush();
         drop(engine);
         self.0.endpoint.leave_to_background();
-        Ok(Request::new(self, what, State::Group(group)))
+        Ok(Request::new(self, what, RequestState::Group(group)))
     }
 
     /// Starts a collective and waits for it. For callers without signals to look at.
@@ -110,21 +110,21 @@ impl Communicator {
     ///
     /// # Safety
     /// The call's regions are valid, and touched by nobody else, during the call.
-    pub unsafe fn run(&self, call: &Call) -> Result<(), CollectiveError> {
+    pub unsafe fn run(&self, call: &CollectiveCall) -> Result<(), CollectiveError> {
         // SAFETY: by this function's contract.
         match unsafe { self.start(call)? } {
-            Started::Done(_) => Ok(()),
-            Started::Pending(request) => Ok(request.wait().map(|_| ())?),
+            StartResult::Done(_) => Ok(()),
+            StartResult::Pending(request) => Ok(request.wait().map(|_| ())?),
         }
     }
 
     pub(crate) fn execution(
         &self,
-        call: &Call,
+        call: &CollectiveCall,
         seq: u32,
         signature: u32,
         code: [u64; 2],
-    ) -> Result<Execution, CollectiveError> {
+    ) -> Result<ScheduleExecution, CollectiveError> {
         let schedule = self.schedule(call)?;
         let context = self.collective_context();
         self.0.endpoint.lock().begin_collective(context, seq, signature, code);
@@ -132,13 +132,13 @@ impl Communicator {
         let (send, recv) = self.regions(call);
         let ranks = Arc::clone(&self.0.ranks);
         // SAFETY: by the contract of `start` and `start_nonblocking`.
-        Ok(unsafe { Execution::new(schedule, ranks, envelope, call.dtype, call.op.clone(), send, recv) })
+        Ok(unsafe { ScheduleExecution::new(schedule, ranks, envelope, call.dtype, call.op.clone(), send, recv) })
     }
 
     /// The regions a schedule calls `Send` and `Recv`, with in-place calls resolved as [`Collective`] says.
-    pub(crate) fn regions(&self, call: &Call) -> (Region, Region) {
+    pub(crate) fn regions(&self, call: &CollectiveCall) -> (MemoryRegion, MemoryRegion) {
         let item = call.dtype.size_bytes();
-        let part = |whole: Region, start: usize, len: usize| Region {
+        let part = |whole: MemoryRegion, start: usize, len: usize| MemoryRegion {
             // SAFETY: `check` has checked that the part is within the buffer.
             ptr: unsafe { whole.ptr.add(start * item) },
             len: len * item,
@@ -150,25 +150,25 @@ impl Communicator {
             (Some(send), None) => match call.collective {
                 Scatter => (send, part(send, me * call.count, call.count)),
                 Scatterv => (send, part(send, call.send_blocks[me].start, call.send_blocks[me].len)),
-                _ => (send, Region::EMPTY),
+                _ => (send, MemoryRegion::EMPTY),
             },
             (None, Some(recv)) => match call.collective {
                 Gather | Allgather => (part(recv, me * call.count, call.count), recv),
                 Gatherv | Allgatherv => (part(recv, call.recv_blocks[me].start, call.recv_blocks[me].len), recv),
-                Bcast | Scatter | Scatterv => (Region::EMPTY, recv),
+                Bcast | Scatter | Scatterv => (MemoryRegion::EMPTY, recv),
                 _ => (recv, recv),
             },
-            (None, None) => (Region::EMPTY, Region::EMPTY),
+            (None, None) => (MemoryRegion::EMPTY, MemoryRegion::EMPTY),
         }
     }
 
-    pub(crate) fn job(&self, call: &Call, signature: u32) -> Job {
+    pub(crate) fn job(&self, call: &CollectiveCall, signature: u32) -> DirectOperation {
         let (send, recv) = self.regions(call);
         let item = call.dtype.size_bytes();
-        let cut = |region: Region, len: usize| Region { len: (len * item).min(region.len), ..region };
+        let cut = |region: MemoryRegion, len: usize| MemoryRegion { len: (len * item).min(region.len), ..region };
         // Buffers may be longer than the call; what direct collectives move is what the call says.
         let (send_len, recv_len) = self.lengths(call);
-        Job {
+        DirectOperation {
             collective: call.collective,
             root: call.root as usize,
             dtype: call.dtype,
@@ -183,13 +183,13 @@ impl Communicator {
                     "this rank sends {} elements, but recv_blocks say {own}",
                     call.count
                 );
-                blocks.iter().map(|block| Block { start: block.start * item, len: block.len * item }).collect()
+                blocks.iter().map(|block| VectorBlock { start: block.start * item, len: block.len * item }).collect()
             }),
         }
     }
 
     /// Elements of send and receive buffer that the call uses on this rank.
-    pub(crate) fn lengths(&self, call: &Call) -> (usize, usize) {
+    pub(crate) fn lengths(&self, call: &CollectiveCall) -> (usize, usize) {
         use Collective::*;
         let (n, p) = (call.count, self.0.ranks.len());
         let at_root = self.0.rank == call.root;
@@ -214,7 +214,7 @@ impl Communicator {
     }
 
     #[inline]
-    pub(crate) fn check(&self, call: &Call) -> Result<(), CollectiveError> {
+    pub(crate) fn check(&self, call: &CollectiveCall) -> Result<(), CollectiveError> {
         self.0.endpoint.check_process()?;
         let faults = self.0.endpoint.faults();
         if self.0.abandoned.load(Ordering::Relaxed) || faults.has_failed() {
@@ -233,7 +233,7 @@ impl Communicator {
         let item = call.dtype.size_bytes();
         let (send, recv) = self.lengths(call);
         let collective = call.collective;
-        let short = |buffer, region: Option<Region>, needed: usize| match region {
+        let short = |buffer, region: Option<MemoryRegion>, needed: usize| match region {
             Some(region) if region.len < needed * item => {
                 Err(CollectiveError::Length { collective, buffer, found: region.len, needed: needed * item })
             }
@@ -258,12 +258,12 @@ impl Communicator {
         }
     }
 
-    pub(crate) fn schedule(&self, call: &Call) -> Result<Arc<Schedule>, CollectiveError> {
+    pub(crate) fn schedule(&self, call: &CollectiveCall) -> Result<Arc<Schedule>, CollectiveError> {
         let size = self.size();
         let commutative = !call.reduces() || call.op.is_commutative();
         let repeatable = call.options.repeatable && call.reduces();
         let item_bytes = call.dtype.size_bytes();
-        let query = Query {
+        let query = TuneQuery {
             collective: call.collective,
             bytes: self.total_bytes(call),
             item_bytes,
@@ -277,8 +277,8 @@ impl Communicator {
         let choice = match (call.options.algorithm, call.options.chunk) {
             (Some(algorithm), _) if algorithm.is_direct() && size > 1 => return Err(self.not_direct(call, algorithm)),
             (Some(algorithm), _) if algorithm.is_direct() => table.choose(&query),
-            (Some(algorithm), Some(chunk)) => Choice { algorithm, chunk },
-            (Some(algorithm), None) => Choice { algorithm, chunk: table.estimate_chunk(&query, algorithm) },
+            (Some(algorithm), Some(chunk)) => AlgorithmChoice { algorithm, chunk },
+            (Some(algorithm), None) => AlgorithmChoice { algorithm, chunk: table.estimate_chunk(&query, algorithm) },
             (None, _) => table.choose(&query),
         };
         let in_place = match call.collective {
@@ -300,7 +300,7 @@ impl Communicator {
         if cacheable && let Some(schedule) = self.0.collectives.lock().schedules.get(&key) {
             return Ok(Arc::clone(schedule));
         }
-        let params = Params {
+        let params = ScheduleParams {
             root: key.root,
             count: call.count,
             send_blocks: call.send_blocks,
@@ -310,7 +310,7 @@ impl Communicator {
             commutative,
             repeatable,
             in_place,
-            ..Params::new(self.0.rank, size)
+            ..ScheduleParams::new(self.0.rank, size)
         };
         let schedule = Arc::new(algorithms::schedule(call.collective, choice.algorithm, &params)?);
         if cacheable {
@@ -324,27 +324,32 @@ impl Communicator {
     }
 
     /// The algorithm without messages that runs a blocking call where nothing was measured.
-    pub(crate) fn direct_way(&self, call: &Call) -> Option<Algorithm> {
+    pub(crate) fn direct_way(&self, call: &CollectiveCall) -> Option<Algorithm> {
         let collectives = self.0.collectives.lock();
         collectives.direct.as_ref()?;
         collectives.chooser.untuned(call)
     }
 
     /// Why a call that was to go without messages came here.
-    fn not_direct(&self, call: &Call, algorithm: Algorithm) -> CollectiveError {
+    fn not_direct(&self, call: &CollectiveCall, algorithm: Algorithm) -> CollectiveError {
         let collectives = self.0.collectives.lock();
         let reason = match &collectives.direct {
             None => "it is for 2 to 32 workers of one host that share memory",
             Some(_) => collectives.chooser.obstacle(algorithm, call).unwrap_or("it is for blocking calls"),
         };
         let (commutative, repeatable) = (!call.reduces() || call.op.is_commutative(), call.options.repeatable);
-        let params = Params { commutative, repeatable, hosts: &self.0.hosts, ..Params::new(self.0.rank, self.size()) };
+        let params = ScheduleParams {
+            commutative,
+            repeatable,
+            hosts: &self.0.hosts,
+            ..ScheduleParams::new(self.0.rank, self.size())
+        };
         let alternatives = algorithms::alternatives(call.collective, &params);
-        Unsupported { collective: call.collective, algorithm, reason, alternatives }.into()
+        UnsupportedAlgorithm { collective: call.collective, algorithm, reason, alternatives }.into()
     }
 
     /// Bytes of the vector, or of all blocks together, as every rank knows them alike.
-    pub(crate) fn total_bytes(&self, call: &Call) -> usize {
+    pub(crate) fn total_bytes(&self, call: &CollectiveCall) -> usize {
         use Collective::*;
         let p = self.0.ranks.len();
         let elements = match call.collective {
@@ -360,7 +365,7 @@ impl Communicator {
 }
 
 /// Elements of the receive buffer that an in-place call reads its contribution from.
-fn in_place_send(call: &Call) -> usize {
+fn in_place_send(call: &CollectiveCall) -> usize {
     use Collective::*;
     match call.collective {
         // Within what is received anyway.

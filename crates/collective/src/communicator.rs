@@ -6,14 +6,14 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, RwLock};
 use tidemill_net::topology::HostLinks;
-use tidemill_net::{Endpoint, NetError, Pattern, Rank};
+use tidemill_net::{Endpoint, MatchPattern, NetError, Rank};
 
 use crate::call::{self};
-use crate::direct::{Chooser, Direct};
-use crate::request::Spares;
+use crate::direct::{DirectChannel, DirectChooser};
+use crate::request::RequestPool;
 use crate::schedule::Schedule;
-use crate::tuner::Table;
-use crate::{Algorithm, Collective, OpError, Unsupported};
+use crate::tuner::TuneTable;
+use crate::{Algorithm, Collective, OpError, UnsupportedAlgorithm};
 
 /// What can be wrong with a call before anything moves, and what can go wrong while it does.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -27,7 +27,7 @@ pub enum CollectiveError {
     Op(#[from] OpError),
     /// The algorithm cannot do this.
     #[error(transparent)]
-    Unsupported(#[from] Unsupported),
+    Unsupported(#[from] UnsupportedAlgorithm),
     /// A rank that is not in the communicator.
     #[error("rank {rank} is not in comm \"{comm}\", which has ranks 0 to {}", size - 1)]
     NoSuchRank {
@@ -68,9 +68,9 @@ pub enum CollectiveError {
 
 /// A group of workers with traffic of its own. Clones are the same communicator.
 #[derive(Clone)]
-pub struct Communicator(pub(crate) Arc<Inner>);
+pub struct Communicator(pub(crate) Arc<CommunicatorCore>);
 
-pub(crate) struct Inner {
+pub(crate) struct CommunicatorCore {
     pub(crate) endpoint: Endpoint,
     /// World rank of each rank.
     pub(crate) ranks: Arc<[Rank]>,
@@ -83,19 +83,19 @@ pub(crate) struct Inner {
     /// What holds for all of these hosts.
     pub(crate) within_host: HostLinks,
     pub(crate) name: Mutex<String>,
-    pub(crate) table: RwLock<Arc<Table>>,
-    pub(crate) collectives: Arc<Mutex<Collectives>>,
-    pub(crate) spares: Mutex<Spares>,
+    pub(crate) table: RwLock<Arc<TuneTable>>,
+    pub(crate) collectives: Arc<Mutex<CollectiveState>>,
+    pub(crate) spares: Mutex<RequestPool>,
     pub(crate) abandoned: AtomicBool,
     pub(crate) polls: u32,
 }
 
 #[derive(Default)]
-pub(crate) struct Collectives {
+pub(crate) struct CollectiveState {
     pub(crate) seq: u32,
-    pub(crate) direct: Option<Direct>,
+    pub(crate) direct: Option<DirectChannel>,
     /// Whether a blocking call is direct.
-    pub(crate) chooser: Chooser,
+    pub(crate) chooser: DirectChooser,
     /// Where the direct collective under way waits.
     pub(crate) waits_for: Option<usize>,
     pub(crate) schedules: HashMap<ScheduleKey, Arc<Schedule>>,
@@ -118,7 +118,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When the workers cannot agree.
-    pub fn world(endpoint: Endpoint, table: Arc<Table>) -> Result<Self, CollectiveError> {
+    pub fn world(endpoint: Endpoint, table: Arc<TuneTable>) -> Result<Self, CollectiveError> {
         endpoint.set_call_formatter(call::describe);
         let ranks = (0..endpoint.size()).map(Rank).collect();
         // What shares the table must not be steered by it: until then all ranks use the built-in choices.
@@ -136,7 +136,7 @@ impl Communicator {
     }
 
     /// Gives all ranks rank 0's table: schedules of different tables would not fit together.
-    pub(crate) fn share_table(&self, table: &Table) -> Result<(), CollectiveError> {
+    pub(crate) fn share_table(&self, table: &TuneTable) -> Result<(), CollectiveError> {
         let mut text = Vec::new();
         if self.0.rank == 0 && table.rules().next().is_some() {
             text = table.to_text().into_bytes();
@@ -147,19 +147,19 @@ impl Communicator {
         if !text.is_empty() {
             self.bcast(&mut text, 0)?;
             let text = String::from_utf8_lossy(&text);
-            let table = Table::parse(&text, "rank 0's table").map_err(|e| NetError::Operation(e.to_string()))?;
+            let table = TuneTable::parse(&text, "rank 0's table").map_err(|e| NetError::Operation(e.to_string()))?;
             *self.0.table.write() = Arc::new(table);
         }
         Ok(())
     }
 
     /// The communicator of this worker alone. Local.
-    pub fn solo(endpoint: Endpoint, table: Arc<Table>) -> Self {
+    pub fn solo(endpoint: Endpoint, table: Arc<TuneTable>) -> Self {
         let me = endpoint.rank();
         Self::make(endpoint, [me].into(), 1, "self", table)
     }
 
-    pub(crate) fn make(endpoint: Endpoint, ranks: Arc<[Rank]>, id: u32, name: &str, table: Arc<Table>) -> Self {
+    pub(crate) fn make(endpoint: Endpoint, ranks: Arc<[Rank]>, id: u32, name: &str, table: Arc<TuneTable>) -> Self {
         let me = endpoint.rank();
         let rank = ranks.iter().position(|&r| r == me).expect("a worker makes communicators it is in") as u32;
         let whole = ranks.iter().enumerate().all(|(i, r)| r.index() == i);
@@ -186,7 +186,7 @@ impl Communicator {
         }
         let polls = endpoint.polls();
         let within_host = ranks.iter().map(|&r| endpoint.host_links(r)).fold(HostLinks::BEST, HostLinks::and);
-        let comm = Communicator(Arc::new(Inner {
+        let comm = Communicator(Arc::new(CommunicatorCore {
             endpoint,
             ranks,
             rank_of,
@@ -313,14 +313,14 @@ impl Communicator {
         }
     }
 
-    pub(crate) fn pattern(&self, source: Option<u32>, tag: Option<i32>) -> Result<Pattern, CollectiveError> {
+    pub(crate) fn pattern(&self, source: Option<u32>, tag: Option<i32>) -> Result<MatchPattern, CollectiveError> {
         self.0.endpoint.check_process()?;
         let source = source.map(|s| self.check_rank(s)).transpose()?;
-        Ok(Pattern { source, tag, seq: 0 })
+        Ok(MatchPattern { source, tag, seq: 0 })
     }
 }
 
-impl Drop for Inner {
+impl Drop for CommunicatorCore {
     fn drop(&mut self) {
         if self.id >= 2 && self.endpoint.check_process().is_ok() {
             self.endpoint.forget_context(self.id * 2);

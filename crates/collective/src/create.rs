@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use tidemill_net::{Envelope, Pattern, Rank, Region};
+use tidemill_net::{Envelope, MatchPattern, MemoryRegion, Rank};
 
 use crate::communicator::{CollectiveError, Communicator};
 use crate::direct::drive::region_of;
-use crate::request::{Started, What};
+use crate::request::{RequestKind, StartResult};
 
 /// Two contexts per communicator, which are 32-bit numbers.
 const ID_MAX: u32 = u32::MAX / 2;
@@ -114,7 +114,13 @@ impl Communicator {
     }
 
     /// A message outside the user's and the collectives' traffic: in the collective context, without a number.
-    pub(crate) fn management(&self, peer: Rank, tag: i32, region: Region, send: bool) -> Result<(), CollectiveError> {
+    pub(crate) fn management(
+        &self,
+        peer: Rank,
+        tag: i32,
+        region: MemoryRegion,
+        send: bool,
+    ) -> Result<(), CollectiveError> {
         let context = self.collective_context();
         let mut engine = self.0.endpoint.lock();
         let group = engine.new_group();
@@ -123,16 +129,16 @@ impl Communicator {
             let envelope = Envelope { context, tag, seq: 0, signature: 0 };
             // SAFETY: the caller's words are borrowed until this returns, which is after the group is complete.
             unsafe { engine.post_send(group, peer, &envelope, region) };
-            What::Send { dest: rank }
+            RequestKind::Send { dest: rank }
         } else {
-            let pattern = Pattern { source: Some(peer), tag: Some(tag), seq: 0 };
+            let pattern = MatchPattern { source: Some(peer), tag: Some(tag), seq: 0 };
             // SAFETY: as above.
             unsafe { engine.post_recv(group, context, pattern, region) };
-            What::Recv { source: Some(rank) }
+            RequestKind::Recv { source: Some(rank) }
         };
         match self.started(engine, group, what)? {
-            Started::Done(_) => Ok(()),
-            Started::Pending(request) => Ok(request.wait().map(|_| ())?),
+            StartResult::Done(_) => Ok(()),
+            StartResult::Pending(request) => Ok(request.wait().map(|_| ())?),
         }
     }
 

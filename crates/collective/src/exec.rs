@@ -6,87 +6,98 @@
 
 use std::sync::{Arc, Weak};
 
-use tidemill_net::{Engine, Envelope, GroupId, NetError, Pattern, Rank, Region, Task};
+use tidemill_net::{Engine, EngineTask, Envelope, GroupId, MatchPattern, MemoryRegion, NetError, Rank};
 
-use crate::communicator::{Communicator, Inner};
-use crate::schedule::{Buffer, Local, Message, Range, Schedule};
-use crate::{DType, Op, reduce};
+use crate::communicator::{Communicator, CommunicatorCore};
+use crate::schedule::{BufferId, BufferRange, LocalStep, Schedule, ScheduleMessage};
+use crate::{DType, ReduceOp, reduce};
 
 /// Scratch memory that is kept for a communicator's next collective.
 const SPARE_BYTES_MAX: usize = 64 << 10;
 
 /// Where a schedule's buffers lie.
-pub(crate) struct Buffers {
+pub(crate) struct ScheduleBuffers {
     /// The caller's contribution; never written.
-    pub send: Region,
+    pub send: MemoryRegion,
     /// The caller's result.
-    pub recv: Region,
+    pub recv: MemoryRegion,
     /// The executor's own.
     pub scratch: Vec<u8>,
 }
 
 /// A collective under way. Public, though hidden, for who drives engines by hand, as the simulator does.
-pub struct Execution {
+pub struct ScheduleExecution {
     schedule: Arc<Schedule>,
     /// World rank of each rank of the communicator.
     ranks: Arc<[Rank]>,
     envelope: Envelope,
     dtype: DType,
     item_bytes: usize,
-    op: Op,
-    buffers: Buffers,
+    op: ReduceOp,
+    buffers: ScheduleBuffers,
     round: usize,
     posted: bool,
     group: Option<GroupId>,
 }
 
-impl Execution {
+impl ScheduleExecution {
     /// Ready to be stepped.
     ///
     /// # Safety
     /// `buffers.send` is readable and `buffers.recv` writable, and touched by nobody else, until the execution is over
-    /// or what [`Execution::detach`] was given has been dropped.
+    /// or what [`ScheduleExecution::detach`] was given has been dropped.
     pub unsafe fn new(
         schedule: Arc<Schedule>,
         ranks: Arc<[Rank]>,
         envelope: Envelope,
         dtype: DType,
-        op: Op,
-        send: Region,
-        recv: Region,
+        op: ReduceOp,
+        send: MemoryRegion,
+        recv: MemoryRegion,
     ) -> Self {
         let item_bytes = dtype.size_bytes();
-        let buffers = Buffers { send, recv, scratch: Vec::new() };
-        Execution { schedule, ranks, envelope, dtype, item_bytes, op, buffers, round: 0, posted: false, group: None }
+        let buffers = ScheduleBuffers { send, recv, scratch: Vec::new() };
+        ScheduleExecution {
+            schedule,
+            ranks,
+            envelope,
+            dtype,
+            item_bytes,
+            op,
+            buffers,
+            round: 0,
+            posted: false,
+            group: None,
+        }
     }
 
     /// This execution in the place, and with the scratch memory, of one that is over.
-    pub(crate) fn instead_of(mut self, mut over: Box<Execution>) -> Box<Execution> {
+    pub(crate) fn with_scratch_of(mut self, mut over: Box<ScheduleExecution>) -> Box<ScheduleExecution> {
         self.buffers.scratch = std::mem::take(&mut over.buffers.scratch);
         *over = self;
         over
     }
 
-    /// After its end: keeps nothing of its caller's, to be of use to [`Execution::instead_of`]. `false`: it had better
-    /// go.
+    /// After its end: keeps nothing of its caller's, to be of use to [`ScheduleExecution::with_scratch_of`]. `false`:
+    /// it had better go.
     pub(crate) fn become_spare(&mut self) -> bool {
-        self.op = Op::NoOp;
+        self.op = ReduceOp::NoOp;
         self.buffers.scratch.capacity() <= SPARE_BYTES_MAX
     }
 
-    fn region(&mut self, range: Range) -> Region {
+    fn region(&mut self, range: BufferRange) -> MemoryRegion {
         let (start, len) = (range.start * self.item_bytes, range.len * self.item_bytes);
         let whole = match range.buffer {
-            Buffer::Send => self.buffers.send,
-            Buffer::Recv => self.buffers.recv,
-            Buffer::Scratch => Region::of_mut(&mut self.buffers.scratch),
+            BufferId::Send => self.buffers.send,
+            BufferId::Recv => self.buffers.recv,
+            BufferId::Scratch => MemoryRegion::of_mut(&mut self.buffers.scratch),
         };
         assert!(start + len <= whole.len, "a schedule stays within its buffers: {range:?} of {} bytes", whole.len);
         if len == 0 {
-            return Region::EMPTY;
+            return MemoryRegion::EMPTY;
         }
         // SAFETY: within the buffer, as just checked.
-        Region { ptr: unsafe { whole.ptr.add(start) }, len }
+        MemoryRegion { ptr: unsafe { whole.ptr.add(start) }, len }
     }
 
     fn post(&mut self, engine: &mut Engine, group: GroupId) {
@@ -94,9 +105,9 @@ impl Execution {
         let messages = &schedule.rounds[self.round].messages;
         // Receives first: what has a place to go needs no copy on the way. Sends and receives keep their own order.
         for message in messages {
-            if let Message::Recv { from, range } = *message {
+            if let ScheduleMessage::Recv { from, range } = *message {
                 let region = self.region(range);
-                let pattern = Pattern {
+                let pattern = MatchPattern {
                     source: Some(self.ranks[from as usize]),
                     tag: Some(self.envelope.tag),
                     seq: self.envelope.seq,
@@ -106,7 +117,7 @@ impl Execution {
             }
         }
         for message in messages {
-            if let Message::Send { to, range } = *message {
+            if let ScheduleMessage::Send { to, range } = *message {
                 let region = self.region(range);
                 // SAFETY: as above; no receive of the round writes what its sends read.
                 unsafe { engine.post_send(group, self.ranks[to as usize], &self.envelope, region) };
@@ -117,10 +128,11 @@ impl Execution {
     fn work(&mut self) -> Result<(), NetError> {
         let schedule = Arc::clone(&self.schedule);
         for local in &schedule.rounds[self.round].local {
-            let (Local::Copy { from, into } | Local::ReduceLeft { from, into } | Local::ReduceRight { from, into }) =
-                *local;
+            let (LocalStep::Copy { from, into }
+            | LocalStep::ReduceLeft { from, into }
+            | LocalStep::ReduceRight { from, into }) = *local;
             let (from, into) = (self.region(from), self.region(into));
-            if from.len == 0 || (from.ptr == into.ptr && matches!(local, Local::Copy { .. })) {
+            if from.len == 0 || (from.ptr == into.ptr && matches!(local, LocalStep::Copy { .. })) {
                 continue;
             }
             // SAFETY: both are within buffers that are ours while no message of the round is pending; a schedule's
@@ -132,12 +144,12 @@ impl Execution {
                 )
             };
             let result = match local {
-                Local::Copy { .. } => {
+                LocalStep::Copy { .. } => {
                     tidemill_net::copy_slice(into, from);
                     Ok(())
                 }
-                Local::ReduceLeft { .. } => reduce::reduce_left(&self.op, self.dtype, from, into),
-                Local::ReduceRight { .. } => reduce::reduce_right(&self.op, self.dtype, into, from),
+                LocalStep::ReduceLeft { .. } => reduce::reduce_left(&self.op, self.dtype, from, into),
+                LocalStep::ReduceRight { .. } => reduce::reduce_right(&self.op, self.dtype, into, from),
             };
             result.map_err(|error| NetError::Operation(error.to_string()))?;
         }
@@ -158,7 +170,7 @@ impl Execution {
     }
 }
 
-impl Task for Execution {
+impl EngineTask for ScheduleExecution {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         let group = *self.group.get_or_insert_with(|| {
             self.buffers.scratch.clear();
@@ -198,18 +210,18 @@ impl Task for Execution {
 
 /// A non-blocking collective. That it failed here the others must hear at once: when this rank looks at its request, if
 /// ever, may depend on them.
-pub(crate) struct Telling {
-    execution: Execution,
-    comm: Weak<Inner>,
+pub(crate) struct NonBlockingTask {
+    execution: ScheduleExecution,
+    comm: Weak<CommunicatorCore>,
 }
 
-impl Telling {
-    pub(crate) fn new(execution: Execution, comm: &Communicator) -> Self {
-        Telling { execution, comm: Arc::downgrade(&comm.0) }
+impl NonBlockingTask {
+    pub(crate) fn new(execution: ScheduleExecution, comm: &Communicator) -> Self {
+        NonBlockingTask { execution, comm: Arc::downgrade(&comm.0) }
     }
 }
 
-impl Task for Telling {
+impl EngineTask for NonBlockingTask {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         let result = self.execution.step(engine);
         if let (Some(Err(error)), Some(comm)) = (&result, self.comm.upgrade()) {

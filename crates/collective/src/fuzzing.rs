@@ -1,12 +1,12 @@
 //! What fuzz targets and property tests feed with bytes from nowhere. Each function panics when a decoder misbehaves.
 
-use crate::{Table, parcel};
+use crate::{TuneTable, parcel};
 
 /// A table of measured choices, as `tidemill tune` writes it and people edit it.
 pub fn table(text: &str) {
-    if let Ok(table) = Table::parse(text, "the fuzzer") {
+    if let Ok(table) = TuneTable::parse(text, "the fuzzer") {
         let written = table.to_text();
-        let again = Table::parse(&written, "the fuzzer again").expect("what was written can be read");
+        let again = TuneTable::parse(&written, "the fuzzer again").expect("what was written can be read");
         assert_eq!(again.to_text(), written);
     }
 }

@@ -14,7 +14,6 @@
 //! | `parcel`       | Messages of any length with arrays attached                    |
 //! | `stream`       | Copies that bypass the caches                                  |
 //! | `reduce`       | Elementwise reduction kernels                                  |
-//! | `half_lanes`   | Half-precision reductions by F16C and AVX                      |
 //! | `exec`         | The executor of schedules                                      |
 //! | `direct`       | Collectives through shared memory, without messages            |
 //! | `request`      | Operations in progress                                         |
@@ -30,8 +29,6 @@ mod dtype;
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(target_arch = "x86_64")]
-mod half_lanes;
-#[cfg(target_arch = "x86_64")]
 mod long_double;
 mod op;
 pub mod parcel;
@@ -40,9 +37,9 @@ pub mod schedule;
 mod stream;
 pub mod tuner;
 
-pub use algorithms::{Algorithm, Block, Collective, Params, Unsupported};
+pub use algorithms::{Algorithm, Collective, ScheduleParams, UnsupportedAlgorithm, VectorBlock};
 pub use dtype::{DType, UnknownDType};
-pub use op::{Op, OpError, PREDEFINED, UnknownOp, UserFunction, UserOp, UserResult};
+pub use op::{OpError, PREDEFINED, ReduceOp, UnknownOp, UserFunction, UserOp, UserResult};
 
 mod call;
 mod collectives;
@@ -53,11 +50,11 @@ mod exec;
 mod p2p;
 mod request;
 mod typed;
-pub use call::{Call, Options};
+pub use call::{CallOptions, CollectiveCall};
 pub use communicator::{CollectiveError, Communicator};
 pub use direct::direct_algorithms;
 #[doc(hidden)]
-pub use exec::Execution;
-pub use request::{Request, Started};
-pub use tuner::Table;
-pub use typed::{Element, run_ranks};
+pub use exec::ScheduleExecution;
+pub use request::{Request, StartResult};
+pub use tuner::TuneTable;
+pub use typed::{CollectiveElement, run_ranks};

@@ -65,7 +65,7 @@ impl fmt::Debug for UserOp {
 /// How two elements become one.
 #[derive(Clone, Debug)]
 #[repr(u8)]
-pub enum Op {
+pub enum ReduceOp {
     /// Sum; integers wrap; "or" for bool.
     Sum,
     /// Product; integers wrap; "and" for bool.
@@ -121,24 +121,24 @@ pub enum OpError {
 }
 
 /// The predefined operations and their names.
-pub static PREDEFINED: [(Op, &str); 14] = [
-    (Op::Sum, "sum"),
-    (Op::Prod, "prod"),
-    (Op::Min, "min"),
-    (Op::Max, "max"),
-    (Op::Land, "land"),
-    (Op::Lor, "lor"),
-    (Op::Lxor, "lxor"),
-    (Op::Band, "band"),
-    (Op::Bor, "bor"),
-    (Op::Bxor, "bxor"),
-    (Op::Minloc, "minloc"),
-    (Op::Maxloc, "maxloc"),
-    (Op::Replace, "replace"),
-    (Op::NoOp, "no_op"),
+pub static PREDEFINED: [(ReduceOp, &str); 14] = [
+    (ReduceOp::Sum, "sum"),
+    (ReduceOp::Prod, "prod"),
+    (ReduceOp::Min, "min"),
+    (ReduceOp::Max, "max"),
+    (ReduceOp::Land, "land"),
+    (ReduceOp::Lor, "lor"),
+    (ReduceOp::Lxor, "lxor"),
+    (ReduceOp::Band, "band"),
+    (ReduceOp::Bor, "bor"),
+    (ReduceOp::Bxor, "bxor"),
+    (ReduceOp::Minloc, "minloc"),
+    (ReduceOp::Maxloc, "maxloc"),
+    (ReduceOp::Replace, "replace"),
+    (ReduceOp::NoOp, "no_op"),
 ];
 
-impl Op {
+impl ReduceOp {
     /// A number that stands for the operation in fingerprints; all user functions share one.
     #[inline]
     pub(crate) fn code(&self) -> u64 {
@@ -149,9 +149,9 @@ impl Op {
     /// The name people know it by; a user function's own.
     pub fn name(&self) -> &str {
         match self {
-            Op::User(user) => &user.name,
+            ReduceOp::User(user) => &user.name,
             _ => {
-                let same = |entry: &&(Op, &str)| std::mem::discriminant(&entry.0) == std::mem::discriminant(self);
+                let same = |entry: &&(ReduceOp, &str)| std::mem::discriminant(&entry.0) == std::mem::discriminant(self);
                 PREDEFINED.iter().find(same).map_or("?", |entry| entry.1)
             }
         }
@@ -160,8 +160,8 @@ impl Op {
     /// Whether operands may be exchanged. `replace` and `no_op` depend on the order of ranks, so they count as not.
     pub fn is_commutative(&self) -> bool {
         match self {
-            Op::Replace | Op::NoOp => false,
-            Op::User(user) => user.commutative,
+            ReduceOp::Replace | ReduceOp::NoOp => false,
+            ReduceOp::User(user) => user.commutative,
             _ => true,
         }
     }
@@ -178,11 +178,13 @@ impl Op {
         let complex = matches!(dtype, C64 | C128 | CLongDouble);
         let pair = matches!(dtype, FloatInt | DoubleInt | LongInt | TwoInt | ShortInt | LongDoubleInt);
         let defined = match self {
-            Op::Sum | Op::Prod => dtype == Bool || integer || float || complex,
-            Op::Min | Op::Max => dtype == Bool || integer || float,
-            Op::Land | Op::Lor | Op::Lxor | Op::Band | Op::Bor | Op::Bxor => dtype == Bool || integer,
-            Op::Minloc | Op::Maxloc => pair,
-            Op::Replace | Op::NoOp | Op::User(_) => return Ok(()),
+            ReduceOp::Sum | ReduceOp::Prod => dtype == Bool || integer || float || complex,
+            ReduceOp::Min | ReduceOp::Max => dtype == Bool || integer || float,
+            ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor | ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => {
+                dtype == Bool || integer
+            }
+            ReduceOp::Minloc | ReduceOp::Maxloc => pair,
+            ReduceOp::Replace | ReduceOp::NoOp | ReduceOp::User(_) => return Ok(()),
         };
         // The extended format is x87's; elsewhere `long double` is something else that we only move.
         if defined && (!long_double || cfg!(target_arch = "x86_64")) {
@@ -192,7 +194,7 @@ impl Op {
     }
 }
 
-impl fmt::Display for Op {
+impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -203,7 +205,7 @@ impl fmt::Display for Op {
 #[error("unknown predefined operation {0:?}")]
 pub struct UnknownOp(pub String);
 
-impl FromStr for Op {
+impl FromStr for ReduceOp {
     type Err = UnknownOp;
 
     fn from_str(text: &str) -> Result<Self, UnknownOp> {

@@ -1,11 +1,11 @@
 //! Point to point: messages between two ranks of a communicator, probes, and messages of arrays apart from their
 //! object.
 
-use tidemill_net::{Engine, Envelope, Matched, Region, Status, Wait};
+use tidemill_net::{CallWait, Engine, Envelope, MemoryRegion, ProbedMessage, ReceiveStatus};
 
 use crate::communicator::{CollectiveError, Communicator};
-use crate::parcel::{Contexts, ParcelSlot, Receive};
-use crate::request::{Probing, Request, Started, State, What};
+use crate::parcel::{ParcelContexts, ParcelReceive, ParcelSlot};
+use crate::request::{ProbeCaller, Request, RequestKind, RequestState, StartResult};
 
 impl Communicator {
     /// Sends `region` to `dest`.
@@ -16,14 +16,14 @@ impl Communicator {
     /// # Safety
     /// `region` is readable until the request is over (or its keepalive is dropped).
     #[inline]
-    pub unsafe fn send(&self, dest: u32, tag: i32, region: Region) -> Result<Started, CollectiveError> {
+    pub unsafe fn send(&self, dest: u32, tag: i32, region: MemoryRegion) -> Result<StartResult, CollectiveError> {
         let world = self.check_rank(dest)?;
         let envelope = Envelope { context: self.p2p_context(), tag, seq: 0, signature: 0 };
         let mut engine = self.0.endpoint.lock();
         let group = engine.new_group();
         // SAFETY: by this function's contract.
         unsafe { engine.post_send(group, world, &envelope, region) };
-        self.started(engine, group, What::Send { dest })
+        self.started(engine, group, RequestKind::Send { dest })
     }
 
     /// Sends `region` to `dest`; the request is over when a receive has taken the message.
@@ -33,14 +33,19 @@ impl Communicator {
     ///
     /// # Safety
     /// As [`Communicator::send`].
-    pub unsafe fn send_synchronous(&self, dest: u32, tag: i32, region: Region) -> Result<Started, CollectiveError> {
+    pub unsafe fn send_synchronous(
+        &self,
+        dest: u32,
+        tag: i32,
+        region: MemoryRegion,
+    ) -> Result<StartResult, CollectiveError> {
         let world = self.check_rank(dest)?;
         let envelope = Envelope { context: self.p2p_context(), tag, seq: 0, signature: 0 };
         let mut engine = self.0.endpoint.lock();
         let group = engine.new_group();
         // SAFETY: by this function's contract.
         unsafe { engine.post_send_synchronous(group, world, &envelope, region) };
-        self.started(engine, group, What::Send { dest })
+        self.started(engine, group, RequestKind::Send { dest })
     }
 
     /// Sends apart from the user's traffic: `key`, which is negative, takes the place of a tag, and neither probes nor
@@ -51,7 +56,12 @@ impl Communicator {
     ///
     /// # Safety
     /// As [`Communicator::send`].
-    pub unsafe fn send_hidden(&self, dest: u32, key: i32, region: Region) -> Result<Started, CollectiveError> {
+    pub unsafe fn send_hidden(
+        &self,
+        dest: u32,
+        key: i32,
+        region: MemoryRegion,
+    ) -> Result<StartResult, CollectiveError> {
         let world = self.check_rank(dest)?;
         // Collectives have sequence numbers from 1 and `management` has tags from 0.
         let envelope = Envelope { context: self.collective_context(), tag: key, seq: 0, signature: 0 };
@@ -59,7 +69,7 @@ impl Communicator {
         let group = engine.new_group();
         // SAFETY: by this function's contract.
         unsafe { engine.post_send(group, world, &envelope, region) };
-        self.started(engine, group, What::Send { dest })
+        self.started(engine, group, RequestKind::Send { dest })
     }
 
     /// The other end of [`Communicator::send_hidden`].
@@ -69,13 +79,18 @@ impl Communicator {
     ///
     /// # Safety
     /// As [`Communicator::recv`].
-    pub unsafe fn recv_hidden(&self, source: u32, key: i32, region: Region) -> Result<Started, CollectiveError> {
+    pub unsafe fn recv_hidden(
+        &self,
+        source: u32,
+        key: i32,
+        region: MemoryRegion,
+    ) -> Result<StartResult, CollectiveError> {
         let pattern = self.pattern(Some(source), Some(key))?;
         let mut engine = self.0.endpoint.lock();
         let group = engine.new_group();
         // SAFETY: by this function's contract.
         unsafe { engine.post_recv(group, self.collective_context(), pattern, region) };
-        self.started(engine, group, What::Recv { source: Some(source) })
+        self.started(engine, group, RequestKind::Recv { source: Some(source) })
     }
 
     /// Receives one message into `region`. `None` is any source or any tag.
@@ -90,14 +105,14 @@ impl Communicator {
         &self,
         source: Option<u32>,
         tag: Option<i32>,
-        region: Region,
-    ) -> Result<Started, CollectiveError> {
+        region: MemoryRegion,
+    ) -> Result<StartResult, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let mut engine = self.0.endpoint.lock();
         let group = engine.new_group();
         // SAFETY: by this function's contract.
         unsafe { engine.post_recv(group, self.p2p_context(), pattern, region) };
-        self.started(engine, group, What::Recv { source })
+        self.started(engine, group, RequestKind::Recv { source })
     }
 
     #[inline]
@@ -105,24 +120,24 @@ impl Communicator {
         &self,
         mut engine: impl std::ops::DerefMut<Target = Engine>,
         group: tidemill_net::GroupId,
-        what: What,
-    ) -> Result<Started, CollectiveError> {
+        what: RequestKind,
+    ) -> Result<StartResult, CollectiveError> {
         engine.flush();
         if engine.is_complete(group) {
-            return Ok(Started::Done(engine.take(group).map_err(|error| what.named(self, error))?));
+            return Ok(StartResult::Done(engine.take(group).map_err(|error| what.named(self, error))?));
         }
         drop(engine);
-        Ok(Started::Pending(Request::new(self, what, State::Group(group))))
+        Ok(StartResult::Pending(Request::new(self, what, RequestState::Group(group))))
     }
 
     /// Status of the first message a receive would take, if there is one.
     ///
     /// # Errors
     /// `NoSuchRank`; the job's fault; `PeerLeft` when none can ever come.
-    pub fn iprobe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<Status>, CollectiveError> {
+    pub fn iprobe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<ReceiveStatus>, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let context = self.p2p_context();
-        let caller = Probing { comm: self, pattern };
+        let caller = ProbeCaller { comm: self, pattern };
         Ok(self.0.endpoint.try_once(|engine| match engine.peek(context, &pattern) {
             Some(status) => Some(Ok(status)),
             None => caller.never(engine).map(Err),
@@ -137,11 +152,11 @@ impl Communicator {
         &self,
         source: Option<u32>,
         tag: Option<i32>,
-        wait: &mut Wait,
-    ) -> Result<Option<Status>, CollectiveError> {
+        wait: &mut CallWait,
+    ) -> Result<Option<ReceiveStatus>, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let context = self.p2p_context();
-        let caller = Probing { comm: self, pattern };
+        let caller = ProbeCaller { comm: self, pattern };
         Ok(self.0.endpoint.wait_slice(wait, &caller, |engine| match engine.peek(context, &pattern) {
             Some(status) => Some(Ok(status)),
             None => caller.never(engine).map(Err),
@@ -152,10 +167,10 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::iprobe`].
-    pub fn improbe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<Matched>, CollectiveError> {
+    pub fn improbe(&self, source: Option<u32>, tag: Option<i32>) -> Result<Option<ProbedMessage>, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let context = self.p2p_context();
-        let caller = Probing { comm: self, pattern };
+        let caller = ProbeCaller { comm: self, pattern };
         Ok(self.0.endpoint.try_once(|engine| match engine.take_matched(context, &pattern) {
             Some(matched) => Some(Ok(matched)),
             None => caller.never(engine).map(Err),
@@ -170,11 +185,11 @@ impl Communicator {
         &self,
         source: Option<u32>,
         tag: Option<i32>,
-        wait: &mut Wait,
-    ) -> Result<Option<Matched>, CollectiveError> {
+        wait: &mut CallWait,
+    ) -> Result<Option<ProbedMessage>, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
         let context = self.p2p_context();
-        let caller = Probing { comm: self, pattern };
+        let caller = ProbeCaller { comm: self, pattern };
         Ok(self.0.endpoint.wait_slice(wait, &caller, |engine| match engine.take_matched(context, &pattern) {
             Some(matched) => Some(Ok(matched)),
             None => caller.never(engine).map(Err),
@@ -188,13 +203,17 @@ impl Communicator {
     ///
     /// # Safety
     /// As [`Communicator::recv`].
-    pub unsafe fn recv_matched(&self, matched: Matched, region: Region) -> Result<Started, CollectiveError> {
+    pub unsafe fn recv_matched(
+        &self,
+        matched: ProbedMessage,
+        region: MemoryRegion,
+    ) -> Result<StartResult, CollectiveError> {
         let source = Some(self.rank_of(matched.status().source));
         let mut engine = self.0.endpoint.lock();
         let group = engine.new_group();
         // SAFETY: by this function's contract.
         unsafe { engine.post_matched(group, matched, region) };
-        self.started(engine, group, What::Recv { source })
+        self.started(engine, group, RequestKind::Recv { source })
     }
 
     /// Sends a parcel: `message` (see [`crate::parcel::encode`]) and the arrays it announces under `key`.
@@ -210,11 +229,11 @@ impl Communicator {
         &self,
         dest: u32,
         tag: i32,
-        message: Region,
+        message: MemoryRegion,
         key: i32,
-        arrays: &[Region],
+        arrays: &[MemoryRegion],
         synchronous: bool,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<StartResult, CollectiveError> {
         let world = self.check_rank(dest)?;
         let envelope = Envelope { context: self.context_of(Some(tag)), tag, seq: 0, signature: 0 };
         let hidden = Envelope { context: self.collective_context(), tag: key, seq: 0, signature: 0 };
@@ -230,7 +249,7 @@ impl Communicator {
                 engine.post_send(group, world, &hidden, *array);
             }
         }
-        self.started(engine, group, What::Send { dest })
+        self.started(engine, group, RequestKind::Send { dest })
     }
 
     pub(crate) fn context_of(&self, tag: Option<i32>) -> u32 {
@@ -246,14 +265,14 @@ impl Communicator {
         &self,
         source: Option<u32>,
         tag: Option<i32>,
-        matched: Option<Matched>,
+        matched: Option<ProbedMessage>,
         slot: ParcelSlot,
-    ) -> Result<Started, CollectiveError> {
+    ) -> Result<StartResult, CollectiveError> {
         let pattern = self.pattern(source, tag)?;
-        let contexts = Contexts { messages: self.context_of(tag), hidden: self.collective_context() };
-        let task = Receive::new(contexts, pattern, matched, slot);
+        let contexts = ParcelContexts { messages: self.context_of(tag), hidden: self.collective_context() };
+        let task = ParcelReceive::new(contexts, pattern, matched, slot);
         let mut engine = self.0.endpoint.lock();
         let group = engine.add_task(Box::new(task));
-        self.started(engine, group, What::Recv { source })
+        self.started(engine, group, RequestKind::Recv { source })
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use tidemill_net::{Engine, GroupId, Matched, NetError, Pattern, Rank, Region, Task};
+use tidemill_net::{Engine, EngineTask, GroupId, MatchPattern, MemoryRegion, NetError, ProbedMessage, Rank};
 
 const PREFIX_BYTES: usize = 9;
 
@@ -36,10 +36,10 @@ pub struct Parcel {
 
 /// Where a receive leaves its parcel.
 #[derive(Clone, Default)]
-pub struct ParcelSlot(Arc<Slot>);
+pub struct ParcelSlot(Arc<SlotState>);
 
 #[derive(Default)]
-struct Slot {
+struct SlotState {
     parcel: Mutex<Option<Parcel>>,
     matched: AtomicBool,
     cancelled: AtomicBool,
@@ -95,11 +95,11 @@ fn room(len: u64, from: Rank) -> Result<Vec<u8>, NetError> {
 }
 
 /// The spare capacity that `room` made.
-fn region(room: &mut Vec<u8>, len: u64) -> Region {
-    Region { ptr: room.as_mut_ptr(), len: len as usize }
+fn region(room: &mut Vec<u8>, len: u64) -> MemoryRegion {
+    MemoryRegion { ptr: room.as_mut_ptr(), len: len as usize }
 }
 
-enum Stage {
+enum ParcelStage {
     Matching,
     Message(GroupId, u64),
     Arrays(GroupId),
@@ -107,30 +107,35 @@ enum Stage {
 
 /// Where the messages of a communicator travel, and the attached arrays.
 #[derive(Clone, Copy)]
-pub(crate) struct Contexts {
+pub(crate) struct ParcelContexts {
     pub messages: u32,
     pub hidden: u32,
 }
 
 /// A receive under way.
-pub(crate) struct Receive {
+pub(crate) struct ParcelReceive {
     /// Contexts of the communicator, which the task must not own: the engine that owns the task is locked when it is
     /// dropped, and a communicator's end locks the engine.
-    contexts: Contexts,
-    pattern: Pattern,
-    matched: Option<Matched>,
-    stage: Stage,
+    contexts: ParcelContexts,
+    pattern: MatchPattern,
+    matched: Option<ProbedMessage>,
+    stage: ParcelStage,
     source: Rank,
     lengths: Vec<u64>,
     parcel: Parcel,
     slot: ParcelSlot,
 }
 
-impl Receive {
-    pub(crate) fn new(contexts: Contexts, pattern: Pattern, matched: Option<Matched>, slot: ParcelSlot) -> Self {
+impl ParcelReceive {
+    pub(crate) fn new(
+        contexts: ParcelContexts,
+        pattern: MatchPattern,
+        matched: Option<ProbedMessage>,
+        slot: ParcelSlot,
+    ) -> Self {
         let source = pattern.source.unwrap_or(Rank(0));
         let (lengths, parcel) = Default::default();
-        Receive { contexts, pattern, matched, stage: Stage::Matching, source, lengths, parcel, slot }
+        ParcelReceive { contexts, pattern, matched, stage: ParcelStage::Matching, source, lengths, parcel, slot }
     }
 
     /// Takes the message out of matching, if it is there.
@@ -163,7 +168,7 @@ impl Receive {
         let group = engine.new_group();
         // SAFETY: the memory is this task's, which lives until the group is complete, and `body` is not touched before.
         unsafe { engine.post_matched(group, matched, region(&mut self.parcel.body, status.len)) };
-        self.stage = Stage::Message(group, status.len);
+        self.stage = ParcelStage::Message(group, status.len);
         None
     }
 
@@ -177,7 +182,7 @@ impl Receive {
         }
         self.parcel.arrays = lengths.iter().map(|&len| room(len, self.source)).collect::<Result<_, _>>()?;
         let group = engine.new_group();
-        let pattern = Pattern { source: Some(self.source), tag: Some(key), seq: 0 };
+        let pattern = MatchPattern { source: Some(self.source), tag: Some(key), seq: 0 };
         for (array, &len) in self.parcel.arrays.iter_mut().zip(&lengths) {
             // SAFETY: as for the message.
             unsafe { engine.post_recv(group, self.contexts.hidden, pattern, region(array, len)) };
@@ -187,14 +192,14 @@ impl Receive {
     }
 }
 
-impl Task for Receive {
+impl EngineTask for ParcelReceive {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
-        if matches!(self.stage, Stage::Matching)
+        if matches!(self.stage, ParcelStage::Matching)
             && let Some(over) = self.match_message(engine)
         {
             return Some(over);
         }
-        if let Stage::Message(group, len) = self.stage {
+        if let ParcelStage::Message(group, len) = self.stage {
             if !engine.is_complete(group) {
                 return None;
             }
@@ -204,7 +209,7 @@ impl Task for Receive {
             // SAFETY: `len` bytes of capacity have just been received into.
             unsafe { self.parcel.body.set_len(len as usize) };
             match self.post_arrays(engine) {
-                Ok(Some(group)) => self.stage = Stage::Arrays(group),
+                Ok(Some(group)) => self.stage = ParcelStage::Arrays(group),
                 Ok(None) => {
                     *self.slot.0.parcel.lock() = Some(std::mem::take(&mut self.parcel));
                     return Some(Ok(()));
@@ -212,7 +217,7 @@ impl Task for Receive {
                 Err(error) => return Some(Err(error)),
             }
         }
-        if let Stage::Arrays(group) = self.stage {
+        if let ParcelStage::Arrays(group) = self.stage {
             if !engine.is_complete(group) {
                 return None;
             }
@@ -232,8 +237,8 @@ impl Task for Receive {
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
         match self.stage {
-            Stage::Matching => vec![self.pattern.source],
-            Stage::Message(group, _) | Stage::Arrays(group) => engine.waiting_for(group),
+            ParcelStage::Matching => vec![self.pattern.source],
+            ParcelStage::Message(group, _) | ParcelStage::Arrays(group) => engine.waiting_for(group),
         }
     }
 }

@@ -9,12 +9,15 @@
 //! vector moves that cost nothing extra on aligned data. Loops are compiled for the base instruction set and for AVX2
 //! and AVX-512, and the best one is found at run time.
 
+#[cfg(target_arch = "x86_64")]
+mod half_lanes;
+
 use half::f16;
 use tidemill_net::copy_slice;
 
 #[cfg(target_arch = "x86_64")]
 use crate::long_double::X87;
-use crate::{DType, Op, OpError};
+use crate::{DType, OpError, ReduceOp};
 
 /// `into = op(left, into)`.
 ///
@@ -23,16 +26,16 @@ use crate::{DType, Op, OpError};
 ///
 /// # Panics
 /// When the lengths differ or are not whole elements: a bug of the caller.
-pub fn reduce_left(op: &Op, dtype: DType, left: &[u8], into: &mut [u8]) -> Result<(), OpError> {
+pub fn reduce_left(op: &ReduceOp, dtype: DType, left: &[u8], into: &mut [u8]) -> Result<(), OpError> {
     check_lengths(dtype, &[left.len(), into.len()]);
     match op {
-        Op::User(user) => user.call(left, into, dtype),
-        Op::Replace => Ok(()),
-        Op::NoOp => {
+        ReduceOp::User(user) => user.call(left, into, dtype),
+        ReduceOp::Replace => Ok(()),
+        ReduceOp::NoOp => {
             copy_slice(into, left);
             Ok(())
         }
-        _ => dispatch(op, dtype, Form::Left { left, into }),
+        _ => dispatch(op, dtype, OperandForm::Left { left, into }),
     }
 }
 
@@ -43,23 +46,23 @@ pub fn reduce_left(op: &Op, dtype: DType, left: &[u8], into: &mut [u8]) -> Resul
 ///
 /// # Panics
 /// As [`reduce_left`].
-pub fn reduce_right(op: &Op, dtype: DType, into: &mut [u8], right: &[u8]) -> Result<(), OpError> {
+pub fn reduce_right(op: &ReduceOp, dtype: DType, into: &mut [u8], right: &[u8]) -> Result<(), OpError> {
     check_lengths(dtype, &[right.len(), into.len()]);
     match op {
-        Op::User(user) if op.is_commutative() => user.call(right, into, dtype),
-        Op::User(user) => {
+        ReduceOp::User(user) if op.is_commutative() => user.call(right, into, dtype),
+        ReduceOp::User(user) => {
             // A user function overwrites its right operand, which here is a message somebody else may still read.
             let mut result = right.to_vec();
             user.call(into, &mut result, dtype)?;
             copy_slice(into, &result);
             Ok(())
         }
-        Op::Replace => {
+        ReduceOp::Replace => {
             copy_slice(into, right);
             Ok(())
         }
-        Op::NoOp => Ok(()),
-        _ => dispatch(op, dtype, Form::Right { into, right }),
+        ReduceOp::NoOp => Ok(()),
+        _ => dispatch(op, dtype, OperandForm::Right { into, right }),
     }
 }
 
@@ -70,22 +73,22 @@ pub fn reduce_right(op: &Op, dtype: DType, into: &mut [u8], right: &[u8]) -> Res
 ///
 /// # Panics
 /// As [`reduce_left`].
-pub fn combine(op: &Op, dtype: DType, left: &[u8], right: &[u8], out: &mut [u8]) -> Result<(), OpError> {
+pub fn combine(op: &ReduceOp, dtype: DType, left: &[u8], right: &[u8], out: &mut [u8]) -> Result<(), OpError> {
     check_lengths(dtype, &[left.len(), right.len(), out.len()]);
     match op {
-        Op::User(user) => {
+        ReduceOp::User(user) => {
             copy_slice(out, right);
             user.call(left, out, dtype)
         }
-        Op::Replace => {
+        ReduceOp::Replace => {
             copy_slice(out, right);
             Ok(())
         }
-        Op::NoOp => {
+        ReduceOp::NoOp => {
             copy_slice(out, left);
             Ok(())
         }
-        _ => dispatch(op, dtype, Form::Both { left, right, out }),
+        _ => dispatch(op, dtype, OperandForm::Both { left, right, out }),
     }
 }
 
@@ -99,49 +102,50 @@ fn check_lengths(dtype: DType, lengths: &[usize]) {
 }
 
 /// Where the operands lie and where the result goes.
-pub(crate) enum Form<'a> {
+pub(crate) enum OperandForm<'a> {
     Left { left: &'a [u8], into: &'a mut [u8] },
     Right { into: &'a mut [u8], right: &'a [u8] },
     Both { left: &'a [u8], right: &'a [u8], out: &'a mut [u8] },
 }
 
-impl<'a> Form<'a> {
+impl<'a> OperandForm<'a> {
     /// The first `bytes` bytes, and the rest.
-    pub(crate) fn split_at(self, bytes: usize) -> (Form<'a>, Form<'a>) {
+    pub(crate) fn split_at(self, bytes: usize) -> (OperandForm<'a>, OperandForm<'a>) {
         match self {
-            Form::Left { left, into } => {
+            OperandForm::Left { left, into } => {
                 let ((l0, l1), (i0, i1)) = (left.split_at(bytes), into.split_at_mut(bytes));
-                (Form::Left { left: l0, into: i0 }, Form::Left { left: l1, into: i1 })
+                (OperandForm::Left { left: l0, into: i0 }, OperandForm::Left { left: l1, into: i1 })
             }
-            Form::Right { into, right } => {
+            OperandForm::Right { into, right } => {
                 let ((i0, i1), (r0, r1)) = (into.split_at_mut(bytes), right.split_at(bytes));
-                (Form::Right { into: i0, right: r0 }, Form::Right { into: i1, right: r1 })
+                (OperandForm::Right { into: i0, right: r0 }, OperandForm::Right { into: i1, right: r1 })
             }
-            Form::Both { left, right, out } => {
+            OperandForm::Both { left, right, out } => {
                 let ((l0, l1), (r0, r1)) = (left.split_at(bytes), right.split_at(bytes));
                 let (o0, o1) = out.split_at_mut(bytes);
-                (Form::Both { left: l0, right: r0, out: o0 }, Form::Both { left: l1, right: r1, out: o1 })
+                (OperandForm::Both { left: l0, right: r0, out: o0 }, OperandForm::Both { left: l1, right: r1, out: o1 })
             }
         }
     }
 
     /// Bytes of an operand.
     pub(crate) fn len(&self) -> usize {
-        let (Form::Left { left: operand, .. } | Form::Right { right: operand, .. } | Form::Both { left: operand, .. }) =
-            self;
+        let (OperandForm::Left { left: operand, .. }
+        | OperandForm::Right { right: operand, .. }
+        | OperandForm::Both { left: operand, .. }) = self;
         operand.len()
     }
 }
 
 /// A value that is loaded from and stored to `N` bytes at any address.
-pub(crate) trait Element<const N: usize>: Copy {
+pub(crate) trait UnalignedElement<const N: usize>: Copy {
     fn load(bytes: &[u8; N]) -> Self;
     fn store(self) -> [u8; N];
 }
 
 macro_rules! numeric_elements {
     ($($t:ty),*) => {$(
-        impl Element<{ size_of::<$t>() }> for $t {
+        impl UnalignedElement<{ size_of::<$t>() }> for $t {
             #[inline(always)]
             fn load(bytes: &[u8; size_of::<$t>()]) -> Self { <$t>::from_ne_bytes(*bytes) }
             #[inline(always)]
@@ -154,7 +158,7 @@ numeric_elements!(i8, i16, i32, i64, u8, u16, u32, u64, f16, f32, f64);
 /// Complex numbers as their two parts.
 macro_rules! complex_elements {
     ($($t:ty, $half:expr);*) => {$(
-        impl Element<{ 2 * $half }> for [$t; 2] {
+        impl UnalignedElement<{ 2 * $half }> for [$t; 2] {
             #[inline(always)]
             fn load(bytes: &[u8; 2 * $half]) -> Self {
                 let (parts, _) = bytes.as_chunks::<$half>();
@@ -174,19 +178,19 @@ complex_elements!(f32, 4; f64, 8);
 
 /// The loops themselves; inlined into one function per instruction set.
 #[inline(always)]
-pub(crate) fn each<const N: usize, T: Element<N>>(form: Form<'_>, f: impl Fn(T, T) -> T) {
+pub(crate) fn each<const N: usize, T: UnalignedElement<N>>(form: OperandForm<'_>, f: impl Fn(T, T) -> T) {
     match form {
-        Form::Left { left, into } => {
+        OperandForm::Left { left, into } => {
             for (l, r) in left.as_chunks().0.iter().zip(into.as_chunks_mut().0) {
                 *r = f(T::load(l), T::load(r)).store();
             }
         }
-        Form::Right { into, right } => {
+        OperandForm::Right { into, right } => {
             for (l, r) in into.as_chunks_mut().0.iter_mut().zip(right.as_chunks().0) {
                 *l = f(T::load(l), T::load(r)).store();
             }
         }
-        Form::Both { left, right, out } => {
+        OperandForm::Both { left, right, out } => {
             let operands = left.as_chunks().0.iter().zip(right.as_chunks().0);
             for ((l, r), o) in operands.zip(out.as_chunks_mut().0) {
                 *o = f(T::load(l), T::load(r)).store();
@@ -196,15 +200,15 @@ pub(crate) fn each<const N: usize, T: Element<N>>(form: Form<'_>, f: impl Fn(T, 
 }
 
 /// Runs [`each`] compiled for the best instruction set of this machine.
-fn run<const N: usize, T: Element<N>>(form: Form<'_>, f: impl Fn(T, T) -> T + Copy) {
+fn run<const N: usize, T: UnalignedElement<N>>(form: OperandForm<'_>, f: impl Fn(T, T) -> T + Copy) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn avx2<const N: usize, T: Element<N>>(form: Form<'_>, f: impl Fn(T, T) -> T) {
+        fn avx2<const N: usize, T: UnalignedElement<N>>(form: OperandForm<'_>, f: impl Fn(T, T) -> T) {
             each(form, f);
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-        fn avx512<const N: usize, T: Element<N>>(form: Form<'_>, f: impl Fn(T, T) -> T) {
+        fn avx512<const N: usize, T: UnalignedElement<N>>(form: OperandForm<'_>, f: impl Fn(T, T) -> T) {
             each(form, f);
         }
         use std::arch::is_x86_feature_detected as has;
@@ -220,7 +224,7 @@ fn run<const N: usize, T: Element<N>>(form: Form<'_>, f: impl Fn(T, T) -> T + Co
     each(form, f);
 }
 
-fn dispatch(op: &Op, dtype: DType, form: Form<'_>) -> Result<(), OpError> {
+fn dispatch(op: &ReduceOp, dtype: DType, form: OperandForm<'_>) -> Result<(), OpError> {
     op.check(dtype)?;
     match dtype {
         DType::Bool => boolean(op, form),
@@ -253,29 +257,33 @@ fn dispatch(op: &Op, dtype: DType, form: Form<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-fn boolean(op: &Op, form: Form<'_>) {
+fn boolean(op: &ReduceOp, form: OperandForm<'_>) {
     match op {
-        Op::Sum | Op::Max | Op::Lor | Op::Bor => run(form, |l: u8, r: u8| u8::from((l | r) != 0)),
-        Op::Prod | Op::Min | Op::Land | Op::Band => run(form, |l: u8, r: u8| u8::from(l != 0) & u8::from(r != 0)),
-        Op::Lxor | Op::Bxor => run(form, |l: u8, r: u8| u8::from(l != 0) ^ u8::from(r != 0)),
+        ReduceOp::Sum | ReduceOp::Max | ReduceOp::Lor | ReduceOp::Bor => {
+            run(form, |l: u8, r: u8| u8::from((l | r) != 0))
+        }
+        ReduceOp::Prod | ReduceOp::Min | ReduceOp::Land | ReduceOp::Band => {
+            run(form, |l: u8, r: u8| u8::from(l != 0) & u8::from(r != 0))
+        }
+        ReduceOp::Lxor | ReduceOp::Bxor => run(form, |l: u8, r: u8| u8::from(l != 0) ^ u8::from(r != 0)),
         _ => unreachable!("Op::check let {op} on bool pass"),
     }
 }
 
 macro_rules! integers {
     ($($name:ident: $t:ty),*) => {$(
-        fn $name(op: &Op, form: Form<'_>) {
+        fn $name(op: &ReduceOp, form: OperandForm<'_>) {
             match op {
-                Op::Sum => run(form, |l: $t, r: $t| l.wrapping_add(r)),
-                Op::Prod => run(form, |l: $t, r: $t| l.wrapping_mul(r)),
-                Op::Min => run(form, |l: $t, r: $t| l.min(r)),
-                Op::Max => run(form, |l: $t, r: $t| l.max(r)),
-                Op::Land => run(form, |l: $t, r: $t| <$t>::from(l != 0) & <$t>::from(r != 0)),
-                Op::Lor => run(form, |l: $t, r: $t| <$t>::from((l | r) != 0)),
-                Op::Lxor => run(form, |l: $t, r: $t| <$t>::from(l != 0) ^ <$t>::from(r != 0)),
-                Op::Band => run(form, |l: $t, r: $t| l & r),
-                Op::Bor => run(form, |l: $t, r: $t| l | r),
-                Op::Bxor => run(form, |l: $t, r: $t| l ^ r),
+                ReduceOp::Sum => run(form, |l: $t, r: $t| l.wrapping_add(r)),
+                ReduceOp::Prod => run(form, |l: $t, r: $t| l.wrapping_mul(r)),
+                ReduceOp::Min => run(form, |l: $t, r: $t| l.min(r)),
+                ReduceOp::Max => run(form, |l: $t, r: $t| l.max(r)),
+                ReduceOp::Land => run(form, |l: $t, r: $t| <$t>::from(l != 0) & <$t>::from(r != 0)),
+                ReduceOp::Lor => run(form, |l: $t, r: $t| <$t>::from((l | r) != 0)),
+                ReduceOp::Lxor => run(form, |l: $t, r: $t| <$t>::from(l != 0) ^ <$t>::from(r != 0)),
+                ReduceOp::Band => run(form, |l: $t, r: $t| l & r),
+                ReduceOp::Bor => run(form, |l: $t, r: $t| l | r),
+                ReduceOp::Bxor => run(form, |l: $t, r: $t| l ^ r),
                 _ => unreachable!("Op::check let {op} on integers pass"),
             }
         }
@@ -298,21 +306,21 @@ macro_rules! nan_max {
 
 macro_rules! floats {
     ($($name:ident, $complex:ident: $t:ty);*) => {$(
-        fn $name(op: &Op, form: Form<'_>) {
+        fn $name(op: &ReduceOp, form: OperandForm<'_>) {
             match op {
-                Op::Sum => run(form, |l: $t, r: $t| l + r),
-                Op::Prod => run(form, |l: $t, r: $t| l * r),
-                Op::Min => run(form, |l: $t, r: $t| nan_min!(l, r)),
-                Op::Max => run(form, |l: $t, r: $t| nan_max!(l, r)),
+                ReduceOp::Sum => run(form, |l: $t, r: $t| l + r),
+                ReduceOp::Prod => run(form, |l: $t, r: $t| l * r),
+                ReduceOp::Min => run(form, |l: $t, r: $t| nan_min!(l, r)),
+                ReduceOp::Max => run(form, |l: $t, r: $t| nan_max!(l, r)),
                 _ => unreachable!("Op::check let {op} on floats pass"),
             }
         }
 
-        fn $complex(op: &Op, form: Form<'_>) {
+        fn $complex(op: &ReduceOp, form: OperandForm<'_>) {
             match op {
                 // A sum of complex numbers is a sum of their parts, which vectorizes better.
-                Op::Sum => $name(op, form),
-                Op::Prod => run(form, |l: [$t; 2], r: [$t; 2]| {
+                ReduceOp::Sum => $name(op, form),
+                ReduceOp::Prod => run(form, |l: [$t; 2], r: [$t; 2]| {
                     [l[0] * r[0] - l[1] * r[1], l[0] * r[1] + l[1] * r[0]]
                 }),
                 _ => unreachable!("Op::check let {op} on complex numbers pass"),
@@ -323,32 +331,32 @@ macro_rules! floats {
 floats!(float_f32, complex_f32: f32; float_f64, complex_f64: f64);
 
 /// Half precision is computed in single precision and rounded once per operation.
-fn half_float(op: &Op, form: Form<'_>) {
+fn half_float(op: &ReduceOp, form: OperandForm<'_>) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx") && std::arch::is_x86_feature_detected!("f16c") {
         // SAFETY: the features the function is compiled for were just detected.
-        return unsafe { crate::half_lanes::reduce(op, form) };
+        return unsafe { half_lanes::reduce(op, form) };
     }
     fn wide(f: impl Fn(f32, f32) -> f32) -> impl Fn(f16, f16) -> f16 {
         move |l, r| f16::from_f32(f(l.to_f32(), r.to_f32()))
     }
     match op {
-        Op::Sum => each(form, wide(|l, r| l + r)),
-        Op::Prod => each(form, wide(|l, r| l * r)),
-        Op::Min => each(form, wide(|l, r| nan_min!(l, r))),
-        Op::Max => each(form, wide(|l, r| nan_max!(l, r))),
+        ReduceOp::Sum => each(form, wide(|l, r| l + r)),
+        ReduceOp::Prod => each(form, wide(|l, r| l * r)),
+        ReduceOp::Min => each(form, wide(|l, r| nan_min!(l, r))),
+        ReduceOp::Max => each(form, wide(|l, r| nan_max!(l, r))),
         _ => unreachable!("Op::check let {op} on float16 pass"),
     }
 }
 
 /// A value-and-index struct as its bytes, so that padding travels with the winner.
 #[derive(Clone, Copy)]
-struct Raw<const N: usize>([u8; N]);
+struct RawPair<const N: usize>([u8; N]);
 
-impl<const N: usize> Element<N> for Raw<N> {
+impl<const N: usize> UnalignedElement<N> for RawPair<N> {
     #[inline(always)]
     fn load(bytes: &[u8; N]) -> Self {
-        Raw(*bytes)
+        RawPair(*bytes)
     }
     #[inline(always)]
     fn store(self) -> [u8; N] {
@@ -358,27 +366,32 @@ impl<const N: usize> Element<N> for Raw<N> {
 
 /// Minloc or maxloc of structs whose value starts at byte 0 and whose `int` index starts at byte `index_at`.
 #[inline(always)]
-fn pair<const N: usize, V: PartialOrd>(op: &Op, form: Form<'_>, index_at: usize, value: impl Fn(&[u8; N]) -> V + Copy) {
-    let index = move |raw: &Raw<N>| {
+fn pair<const N: usize, V: PartialOrd>(
+    op: &ReduceOp,
+    form: OperandForm<'_>,
+    index_at: usize,
+    value: impl Fn(&[u8; N]) -> V + Copy,
+) {
+    let index = move |raw: &RawPair<N>| {
         let (chunks, _) = raw.0[index_at..].as_chunks::<4>();
         i32::from_ne_bytes(chunks[0])
     };
     let nan = |v: &V| v.partial_cmp(v).is_none();
     // Ties, and two NaNs, go to the lower index.
     let keep_left =
-        move |l: &Raw<N>, r: &Raw<N>, better: bool, tie: bool, l_nan: bool, r_nan: bool| match (l_nan, r_nan) {
+        move |l: &RawPair<N>, r: &RawPair<N>, better: bool, tie: bool, l_nan: bool, r_nan: bool| match (l_nan, r_nan) {
             (true, true) => index(l) <= index(r),
             (true, false) => true,
             (false, true) => false,
             (false, false) => better || (tie && index(l) <= index(r)),
         };
-    let pick = move |l: Raw<N>, r: Raw<N>, better: fn(&V, &V) -> bool| {
+    let pick = move |l: RawPair<N>, r: RawPair<N>, better: fn(&V, &V) -> bool| {
         let (lv, rv) = (value(&l.0), value(&r.0));
         if keep_left(&l, &r, better(&lv, &rv), lv == rv, nan(&lv), nan(&rv)) { l } else { r }
     };
     match op {
-        Op::Minloc => run(form, |l, r| pick(l, r, |a, b| a < b)),
-        Op::Maxloc => run(form, |l, r| pick(l, r, |a, b| a > b)),
+        ReduceOp::Minloc => run(form, |l, r| pick(l, r, |a, b| a < b)),
+        ReduceOp::Maxloc => run(form, |l, r| pick(l, r, |a, b| a > b)),
         _ => unreachable!("Op::check let {op} on pairs pass"),
     }
 }
@@ -390,7 +403,7 @@ fn head<const N: usize, const M: usize>(bytes: &[u8; N]) -> [u8; M] {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Element<16> for X87 {
+impl UnalignedElement<16> for X87 {
     fn load(bytes: &[u8; 16]) -> Self {
         X87::from_bytes(*bytes)
     }
@@ -400,7 +413,7 @@ impl Element<16> for X87 {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Element<32> for [X87; 2] {
+impl UnalignedElement<32> for [X87; 2] {
     fn load(bytes: &[u8; 32]) -> Self {
         let (parts, _) = bytes.as_chunks();
         [X87::from_bytes(parts[0]), X87::from_bytes(parts[1])]
@@ -415,21 +428,21 @@ impl Element<32> for [X87; 2] {
 
 /// No vector unit does x87 arithmetic, so these loops skip the choice of an instruction set.
 #[cfg(target_arch = "x86_64")]
-fn long_double(op: &Op, form: Form<'_>) {
+fn long_double(op: &ReduceOp, form: OperandForm<'_>) {
     match op {
-        Op::Sum => each(form, |l: X87, r: X87| l + r),
-        Op::Prod => each(form, |l: X87, r: X87| l * r),
-        Op::Min => each(form, |l: X87, r: X87| nan_min!(l, r)),
-        Op::Max => each(form, |l: X87, r: X87| nan_max!(l, r)),
+        ReduceOp::Sum => each(form, |l: X87, r: X87| l + r),
+        ReduceOp::Prod => each(form, |l: X87, r: X87| l * r),
+        ReduceOp::Min => each(form, |l: X87, r: X87| nan_min!(l, r)),
+        ReduceOp::Max => each(form, |l: X87, r: X87| nan_max!(l, r)),
         _ => unreachable!("Op::check let {op} on longdouble pass"),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn complex_long_double(op: &Op, form: Form<'_>) {
+fn complex_long_double(op: &ReduceOp, form: OperandForm<'_>) {
     match op {
-        Op::Sum => long_double(op, form),
-        Op::Prod => {
+        ReduceOp::Sum => long_double(op, form),
+        ReduceOp::Prod => {
             each(form, |l: [X87; 2], r: [X87; 2]| [l[0] * r[0] - l[1] * r[1], l[0] * r[1] + l[1] * r[0]]);
         }
         _ => unreachable!("Op::check let {op} on clongdouble pass"),

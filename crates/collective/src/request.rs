@@ -3,21 +3,23 @@
 use std::any::Any;
 use std::fmt::Write;
 
-use tidemill_net::{Caller, Contradiction, Engine, GroupId, NetError, Pattern, Rank, Status, Task, Wait};
+use tidemill_net::{
+    CallDescriber, CallMismatch, CallWait, Engine, EngineTask, GroupId, MatchPattern, NetError, Rank, ReceiveStatus,
+};
 
 use crate::communicator::Communicator;
-use crate::direct::{Job, LargeProgress, Poll, Progress};
-use crate::exec::Execution;
-use crate::{Collective, Op};
+use crate::direct::{DirectOperation, DirectPoll, DirectProgress, LargeProgress};
+use crate::exec::ScheduleExecution;
+use crate::{Collective, ReduceOp};
 
 /// Polls of a direct collective before the engine is involved: a microsecond or two.
 const POLLS_DIRECT: u32 = 40;
 
 /// What starting an operation gave.
 #[must_use]
-pub enum Started {
+pub enum StartResult {
     /// It is over already.
-    Done(Status),
+    Done(ReceiveStatus),
     /// It goes on; wait for it.
     Pending(Request),
 }
@@ -27,63 +29,63 @@ pub enum Started {
 #[must_use]
 pub struct Request {
     comm: Communicator,
-    what: What,
-    state: Option<State>,
+    what: RequestKind,
+    state: Option<RequestState>,
     slices: u32,
 }
 
 /// For stall reports.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum What {
+pub(crate) enum RequestKind {
     Send { dest: u32 },
     Recv { source: Option<u32> },
     Collective { collective: Collective, seq: u32, signature: u32 },
 }
 
-impl What {
+impl RequestKind {
     /// The error with the call that it ends, if it is to be told.
     pub(crate) fn named(self, comm: &Communicator, error: NetError) -> NetError {
-        named(&Who { comm, what: self, group: None, direct: false }, error)
+        named(&RequestCaller { comm, what: self, group: None, direct: false }, error)
     }
 }
 
-fn named(caller: &impl Caller, mut error: NetError) -> NetError {
+fn named(caller: &impl CallDescriber, mut error: NetError) -> NetError {
     if let NetError::PeerEnded { call, .. } = &mut error {
         caller.describe(call);
     }
     error
 }
 
-pub(crate) enum State {
+pub(crate) enum RequestState {
     /// Ops of the engine, or a task.
     Group(GroupId),
     /// A blocking collective that is stepped by whoever waits for it.
-    Execution(Box<Execution>),
+    Execution(Box<ScheduleExecution>),
     /// A blocking collective in shared memory. Apart, so that requests are small: a window of messages moves many.
-    Direct(Box<DirectCall<Progress>>),
+    Direct(Box<DirectCall<DirectProgress>>),
     /// The same, reading the peers' memory.
     Large(Box<DirectCall<LargeProgress>>),
 }
 
 /// A direct collective under way.
 pub(crate) struct DirectCall<P> {
-    pub job: Job,
-    pub op: Op,
+    pub job: DirectOperation,
+    pub op: ReduceOp,
     pub progress: P,
 }
 
 /// What blocking collectives of a communicator that are over have left for its next one, so that small ones allocate
 /// nothing.
 #[derive(Default)]
-pub(crate) struct Spares {
-    direct: Option<Box<DirectCall<Progress>>>,
-    execution: Option<Box<Execution>>,
+pub(crate) struct RequestPool {
+    direct: Option<Box<DirectCall<DirectProgress>>>,
+    execution: Option<Box<ScheduleExecution>>,
 }
 
-impl Spares {
-    pub(crate) fn direct(&mut self, job: Job, op: &Op, progress: Progress) -> State {
+impl RequestPool {
+    pub(crate) fn direct(&mut self, job: DirectOperation, op: &ReduceOp, progress: DirectProgress) -> RequestState {
         let call = DirectCall { job, op: op.clone(), progress };
-        State::Direct(match self.direct.take() {
+        RequestState::Direct(match self.direct.take() {
             Some(mut over) => {
                 *over = call;
                 over
@@ -92,33 +94,33 @@ impl Spares {
         })
     }
 
-    pub(crate) fn execution(&mut self, execution: Execution) -> State {
-        State::Execution(match self.execution.take() {
-            Some(over) => execution.instead_of(over),
+    pub(crate) fn execution(&mut self, execution: ScheduleExecution) -> RequestState {
+        RequestState::Execution(match self.execution.take() {
+            Some(over) => execution.with_scratch_of(over),
             None => Box::new(execution),
         })
     }
 
     /// Takes what ended well.
-    fn keep(&mut self, state: State) {
+    fn keep(&mut self, state: RequestState) {
         match state {
-            State::Direct(mut call) => {
-                call.op = Op::NoOp;
+            RequestState::Direct(mut call) => {
+                call.op = ReduceOp::NoOp;
                 self.direct = Some(call);
             }
-            State::Execution(mut execution) => self.execution = execution.become_spare().then_some(execution),
-            State::Group(_) | State::Large(_) => {}
+            RequestState::Execution(mut execution) => self.execution = execution.become_spare().then_some(execution),
+            RequestState::Group(_) | RequestState::Large(_) => {}
         }
     }
 }
 
-impl State {
-    pub(crate) fn large(job: Job, op: &Op, progress: LargeProgress) -> Self {
-        State::Large(Box::new(DirectCall { job, op: op.clone(), progress }))
+impl RequestState {
+    pub(crate) fn large(job: DirectOperation, op: &ReduceOp, progress: LargeProgress) -> Self {
+        RequestState::Large(Box::new(DirectCall { job, op: op.clone(), progress }))
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self, State::Direct(_) | State::Large(_))
+        matches!(self, RequestState::Direct(_) | RequestState::Large(_))
     }
 }
 
@@ -128,7 +130,7 @@ impl Request {
         &self.comm
     }
 
-    pub(crate) fn new(comm: &Communicator, what: What, state: State) -> Self {
+    pub(crate) fn new(comm: &Communicator, what: RequestKind, state: RequestState) -> Self {
         Request { comm: comm.clone(), what, state: Some(state), slices: 0 }
     }
 
@@ -136,7 +138,7 @@ impl Request {
     ///
     /// # Errors
     /// What the operation failed with.
-    pub fn test(&mut self) -> Result<Option<Status>, NetError> {
+    pub fn test(&mut self) -> Result<Option<ReceiveStatus>, NetError> {
         let (endpoint, state) = (self.comm.endpoint(), &mut self.state);
         endpoint.check_process()?;
         endpoint.try_once(|engine| step(&self.comm, self.what, state, engine))
@@ -146,8 +148,8 @@ impl Request {
     ///
     /// # Errors
     /// What the operation failed with.
-    pub fn poll_briefly(&mut self) -> Result<Option<Status>, NetError> {
-        if matches!(self.state, Some(State::Large(_))) {
+    pub fn poll_briefly(&mut self) -> Result<Option<ReceiveStatus>, NetError> {
+        if matches!(self.state, Some(RequestState::Large(_))) {
             return Ok(None);
         }
         let state = &mut self.state;
@@ -158,12 +160,12 @@ impl Request {
     ///
     /// # Errors
     /// What the operation failed with.
-    pub fn wait_slice(&mut self, wait: &mut Wait) -> Result<Option<Status>, NetError> {
+    pub fn wait_slice(&mut self, wait: &mut CallWait) -> Result<Option<ReceiveStatus>, NetError> {
         let comm = &self.comm;
         comm.endpoint().check_process()?;
-        let who = Who { comm, what: self.what, group: self.group(), direct: self.is_direct() };
+        let who = RequestCaller { comm, what: self.what, group: self.group(), direct: self.is_direct() };
         self.slices += 1;
-        if let (true, What::Collective { seq, signature, .. }) = (self.slices > 1, self.what) {
+        if let (true, RequestKind::Collective { seq, signature, .. }) = (self.slices > 1, self.what) {
             comm.look_for_contradiction(seq, signature);
         }
         let state = &mut self.state;
@@ -175,8 +177,8 @@ impl Request {
     /// # Errors
     /// What the operation failed with; [`NetError::Interrupted`] when the caller wants it
     /// ([`tidemill_net::interruptible`]).
-    pub fn wait(mut self) -> Result<Status, NetError> {
-        let mut wait = Wait::default();
+    pub fn wait(mut self) -> Result<ReceiveStatus, NetError> {
+        let mut wait = CallWait::default();
         loop {
             if let Some(status) = self.wait_slice(&mut wait)? {
                 return Ok(status);
@@ -192,7 +194,7 @@ impl Request {
     ///
     /// # Errors
     /// The job's fault.
-    pub fn wait_any_slice(requests: &mut [&mut Request], wait: &mut Wait) -> Result<bool, NetError> {
+    pub fn wait_any_slice(requests: &mut [&mut Request], wait: &mut CallWait) -> Result<bool, NetError> {
         let requests = &*requests;
         let Some(first) = requests.first() else { return Ok(true) };
         let endpoint = first.comm.endpoint();
@@ -201,25 +203,25 @@ impl Request {
             let is_over = |group| engine.is_complete(group);
             requests.iter().any(|request| request.group().is_none_or(is_over)).then_some(Ok(()))
         };
-        Ok(endpoint.wait_slice(wait, &AnyOf(requests), step)?.is_some())
+        Ok(endpoint.wait_slice(wait, &AnyRequest(requests), step)?.is_some())
     }
 
     fn is_direct(&self) -> bool {
-        self.state.as_ref().is_some_and(State::is_direct)
+        self.state.as_ref().is_some_and(RequestState::is_direct)
     }
 
     fn group(&self) -> Option<GroupId> {
         match self.state.as_ref()? {
-            State::Group(group) => Some(*group),
-            State::Execution(execution) => execution.waits_in(),
-            State::Direct(_) | State::Large(_) => None,
+            RequestState::Group(group) => Some(*group),
+            RequestState::Execution(execution) => execution.waits_in(),
+            RequestState::Direct(_) | RequestState::Large(_) => None,
         }
     }
 
     /// Withdraws a receive that no message has matched yet. Returns whether that succeeded; the request is then over.
     pub fn cancel(&mut self) -> bool {
         match self.state {
-            Some(State::Group(group)) => self.comm.endpoint().lock().cancel_recvs(group),
+            Some(RequestState::Group(group)) => self.comm.endpoint().lock().cancel_recvs(group),
             _ => false,
         }
     }
@@ -233,12 +235,12 @@ impl Request {
             return;
         }
         match self.state.take() {
-            Some(State::Group(group)) => self.comm.endpoint().lock().detach(group, keepalive),
-            Some(State::Execution(execution)) => {
+            Some(RequestState::Group(group)) => self.comm.endpoint().lock().detach(group, keepalive),
+            Some(RequestState::Execution(execution)) => {
                 self.comm.abandon();
                 execution.detach(&mut self.comm.endpoint().lock(), keepalive);
             }
-            Some(State::Direct(_) | State::Large(_)) => self.comm.abandon(),
+            Some(RequestState::Direct(_) | RequestState::Large(_)) => self.comm.abandon(),
             None => {}
         }
     }
@@ -256,24 +258,24 @@ impl Drop for Request {
 #[inline]
 fn step(
     comm: &Communicator,
-    what: What,
-    state: &mut Option<State>,
+    what: RequestKind,
+    state: &mut Option<RequestState>,
     engine: &mut Engine,
-) -> Option<Result<Status, NetError>> {
+) -> Option<Result<ReceiveStatus, NetError>> {
     let result = match state.as_mut().expect("a request is not used after it is over") {
-        State::Group(group) => {
+        RequestState::Group(group) => {
             if !engine.is_complete(*group) {
                 return None;
             }
             engine.take(*group)
         }
-        State::Execution(execution) => execution.step(engine)?.map(|()| Status::default()),
-        State::Direct(call) => {
+        RequestState::Execution(execution) => execution.step(engine)?.map(|()| ReceiveStatus::default()),
+        RequestState::Direct(call) => {
             // SAFETY: the request's maker keeps the buffers valid until it is over.
             let poll = unsafe { comm.poll_direct(&call.job, &call.op, &mut call.progress, engine) };
             polled(comm, what, poll, engine)?
         }
-        State::Large(call) => {
+        RequestState::Large(call) => {
             // SAFETY: as above.
             let poll = unsafe { comm.poll_large(&call.job, &call.op, &mut call.progress, engine) };
             polled(comm, what, poll, engine)?
@@ -281,28 +283,33 @@ fn step(
     };
     let result = result.map_err(|error| what.named(comm, error));
     let over = state.take().expect("as above");
-    let told = matches!(over, State::Group(_));
+    let told = matches!(over, RequestState::Group(_));
     // Of one that failed messages may still be under way, to and from its memory.
     if result.is_ok() && !told {
         comm.0.spares.lock().keep(over);
     }
-    if let (Err(error), What::Collective { .. }, false) = (&result, what, told) {
+    if let (Err(error), RequestKind::Collective { .. }, false) = (&result, what, told) {
         comm.fail(error);
     }
     Some(result)
 }
 
-fn polled(comm: &Communicator, what: What, poll: Poll, engine: &mut Engine) -> Option<Result<Status, NetError>> {
+fn polled(
+    comm: &Communicator,
+    what: RequestKind,
+    poll: DirectPoll,
+    engine: &mut Engine,
+) -> Option<Result<ReceiveStatus, NetError>> {
     match poll {
-        Poll::Moved => {
+        DirectPoll::Moved => {
             engine.note_moved();
             None
         }
-        Poll::Waiting => comm.direct_peer_left(engine).map(Err),
-        Poll::Done => Some(Ok(Status::default())),
-        Poll::Failed(error) => Some(Err(error)),
-        Poll::Contradicted(rank) => {
-            let What::Collective { seq, .. } = what else { unreachable!("only collectives are direct") };
+        DirectPoll::Waiting => comm.direct_peer_left(engine).map(Err),
+        DirectPoll::Done => Some(Ok(ReceiveStatus::default())),
+        DirectPoll::Failed(error) => Some(Err(error)),
+        DirectPoll::Contradicted(rank) => {
+            let RequestKind::Collective { seq, .. } = what else { unreachable!("only collectives are direct") };
             comm.contradict(engine, seq, rank);
             None
         }
@@ -312,35 +319,35 @@ fn polled(comm: &Communicator, what: What, poll: Poll, engine: &mut Engine) -> O
 /// The blocking part of a direct collective before anybody sleeps.
 ///
 /// # Safety
-/// As [`crate::direct::Direct::poll`].
+/// As [`crate::direct::DirectChannel::poll`].
 #[inline]
 pub(crate) unsafe fn spin_direct(
-    direct: &mut crate::direct::Direct,
-    job: &Job,
-    op: &Op,
-    progress: &mut Progress,
+    direct: &mut crate::direct::DirectChannel,
+    job: &DirectOperation,
+    op: &ReduceOp,
+    progress: &mut DirectProgress,
     polls_max: u32,
-) -> Poll {
+) -> DirectPoll {
     for _ in 0..POLLS_DIRECT.min(polls_max) {
         // SAFETY: by this function's contract.
         match unsafe { direct.poll(job, op, progress) } {
-            Poll::Waiting => std::hint::spin_loop(),
+            DirectPoll::Waiting => std::hint::spin_loop(),
             over => return over,
         }
     }
-    Poll::Waiting
+    DirectPoll::Waiting
 }
 
 /// Several requests, of which one is waited for.
-struct AnyOf<'a>(&'a [&'a mut Request]);
+struct AnyRequest<'a>(&'a [&'a mut Request]);
 
-impl AnyOf<'_> {
-    fn who<'a>(request: &'a Request) -> Who<'a> {
-        Who { comm: &request.comm, what: request.what, group: request.group(), direct: request.is_direct() }
+impl AnyRequest<'_> {
+    fn who<'a>(request: &'a Request) -> RequestCaller<'a> {
+        RequestCaller { comm: &request.comm, what: request.what, group: request.group(), direct: request.is_direct() }
     }
 }
 
-impl Caller for AnyOf<'_> {
+impl CallDescriber for AnyRequest<'_> {
     fn describe(&self, text: &mut String) {
         if self.0.len() > 1 {
             let _ = write!(text, "any of {} requests, the first a ", self.0.len());
@@ -356,21 +363,21 @@ impl Caller for AnyOf<'_> {
     }
 }
 
-struct Who<'a> {
+struct RequestCaller<'a> {
     comm: &'a Communicator,
-    what: What,
+    what: RequestKind,
     group: Option<GroupId>,
     direct: bool,
 }
 
-impl Caller for Who<'_> {
+impl CallDescriber for RequestCaller<'_> {
     fn describe(&self, text: &mut String) {
         // Writing to a text cannot fail.
         let _ = match self.what {
-            What::Send { dest } => write!(text, "send to rank {dest}"),
-            What::Recv { source: Some(source) } => write!(text, "recv from rank {source}"),
-            What::Recv { source: None } => write!(text, "recv from any rank"),
-            What::Collective { collective, seq, .. } => write!(text, "{collective} #{seq}"),
+            RequestKind::Send { dest } => write!(text, "send to rank {dest}"),
+            RequestKind::Recv { source: Some(source) } => write!(text, "recv from rank {source}"),
+            RequestKind::Recv { source: None } => write!(text, "recv from any rank"),
+            RequestKind::Collective { collective, seq, .. } => write!(text, "{collective} #{seq}"),
         };
         let _ = write!(text, " on comm \"{}\"", self.comm.0.name.lock());
     }
@@ -393,27 +400,27 @@ impl Caller for Who<'_> {
         }
         match (self.group, self.what) {
             (Some(group), _) => engine.waiting_for(group),
-            (None, What::Recv { source }) => vec![source.map(|r| self.comm.world_rank(r))],
-            (None, What::Send { dest }) => vec![Some(self.comm.world_rank(dest))],
-            (None, What::Collective { .. }) => Vec::new(),
+            (None, RequestKind::Recv { source }) => vec![source.map(|r| self.comm.world_rank(r))],
+            (None, RequestKind::Send { dest }) => vec![Some(self.comm.world_rank(dest))],
+            (None, RequestKind::Collective { .. }) => Vec::new(),
         }
     }
 }
 
 /// A probe that waits: says whom it waits for.
-pub(crate) struct Probing<'a> {
+pub(crate) struct ProbeCaller<'a> {
     pub comm: &'a Communicator,
-    pub pattern: Pattern,
+    pub pattern: MatchPattern,
 }
 
-impl Probing<'_> {
+impl ProbeCaller<'_> {
     /// Why no such message can come any more, if so.
     pub(crate) fn never(&self, engine: &mut Engine) -> Option<NetError> {
         engine.never(self.comm.p2p_context(), &self.pattern).map(|error| named(self, error))
     }
 }
 
-impl Caller for Probing<'_> {
+impl CallDescriber for ProbeCaller<'_> {
     fn describe(&self, text: &mut String) {
         let _ = write!(text, "probe on comm \"{}\"", self.comm.0.name.lock());
     }
@@ -427,6 +434,6 @@ impl Communicator {
     pub(crate) fn contradict(&self, engine: &mut Engine, seq: u32, rank: usize) {
         let (seq, theirs) = self.direct_divergence(rank, seq);
         let rank = self.world_rank(rank as u32);
-        engine.contradict(Contradiction { context: self.collective_context(), seq, rank, theirs, lengths: None });
+        engine.contradict(CallMismatch { context: self.collective_context(), seq, rank, theirs, lengths: None });
     }
 }

@@ -5,11 +5,11 @@
 //! - the k-th send from rank a to rank b is received by the k-th receive of b from a, and both have the same length
 //!   (messages carry no round number; the order per pair is enough);
 //! - within a round no receive writes a range that a send of the same round reads, or that another receive writes;
-//! - `Buffer::Send` is only read.
+//! - `BufferId::Send` is only read.
 
 /// The three buffers a schedule may name. All ranges are in elements; the executor knows the element's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Buffer {
+pub enum BufferId {
     /// What the caller contributes. With `MPI_IN_PLACE` it is the part of `Recv` the standard says.
     Send,
     /// Where the result goes.
@@ -20,9 +20,9 @@ pub enum Buffer {
 
 /// `len` elements of `buffer` from `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Range {
+pub struct BufferRange {
     /// Which buffer.
-    pub buffer: Buffer,
+    pub buffer: BufferId,
     /// First element.
     pub start: usize,
     /// Elements; 0 is allowed and moves nothing (but still a message when sent).
@@ -31,46 +31,46 @@ pub struct Range {
 
 /// A message of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum ScheduleMessage {
     /// Send `range` to rank `to` of the communicator.
     Send {
         /// Receiving rank.
         to: u32,
         /// What is sent.
-        range: Range,
+        range: BufferRange,
     },
     /// Receive into `range` from rank `from` of the communicator.
     Recv {
         /// Sending rank.
         from: u32,
         /// Where it goes.
-        range: Range,
+        range: BufferRange,
     },
 }
 
 /// Work on this rank's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Local {
+pub enum LocalStep {
     /// `into = from`. The ranges have one length and do not overlap (or are equal).
     Copy {
         /// Source.
-        from: Range,
+        from: BufferRange,
         /// Target.
-        into: Range,
+        into: BufferRange,
     },
     /// `into = op(left = from, right = into)` elementwise: `from` holds the contribution of lower ranks.
     ReduceLeft {
         /// The left operand.
-        from: Range,
+        from: BufferRange,
         /// The right operand and the result.
-        into: Range,
+        into: BufferRange,
     },
     /// `into = op(left = into, right = from)` elementwise: `from` holds the contribution of higher ranks.
     ReduceRight {
         /// The right operand.
-        from: Range,
+        from: BufferRange,
         /// The left operand and the result.
-        into: Range,
+        into: BufferRange,
     },
 }
 
@@ -78,9 +78,9 @@ pub enum Local {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Round {
     /// Started together; sends and receives to one peer keep their order.
-    pub messages: Vec<Message>,
+    pub messages: Vec<ScheduleMessage>,
     /// Done in order when every message of the round is complete.
-    pub local: Vec<Local>,
+    pub local: Vec<LocalStep>,
 }
 
 /// One rank's part of a collective.

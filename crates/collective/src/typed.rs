@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use tidemill_net::{Endpoint, Rank, Region, Status};
+use tidemill_net::{Endpoint, MemoryRegion, Rank, ReceiveStatus};
 
-use crate::{Call, Collective, CollectiveError, Communicator, DType, Op, Started, Table};
+use crate::{Collective, CollectiveCall, CollectiveError, Communicator, DType, ReduceOp, StartResult, TuneTable};
 
 /// Rust types that are elements of collectives.
 ///
 /// # Safety
 /// The type's memory is `DTYPE`'s, every bit pattern of it that a peer could send is valid, and it has no padding.
-pub unsafe trait Element: Copy + Send + 'static {
+pub unsafe trait CollectiveElement: Copy + Send + 'static {
     /// The dtype it is.
     const DTYPE: DType;
 }
@@ -19,19 +19,19 @@ macro_rules! elements {
     ($($rust:ty => $dtype:ident),*) => {
         $(
             // SAFETY: a primitive number of the dtype's size; all bit patterns are valid.
-            unsafe impl Element for $rust { const DTYPE: DType = DType::$dtype; }
+            unsafe impl CollectiveElement for $rust { const DTYPE: DType = DType::$dtype; }
         )*
     };
 }
 
 elements!(i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32, u64 => U64, f32 => F32, f64 => F64);
 
-fn read<T>(slice: &[T]) -> Region {
-    Region { ptr: slice.as_ptr().cast_mut().cast(), len: size_of_val(slice) }
+fn read<T>(slice: &[T]) -> MemoryRegion {
+    MemoryRegion { ptr: slice.as_ptr().cast_mut().cast(), len: size_of_val(slice) }
 }
 
-fn write<T>(slice: &mut [T]) -> Region {
-    Region { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }
+fn write<T>(slice: &mut [T]) -> MemoryRegion {
+    MemoryRegion { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }
 }
 
 impl Communicator {
@@ -41,24 +41,26 @@ impl Communicator {
     /// The job's fault.
     pub fn barrier(&self) -> Result<(), CollectiveError> {
         // SAFETY: a barrier has no buffers.
-        unsafe { self.run(&Call::new(Collective::Barrier)) }
+        unsafe { self.run(&CollectiveCall::new(Collective::Barrier)) }
     }
 
     /// Copies the root's `buffer` to every rank's, which has the same length. Source: MPI 4.1 section 6.4.
     ///
     /// # Errors
     /// `NoSuchRank`; the job's fault; `Mismatch` on every rank when lengths or roots differ.
-    pub fn bcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<(), CollectiveError> {
+    pub fn bcast<T: CollectiveElement>(&self, buffer: &mut [T], root: u32) -> Result<(), CollectiveError> {
         let (count, recv) = (buffer.len(), Some(write(buffer)));
         // SAFETY: the slice is borrowed during the call.
-        unsafe { self.run(&Call { dtype: T::DTYPE, root, count, recv, ..Call::new(Collective::Bcast) }) }
+        unsafe {
+            self.run(&CollectiveCall { dtype: T::DTYPE, root, count, recv, ..CollectiveCall::new(Collective::Bcast) })
+        }
     }
 
     /// Reduces `send` elementwise over all ranks and leaves the result in `recv` on every rank. Both have one length,
     /// the same on every rank. Source: MPI 4.1 section 6.9.6.
     ///
     /// # Errors
-    /// `Length`; `Op` if the operation is not defined for the type; `Mismatch` on every rank; the job's fault.
+    /// `Length`; `ReduceOp` if the operation is not defined for the type; `Mismatch` on every rank; the job's fault.
     ///
     /// # Examples
     /// ```
@@ -71,14 +73,19 @@ impl Communicator {
     /// });
     /// assert_eq!(sums.unwrap(), [4, 4, 4, 4]);
     /// ```
-    pub fn allreduce<T: Element>(&self, send: &[T], recv: &mut [T], op: &Op) -> Result<(), CollectiveError> {
-        let call = Call {
+    pub fn allreduce<T: CollectiveElement>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        op: &ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        let call = CollectiveCall {
             dtype: T::DTYPE,
             op,
             count: send.len(),
             send: Some(read(send)),
             recv: Some(write(recv)),
-            ..Call::new(Collective::Allreduce)
+            ..CollectiveCall::new(Collective::Allreduce)
         };
         // SAFETY: the slices are borrowed during the call.
         unsafe { self.run(&call) }
@@ -89,13 +96,13 @@ impl Communicator {
     ///
     /// # Errors
     /// `Length`; `Mismatch` on every rank; the job's fault.
-    pub fn allgather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<(), CollectiveError> {
-        let call = Call {
+    pub fn allgather<T: CollectiveElement>(&self, send: &[T], recv: &mut [T]) -> Result<(), CollectiveError> {
+        let call = CollectiveCall {
             dtype: T::DTYPE,
             count: send.len(),
             send: Some(read(send)),
             recv: Some(write(recv)),
-            ..Call::new(Collective::Allgather)
+            ..CollectiveCall::new(Collective::Allgather)
         };
         // SAFETY: the slices are borrowed during the call.
         unsafe { self.run(&call) }
@@ -105,11 +112,11 @@ impl Communicator {
     ///
     /// # Errors
     /// `NoSuchRank`; the job's fault.
-    pub fn send_slice<T: Element>(&self, data: &[T], dest: u32, tag: i32) -> Result<(), CollectiveError> {
+    pub fn send_slice<T: CollectiveElement>(&self, data: &[T], dest: u32, tag: i32) -> Result<(), CollectiveError> {
         // SAFETY: the slice is borrowed until the request is over.
         match unsafe { self.send(dest, tag, read(data))? } {
-            Started::Done(_) => Ok(()),
-            Started::Pending(request) => Ok(request.wait().map(|_| ())?),
+            StartResult::Done(_) => Ok(()),
+            StartResult::Pending(request) => Ok(request.wait().map(|_| ())?),
         }
     }
 
@@ -117,16 +124,16 @@ impl Communicator {
     ///
     /// # Errors
     /// `NoSuchRank`; `Truncated`; the job's fault.
-    pub fn recv_slice<T: Element>(
+    pub fn recv_slice<T: CollectiveElement>(
         &self,
         data: &mut [T],
         source: Option<u32>,
         tag: Option<i32>,
-    ) -> Result<Status, CollectiveError> {
+    ) -> Result<ReceiveStatus, CollectiveError> {
         // SAFETY: the slice is borrowed until the request is over.
         match unsafe { self.recv(source, tag, write(data))? } {
-            Started::Done(status) => Ok(status),
-            Started::Pending(request) => Ok(request.wait()?),
+            StartResult::Done(status) => Ok(status),
+            StartResult::Pending(request) => Ok(request.wait()?),
         }
     }
 }
@@ -141,7 +148,7 @@ pub fn run_ranks<R: Send>(
     work: impl Fn(Communicator) -> R + Sync,
 ) -> Result<Vec<R>, tidemill_net::OpenError> {
     let endpoints = Endpoint::in_process(size)?;
-    let table = Arc::new(Table::default());
+    let table = Arc::new(TuneTable::default());
     let work = &work;
     let results = std::thread::scope(|scope| {
         let ranks: Vec<_> = endpoints

@@ -12,9 +12,9 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 
-use tidemill_collective::{Call, Collective, Communicator, DType, Op, Request, Started, Table};
-use tidemill_net::rendezvous::{JoinConfig, Secret, join};
-use tidemill_net::{Control, Endpoint, Rank, Region, Settings, TransportChoice};
+use tidemill_collective::{Collective, CollectiveCall, Communicator, DType, ReduceOp, Request, StartResult, TuneTable};
+use tidemill_net::rendezvous::{JobSecret, JoinConfig, join};
+use tidemill_net::{ControlPlane, Endpoint, EndpointSettings, MemoryRegion, Rank, TransportChoice};
 
 /// Calls of a batch: with [`WINDOW`] messages of 4 KiB each more than pass before credit goes back, so that this is
 /// counted, too.
@@ -75,14 +75,14 @@ fn exchange(comm: &Communicator, send: &[u8], recv: &mut [u8], early: bool) {
     let (me, size) = (comm.rank(), comm.size());
     let (next, previous) = ((me + 1) % size, (me + size - 1) % size);
     let mut requests = [const { None::<Request> }; 2 * WINDOW];
-    let keep = |request: &mut Option<Request>, started: Started| match started {
-        Started::Done(_) => {}
-        Started::Pending(pending) => *request = Some(pending),
+    let keep = |request: &mut Option<Request>, started: StartResult| match started {
+        StartResult::Done(_) => {}
+        StartResult::Pending(pending) => *request = Some(pending),
     };
     let (sends, recvs) = requests.split_at_mut(WINDOW);
     for request in sends {
         // SAFETY: all requests end before this function does, and with it the borrows.
-        keep(request, unsafe { comm.send(next, 1, Region::of(send)) }.unwrap());
+        keep(request, unsafe { comm.send(next, 1, MemoryRegion::of(send)) }.unwrap());
     }
     if early {
         // Behind them, so that what comes before it is there.
@@ -96,7 +96,7 @@ fn exchange(comm: &Communicator, send: &[u8], recv: &mut [u8], early: bool) {
         // From anywhere or not, both ways of matching.
         let source = (i % 2 == 0).then_some(previous);
         // SAFETY: as above.
-        keep(request, unsafe { comm.recv(source, Some(1), Region::of_mut(place)) }.unwrap());
+        keep(request, unsafe { comm.recv(source, Some(1), MemoryRegion::of_mut(place)) }.unwrap());
     }
     for request in requests.into_iter().flatten() {
         request.wait().unwrap();
@@ -120,15 +120,15 @@ fn ping_pong(comm: &Communicator, send: &[u8], recv: &mut [u8]) {
 }
 
 fn reduce(comm: &Communicator, send: &[i64], recv: &mut [i64], root: u32) {
-    let region = |ptr: *const i64, len| Region { ptr: ptr.cast_mut().cast(), len };
-    let call = Call {
+    let region = |ptr: *const i64, len| MemoryRegion { ptr: ptr.cast_mut().cast(), len };
+    let call = CollectiveCall {
         dtype: DType::I64,
-        op: &Op::Sum,
+        op: &ReduceOp::Sum,
         root,
         count: send.len(),
         send: Some(region(send.as_ptr(), size_of_val(send))),
         recv: Some(region(recv.as_mut_ptr(), size_of_val(recv))),
-        ..Call::new(Collective::Reduce)
+        ..CollectiveCall::new(Collective::Reduce)
     };
     // SAFETY: both slices are borrowed during the call.
     unsafe { comm.run(&call) }.unwrap();
@@ -142,7 +142,7 @@ fn expect_none(comm: &Communicator, what: &str, mut call: impl FnMut()) {
     for _ in 0..BATCHES_MAX {
         let mine = allocations(&mut batch) as i64;
         let mut most = [0];
-        comm.allreduce(&[mine], &mut most, &Op::Max).unwrap();
+        comm.allreduce(&[mine], &mut most, &ReduceOp::Max).unwrap();
         if most[0] == 0 {
             return;
         }
@@ -173,19 +173,19 @@ fn use_it(name: &str, comm: &Communicator) {
         expect_none(comm, &what("barrier"), || comm.barrier().unwrap());
         expect_none(comm, &what("bcast"), || comm.bcast(&mut recv, root()).unwrap());
         expect_none(comm, &what("reduce"), || reduce(comm, &send, &mut recv, root()));
-        expect_none(comm, &what("allreduce"), || comm.allreduce(&send, &mut recv, &Op::Sum).unwrap());
+        expect_none(comm, &what("allreduce"), || comm.allreduce(&send, &mut recv, &ReduceOp::Sum).unwrap());
         expect_none(comm, &what("allgather"), || comm.allgather(&send, &mut all).unwrap());
     }
 }
 
 /// The control planes of a new job, whose workers are threads: through a port where the transport is of processes.
-fn controls(size: u32, transport: Option<TransportChoice>) -> Vec<Control> {
+fn controls(size: u32, transport: Option<TransportChoice>) -> Vec<ControlPlane> {
     if transport.is_none() {
-        return Control::in_process(size);
+        return ControlPlane::in_process(size);
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let root = listener.local_addr().unwrap().to_string();
-    let secret = Secret::random();
+    let secret = JobSecret::random();
     let mut listener = Some(listener.into());
     let joins: Vec<_> = (0..size)
         .map(|rank| {
@@ -210,9 +210,12 @@ fn neither_small_messages_nor_small_collectives_allocate() {
                 .into_iter()
                 .map(|control| {
                     thread::spawn(move || {
-                        let settings = Settings { transport: transport.unwrap_or_default(), ..Settings::default() };
+                        let settings = EndpointSettings {
+                            transport: transport.unwrap_or_default(),
+                            ..EndpointSettings::default()
+                        };
                         let endpoint = Endpoint::open(control, settings).unwrap();
-                        let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+                        let world = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap();
                         use_it(name, &world);
                         endpoint.leave();
                     })

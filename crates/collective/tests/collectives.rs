@@ -3,13 +3,13 @@
 //! count, root and size is the business of `schedules/`.)
 
 use tidemill_collective::{
-    Algorithm, Block, Call, Collective, Communicator, DType, Op, Options, Started, algorithms, direct_algorithms,
-    run_ranks,
+    Algorithm, CallOptions, Collective, CollectiveCall, Communicator, DType, ReduceOp, StartResult, VectorBlock,
+    algorithms, direct_algorithms, run_ranks,
 };
-use tidemill_net::Region;
+use tidemill_net::MemoryRegion;
 
-fn region(data: &mut [i64]) -> Region {
-    Region { ptr: data.as_mut_ptr().cast(), len: size_of_val(data) }
+fn region(data: &mut [i64]) -> MemoryRegion {
+    MemoryRegion { ptr: data.as_mut_ptr().cast(), len: size_of_val(data) }
 }
 
 /// Element `i` of rank `rank`'s contribution.
@@ -18,22 +18,22 @@ fn value(rank: usize, i: usize) -> i64 {
 }
 
 /// Uneven blocks, some of them empty, with a gap between them.
-fn blocks(ranks: usize, count: usize) -> Vec<Block> {
+fn blocks(ranks: usize, count: usize) -> Vec<VectorBlock> {
     let mut start = 0;
     (0..ranks)
         .map(|r| {
-            let block = Block { start, len: count * (r % 3) };
+            let block = VectorBlock { start, len: count * (r % 3) };
             start += block.len + 2;
             block
         })
         .collect()
 }
 
-fn packed(ranks: usize, count: usize) -> Vec<Block> {
+fn packed(ranks: usize, count: usize) -> Vec<VectorBlock> {
     let mut start = 0;
     (0..ranks)
         .map(|r| {
-            let block = Block { start, len: count * (r % 3) };
+            let block = VectorBlock { start, len: count * (r % 3) };
             start += block.len;
             block
         })
@@ -53,8 +53,8 @@ struct Plan {
     send: Vec<i64>,
     recv: Vec<i64>,
     expected: Option<Vec<i64>>,
-    send_blocks: Vec<Block>,
-    recv_blocks: Vec<Block>,
+    send_blocks: Vec<VectorBlock>,
+    recv_blocks: Vec<VectorBlock>,
     count: usize,
     send_used: bool,
     recv_used: bool,
@@ -68,7 +68,7 @@ fn plan(case: &Case, me: usize, p: usize) -> Plan {
     let sum = |range: std::ops::Range<usize>, i: usize| range.map(|r| value(r, i)).sum::<i64>();
     let own: Vec<i64> = (0..n).map(|i| value(me, i)).collect();
     let at_root = me == root;
-    let end = |blocks: &[Block]| blocks.iter().map(|b| b.start + b.len).max().unwrap_or(0);
+    let end = |blocks: &[VectorBlock]| blocks.iter().map(|b| b.start + b.len).max().unwrap_or(0);
     let mut plan = Plan {
         send: own.clone(),
         recv: Vec::new(),
@@ -145,11 +145,11 @@ fn plan(case: &Case, me: usize, p: usize) -> Plan {
         }
         Alltoallv => {
             // From rank r to rank s: n * ((r + s) % 3) elements, so that both sides can tell.
-            let layout = |me: usize| -> Vec<Block> {
+            let layout = |me: usize| -> Vec<VectorBlock> {
                 let mut start = 0;
                 (0..p)
                     .map(|r| {
-                        let block = Block { start, len: n * ((me + r) % 3) };
+                        let block = VectorBlock { start, len: n * ((me + r) % 3) };
                         start += block.len + 1;
                         block
                     })
@@ -232,22 +232,22 @@ fn go_in_place(plan: &mut Plan, case: &Case, me: usize, p: usize) {
     let _ = p;
 }
 
-fn call<'a>(case: &Case, plan: &'a mut Plan) -> Call<'a> {
-    Call {
+fn call<'a>(case: &Case, plan: &'a mut Plan) -> CollectiveCall<'a> {
+    CollectiveCall {
         dtype: DType::I64,
-        op: &Op::Sum,
+        op: &ReduceOp::Sum,
         root: case.root as u32,
         count: plan.count,
         send: plan.send_used.then(|| region(&mut plan.send)),
         recv: plan.recv_used.then(|| region(&mut plan.recv)),
         send_blocks: &plan.send_blocks,
         recv_blocks: &plan.recv_blocks,
-        options: Options {
+        options: CallOptions {
             algorithm: case.algorithm,
             chunk: case.algorithm.map(|_| 1 + case.count / 7),
             repeatable: false,
         },
-        ..Call::new(case.collective)
+        ..CollectiveCall::new(case.collective)
     }
 }
 
@@ -363,19 +363,19 @@ fn repeatable_reductions_do_not_depend_on_size_or_neighbours() {
             let mut results = Vec::new();
             for len in [1usize, 10, 1000, 50_000] {
                 let (mut send, mut recv) = (data[..len].to_vec(), vec![0f32; len]);
-                let call = Call {
+                let call = CollectiveCall {
                     dtype: DType::F32,
-                    op: &Op::Sum,
+                    op: &ReduceOp::Sum,
                     count: len,
-                    send: Some(Region { ptr: send.as_mut_ptr().cast(), len: len * 4 }),
-                    recv: Some(Region { ptr: recv.as_mut_ptr().cast(), len: len * 4 }),
-                    options: Options { repeatable: true, ..Options::default() },
-                    ..Call::new(Collective::Allreduce)
+                    send: Some(MemoryRegion { ptr: send.as_mut_ptr().cast(), len: len * 4 }),
+                    recv: Some(MemoryRegion { ptr: recv.as_mut_ptr().cast(), len: len * 4 }),
+                    options: CallOptions { repeatable: true, ..CallOptions::default() },
+                    ..CollectiveCall::new(Collective::Allreduce)
                 };
                 // SAFETY: the buffers live until `start`'s request is over.
                 match unsafe { comm.start(&call) }.unwrap() {
-                    Started::Done(_) => {}
-                    Started::Pending(request) => {
+                    StartResult::Done(_) => {}
+                    StartResult::Pending(request) => {
                         request.wait().unwrap();
                     }
                 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::thread;
 
-use tidemill_collective::{Op, run_ranks};
+use tidemill_collective::{ReduceOp, run_ranks};
 
 /// Two communicators with one number would get each other's messages. Their numbers were agreed on by looking at what
 /// is unused, which two threads did at the same time.
@@ -25,7 +25,7 @@ fn threads_may_make_communicators_at_the_same_time() {
                                 _ => parent.create_group(&all, round as i32).unwrap(),
                             };
                             let mut sum = [0i64; 1];
-                            made.allreduce(&[mark], &mut sum, &Op::Sum).unwrap();
+                            made.allreduce(&[mark], &mut sum, &ReduceOp::Sum).unwrap();
                             assert_eq!(sum[0], 3 * mark, "another communicator's numbers");
                             made.id()
                         };

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use tidemill_collective::{Block, Call, Collective, CollectiveError, Communicator, DType, Op, Options, run_ranks};
-use tidemill_net::{NetError, Region};
+use tidemill_collective::{
+    CallOptions, Collective, CollectiveCall, CollectiveError, Communicator, DType, ReduceOp, VectorBlock, run_ranks,
+};
+use tidemill_net::{MemoryRegion, NetError};
 
 fn net_error(result: Result<(), CollectiveError>) -> NetError {
     match result {
@@ -16,12 +18,12 @@ fn net_error(result: Result<(), CollectiveError>) -> NetError {
 #[test]
 fn different_collectives_are_named_on_every_rank() {
     type Call = fn(&tidemill_collective::Communicator) -> Result<(), CollectiveError>;
-    let sum: Call = |c| c.allreduce(&[1i64; 3], &mut [0; 3], &Op::Sum);
-    let long_sum: Call = |c| c.allreduce(&vec![1i64; 200_000], &mut vec![0; 200_000], &Op::Sum);
+    let sum: Call = |c| c.allreduce(&[1i64; 3], &mut [0; 3], &ReduceOp::Sum);
+    let long_sum: Call = |c| c.allreduce(&vec![1i64; 200_000], &mut vec![0; 200_000], &ReduceOp::Sum);
     let cases: [(&str, Call, Call, [&str; 2]); 6] = [
-        ("count", sum, |c| c.allreduce(&[1i64; 4], &mut [0; 4], &Op::Sum), ["3 x int64", "4 x int64"]),
-        ("dtype", sum, |c| c.allreduce(&[1f64; 3], &mut [0.0; 3], &Op::Sum), ["int64", "float64"]),
-        ("op", sum, |c| c.allreduce(&[1i64; 3], &mut [0; 3], &Op::Max), ["op=sum", "op=max"]),
+        ("count", sum, |c| c.allreduce(&[1i64; 4], &mut [0; 4], &ReduceOp::Sum), ["3 x int64", "4 x int64"]),
+        ("dtype", sum, |c| c.allreduce(&[1f64; 3], &mut [0.0; 3], &ReduceOp::Sum), ["int64", "float64"]),
+        ("op", sum, |c| c.allreduce(&[1i64; 3], &mut [0; 3], &ReduceOp::Max), ["op=sum", "op=max"]),
         ("root", |c| c.bcast(&mut [1i64], 0), |c| c.bcast(&mut [1i64], 1), ["root=0", "root=1"]),
         ("order", |c| c.barrier(), sum, ["barrier()", "allreduce"]),
         ("direct and by messages", long_sum, |c| c.barrier(), ["barrier()", "200000 x int64"]),
@@ -46,21 +48,21 @@ fn different_collectives_are_named_on_every_rank() {
 fn vector(comm: &Communicator, collective: Collective, lens: [usize; 3], count: usize) -> Result<(), CollectiveError> {
     use Collective::*;
     let (mut send, mut recv) = ([1i64; 20], [0i64; 20]);
-    let region = |items: &mut [i64; 20]| Region { ptr: items.as_mut_ptr().cast(), len: size_of_val(items) };
+    let region = |items: &mut [i64; 20]| MemoryRegion { ptr: items.as_mut_ptr().cast(), len: size_of_val(items) };
     let starts = [0, lens[0], lens[0] + lens[1]];
-    let blocks = [0, 1, 2].map(|i| Block { start: starts[i], len: lens[i] });
+    let blocks = [0, 1, 2].map(|i| VectorBlock { start: starts[i], len: lens[i] });
     let at_root = comm.rank() == 0;
     let sends_blocks = matches!(collective, Alltoallv | ReduceScatter) || collective == Scatterv && at_root;
     let receives_blocks = matches!(collective, Alltoallv | Allgatherv) || collective == Gatherv && at_root;
-    let call = Call {
+    let call = CollectiveCall {
         dtype: DType::I64,
-        op: &Op::Sum,
+        op: &ReduceOp::Sum,
         count,
         send: Some(region(&mut send)),
         recv: Some(region(&mut recv)),
         send_blocks: if sends_blocks { &blocks } else { &[] },
         recv_blocks: if receives_blocks { &blocks } else { &[] },
-        ..Call::new(collective)
+        ..CollectiveCall::new(collective)
     };
     // SAFETY: both arrays live until this returns.
     unsafe { comm.run(&call) }
@@ -112,7 +114,7 @@ fn a_collective_that_does_not_block_is_told_from_one_that_does() {
         comm.barrier().unwrap();
         let result = if comm.rank() == 1 {
             // SAFETY: a barrier has no buffers.
-            let request = unsafe { comm.start_nonblocking(&Call::new(Collective::Barrier)) }.unwrap();
+            let request = unsafe { comm.start_nonblocking(&CollectiveCall::new(Collective::Barrier)) }.unwrap();
             request.wait().map(|_| ()).map_err(CollectiveError::from)
         } else {
             comm.barrier()
@@ -201,9 +203,9 @@ fn truncation_is_an_error_and_no_damage() {
 #[test]
 fn impossible_algorithms_are_refused() {
     run_ranks(2, |comm| {
-        let call = tidemill_collective::Call {
-            options: Options { algorithm: Some("chain".parse().unwrap()), ..Options::default() },
-            ..tidemill_collective::Call::new(tidemill_collective::Collective::Barrier)
+        let call = tidemill_collective::CollectiveCall {
+            options: CallOptions { algorithm: Some("chain".parse().unwrap()), ..CallOptions::default() },
+            ..tidemill_collective::CollectiveCall::new(tidemill_collective::Collective::Barrier)
         };
         // SAFETY: a barrier has no buffers.
         let error = unsafe { comm.run(&call) }.unwrap_err();
@@ -220,26 +222,26 @@ fn direct_algorithms_say_what_they_cannot_do() {
     run_ranks(3, |comm| {
         let mut data = vec![0i64; 3 * 5000];
         let mut other = data.clone();
-        let region = |data: &mut Vec<i64>| Some(Region { ptr: data.as_mut_ptr().cast(), len: data.len() * 8 });
+        let region = |data: &mut Vec<i64>| Some(MemoryRegion { ptr: data.as_mut_ptr().cast(), len: data.len() * 8 });
         let (send, recv) = (region(&mut data), region(&mut other));
-        let by = |algorithm| Options { algorithm: Some(algorithm), ..Options::default() };
-        let call = |collective, algorithm| Call {
+        let by = |algorithm| CallOptions { algorithm: Some(algorithm), ..CallOptions::default() };
+        let call = |collective, algorithm| CollectiveCall {
             dtype: DType::I64,
-            op: &Op::Sum,
+            op: &ReduceOp::Sum,
             count: 5000,
             send,
             recv,
             options: by(algorithm),
-            ..Call::new(collective)
+            ..CollectiveCall::new(collective)
         };
         use Algorithm::{SharedMemory, SingleCopy};
         use Collective::{Allgather, Allreduce, Alltoall, Barrier};
-        let repeatable = Options { repeatable: true, ..by(SharedMemory) };
+        let repeatable = CallOptions { repeatable: true, ..by(SharedMemory) };
         for (call, words) in [
             (call(Allgather, SharedMemory), "32 KiB"),
             (call(Barrier, SingleCopy), "does not run this"),
-            (Call { send: None, ..call(Alltoall, SingleCopy) }, "in place"),
-            (Call { options: repeatable, ..call(Allreduce, SharedMemory) }, "canonical"),
+            (CollectiveCall { send: None, ..call(Alltoall, SingleCopy) }, "in place"),
+            (CollectiveCall { options: repeatable, ..call(Allreduce, SharedMemory) }, "canonical"),
         ] {
             // SAFETY: the buffers outlive the call, and no other is under way.
             let error = unsafe { comm.run(&call) }.unwrap_err().to_string();

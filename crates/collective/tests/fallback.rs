@@ -6,9 +6,9 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 
-use tidemill_collective::{Communicator, Op, Table};
-use tidemill_net::rendezvous::{JoinConfig, Secret, join};
-use tidemill_net::{Control, Endpoint, OpenError, Rank, Settings, TransportChoice};
+use tidemill_collective::{Communicator, ReduceOp, TuneTable};
+use tidemill_net::rendezvous::{JobSecret, JoinConfig, join};
+use tidemill_net::{ControlPlane, Endpoint, EndpointSettings, OpenError, Rank, TransportChoice};
 
 /// From now on the system call fails on this thread, as if the kernel did not have it.
 fn refuse(call: libc::c_long) {
@@ -37,7 +37,7 @@ fn with_refused<R: Send + 'static>(
 ) -> Vec<R> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let root = listener.local_addr().unwrap().to_string();
-    let secret = Secret::random();
+    let secret = JobSecret::random();
     let config = |rank| JoinConfig::new(Rank(rank), 2, "fallback", secret.clone(), &root);
     let configs = [JoinConfig { listener: Some(listener.into()), ..config(0) }, config(1)];
     let check = Arc::new(check);
@@ -49,8 +49,8 @@ fn with_refused<R: Send + 'static>(
                 if config.rank == Rank(1) {
                     refuse(call);
                 }
-                let control: Control = join(config).unwrap();
-                check(Endpoint::open(control, Settings { transport, ..Settings::default() }))
+                let control: ControlPlane = join(config).unwrap();
+                check(Endpoint::open(control, EndpointSettings { transport, ..EndpointSettings::default() }))
             })
         })
         .collect();
@@ -59,10 +59,10 @@ fn with_refused<R: Send + 'static>(
 
 /// What a job must be able to do whatever it runs over.
 fn use_it(endpoint: &Endpoint) {
-    let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+    let world = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap();
     for len in [1usize, 300_000] {
         let mut sum = vec![0i64; len];
-        world.allreduce(&vec![1i64; len], &mut sum, &Op::Sum).unwrap();
+        world.allreduce(&vec![1i64; len], &mut sum, &ReduceOp::Sum).unwrap();
         assert!(sum.iter().all(|&x| x == 2));
     }
 }

@@ -1,7 +1,7 @@
 //! Whole communicators over the in-process transport.
 
-use tidemill_collective::{Op, Started, run_ranks};
-use tidemill_net::Region;
+use tidemill_collective::{ReduceOp, StartResult, run_ranks};
+use tidemill_net::MemoryRegion;
 
 /// Point to point: eager, offered and to oneself.
 #[test]
@@ -39,7 +39,7 @@ fn allreduce_adds_up() {
                 for round in 0..20i64 {
                     let send: Vec<i64> = (0..len as i64).map(|i| i + round + i64::from(comm.rank())).collect();
                     let mut recv = vec![0; len];
-                    comm.allreduce(&send, &mut recv, &Op::Sum).unwrap();
+                    comm.allreduce(&send, &mut recv, &ReduceOp::Sum).unwrap();
                     let p = i64::from(size);
                     for (i, &x) in recv.iter().enumerate() {
                         assert_eq!(x, p * (i as i64 + round) + p * (p - 1) / 2, "size {size} len {len} round {round}");
@@ -60,7 +60,7 @@ fn split_communicators_are_apart() {
         assert_eq!(part.size(), 3);
         assert_eq!(part.rank(), 2 - comm.rank() / 2);
         let mut sum = [0i64];
-        part.allreduce(&[i64::from(comm.rank())], &mut sum, &Op::Sum).unwrap();
+        part.allreduce(&[i64::from(comm.rank())], &mut sum, &ReduceOp::Sum).unwrap();
         assert_eq!(sum[0], if comm.rank() % 2 == 0 { 6 } else { 9 });
         let dup = part.dup().unwrap();
         let mut buffer = [i32::from(part.rank() == 1) * 42; 3];
@@ -91,19 +91,19 @@ fn many_large_messages_under_way_arrive_whole() {
                 let mut got: Vec<Vec<u32>> =
                     (0..size).flat_map(|_| lens.iter().map(|len| vec![u32::MAX; len + 2])).collect();
                 let mut requests = Vec::new();
-                let mut start = |started: Started| match started {
-                    Started::Done(_) => {}
-                    Started::Pending(request) => requests.push(request),
+                let mut start = |started: StartResult| match started {
+                    StartResult::Done(_) => {}
+                    StartResult::Pending(request) => requests.push(request),
                 };
                 for (k, buffer) in got.iter_mut().enumerate() {
                     let (source, tag) = ((k / lens.len()) as u32, (k % lens.len()) as i32);
-                    let region = Region { ptr: buffer.as_mut_ptr().cast(), len: size_of_val(&buffer[..]) };
+                    let region = MemoryRegion { ptr: buffer.as_mut_ptr().cast(), len: size_of_val(&buffer[..]) };
                     // SAFETY: all requests end before `got` does.
                     start(unsafe { comm.recv(Some(source), Some(tag), region) }.unwrap());
                 }
                 for dest in 0..size {
                     for (m, data) in sent.iter().enumerate() {
-                        let region = Region { ptr: data.as_ptr().cast_mut().cast(), len: size_of_val(&data[..]) };
+                        let region = MemoryRegion { ptr: data.as_ptr().cast_mut().cast(), len: size_of_val(&data[..]) };
                         // SAFETY: all requests end before `sent` does.
                         start(unsafe { comm.send(dest, m as i32, region) }.unwrap());
                     }

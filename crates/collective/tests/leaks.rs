@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidemill_collective::{Communicator, Op, Table};
-use tidemill_net::environment::{Launch, Variables};
-use tidemill_net::rendezvous::{JoinConfig, Secret, join, join_launched};
-use tidemill_net::{Control, Endpoint, Rank, Settings, TransportChoice};
+use tidemill_collective::{Communicator, ReduceOp, TuneTable};
+use tidemill_net::environment::{LaunchContext, Variables};
+use tidemill_net::rendezvous::{JobSecret, JoinConfig, join, join_launched};
+use tidemill_net::{ControlPlane, Endpoint, EndpointSettings, Rank, TransportChoice};
 
 const JOBS: usize = 1000;
 /// Jobs before the first look: pools fill, tables of the C library grow.
@@ -46,7 +46,7 @@ static ALLOCATOR: Counting = Counting;
 
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// Threads, from [`Control::in_process`].
+    /// Threads, from [`ControlPlane::in_process`].
     InProcess,
     /// Through a port, then this transport.
     Port(TransportChoice),
@@ -58,13 +58,13 @@ const WAYS: [Way; 4] =
     [Way::InProcess, Way::Port(TransportChoice::Tcp), Way::SameHost, Way::Port(TransportChoice::SharedMemory)];
 
 /// The control planes of a new job of two.
-fn controls(way: Way, number: usize) -> Vec<Control> {
-    let joins: Vec<Box<dyn FnOnce() -> Control + Send>> = match way {
-        Way::InProcess => return Control::in_process(2),
+fn controls(way: Way, number: usize) -> Vec<ControlPlane> {
+    let joins: Vec<Box<dyn FnOnce() -> ControlPlane + Send>> = match way {
+        Way::InProcess => return ControlPlane::in_process(2),
         Way::Port(_) => {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let root = listener.local_addr().unwrap().to_string();
-            let secret = Secret::random();
+            let secret = JobSecret::random();
             let mut listener = Some(listener.into());
             let config = |rank| JoinConfig::new(Rank(rank), 2, "leaks", secret.clone(), &root);
             let configs = [JoinConfig { listener: listener.take(), ..config(0) }, config(1)];
@@ -78,7 +78,7 @@ fn controls(way: Way, number: usize) -> Vec<Control> {
                 );
                 let pairs = text.split(' ').map(|pair| pair.split_once('=').unwrap());
                 let variables: Variables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                Launch::from_environment(&variables).unwrap()
+                LaunchContext::from_environment(&variables).unwrap()
             };
             (0..2).map(|rank| Box::new(move || join_launched(launch(rank)).unwrap()) as _).collect()
         }
@@ -92,7 +92,7 @@ fn use_it(world: &Communicator) {
     let (me, peer) = (world.rank(), 1 - world.rank());
     for len in [1usize, 3000, 100_000] {
         let (send, mut recv) = (vec![1i64; len], vec![0i64; len]);
-        world.allreduce(&send, &mut recv, &Op::Sum).unwrap();
+        world.allreduce(&send, &mut recv, &ReduceOp::Sum).unwrap();
         assert_eq!((recv[0], recv[len - 1]), (2, 2));
         if me == 0 {
             world.send_slice(&send, peer, 1).unwrap();
@@ -113,8 +113,9 @@ fn run_job(way: Way, number: usize) {
         .into_iter()
         .map(|control| {
             thread::spawn(move || {
-                let endpoint = Endpoint::open(control, Settings { transport, ..Settings::default() }).unwrap();
-                let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+                let endpoint =
+                    Endpoint::open(control, EndpointSettings { transport, ..EndpointSettings::default() }).unwrap();
+                let world = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap();
                 use_it(&world);
                 // Every tenth job ends without a word.
                 if number % 10 != 9 {

@@ -8,9 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tidemill_collective::{CollectiveError, Communicator, Started, Table};
-use tidemill_net::rendezvous::{JoinConfig, Secret, join};
-use tidemill_net::{Control, Endpoint, Engine, NetError, Rank, Region, Settings, Task, TransportChoice};
+use tidemill_collective::{CollectiveError, Communicator, StartResult, TuneTable};
+use tidemill_net::rendezvous::{JobSecret, JoinConfig, join};
+use tidemill_net::{
+    ControlPlane, Endpoint, EndpointSettings, Engine, EngineTask, MemoryRegion, NetError, Rank, TransportChoice,
+};
 
 /// Runs `work` on a job of two over each transport. A worker leaves when its `work` returns.
 fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'static) {
@@ -19,17 +21,17 @@ fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'stat
         [("in-process", None), ("shm", Some(TransportChoice::SharedMemory)), ("tcp", Some(TransportChoice::Tcp))]
     {
         let controls = match transport {
-            None => Control::in_process(2),
+            None => ControlPlane::in_process(2),
             Some(_) => joined(),
         };
-        let settings = Settings { transport: transport.unwrap_or_default(), ..Settings::default() };
+        let settings = EndpointSettings { transport: transport.unwrap_or_default(), ..EndpointSettings::default() };
         let workers: Vec<_> = controls
             .into_iter()
             .map(|control| {
                 let (work, settings) = (Arc::clone(&work), settings.clone());
                 thread::spawn(move || {
                     let endpoint = Endpoint::open(control, settings).unwrap();
-                    let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+                    let world = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap();
                     world.barrier().unwrap();
                     work(name, &world);
                     endpoint.leave();
@@ -41,10 +43,10 @@ fn over_every_transport(work: impl Fn(&str, &Communicator) + Send + Sync + 'stat
 }
 
 /// The control planes of a job of two.
-fn joined() -> Vec<Control> {
+fn joined() -> Vec<ControlPlane> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let root = listener.local_addr().unwrap().to_string();
-    let secret = Secret::random();
+    let secret = JobSecret::random();
     let config = |rank| JoinConfig::new(Rank(rank), 2, "leaving", secret.clone(), &root);
     let configs = [JoinConfig { listener: Some(listener.into()), ..config(0) }, config(1)];
     let joins: Vec<_> = configs.into_iter().map(|config| thread::spawn(move || join(config).unwrap())).collect();
@@ -121,8 +123,9 @@ fn what_was_sent_is_received_after_its_sender_has_ended() {
                 for (tag, len) in LENS.into_iter().enumerate() {
                     let mut data = Box::new(vec![tag as u8; len]);
                     // SAFETY: the box is the request's keepalive.
-                    let started = unsafe { world.send(1 - sender, tag as i32, Region::of_mut(&mut data)) }.unwrap();
-                    if let Started::Pending(request) = started {
+                    let started =
+                        unsafe { world.send(1 - sender, tag as i32, MemoryRegion::of_mut(&mut data)) }.unwrap();
+                    if let StartResult::Pending(request) = started {
                         request.detach(Some(data));
                     }
                 }
@@ -176,8 +179,8 @@ fn what_nobody_receives_keeps_nobody() {
     over_every_transport(move |_, world| {
         let mut data = Box::new(vec![1u8; 1 << 20]);
         // SAFETY: the box is the request's keepalive.
-        let started = unsafe { world.send(1 - world.rank(), 5, Region::of_mut(&mut data)) }.unwrap();
-        let Started::Pending(request) = started else { panic!("nobody receives it") };
+        let started = unsafe { world.send(1 - world.rank(), 5, MemoryRegion::of_mut(&mut data)) }.unwrap();
+        let StartResult::Pending(request) = started else { panic!("nobody receives it") };
         world.barrier().unwrap();
         request.detach(Some(data));
         if world.rank() == 0 {
@@ -192,7 +195,7 @@ struct Last {
     is_last: Arc<AtomicBool>,
 }
 
-impl Task for Last {
+impl EngineTask for Last {
     fn step(&mut self, _: &mut Engine) -> Option<Result<(), NetError>> {
         self.is_last.load(Ordering::SeqCst).then_some(Ok(()))
     }
@@ -206,7 +209,7 @@ impl Task for Last {
 /// locked, and must neither lock it again nor wait for itself.
 #[test]
 fn the_last_endpoint_may_be_a_tasks() {
-    for controls in [Control::in_process(2), joined()] {
+    for controls in [ControlPlane::in_process(2), joined()] {
         let is_last = Arc::new(AtomicBool::new(false));
         let (tell, told) = std::sync::mpsc::channel();
         let mut told = Some(told);
@@ -216,8 +219,8 @@ fn the_last_endpoint_may_be_a_tasks() {
                 let (is_last, tell) = (Arc::clone(&is_last), tell.clone());
                 let told = if control.rank() == Rank(1) { told.take() } else { None };
                 thread::spawn(move || {
-                    let endpoint = Endpoint::open(control, Settings::default()).unwrap();
-                    let world = Communicator::world(endpoint.clone(), Arc::new(Table::default())).unwrap();
+                    let endpoint = Endpoint::open(control, EndpointSettings::default()).unwrap();
+                    let world = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default())).unwrap();
                     world.barrier().unwrap();
                     if let Some(told) = told {
                         told.recv().unwrap();

@@ -3,10 +3,10 @@
 
 use half::f16;
 use tidemill_collective::reduce::{combine, reduce_left, reduce_right};
-use tidemill_collective::{DType, Op, OpError, PREDEFINED, UserOp};
+use tidemill_collective::{DType, OpError, PREDEFINED, ReduceOp, UserOp};
 
 /// Runs all three forms on unaligned copies, checks that they agree, and returns the result.
-fn reduced(op: &Op, dtype: DType, left: &[u8], right: &[u8]) -> Vec<u8> {
+fn reduced(op: &ReduceOp, dtype: DType, left: &[u8], right: &[u8]) -> Vec<u8> {
     let mut results = Vec::new();
     for shift in [0, 1, 3] {
         let moved = |bytes: &[u8]| [&vec![0xa5; shift][..], bytes, &[0x5a]].concat();
@@ -53,12 +53,12 @@ fn integers_match_the_scalar_operations() {
             check_numbers!($t, $dtype,
                 |i| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(11) as $t,
                 |i| if i % 5 == 0 { 0 } else { (i as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(7) as $t },
-                Op::Sum => |l, r| l.wrapping_add(r), Op::Prod => |l, r| l.wrapping_mul(r),
-                Op::Min => |l, r| l.min(r), Op::Max => |l, r| l.max(r),
-                Op::Land => |l, r| <$t>::from(l != 0 && r != 0), Op::Lor => |l, r| <$t>::from(l != 0 || r != 0),
-                Op::Lxor => |l, r| <$t>::from((l != 0) != (r != 0)),
-                Op::Band => |l, r| l & r, Op::Bor => |l, r| l | r, Op::Bxor => |l, r| l ^ r,
-                Op::Replace => |_, r| r, Op::NoOp => |l, _| l);
+                ReduceOp::Sum => |l, r| l.wrapping_add(r), ReduceOp::Prod => |l, r| l.wrapping_mul(r),
+                ReduceOp::Min => |l, r| l.min(r), ReduceOp::Max => |l, r| l.max(r),
+                ReduceOp::Land => |l, r| <$t>::from(l != 0 && r != 0), ReduceOp::Lor => |l, r| <$t>::from(l != 0 || r != 0),
+                ReduceOp::Lxor => |l, r| <$t>::from((l != 0) != (r != 0)),
+                ReduceOp::Band => |l, r| l & r, ReduceOp::Bor => |l, r| l | r, ReduceOp::Bxor => |l, r| l ^ r,
+                ReduceOp::Replace => |_, r| r, ReduceOp::NoOp => |l, _| l);
         )*};
     }
     all!(i8: DType::I8, i16: DType::I16, i32: DType::I32, i64: DType::I64);
@@ -75,10 +75,10 @@ fn floats_match_the_scalar_operations_and_nan_wins() {
             let (left, right): (Vec<$t>, Vec<$t>) = (0..n * n).map(|i| (special[i / n], special[i % n])).unzip();
             let bytes = |v: &[$t]| v.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
             for (op, f) in [
-                (Op::Sum, (|l, r| l + r) as fn($t, $t) -> $t),
-                (Op::Prod, |l, r| l * r),
-                (Op::Min, |l, r| if l.is_nan() || r.is_nan() { $t::NAN } else { l.min(r) }),
-                (Op::Max, |l, r| if l.is_nan() || r.is_nan() { $t::NAN } else { l.max(r) }),
+                (ReduceOp::Sum, (|l, r| l + r) as fn($t, $t) -> $t),
+                (ReduceOp::Prod, |l, r| l * r),
+                (ReduceOp::Min, |l, r| if l.is_nan() || r.is_nan() { $t::NAN } else { l.min(r) }),
+                (ReduceOp::Max, |l, r| if l.is_nan() || r.is_nan() { $t::NAN } else { l.max(r) }),
             ] {
                 let found = reduced(&op, $dtype, &bytes(&left), &bytes(&right));
                 for (i, found) in found.chunks(size_of::<$t>()).enumerate() {
@@ -97,14 +97,14 @@ fn floats_match_the_scalar_operations_and_nan_wins() {
 fn half_precision_rounds_once() {
     let f = |i: usize, k: usize| f16::from_f32((i * k % 97) as f32 * 0.37 - 11.0);
     check_numbers!(f16, DType::F16, |i| f(i, 31), |i| f(i, 53),
-        Op::Sum => |l, r| f16::from_f32(l.to_f32() + r.to_f32()),
-        Op::Prod => |l, r| f16::from_f32(l.to_f32() * r.to_f32()),
-        Op::Min => |l, r| if l < r { l } else { r }, Op::Max => |l, r| if l > r { l } else { r });
+        ReduceOp::Sum => |l, r| f16::from_f32(l.to_f32() + r.to_f32()),
+        ReduceOp::Prod => |l, r| f16::from_f32(l.to_f32() * r.to_f32()),
+        ReduceOp::Min => |l, r| if l < r { l } else { r }, ReduceOp::Max => |l, r| if l > r { l } else { r });
     let long: Vec<u8> = (0..3000).flat_map(|i| f(i, 7).to_ne_bytes()).collect();
-    let sum = reduced(&Op::Sum, DType::F16, &long, &long);
+    let sum = reduced(&ReduceOp::Sum, DType::F16, &long, &long);
     let twice: Vec<u8> = (0..3000).flat_map(|i| (f(i, 7) + f(i, 7)).to_ne_bytes()).collect();
     assert_eq!(sum, twice);
-    let nan = reduced(&Op::Min, DType::F16, &f16::NAN.to_ne_bytes(), &f16::ONE.to_ne_bytes());
+    let nan = reduced(&ReduceOp::Min, DType::F16, &f16::NAN.to_ne_bytes(), &f16::ONE.to_ne_bytes());
     assert!(f16::from_ne_bytes([nan[0], nan[1]]).is_nan());
 }
 
@@ -112,14 +112,15 @@ fn half_precision_rounds_once() {
 #[test]
 fn bool_adds_as_or() {
     let (left, right) = ([0u8, 0, 1, 1, 2, 0, 4], [0u8, 1, 0, 1, 1, 8, 3]);
-    let expect = |op: Op, expected: [u8; 7]| assert_eq!(reduced(&op, DType::Bool, &left, &right), expected, "{op}");
-    for op in [Op::Sum, Op::Max, Op::Lor, Op::Bor] {
+    let expect =
+        |op: ReduceOp, expected: [u8; 7]| assert_eq!(reduced(&op, DType::Bool, &left, &right), expected, "{op}");
+    for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Lor, ReduceOp::Bor] {
         expect(op, [0, 1, 1, 1, 1, 1, 1]);
     }
-    for op in [Op::Prod, Op::Min, Op::Land, Op::Band] {
+    for op in [ReduceOp::Prod, ReduceOp::Min, ReduceOp::Land, ReduceOp::Band] {
         expect(op, [0, 0, 0, 1, 1, 0, 1]);
     }
-    for op in [Op::Lxor, Op::Bxor] {
+    for op in [ReduceOp::Lxor, ReduceOp::Bxor] {
         expect(op, [0, 1, 1, 0, 0, 1, 0]);
     }
 }
@@ -129,10 +130,10 @@ fn bool_adds_as_or() {
 fn complex_numbers_multiply_as_such() {
     let bytes = |v: [f64; 4]| v.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
     let (left, right) = (bytes([1.0, 2.0, -3.0, 0.5]), bytes([5.0, -7.0, 2.0, 4.0]));
-    assert_eq!(reduced(&Op::Sum, DType::C128, &left, &right), bytes([6.0, -5.0, -1.0, 4.5]));
-    assert_eq!(reduced(&Op::Prod, DType::C128, &left, &right), bytes([19.0, 3.0, -8.0, -11.0]));
+    assert_eq!(reduced(&ReduceOp::Sum, DType::C128, &left, &right), bytes([6.0, -5.0, -1.0, 4.5]));
+    assert_eq!(reduced(&ReduceOp::Prod, DType::C128, &left, &right), bytes([19.0, 3.0, -8.0, -11.0]));
     let bytes = |v: [f32; 2]| v.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
-    let product = reduced(&Op::Prod, DType::C64, &bytes([1.0, 2.0]), &bytes([5.0, -7.0]));
+    let product = reduced(&ReduceOp::Prod, DType::C64, &bytes([1.0, 2.0]), &bytes([5.0, -7.0]));
     assert_eq!(product, bytes([19.0, 3.0]));
 }
 
@@ -164,13 +165,13 @@ fn minloc_and_maxloc_pick_value_then_lower_index() {
         for (left, right, min, max) in cases {
             let operands = [pair(dtype, left.0, left.1), pair(dtype, right.0, right.1)];
             let of = |op| reduced(&op, dtype, &operands[0], &operands[1]);
-            assert_eq!(of(Op::Minloc), operands[min], "{dtype} {left:?} {right:?}");
-            assert_eq!(of(Op::Maxloc), operands[max], "{dtype} {left:?} {right:?}");
+            assert_eq!(of(ReduceOp::Minloc), operands[min], "{dtype} {left:?} {right:?}");
+            assert_eq!(of(ReduceOp::Maxloc), operands[max], "{dtype} {left:?} {right:?}");
         }
     }
     let nan = |index| pair(DType::DoubleInt, f64::NAN, index);
     let one = pair(DType::DoubleInt, 1.0, 0);
-    for op in [Op::Minloc, Op::Maxloc] {
+    for op in [ReduceOp::Minloc, ReduceOp::Maxloc] {
         assert_eq!(reduced(&op, DType::DoubleInt, &nan(7), &one), nan(7));
         assert_eq!(reduced(&op, DType::DoubleInt, &one, &nan(7)), nan(7));
         assert_eq!(reduced(&op, DType::DoubleInt, &nan(7), &nan(3)), nan(3));
@@ -188,23 +189,31 @@ fn long_double_is_reduced_on_x86() {
         bytes
     };
     let (one, two, three) = (x87(1 << 63, 0x3fff), x87(1 << 63, 0x4000), x87(3 << 62, 0x4000));
-    assert_eq!(reduced(&Op::Sum, DType::LongDouble, &one, &two), three);
-    assert_eq!(reduced(&Op::Prod, DType::LongDouble, &three, &one), three);
-    assert_eq!(reduced(&Op::Min, DType::LongDouble, &three, &two), two);
-    assert_eq!(reduced(&Op::Max, DType::LongDouble, &three, &two), three);
+    assert_eq!(reduced(&ReduceOp::Sum, DType::LongDouble, &one, &two), three);
+    assert_eq!(reduced(&ReduceOp::Prod, DType::LongDouble, &three, &one), three);
+    assert_eq!(reduced(&ReduceOp::Min, DType::LongDouble, &three, &two), two);
+    assert_eq!(reduced(&ReduceOp::Max, DType::LongDouble, &three, &two), three);
     // (0 + 1i) (0 + 1i) = -1.
     let i = [x87(0, 0), one].concat();
-    assert_eq!(reduced(&Op::Prod, DType::CLongDouble, &i, &i), [x87(1 << 63, 0xbfff), x87(0, 0)].concat());
+    assert_eq!(reduced(&ReduceOp::Prod, DType::CLongDouble, &i, &i), [x87(1 << 63, 0xbfff), x87(0, 0)].concat());
     let loc = |value: [u8; 16], index: i32| [&value[..], &index.to_ne_bytes(), &[0xee; 12]].concat();
-    assert_eq!(reduced(&Op::Maxloc, DType::LongDoubleInt, &loc(two, 1), &loc(three, 2)), loc(three, 2));
+    assert_eq!(reduced(&ReduceOp::Maxloc, DType::LongDoubleInt, &loc(two, 1), &loc(three, 2)), loc(three, 2));
 }
 
 /// An undefined pair that computes something, or an error that names neither side.
 #[test]
 fn undefined_pairs_are_refused_by_name() {
-    let defined = |op: &Op, dtype: DType| op.check(dtype).is_ok();
-    assert!(!defined(&Op::Band, DType::F64) && !defined(&Op::Max, DType::C64) && !defined(&Op::Sum, DType::FloatInt));
-    assert!(!defined(&Op::Minloc, DType::F64) && !defined(&Op::Sum, DType::Bytes(8)) && defined(&Op::Sum, DType::F16));
+    let defined = |op: &ReduceOp, dtype: DType| op.check(dtype).is_ok();
+    assert!(
+        !defined(&ReduceOp::Band, DType::F64)
+            && !defined(&ReduceOp::Max, DType::C64)
+            && !defined(&ReduceOp::Sum, DType::FloatInt)
+    );
+    assert!(
+        !defined(&ReduceOp::Minloc, DType::F64)
+            && !defined(&ReduceOp::Sum, DType::Bytes(8))
+            && defined(&ReduceOp::Sum, DType::F16)
+    );
     for (op, _) in &PREDEFINED {
         for dtype in DType::all().chain([DType::Bytes(3)]) {
             let bytes = vec![0; 2 * dtype.size_bytes()];
@@ -229,9 +238,9 @@ fn user_functions_see_left_and_right() {
             Ok(())
         })
     };
-    assert_eq!(reduced(&Op::User(digits(false)), DType::U8, &[1, 2], &[3, 4]), [13, 24]);
-    assert!(!Op::User(digits(false)).is_commutative() && Op::User(digits(true)).is_commutative());
-    let fails = Op::User(UserOp::new("picky", true, |_, _, _| Err("no such luck".into())));
+    assert_eq!(reduced(&ReduceOp::User(digits(false)), DType::U8, &[1, 2], &[3, 4]), [13, 24]);
+    assert!(!ReduceOp::User(digits(false)).is_commutative() && ReduceOp::User(digits(true)).is_commutative());
+    let fails = ReduceOp::User(UserOp::new("picky", true, |_, _, _| Err("no such luck".into())));
     match combine(&fails, DType::Bytes(2), &[0; 4], &[0; 4], &mut [0; 4]) {
         Err(error @ OpError::User { .. }) => {
             assert_eq!(error.to_string(), "user operation picky failed: no such luck");

@@ -12,16 +12,17 @@ use oracle::{Case, compose, each_collective, is_rooted, reduces};
 use runner::Alias;
 use tidemill_collective::algorithms::supported;
 use tidemill_collective::{
-    Algorithm, Call, Collective, Communicator, DType, Op, Options, UserOp, direct_algorithms, run_ranks,
+    Algorithm, CallOptions, Collective, CollectiveCall, Communicator, DType, ReduceOp, UserOp, direct_algorithms,
+    run_ranks,
 };
-use tidemill_net::Region;
+use tidemill_net::MemoryRegion;
 
-fn region(words: &mut [u64]) -> Region {
-    Region { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
+fn region(words: &mut [u64]) -> MemoryRegion {
+    MemoryRegion { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
 }
 
 /// Makes the call on this rank and compares. `algorithm`: the case's, or whatever the communicator chooses.
-fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &[Op; 2]) {
+fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &[ReduceOp; 2]) {
     let rank = comm.rank();
     let plain: &dyn Fn(u64, u64) -> u64 = if case.commutative { &u64::wrapping_add } else { &compose };
     let (mut memory, expected) = case.memory(rank, plain);
@@ -32,7 +33,7 @@ fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &
         Alias::SendInRecv(_) => (None, Some(recv)),
         Alias::RecvInSend(_) => (Some(send), None),
     };
-    let call = Call {
+    let call = CollectiveCall {
         dtype: DType::U64,
         op: &ops[usize::from(!case.commutative)],
         root: case.root,
@@ -41,8 +42,8 @@ fn verify(comm: &Communicator, case: &Case, algorithm: Option<Algorithm>, ops: &
         recv,
         send_blocks: &send_blocks,
         recv_blocks: &recv_blocks,
-        options: Options { algorithm, chunk: Some(case.chunk), repeatable: case.repeatable },
-        ..Call::new(case.collective)
+        options: CallOptions { algorithm, chunk: Some(case.chunk), repeatable: case.repeatable },
+        ..CollectiveCall::new(case.collective)
     };
     // SAFETY: `memory` outlives the call, which is blocking.
     if let Err(error) = unsafe { comm.run(&call) } {
@@ -168,7 +169,7 @@ fn exhaust(collective: Collective) {
                 }
                 Ok(())
             });
-            let ops = [Op::Sum, Op::User(compose)];
+            let ops = [ReduceOp::Sum, ReduceOp::User(compose)];
             cases.iter().for_each(|(case, algorithm)| verify(&comm, case, *algorithm, &ops));
         })
         .unwrap();

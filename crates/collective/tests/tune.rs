@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidemill_collective::tuner::{Table, measure};
-use tidemill_collective::{Collective, Communicator, Op, run_ranks};
+use tidemill_collective::tuner::{TuneTable, measure};
+use tidemill_collective::{Collective, Communicator, ReduceOp, run_ranks};
 use tidemill_net::Endpoint;
 
 #[test]
 fn measured_rules_are_alike_and_usable() {
     let texts = run_ranks(3, |comm| {
-        let mut table = Table::default();
+        let mut table = TuneTable::default();
         let mut found = 0;
         measure(&comm, &mut table, &[8, 6000], Duration::from_micros(200), |_| found += 1).unwrap();
         assert!(found > 20);
@@ -27,10 +27,11 @@ fn measured_rules_are_alike_and_usable() {
         for endpoint in endpoints {
             let (text, sums) = (&texts[0], &sums);
             scope.spawn(move || {
-                let table = if endpoint.rank().0 == 0 { Table::parse(text, "test").unwrap() } else { Table::default() };
+                let table =
+                    if endpoint.rank().0 == 0 { TuneTable::parse(text, "test").unwrap() } else { TuneTable::default() };
                 let world = Communicator::world(endpoint, Arc::new(table)).unwrap();
                 let mut sum = vec![0i64; 5000];
-                world.allreduce(&vec![2; 5000], &mut sum, &Op::Sum).unwrap();
+                world.allreduce(&vec![2; 5000], &mut sum, &ReduceOp::Sum).unwrap();
                 sums.lock().unwrap().push(sum == vec![6; 5000]);
                 world.endpoint().leave();
             });
@@ -48,11 +49,12 @@ fn a_table_rules_blocking_calls_on_one_host() {
         std::thread::scope(|scope| {
             for endpoint in endpoints {
                 scope.spawn(move || {
-                    let world = Communicator::world(endpoint, Arc::new(Table::parse(text, "test").unwrap())).unwrap();
+                    let world =
+                        Communicator::world(endpoint, Arc::new(TuneTable::parse(text, "test").unwrap())).unwrap();
                     // In rank order the 1 is lost in rounding; around a ring some blocks begin elsewhere.
                     let mine = [1e17, 1.0, -1e17][world.rank() as usize];
                     let mut sum = [0f64; 3];
-                    world.allreduce(&[mine; 3], &mut sum, &Op::Sum).unwrap();
+                    world.allreduce(&[mine; 3], &mut sum, &ReduceOp::Sum).unwrap();
                     assert_eq!(sum == [0.0; 3], in_rank_order, "{sum:?}");
                     world.endpoint().leave();
                 });

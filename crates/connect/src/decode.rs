@@ -12,7 +12,7 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow_avro::schema::AvroSchema;
 
-use tidemill_json::{Cuts, Exact, Rows, has_overflown, rounded, with_guard_digits};
+use tidemill_json::{LossDetector, LosslessReader, RowReader, has_overflown, rounded, with_guard_digits};
 
 use crate::avro::Avro;
 
@@ -38,12 +38,12 @@ pub(crate) struct Decoder {
     kind: Kind,
     schema: SchemaRef,
     /// For JSON: reads most records, and finds values in the others that Arrow would cut.
-    rows: Option<Rows>,
-    cuts: Cuts,
+    rows: Option<RowReader>,
+    cuts: LossDetector,
     /// For JSON: the schema, with one more digit for decimals.
     guarded: SchemaRef,
     /// For CSV: reads values without cutting any.
-    exact: Exact,
+    exact: LosslessReader,
 }
 
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Decoder {
     /// # Errors
     /// In words, for types that cannot be read from it.
     pub(crate) fn new(layout: Layout, schema: SchemaRef) -> Result<Self, String> {
-        let rows = if layout == Layout::Json { Rows::new(&schema, true) } else { None };
+        let rows = if layout == Layout::Json { RowReader::new(&schema, true) } else { None };
         let decoder = Decoder::of(Kind::Layout(layout), schema, rows);
         // Types are looked at when there is a row.
         if layout == Layout::Json {
@@ -73,8 +73,9 @@ impl Decoder {
         Ok(decoder)
     }
 
-    fn of(kind: Kind, schema: SchemaRef, rows: Option<Rows>) -> Self {
-        let (cuts, exact, guarded) = (Cuts::of(schema.fields()), Exact::new(&schema), with_guard_digits(&schema));
+    fn of(kind: Kind, schema: SchemaRef, rows: Option<RowReader>) -> Self {
+        let (cuts, exact, guarded) =
+            (LossDetector::of(schema.fields()), LosslessReader::new(&schema), with_guard_digits(&schema));
         Decoder { kind, schema, rows, cuts, guarded, exact }
     }
 

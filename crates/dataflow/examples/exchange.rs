@@ -12,12 +12,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-use tidemill_collective::{Communicator, Table};
+use tidemill_collective::{Communicator, TuneTable};
 use tidemill_dataflow::exchange::{Broadcast, Gather, Partition, Reduce, Reduction};
 use tidemill_dataflow::{Graph, Input, Item, Output, Runner, Settings, TaskContext, TaskError, TaskSpec};
 use tidemill_net::Endpoint;
-use tidemill_net::endpoint::Settings as EndpointSettings;
-use tidemill_net::environment::Launch;
+use tidemill_net::endpoint::EndpointSettings;
+use tidemill_net::environment::LaunchContext;
 use tidemill_net::rendezvous::join_launched;
 
 /// Of messages that are sent as values.
@@ -198,8 +198,8 @@ fn arguments() -> Option<(Operation, i64, i64)> {
 fn main() -> Result<(), TaskError> {
     let (operation, words, count) =
         arguments().ok_or("usage: exchange partition|reduce|gather|broadcast BYTES MESSAGES, bytes a multiple of 8")?;
-    let endpoint = Endpoint::open(join_launched(Launch::from_process()?)?, EndpointSettings::default())?;
-    let comm = Communicator::world(endpoint.clone(), Arc::new(Table::default()))?;
+    let endpoint = Endpoint::open(join_launched(LaunchContext::from_process()?)?, EndpointSettings::default())?;
+    let comm = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default()))?;
     measure(&comm, operation, words, count)?;
     drop(comm);
     endpoint.leave();

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use arrow::array::{Float64Array, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use tidemill_collective::{Communicator, Table, run_ranks};
+use tidemill_collective::{Communicator, TuneTable, run_ranks};
 use tidemill_dataflow::exchange::{
     AllReduce, Broadcast, Exchange, Gather, KeyedReduce, Partition, Reduction, Sort, SortKey,
 };
 use tidemill_dataflow::{Graph, RunReport, Runner, Settings, TaskSpec};
 use tidemill_net::Endpoint;
-use tidemill_net::endpoint::Settings as EndpointSettings;
-use tidemill_net::environment::Launch;
+use tidemill_net::endpoint::EndpointSettings;
+use tidemill_net::environment::LaunchContext;
 use tidemill_net::rendezvous::join_launched;
 
 fn schema() -> SchemaRef {
@@ -130,13 +130,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(text) = std::env::args().nth(2) {
         settings.memory.budget_bytes = text.parse::<u64>()? << 20;
     }
-    let launch = Launch::from_process()?;
+    let launch = LaunchContext::from_process()?;
     if launch.size == 1 {
         run_ranks(2, |comm| measure(&comm, scale, settings.clone()))?;
         return Ok(());
     }
     let endpoint = Endpoint::open(join_launched(launch)?, EndpointSettings::default())?;
-    let comm = Communicator::world(endpoint.clone(), Arc::new(Table::default()))?;
+    let comm = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default()))?;
     measure(&comm, scale, settings);
     drop(comm);
     endpoint.leave();

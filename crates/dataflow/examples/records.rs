@@ -12,12 +12,12 @@ use std::time::Instant;
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-use tidemill_collective::{Communicator, Table};
+use tidemill_collective::{Communicator, TuneTable};
 use tidemill_dataflow::exchange::{Broadcast, Gather, Partition, Reduce, Reduction};
 use tidemill_dataflow::{Graph, Input, Item, Output, Runner, Settings, TaskContext, TaskError, TaskSpec};
 use tidemill_net::Endpoint;
-use tidemill_net::endpoint::Settings as EndpointSettings;
-use tidemill_net::environment::Launch;
+use tidemill_net::endpoint::EndpointSettings;
+use tidemill_net::environment::LaunchContext;
 use tidemill_net::rendezvous::join_launched;
 
 const WORDS: usize = 16;
@@ -133,8 +133,8 @@ fn arguments() -> Option<(Operation, i64)> {
 
 fn main() -> Result<(), TaskError> {
     let (operation, records) = arguments().ok_or("usage: records partition|reduce|broadcast RECORDS")?;
-    let endpoint = Endpoint::open(join_launched(Launch::from_process()?)?, EndpointSettings::default())?;
-    let comm = Communicator::world(endpoint.clone(), Arc::new(Table::default()))?;
+    let endpoint = Endpoint::open(join_launched(LaunchContext::from_process()?)?, EndpointSettings::default())?;
+    let comm = Communicator::world(endpoint.clone(), Arc::new(TuneTable::default()))?;
     let runner = Runner::new(&comm, Settings::default())?;
     run(&runner, operation, records)?;
     comm.barrier()?;

@@ -526,7 +526,7 @@ fn copies_have_a_communicator() {
             let comm = context.comm().ok_or("no communicator")?;
             assert_eq!((comm.rank(), comm.size()), (context.copy(), context.copies()));
             let mut sum = [0];
-            comm.allreduce(&[rows], &mut sum, &tidemill_collective::Op::Sum)?;
+            comm.allreduce(&[rows], &mut sum, &tidemill_collective::ReduceOp::Sum)?;
             Ok(sender.send(sum[0])?)
         });
         let to = graph.add(task.input("in").copies(2).with_comm());

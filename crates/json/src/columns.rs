@@ -14,13 +14,13 @@ use arrow::datatypes::{
     UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 
-use crate::scan::Scan;
+use crate::scan::RecordScanner;
 use crate::times;
 
 /// A column while rows are read.
-pub(crate) trait Column {
+pub(crate) trait ColumnReader {
     /// Takes the value that comes, which is no null.
-    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()>;
+    fn read(&mut self, scan: &mut RecordScanner<'_>, room: &mut String) -> Option<()>;
 
     fn null(&mut self);
 
@@ -29,38 +29,44 @@ pub(crate) trait Column {
 
 /// One of a type, for so many rows; `None`: it is not read here. With `texts_of_all`, numbers and the like are texts
 /// where texts are wanted.
-pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> Option<Box<dyn Column>> {
-    let column: Box<dyn Column> = match data_type {
-        DataType::Utf8 => Box::new(Texts { values: StringBuilder::with_capacity(rows, rows * 16), texts_of_all }),
+pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> Option<Box<dyn ColumnReader>> {
+    let column: Box<dyn ColumnReader> = match data_type {
+        DataType::Utf8 => Box::new(TextColumn { values: StringBuilder::with_capacity(rows, rows * 16), texts_of_all }),
         DataType::LargeUtf8 => {
-            Box::new(Texts { values: LargeStringBuilder::with_capacity(rows, rows * 16), texts_of_all })
+            Box::new(TextColumn { values: LargeStringBuilder::with_capacity(rows, rows * 16), texts_of_all })
         }
-        DataType::Utf8View => Box::new(Texts { values: StringViewBuilder::with_capacity(rows), texts_of_all }),
+        DataType::Utf8View => Box::new(TextColumn { values: StringViewBuilder::with_capacity(rows), texts_of_all }),
         DataType::Boolean => Box::new(BooleanBuilder::with_capacity(rows)),
-        DataType::Int8 => Box::new(Numbers::<Int8Type>::integers(rows)),
-        DataType::Int16 => Box::new(Numbers::<Int16Type>::integers(rows)),
-        DataType::Int32 => Box::new(Numbers::<Int32Type>::integers(rows)),
-        DataType::Int64 => Box::new(Numbers::<Int64Type>::integers(rows)),
-        DataType::UInt8 => Box::new(Numbers::<UInt8Type>::integers(rows)),
-        DataType::UInt16 => Box::new(Numbers::<UInt16Type>::integers(rows)),
-        DataType::UInt32 => Box::new(Numbers::<UInt32Type>::integers(rows)),
-        DataType::UInt64 => Box::new(Numbers::<UInt64Type>::integers(rows)),
-        DataType::Float32 => Box::new(Numbers::<Float32Type> {
+        DataType::Int8 => Box::new(NumberColumn::<Int8Type>::integers(rows)),
+        DataType::Int16 => Box::new(NumberColumn::<Int16Type>::integers(rows)),
+        DataType::Int32 => Box::new(NumberColumn::<Int32Type>::integers(rows)),
+        DataType::Int64 => Box::new(NumberColumn::<Int64Type>::integers(rows)),
+        DataType::UInt8 => Box::new(NumberColumn::<UInt8Type>::integers(rows)),
+        DataType::UInt16 => Box::new(NumberColumn::<UInt16Type>::integers(rows)),
+        DataType::UInt32 => Box::new(NumberColumn::<UInt32Type>::integers(rows)),
+        DataType::UInt64 => Box::new(NumberColumn::<UInt64Type>::integers(rows)),
+        DataType::Float32 => Box::new(NumberColumn::<Float32Type> {
             values: PrimitiveBuilder::with_capacity(rows),
             read: |scan| finite(scan, f32::is_finite),
         }),
-        DataType::Float64 => Box::new(Numbers::<Float64Type> {
+        DataType::Float64 => Box::new(NumberColumn::<Float64Type> {
             values: PrimitiveBuilder::with_capacity(rows),
             read: |scan| finite(scan, f64::is_finite),
         }),
-        DataType::Date32 => Box::new(Dates(PrimitiveBuilder::with_capacity(rows))),
+        DataType::Date32 => Box::new(DateColumn(PrimitiveBuilder::with_capacity(rows))),
         DataType::Timestamp(unit, zone) => {
             let zone: Tz = zone.as_deref().unwrap_or("+00:00").parse().ok()?;
             match unit {
-                TimeUnit::Second => Box::new(Times::<TimestampSecondType>::new(data_type, zone, rows)),
-                TimeUnit::Millisecond => Box::new(Times::<TimestampMillisecondType>::new(data_type, zone, rows)),
-                TimeUnit::Microsecond => Box::new(Times::<TimestampMicrosecondType>::new(data_type, zone, rows)),
-                TimeUnit::Nanosecond => Box::new(Times::<TimestampNanosecondType>::new(data_type, zone, rows)),
+                TimeUnit::Second => Box::new(TimestampColumn::<TimestampSecondType>::new(data_type, zone, rows)),
+                TimeUnit::Millisecond => {
+                    Box::new(TimestampColumn::<TimestampMillisecondType>::new(data_type, zone, rows))
+                }
+                TimeUnit::Microsecond => {
+                    Box::new(TimestampColumn::<TimestampMicrosecondType>::new(data_type, zone, rows))
+                }
+                TimeUnit::Nanosecond => {
+                    Box::new(TimestampColumn::<TimestampNanosecondType>::new(data_type, zone, rows))
+                }
             }
         }
         _ => return None,
@@ -68,13 +74,13 @@ pub(crate) fn column(data_type: &DataType, rows: usize, texts_of_all: bool) -> O
     Some(column)
 }
 
-struct Texts<B> {
+struct TextColumn<B> {
     values: B,
     texts_of_all: bool,
 }
 
-impl<B: StringLikeArrayBuilder> Column for Texts<B> {
-    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
+impl<B: StringLikeArrayBuilder> ColumnReader for TextColumn<B> {
+    fn read(&mut self, scan: &mut RecordScanner<'_>, room: &mut String) -> Option<()> {
         match scan.peek() {
             b'"' => self.values.append_value(scan.quoted()?.text(room)?),
             _ if !self.texts_of_all => return None,
@@ -93,8 +99,8 @@ impl<B: StringLikeArrayBuilder> Column for Texts<B> {
     }
 }
 
-impl Column for BooleanBuilder {
-    fn read(&mut self, scan: &mut Scan<'_>, _: &mut String) -> Option<()> {
+impl ColumnReader for BooleanBuilder {
+    fn read(&mut self, scan: &mut RecordScanner<'_>, _: &mut String) -> Option<()> {
         self.append_value(scan.boolean()?);
         Some(())
     }
@@ -108,30 +114,30 @@ impl Column for BooleanBuilder {
     }
 }
 
-struct Numbers<T: ArrowPrimitiveType> {
+struct NumberColumn<T: ArrowPrimitiveType> {
     values: PrimitiveBuilder<T>,
-    read: fn(&mut Scan<'_>) -> Option<T::Native>,
+    read: fn(&mut RecordScanner<'_>) -> Option<T::Native>,
 }
 
-impl<T: ArrowPrimitiveType<Native: FromStr>> Numbers<T> {
+impl<T: ArrowPrimitiveType<Native: FromStr>> NumberColumn<T> {
     fn integers(rows: usize) -> Self {
-        Numbers { values: PrimitiveBuilder::with_capacity(rows), read: whole }
+        NumberColumn { values: PrimitiveBuilder::with_capacity(rows), read: whole }
     }
 }
 
 /// A number that is not too large.
-fn finite<N: FromStr + Copy>(scan: &mut Scan<'_>, is_finite: fn(N) -> bool) -> Option<N> {
+fn finite<N: FromStr + Copy>(scan: &mut RecordScanner<'_>, is_finite: fn(N) -> bool) -> Option<N> {
     scan.number()?.text.parse().ok().filter(|&number| is_finite(number))
 }
 
 /// A number without a point and an exponent.
-fn whole<N: FromStr>(scan: &mut Scan<'_>) -> Option<N> {
+fn whole<N: FromStr>(scan: &mut RecordScanner<'_>) -> Option<N> {
     let number = scan.number()?;
     number.is_whole.then(|| number.text.parse().ok())?
 }
 
-impl<T: ArrowPrimitiveType> Column for Numbers<T> {
-    fn read(&mut self, scan: &mut Scan<'_>, _: &mut String) -> Option<()> {
+impl<T: ArrowPrimitiveType> ColumnReader for NumberColumn<T> {
+    fn read(&mut self, scan: &mut RecordScanner<'_>, _: &mut String) -> Option<()> {
         self.values.append_value((self.read)(scan)?);
         Some(())
     }
@@ -145,19 +151,19 @@ impl<T: ArrowPrimitiveType> Column for Numbers<T> {
     }
 }
 
-struct Times<T: ArrowTimestampType> {
+struct TimestampColumn<T: ArrowTimestampType> {
     values: PrimitiveBuilder<T>,
     zone: Tz,
 }
 
-impl<T: ArrowTimestampType> Times<T> {
+impl<T: ArrowTimestampType> TimestampColumn<T> {
     fn new(data_type: &DataType, zone: Tz, rows: usize) -> Self {
-        Times { values: PrimitiveBuilder::with_capacity(rows).with_data_type(data_type.clone()), zone }
+        TimestampColumn { values: PrimitiveBuilder::with_capacity(rows).with_data_type(data_type.clone()), zone }
     }
 }
 
-impl<T: ArrowTimestampType> Column for Times<T> {
-    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
+impl<T: ArrowTimestampType> ColumnReader for TimestampColumn<T> {
+    fn read(&mut self, scan: &mut RecordScanner<'_>, room: &mut String) -> Option<()> {
         let value = if scan.peek() == b'"' {
             times::timestamp(scan.quoted()?.text(room)?, &self.zone, T::UNIT).ok()?
         } else {
@@ -176,10 +182,10 @@ impl<T: ArrowTimestampType> Column for Times<T> {
     }
 }
 
-struct Dates(PrimitiveBuilder<Date32Type>);
+struct DateColumn(PrimitiveBuilder<Date32Type>);
 
-impl Column for Dates {
-    fn read(&mut self, scan: &mut Scan<'_>, room: &mut String) -> Option<()> {
+impl ColumnReader for DateColumn {
+    fn read(&mut self, scan: &mut RecordScanner<'_>, room: &mut String) -> Option<()> {
         let quoted = scan.peek() == b'"';
         self.0.append_value(if quoted { times::date(scan.quoted()?.text(room)?).ok()? } else { whole(scan)? });
         Some(())

@@ -10,7 +10,7 @@ use crate::times;
 
 /// Looks for them in records of a schema.
 #[derive(Clone, Debug)]
-pub struct Cuts {
+pub struct LossDetector {
     fields: Fields,
     /// The names of such columns, and of fields within columns.
     names: Vec<String>,
@@ -23,10 +23,10 @@ pub struct Cuts {
     dates: bool,
 }
 
-impl Cuts {
+impl LossDetector {
     /// For records with such fields.
     pub fn of(fields: &Fields) -> Self {
-        let mut cuts = Cuts {
+        let mut cuts = LossDetector {
             fields: fields.clone(),
             names: Vec::new(),
             lists: false,
@@ -207,7 +207,7 @@ mod tests {
             Field::new("many", DataType::List(Arc::new(Field::new("item", DataType::Int32, true))), true),
             Field::new_map("map", "entries", Field::new("key", DataType::Utf8, false), int("value"), false, true),
         ]);
-        let cuts = Cuts::of(&fields);
+        let cuts = LossDetector::of(&fields);
         for (record, bad) in [
             (r#"{"n":2.5}"#, Some("n")),
             (r#"{"n": -0.5, "x": 1}"#, Some("n")),
@@ -238,6 +238,10 @@ mod tests {
             assert_eq!(found.is_some(), bad.is_some(), "{record}: {found:?}");
             assert!(found.zip(bad).is_none_or(|(found, bad)| found.contains(&format!("{bad:?}"))), "{record}");
         }
-        assert!(Cuts::of(&Fields::from(vec![Field::new("n", DataType::Float64, true)])).cut(br#"{"n":2.5}"#).is_none());
+        assert!(
+            LossDetector::of(&Fields::from(vec![Field::new("n", DataType::Float64, true)]))
+                .cut(br#"{"n":2.5}"#)
+                .is_none()
+        );
     }
 }

@@ -16,7 +16,7 @@ use crate::times;
 
 /// How rows of a schema are read from CSV.
 #[derive(Clone, Debug)]
-pub struct Exact {
+pub struct LosslessReader {
     schema: SchemaRef,
     /// Decimals with a digit more, times as texts.
     read: SchemaRef,
@@ -26,7 +26,7 @@ pub struct Exact {
     canonical: Vec<bool>,
 }
 
-impl Exact {
+impl LosslessReader {
     /// For rows of `schema`.
     pub fn new(schema: &SchemaRef) -> Self {
         let guarded = with_guard_digits(schema);
@@ -34,19 +34,19 @@ impl Exact {
         let read = schema_with(&guarded, text);
         let floats = schema_with(&read, |kind| if kind.is_floating() { DataType::Utf8 } else { kind.clone() });
         let canonical = vec![false; schema.fields().len()];
-        Exact { schema: SchemaRef::clone(schema), read, floats, canonical }
+        LosslessReader { schema: SchemaRef::clone(schema), read, floats, canonical }
     }
 
     /// The same, where a number has to stand there as it would be printed: `007` is no value of a column of whole
     /// numbers.
     pub fn strict(schema: &SchemaRef) -> Self {
-        let exact = Exact::new(schema);
+        let exact = LosslessReader::new(schema);
         let is_number = |kind: &DataType| kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean;
         let canonical: Vec<bool> = schema.fields().iter().map(|field| is_number(field.data_type())).collect();
         let text = |schema: &SchemaRef| {
             schema_with(schema, |kind| if is_number(kind) { DataType::Utf8 } else { kind.clone() })
         };
-        Exact { read: text(&exact.read), floats: text(&exact.floats), canonical, ..exact }
+        LosslessReader { read: text(&exact.read), floats: text(&exact.floats), canonical, ..exact }
     }
 
     /// The rows that `read` makes of a schema's types, as rows of the wanted schema, or of the columns of it that

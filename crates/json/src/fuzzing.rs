@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
-use crate::Rows;
+use crate::RowReader;
 
 /// Reads lines as records, with nulls and without, texts of texts alone and of all values. Panics when it gives other
 /// rows than Arrow's decoder, or any where that gives none. Returns how often it gave rows.
@@ -15,7 +15,7 @@ pub fn plain_records(bytes: &[u8]) -> usize {
     let mut found = 0;
     for (nullable, texts_of_all) in [(true, true), (true, false), (false, true)] {
         let schema = schema(nullable);
-        let rows = Rows::new(&schema, texts_of_all).expect("it has none but plain types");
+        let rows = RowReader::new(&schema, texts_of_all).expect("it has none but plain types");
         if let Some(rows) = rows.read(&records) {
             assert_eq!(Some(rows), arrow(&schema, texts_of_all, &records));
             found += 1;

@@ -1,9 +1,9 @@
 //! Records of JSON to rows of Arrow.
 //!
 //! Arrow's decoder reads all JSON into columns of all types; it keeps every value of a record, wanted or not, and reads
-//! the columns from that. Here is what reads most records in one pass, several times as fast ([`Rows`]), and leaves the
-//! others to Arrow's; and what finds values that Arrow's would cut ([`Cuts`]). Texts of CSV become values by [`Exact`],
-//! which cuts nothing either.
+//! the columns from that. Here is what reads most records in one pass, several times as fast ([`RowReader`]), and
+//! leaves the others to Arrow's; and what finds values that Arrow's would cut ([`LossDetector`]). Texts of CSV become
+//! values by [`LosslessReader`], which cuts nothing either.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
@@ -25,6 +25,8 @@ mod rows;
 mod scan;
 mod times;
 
-pub use cuts::Cuts;
-pub use exact::{Exact, has_overflown, is_canonical, is_code, rounded, schema_with, type_with, with_guard_digits};
-pub use rows::Rows;
+pub use cuts::LossDetector;
+pub use exact::{
+    LosslessReader, has_overflown, is_canonical, is_code, rounded, schema_with, type_with, with_guard_digits,
+};
+pub use rows::RowReader;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
-use crate::columns::{Column, column};
-use crate::scan::Scan;
+use crate::columns::{ColumnReader, column};
+use crate::scan::RecordScanner;
 
 /// Names that are known again where they come: of objects whose names are data there could be any number.
 const NAMES_MAX: usize = 256;
@@ -17,14 +17,14 @@ const NAMES_MAX: usize = 256;
 /// would have to be converted or cut, of names that come twice. Values that nobody wants are looked at for whether they
 /// are JSON, and passed over.
 #[derive(Clone, Debug)]
-pub struct Rows {
+pub struct RowReader {
     schema: SchemaRef,
     columns: HashMap<Vec<u8>, usize>,
     texts_of_all: bool,
 }
 
 /// A name as it comes in records, quotes and all.
-struct Name {
+struct QuotedName {
     quoted: Vec<u8>,
     column: Option<usize>,
     /// Which name came behind it last.
@@ -32,19 +32,19 @@ struct Name {
 }
 
 /// What is known while records are read.
-struct Reading<'r> {
-    of: &'r Rows,
-    columns: Vec<Box<dyn Column>>,
+struct ReadState<'r> {
+    of: &'r RowReader,
+    columns: Vec<Box<dyn ColumnReader>>,
     /// The row, from one on, for which a column has got a value last.
     filled: Vec<usize>,
     row: usize,
     /// The first is what stands before all others.
-    names: Vec<Name>,
+    names: Vec<QuotedName>,
     numbers: HashMap<Vec<u8>, usize>,
     room: String,
 }
 
-impl Rows {
+impl RowReader {
     /// For rows of `schema`; `None` where it has types that are not read here, or a name twice. With `texts_of_all`,
     /// numbers, and true and false, are taken for texts where texts are wanted.
     pub fn new(schema: &SchemaRef, texts_of_all: bool) -> Option<Self> {
@@ -52,7 +52,7 @@ impl Rows {
         let columns: HashMap<_, _> =
             fields.iter().zip(0..).map(|(field, at)| (field.name().clone().into_bytes(), at)).collect();
         let can_read = fields.iter().all(|field| column(field.data_type(), 0, texts_of_all).is_some());
-        (can_read && !fields.is_empty() && columns.len() == fields.len()).then(|| Rows {
+        (can_read && !fields.is_empty() && columns.len() == fields.len()).then(|| RowReader {
             schema: SchemaRef::clone(schema),
             columns,
             texts_of_all,
@@ -63,12 +63,12 @@ impl Rows {
     pub fn read(&self, records: &[&[u8]]) -> Option<RecordBatch> {
         let rows = records.len();
         let fields = self.schema.fields().iter();
-        let mut reading = Reading {
+        let mut reading = ReadState {
             of: self,
             columns: fields.map(|field| column(field.data_type(), rows, self.texts_of_all)).collect::<Option<_>>()?,
             filled: vec![0; self.schema.fields().len()],
             row: 0,
-            names: vec![Name { quoted: Vec::new(), column: None, next: 0 }],
+            names: vec![QuotedName { quoted: Vec::new(), column: None, next: 0 }],
             numbers: HashMap::new(),
             room: String::new(),
         };
@@ -86,10 +86,10 @@ impl Rows {
     }
 }
 
-impl Reading<'_> {
+impl ReadState<'_> {
     fn record(&mut self, text: &str) -> Option<()> {
         self.row += 1;
-        let mut scan = Scan::new(text);
+        let mut scan = RecordScanner::new(text);
         scan.blank();
         scan.take(b'{')?;
         scan.blank();
@@ -127,7 +127,7 @@ impl Reading<'_> {
 
     /// Which name comes, and its column. Most often it is the one that came behind the same name before.
     #[inline]
-    fn name(&mut self, before: usize, scan: &mut Scan<'_>) -> Option<(usize, Option<usize>)> {
+    fn name(&mut self, before: usize, scan: &mut RecordScanner<'_>) -> Option<(usize, Option<usize>)> {
         let next = self.names[before].next;
         let guess = &self.names[next];
         if next > 0 && scan.take_word(&guess.quoted).is_some() {
@@ -142,7 +142,7 @@ impl Reading<'_> {
                     return Some((0, column));
                 }
                 self.numbers.insert(text.as_bytes().to_vec(), self.names.len());
-                self.names.push(Name { quoted: format!("\"{text}\"").into_bytes(), column, next: 0 });
+                self.names.push(QuotedName { quoted: format!("\"{text}\"").into_bytes(), column, next: 0 });
                 self.names.len() - 1
             }
         };
@@ -151,7 +151,7 @@ impl Reading<'_> {
     }
 
     #[inline]
-    fn value(&mut self, column: usize, scan: &mut Scan<'_>) -> Option<()> {
+    fn value(&mut self, column: usize, scan: &mut RecordScanner<'_>) -> Option<()> {
         if std::mem::replace(&mut self.filled[column], self.row) == self.row {
             return None;
         }
@@ -177,7 +177,7 @@ mod tests {
     use crate::fuzzing::{arrow, plain_records, schema};
 
     fn read(schema: &SchemaRef, records: &[&[u8]]) -> Option<RecordBatch> {
-        Rows::new(schema, true).unwrap().read(records)
+        RowReader::new(schema, true).unwrap().read(records)
     }
 
     #[test]
@@ -252,12 +252,12 @@ mod tests {
         // Columns without nulls need all values.
         let schema = self::schema(false);
         assert!(read(&schema, &[br#"{"n":1}"#]).is_none());
-        assert!(!schema.fields().is_empty() && Rows::new(&Arc::new(Schema::empty()), true).is_none());
+        assert!(!schema.fields().is_empty() && RowReader::new(&Arc::new(Schema::empty()), true).is_none());
         let list = Field::new_list("l", Field::new_list_field(DataType::Int64, true), true);
-        assert!(Rows::new(&Arc::new(Schema::new(vec![list])), true).is_none());
+        assert!(RowReader::new(&Arc::new(Schema::new(vec![list])), true).is_none());
         // Texts are asked for where they are not to be made of all.
         let texts = Arc::new(Schema::new(vec![Field::new("text", DataType::Utf8, true)]));
-        assert!(Rows::new(&texts, false).unwrap().read(&[br#"{"text":1}"#]).is_none());
+        assert!(RowReader::new(&texts, false).unwrap().read(&[br#"{"text":1}"#]).is_none());
     }
 
     /// More names than are remembered, in another order each time.
@@ -270,7 +270,7 @@ mod tests {
         };
         let records: Vec<String> = (0..20).map(record).collect();
         let records: Vec<&[u8]> = records.iter().map(String::as_bytes).collect();
-        let rows = Rows::new(&schema, true).unwrap().read(&records).unwrap();
+        let rows = RowReader::new(&schema, true).unwrap().read(&records).unwrap();
         assert!(rows.column(0).as_primitive::<Int64Type>().values().iter().copied().eq(0..20));
     }
 

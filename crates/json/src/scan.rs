@@ -7,27 +7,27 @@ use memchr::memchr;
 const DEPTH_MAX: usize = 64;
 
 /// Where it is in a record.
-pub(crate) struct Scan<'a> {
+pub(crate) struct RecordScanner<'a> {
     text: &'a str,
     at: usize,
 }
 
 /// A text as it stands between its quotes.
-pub(crate) struct Quoted<'a> {
+pub(crate) struct QuotedText<'a> {
     raw: &'a str,
     has_escapes: bool,
 }
 
 /// A number as it stands.
-pub(crate) struct Number<'a> {
+pub(crate) struct NumberText<'a> {
     pub text: &'a str,
     /// Without a point and an exponent.
     pub is_whole: bool,
 }
 
-impl<'a> Scan<'a> {
+impl<'a> RecordScanner<'a> {
     pub(crate) fn new(text: &'a str) -> Self {
-        Scan { text, at: 0 }
+        RecordScanner { text, at: 0 }
     }
 
     fn bytes(&self) -> &'a [u8] {
@@ -65,7 +65,7 @@ impl<'a> Scan<'a> {
 
     /// What stands between quotes.
     #[inline]
-    pub(crate) fn quoted(&mut self) -> Option<Quoted<'a>> {
+    pub(crate) fn quoted(&mut self) -> Option<QuotedText<'a>> {
         self.take(b'"')?;
         let (begin, mut has_escapes) = (self.at, false);
         loop {
@@ -78,11 +78,11 @@ impl<'a> Scan<'a> {
         }
         let raw = self.text.get(begin..self.at)?;
         self.at += 1;
-        Some(Quoted { raw, has_escapes })
+        Some(QuotedText { raw, has_escapes })
     }
 
     /// A number.
-    pub(crate) fn number(&mut self) -> Option<Number<'a>> {
+    pub(crate) fn number(&mut self) -> Option<NumberText<'a>> {
         let begin = self.at;
         if self.peek() == b'-' {
             self.at += 1;
@@ -103,7 +103,7 @@ impl<'a> Scan<'a> {
             }
             self.digits()?;
         }
-        Some(Number { text: self.text.get(begin..self.at)?, is_whole })
+        Some(NumberText { text: self.text.get(begin..self.at)?, is_whole })
     }
 
     /// Passes over digits, of which there is one at least. Returns how many.
@@ -170,7 +170,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-impl<'a> Quoted<'a> {
+impl<'a> QuotedText<'a> {
     /// What it stands for; `room` is where it is written to, if need be.
     #[inline]
     pub(crate) fn text<'r>(&self, room: &'r mut String) -> Option<&'r str>

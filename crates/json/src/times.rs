@@ -25,13 +25,13 @@ const LEAP_SECOND: Why = "is a leap second";
 const TOO_FAR: Why = "is too far from 1970";
 
 /// A row whose text is no value of the type, and why.
-pub(crate) struct Unread {
+pub(crate) struct UnreadableTime {
     pub(crate) row: usize,
     pub(crate) why: Why,
 }
 
 /// A column of texts as one of dates or times; `None` for other types.
-pub(crate) fn parsed(texts: &StringArray, kind: &DataType) -> Option<Result<ArrayRef, Unread>> {
+pub(crate) fn parsed(texts: &StringArray, kind: &DataType) -> Option<Result<ArrayRef, UnreadableTime>> {
     Some(match kind {
         DataType::Date32 => column::<Date32Type>(texts, kind, date),
         DataType::Date64 => column::<Date64Type>(texts, kind, date_ms),
@@ -77,7 +77,11 @@ pub(crate) fn second_digits(kind: &DataType) -> Option<usize> {
     }
 }
 
-fn timestamps<T: ArrowTimestampType>(texts: &StringArray, kind: &DataType, zone: &Tz) -> Result<ArrayRef, Unread> {
+fn timestamps<T: ArrowTimestampType>(
+    texts: &StringArray,
+    kind: &DataType,
+    zone: &Tz,
+) -> Result<ArrayRef, UnreadableTime> {
     column::<T>(texts, kind, |text| timestamp(text, zone, T::UNIT))
 }
 
@@ -85,9 +89,9 @@ fn column<T: ArrowPrimitiveType>(
     texts: &StringArray,
     kind: &DataType,
     parse: impl Fn(&str) -> Result<T::Native, Why>,
-) -> Result<ArrayRef, Unread> {
+) -> Result<ArrayRef, UnreadableTime> {
     let value = |(row, text): (usize, Option<&str>)| {
-        text.map(|text| parse(text.trim_ascii()).map_err(|why| Unread { row, why })).transpose()
+        text.map(|text| parse(text.trim_ascii()).map_err(|why| UnreadableTime { row, why })).transpose()
     };
     let values: PrimitiveArray<T> = texts.iter().enumerate().map(value).collect::<Result<_, _>>()?;
     Ok(Arc::new(values.with_data_type(kind.clone())))

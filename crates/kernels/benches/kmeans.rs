@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 use tidemill_kernels::{
-    Element, Isa,
-    kmeans::{Algorithm, Fit, Rows},
+    FloatElement, Isa,
+    kmeans::{KmeansAlgorithm, KmeansFit, PointRows},
     pool::{Pool, PoolConfig},
 };
 
@@ -15,7 +15,7 @@ struct Options {
     threads: usize,
     steps: usize,
     isa: Isa,
-    algorithm: Option<Algorithm>,
+    algorithm: Option<KmeansAlgorithm>,
     tiny: bool,
 }
 
@@ -47,7 +47,7 @@ fn main() {
     }
 }
 
-fn run<T: Element>(options: &Options, n: usize, d: usize, k: usize, blobs: bool) {
+fn run<T: FloatElement>(options: &Options, n: usize, d: usize, k: usize, blobs: bool) {
     let mut state = 1u64;
     let mut uniform = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -62,19 +62,19 @@ fn run<T: Element>(options: &Options, n: usize, d: usize, k: usize, blobs: bool)
         })
         .collect();
     let shift = vec![T::from_f64(0.5); d];
-    let rows = Rows::new(&x, &shift, None);
+    let rows = PointRows::new(&x, &shift, None);
     let pool = Pool::new(PoolConfig { threads: options.threads, ..PoolConfig::default() });
     let start: Vec<f64> = (0..k * d).map(|i| x[i / d * (n / k) * d + i % d].to_f64() - 0.5).collect();
-    for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly, Algorithm::Tree] {
-        let many = algorithm == Algorithm::Lloyd && d < 5 && k > 100;
+    for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly, KmeansAlgorithm::Tree] {
+        let many = algorithm == KmeansAlgorithm::Lloyd && d < 5 && k > 100;
         if options.algorithm.is_some_and(|only| only != algorithm) {
             continue;
         }
-        if algorithm == Algorithm::Tree && d > Algorithm::TREE_FEATURES_MAX {
+        if algorithm == KmeansAlgorithm::Tree && d > KmeansAlgorithm::TREE_FEATURES_MAX {
             continue;
         }
         let begin = Instant::now();
-        let mut fit = Fit::new(&pool, options.isa, rows, k, algorithm);
+        let mut fit = KmeansFit::new(&pool, options.isa, rows, k, algorithm);
         let build = begin.elapsed().as_secs_f64();
         let mut centres = start.clone();
         let steps = if many { options.steps.min(5) } else { options.steps };

@@ -5,7 +5,7 @@
 use std::time::Instant;
 use tidemill_kernels::{
     Isa,
-    mds::{Coefficients, Distances, Pass, Storage, guttman, laplacian},
+    mds::{CellStorage, DistanceBlock, GuttmanPass, LaplacianCoefficients, guttman, laplacian},
     pool::{Pool, PoolConfig},
 };
 
@@ -34,7 +34,7 @@ fn main() {
         let positions: Vec<f64> = (0..n * 3).map(|_| uniform()).collect();
         let vectors: Vec<f32> = (0..n * 10).map(|_| uniform() as f32).collect();
         let weights = vec![1.0; n];
-        let best = |name: &str, distances: &Distances, work: &mut dyn FnMut(&Distances)| {
+        let best = |name: &str, distances: &DistanceBlock, work: &mut dyn FnMut(&DistanceBlock)| {
             let seconds = (0..passes)
                 .map(|_| {
                     let begin = Instant::now();
@@ -47,21 +47,23 @@ fn main() {
             println!("{n:>6} {name:>10} {:>9.3} ms  {pairs:.2} G pairs/s  {rate:.1} GB/s", seconds * 1e3);
         };
         let mut out = vec![0.0; n * 4];
-        let pass = Pass { rows: &positions, columns: &positions, k: 3, weights: Some(&weights), shift: 0.0 };
-        for (name, storage) in [("float32", Storage::F32), ("float16", Storage::F16), ("fixed16", Storage::Fixed16)] {
-            let mut distances = Distances::new(n, n, Some(0), storage);
+        let pass = GuttmanPass { rows: &positions, columns: &positions, k: 3, weights: Some(&weights), shift: 0.0 };
+        for (name, storage) in
+            [("float32", CellStorage::F32), ("float16", CellStorage::F16), ("fixed16", CellStorage::Fixed16)]
+        {
+            let mut distances = DistanceBlock::new(n, n, Some(0), storage);
             let row: Vec<f64> = (0..n).map(|_| uniform()).collect();
             for i in 0..n {
                 distances.fill(&pool, i, &row, 1.0);
             }
             best(name, &distances, &mut |distances| guttman(&pool, isa, distances, pass, &mut out));
-            if storage == Storage::F32 {
+            if storage == CellStorage::F32 {
                 best("squares", &distances, &mut |distances| {
-                    laplacian(&pool, isa, distances, Coefficients::Squares, &positions, &mut out);
+                    laplacian(&pool, isa, distances, LaplacianCoefficients::Squares, &positions, &mut out);
                 });
             }
         }
-        let distances = Distances::of_vectors(&vectors, &vectors, 10, Some(0));
+        let distances = DistanceBlock::of_vectors(&vectors, &vectors, 10, Some(0));
         best("vectors", &distances, &mut |distances| guttman(&pool, isa, distances, pass, &mut out));
     }
 }

@@ -23,4 +23,4 @@ mod random;
 pub mod simd;
 mod sync;
 
-pub use simd::{Element, Isa};
+pub use simd::{FloatElement, Isa};

@@ -7,13 +7,13 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A list of fixed length that begins on a cache line, so that vectors do not straddle two; large ones on a huge page.
 #[derive(Debug, Default)]
-pub(crate) struct Aligned<T> {
+pub(crate) struct AlignedBuffer<T> {
     memory: Vec<T>,
     start: usize,
     len: usize,
 }
 
-impl<T: Copy + Default> Aligned<T> {
+impl<T: Copy + Default> AlignedBuffer<T> {
     /// `len` default values. Where those are zero bits, large memory is not touched yet.
     pub(crate) fn zeroed(len: usize) -> Self {
         let bytes = len * size_of::<T>();
@@ -24,7 +24,7 @@ impl<T: Copy + Default> Aligned<T> {
         // The memory of a `Vec` does not move with the `Vec`.
         let past = memory.as_ptr().addr() % align;
         let start = (align - past) % align / size_of::<T>();
-        Aligned { memory, start, len }
+        AlignedBuffer { memory, start, len }
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ mod sync {
 #[path = "../src/pool/gate.rs"]
 mod gate;
 
-use gate::Gate;
+use gate::ThreadGate;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -19,7 +19,7 @@ use loom::thread;
 #[test]
 fn no_wake_up_is_lost() {
     loom::model(|| {
-        let gate = Arc::new(Gate::new());
+        let gate = Arc::new(ThreadGate::new());
         let waiters: Vec<_> = (0..2)
             .map(|_| {
                 let gate = Arc::clone(&gate);
@@ -37,7 +37,7 @@ fn no_wake_up_is_lost() {
 #[test]
 fn an_advance_publishes() {
     loom::model(|| {
-        let gate = Arc::new(Gate::new());
+        let gate = Arc::new(ThreadGate::new());
         let cell = Arc::new(loom::cell::UnsafeCell::new(0));
         let writer = {
             let (gate, cell) = (Arc::clone(&gate), Arc::clone(&cell));

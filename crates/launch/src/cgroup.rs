@@ -41,7 +41,7 @@ pub fn memory_limit() -> Option<(&'static str, u64)> {
 
 /// How many processes the kernel has killed because there was no memory left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kills {
+pub struct OomKills {
     /// In this process's own group, or those within it.
     group: u64,
     /// On the whole machine, other containers included.
@@ -50,14 +50,14 @@ pub struct Kills {
 
 /// Where memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Killed {
+pub enum OomScope {
     /// In this process's group: its limit, and the file that says so; `None` where only the machine limits it.
     Here(Option<(&'static str, u64)>),
     /// Somewhere on the machine.
     Somewhere,
 }
 
-impl Kills {
+impl OomKills {
     /// Those up to now. What the system does not tell counts as none.
     pub fn now() -> Self {
         let of_group = folders().into_iter().find_map(|folder| {
@@ -65,15 +65,15 @@ impl Kills {
             read("memory.events").or_else(|| read("memory.oom_control"))
         });
         let of_machine = read_to_string("/proc/vmstat").ok().and_then(|text| count(&text));
-        Kills { group: of_group.unwrap_or(0), machine: of_machine.unwrap_or(0) }
+        OomKills { group: of_group.unwrap_or(0), machine: of_machine.unwrap_or(0) }
     }
 
     /// Where the kernel has killed for memory since `self`, up to `now`.
-    pub fn until(self, now: Self, limit: Option<(&'static str, u64)>) -> Option<Killed> {
+    pub fn until(self, now: Self, limit: Option<(&'static str, u64)>) -> Option<OomScope> {
         if now.group > self.group {
-            return Some(Killed::Here(limit));
+            return Some(OomScope::Here(limit));
         }
-        (now.machine > self.machine).then_some(Killed::Somewhere)
+        (now.machine > self.machine).then_some(OomScope::Somewhere)
     }
 }
 
@@ -97,11 +97,11 @@ mod tests {
     /// A kill in another container must not be told as one of this job's limit.
     #[test]
     fn only_new_kills_count_and_the_own_group_comes_first() {
-        let at = |group, machine| Kills { group, machine };
+        let at = |group, machine| OomKills { group, machine };
         let limit = Some(("memory.max", 1000));
         assert_eq!(at(2, 5).until(at(2, 5), limit), None);
-        assert_eq!(at(2, 5).until(at(2, 6), limit), Some(Killed::Somewhere));
-        assert_eq!(at(2, 5).until(at(3, 6), limit), Some(Killed::Here(limit)));
-        assert_eq!(at(2, 5).until(at(3, 6), None), Some(Killed::Here(None)));
+        assert_eq!(at(2, 5).until(at(2, 6), limit), Some(OomScope::Somewhere));
+        assert_eq!(at(2, 5).until(at(3, 6), limit), Some(OomScope::Here(limit)));
+        assert_eq!(at(2, 5).until(at(3, 6), None), Some(OomScope::Here(None)));
     }
 }

@@ -16,7 +16,7 @@ const LIBRARY_THREADS: [&str; 5] =
     ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 /// What is the same for every worker of a job.
-pub struct Contract {
+pub struct JobContract {
     /// Names the job.
     pub job: String,
     /// Number of workers.
@@ -28,7 +28,7 @@ pub struct Contract {
     common: Vec<(&'static str, OsString)>,
 }
 
-impl Contract {
+impl JobContract {
     /// A new job with a name and a secret of its own; `restart` counts the failed ones before it.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ mod tests {
 
     fn environment(rank: usize) -> Vec<(&'static str, OsString)> {
         let options = JobOptions { workers: Some(3), threads: Some(2), ..JobOptions::default() };
-        let contract = Contract::new(&options, 0).expect("the system has random numbers");
+        let contract = JobContract::new(&options, 0).expect("the system has random numbers");
         contract.environment(rank, ([127, 0, 0, 1], 4000).into(), None, Path::new("/c"))
     }
 
@@ -144,7 +144,7 @@ mod tests {
         let allowed = Machine::here().allowed();
         for size in 1..=allowed.len() {
             let options = JobOptions { workers: Some(size), ..JobOptions::default() };
-            let contract = Contract::new(&options, 0).expect("the system has random numbers");
+            let contract = JobContract::new(&options, 0).expect("the system has random numbers");
             let shares: Vec<CpuSet> =
                 (0..size).map(|rank| contract.cores(rank).expect("there are enough cores")).collect();
             let all: CpuSet = shares.iter().flat_map(CpuSet::iter).collect();
@@ -153,7 +153,7 @@ mod tests {
             assert!(all.iter().all(|cpu| allowed.contains(cpu)));
         }
         let unbound = JobOptions { workers: Some(1), no_bind: true, ..JobOptions::default() };
-        assert!(Contract::new(&unbound, 0).expect("the system has random numbers").cores(0).is_none());
+        assert!(JobContract::new(&unbound, 0).expect("the system has random numbers").cores(0).is_none());
     }
 
     /// Two jobs that shared a name or a secret could join each other.

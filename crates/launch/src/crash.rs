@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::policy::Report;
+use crate::policy::FailureReport;
 
 /// A traceback longer than this is cut: the file is written by a program we know nothing about.
 const REPORT_BYTES_MAX: u64 = 4 << 20;
 
 /// What one worker left.
 #[derive(Debug)]
-pub struct Crash {
+pub struct CrashReport {
     /// How it came about.
-    pub report: Report,
+    pub report: FailureReport,
     /// The last line of the traceback.
     pub summary: String,
     /// The whole traceback.
@@ -50,17 +50,17 @@ impl CrashDir {
     }
 
     /// What `rank` left, if it left something readable.
-    pub fn read(&self, rank: usize) -> Option<Crash> {
+    pub fn read(&self, rank: usize) -> Option<CrashReport> {
         let mut text = String::new();
         let file = fs::File::open(self.path.join(format!("rank-{rank}.json"))).ok()?;
         file.take(REPORT_BYTES_MAX).read_to_string(&mut text).ok()?;
         let value: Value = serde_json::from_str(&text).ok()?;
         let field = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let report = match value.get("kind")?.as_str()? {
-            "peer_failed" => Report::PeerFailed,
-            _ => Report::Error,
+            "peer_failed" => FailureReport::PeerFailed,
+            _ => FailureReport::Error,
         };
-        Some(Crash { report, summary: field("summary"), traceback: field("traceback") })
+        Some(CrashReport { report, summary: field("summary"), traceback: field("traceback") })
     }
 }
 
@@ -86,8 +86,8 @@ mod tests {
         write(3, "\u{fffd}");
         write(4, "[]");
         let crash = folder.read(0).expect("sound");
-        assert_eq!((crash.report, crash.summary.as_str()), (Report::Error, "ValueError: x"));
-        assert_eq!(folder.read(1).expect("sound").report, Report::PeerFailed);
+        assert_eq!((crash.report, crash.summary.as_str()), (FailureReport::Error, "ValueError: x"));
+        assert_eq!(folder.read(1).expect("sound").report, FailureReport::PeerFailed);
         assert!((2..6).all(|rank| folder.read(rank).is_none()));
         let path = folder.path().to_owned();
         drop(folder);

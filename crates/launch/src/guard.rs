@@ -20,12 +20,12 @@ use nix::unistd::{ForkResult, Pid, fork};
 const FAREWELL: i32 = 0;
 
 /// The launcher's end.
-pub struct Guard {
+pub struct LaunchGuard {
     pipe: File,
     process: Pid,
 }
 
-impl Guard {
+impl LaunchGuard {
     /// Starts the guard of a job whose only files are those in `crash_dir`: shared memory has no names.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for LaunchGuard {
     fn drop(&mut self) {
         self.tell(FAREWELL);
         while waitpid(self.process, None) == Err(Errno::EINTR) {}

@@ -20,17 +20,17 @@ use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::Pid;
 
 use crate::apps::App;
-use crate::cgroup::{self, Kills};
-use crate::crash::{Crash, CrashDir};
-use crate::guard::Guard;
-use crate::lines::Stream;
+use crate::cgroup::{self, OomKills};
+use crate::crash::{CrashDir, CrashReport};
+use crate::guard::LaunchGuard;
+use crate::lines::OutputStream;
 use crate::options::{self, JobOptions};
-use crate::policy::{Action, Event, Exit, Grace, Policy, Report};
-use crate::restarts::Restarts;
-use crate::signals::{self, Signals};
-use crate::sink::Sink;
-use crate::terminal::Keyboard;
-use crate::worker::{self, Input, Program, Setting, StartError};
+use crate::policy::{FailureReport, GracePeriods, JobEvent, JobPolicy, PolicyAction, WorkerExit};
+use crate::restarts::RestartHistory;
+use crate::signals::{self, SignalPipe};
+use crate::sink::OutputSink;
+use crate::terminal::KeyboardInput;
+use crate::worker::{self, StartError, StdinSource, WorkerProgram, WorkerSetting};
 use crate::{contract, notes};
 
 /// Bytes read from a worker at once.
@@ -62,7 +62,7 @@ pub fn run_app(options: &JobOptions, app: &App, args: Vec<OsString>, python: &Pa
 
 /// Runs `command` as a job and returns its exit code.
 pub fn run(options: &JobOptions, command: &[OsString], python: &Path) -> i32 {
-    match Program::find(command, python).and_then(|program| run_again(options, &program)) {
+    match WorkerProgram::find(command, python).and_then(|program| run_again(options, &program)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("tidemill: {error}");
@@ -72,14 +72,14 @@ pub fn run(options: &JobOptions, command: &[OsString], python: &Path) -> i32 {
 }
 
 /// Runs the job, and after a failure of its workers all of it again, as often as the options allow.
-fn run_again(options: &JobOptions, program: &Program) -> Result<i32, StartError> {
+fn run_again(options: &JobOptions, program: &WorkerProgram) -> Result<i32, StartError> {
     // Longer than any one of the jobs: a signal between two of them is heard too.
-    let signals = Signals::catch().map_err(|e| StartError::System { what: "catch signals", source: e.into() })?;
-    let mut restarts = Restarts::new(options.restarts);
+    let signals = SignalPipe::catch().map_err(|e| StartError::System { what: "catch signals", source: e.into() })?;
+    let mut restarts = RestartHistory::new(options.restarts);
     let mut started = 0;
     loop {
         let begin = Instant::now();
-        let (code, failed) = Job::start(options, started, program, &signals)?.supervise();
+        let (code, failed) = JobLoop::start(options, started, program, &signals)?.supervise();
         let Some(pause) = restarts.after(begin.elapsed()).filter(|_| failed) else {
             return Ok(code);
         };
@@ -94,57 +94,62 @@ fn run_again(options: &JobOptions, program: &Program) -> Result<i32, StartError>
     }
 }
 
-struct Worker {
+struct WorkerProcess {
     child: Child,
     group: Pid,
-    exit: Option<Exit>,
+    exit: Option<WorkerExit>,
     /// Whether the process group still has members; the worker itself is one until it is reaped.
     group_lives: bool,
-    crash: Option<Crash>,
-    outputs: [Option<Output>; 2],
+    crash: Option<CrashReport>,
+    outputs: [Option<WorkerOutput>; 2],
 }
 
 /// Standard output or error of one worker.
-struct Output {
+struct WorkerOutput {
     pipe: OwnedFd,
-    stream: Stream,
+    stream: OutputStream,
     sink: usize,
 }
 
-struct Job<'a> {
-    guard: Guard,
+struct JobLoop<'a> {
+    guard: LaunchGuard,
     crashes: CrashDir,
-    workers: Vec<Worker>,
-    sinks: Vec<Sink>,
+    workers: Vec<WorkerProcess>,
+    sinks: Vec<OutputSink>,
     stderr_sink: usize,
-    keyboard: Option<Keyboard>,
-    policy: Policy,
+    keyboard: Option<KeyboardInput>,
+    policy: JobPolicy,
     show_prefix: bool,
     drain_until: Option<Instant>,
     killed_at: Option<Instant>,
     noted: bool,
     /// Processes that the kernel had killed for memory before the job began.
-    kills: Kills,
+    kills: OomKills,
     /// When an output last took something.
     last_write: Instant,
-    signals: &'a Signals,
+    signals: &'a SignalPipe,
 }
 
-impl<'a> Job<'a> {
+impl<'a> JobLoop<'a> {
     /// The job's workers, for the first time or once more after `restart` failures.
-    fn start(options: &JobOptions, restart: u32, program: &Program, signals: &'a Signals) -> Result<Self, StartError> {
+    fn start(
+        options: &JobOptions,
+        restart: u32,
+        program: &WorkerProgram,
+        signals: &'a SignalPipe,
+    ) -> Result<Self, StartError> {
         let system = |what| move |source: io::Error| StartError::System { what, source };
         set_child_subreaper(true).map_err(|error| system("become a subreaper")(error.into()))?;
-        let contract = contract::Contract::new(options, restart).map_err(system("prepare the job"))?;
+        let contract = contract::JobContract::new(options, restart).map_err(system("prepare the job"))?;
         let crashes = CrashDir::create(&contract.job).map_err(system("make a temporary folder"))?;
-        let guard = Guard::start(crashes.path()).map_err(|e| system("start the guard")(e.into()))?;
+        let guard = LaunchGuard::start(crashes.path()).map_err(|e| system("start the guard")(e.into()))?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(system("listen on the loopback address"))?;
         let root = listener.local_addr().map_err(system("listen on the loopback address"))?;
         let open_files = make_room_for_files(contract.size);
 
-        let (sinks, sink_of) = Sink::standard();
+        let (sinks, sink_of) = OutputSink::standard();
         let show_prefix = !options.no_prefix;
-        let grace = Grace {
+        let grace = GracePeriods {
             failure: options.grace.unwrap_or(Duration::from_secs(2)),
             signal: options.grace.unwrap_or(Duration::from_secs(10)),
         };
@@ -155,30 +160,30 @@ impl<'a> Job<'a> {
             sinks,
             stderr_sink: sink_of[1],
             keyboard: None,
-            policy: Policy::new(contract.size, grace),
+            policy: JobPolicy::new(contract.size, grace),
             show_prefix,
             drain_until: None,
             killed_at: None,
             noted: false,
-            kills: Kills::now(),
+            kills: OomKills::now(),
             last_write: Instant::now(),
             signals,
         };
-        let at_terminal = Keyboard::is_terminal();
+        let at_terminal = KeyboardInput::is_terminal();
         for rank in 0..contract.size {
             let input = match rank {
-                0 if at_terminal => Input::Pipe,
-                0 => Input::Inherit,
-                _ => Input::Null,
+                0 if at_terminal => StdinSource::Pipe,
+                0 => StdinSource::Inherit,
+                _ => StdinSource::Null,
             };
             let listener = (rank == 0).then(|| listener.as_fd());
             let environment = contract.environment(rank, root, listener, job.crashes.path());
             let cores = contract.cores(rank);
-            let setting = Setting { environment: &environment, input, listener, open_files, cores };
+            let setting = WorkerSetting { environment: &environment, input, listener, open_files, cores };
             // On an error the job is dropped, which kills and reaps the workers started so far.
             let mut child = worker::start(program, &setting)?;
             if let Some(stdin) = child.stdin.take() {
-                job.keyboard = Some(Keyboard::new(stdin));
+                job.keyboard = Some(KeyboardInput::new(stdin));
             }
             job.add(rank, child, sink_of);
         }
@@ -196,9 +201,9 @@ impl<'a> Job<'a> {
             let kind = kind.next().expect("two pipes");
             let sink = sink_of[kind];
             let prefix = if self.show_prefix { notes::prefix(rank, &self.sinks[sink]) } else { Vec::new() };
-            pipe.map(|pipe| Output { pipe, stream: Stream::new(2 * rank + kind, prefix), sink })
+            pipe.map(|pipe| WorkerOutput { pipe, stream: OutputStream::new(2 * rank + kind, prefix), sink })
         });
-        self.workers.push(Worker { child, group, exit: None, group_lives: true, crash: None, outputs });
+        self.workers.push(WorkerProcess { child, group, exit: None, group_lives: true, crash: None, outputs });
     }
 
     /// The event loop. Returns the exit code, and whether it is one of a failure that nobody asked for.
@@ -227,14 +232,14 @@ impl<'a> Job<'a> {
             for sink in ready.sinks {
                 self.last_write = now;
                 if self.sinks[sink].write().is_err() {
-                    self.happens(now, Event::OutputClosed);
+                    self.happens(now, JobEvent::OutputClosed);
                 }
             }
             self.show_old_beginnings(now);
             if self.policy.live() == 0 {
                 self.look_at_groups(now);
             }
-            self.happens(now, Event::Tick);
+            self.happens(now, JobEvent::Tick);
         }
     }
 
@@ -247,12 +252,12 @@ impl<'a> Job<'a> {
             self.last_write = now;
         }
         if self.drain_until.is_none() || self.sinks.iter().any(|sink| !sink.has_room()) {
-            self.policy.handle(now, Event::AllGone);
+            self.policy.handle(now, JobEvent::AllGone);
             self.drain_until = Some(now + DRAIN);
         }
         // Whoever interrupts a job whose output nobody reads (a pager, say) does not want to wait for the reader.
         if self.policy.was_signalled() && now >= self.last_write + DRAIN {
-            self.sinks.iter_mut().for_each(Sink::abandon);
+            self.sinks.iter_mut().for_each(OutputSink::abandon);
         }
         if self.drain_until.is_some_and(|until| now >= until) {
             for output in self.workers.iter_mut().flat_map(|worker| &mut worker.outputs) {
@@ -264,7 +269,7 @@ impl<'a> Job<'a> {
         }
         if !std::mem::replace(&mut self.noted, true) {
             let crashes: Vec<_> = self.workers.iter().map(|worker| (worker.exit, worker.crash.as_ref())).collect();
-            let killed = self.kills.until(Kills::now(), cgroup::memory_limit());
+            let killed = self.kills.until(OomKills::now(), cgroup::memory_limit());
             let sink = &mut self.sinks[self.stderr_sink];
             for line in notes::farewell(&self.policy, &crashes, killed, |rank| {
                 if self.show_prefix { notes::prefix(rank, sink) } else { Vec::new() }
@@ -272,26 +277,26 @@ impl<'a> Job<'a> {
                 self.sinks[self.stderr_sink].note(&line);
             }
         }
-        !self.sinks.iter().any(Sink::wants_write)
+        !self.sinks.iter().any(OutputSink::wants_write)
     }
 
-    fn wait(&self, now: Instant) -> Ready {
-        let mut what = vec![Source::Signals];
+    fn wait(&self, now: Instant) -> ReadySources {
+        let mut what = vec![PollSource::Signals];
         let mut fds = vec![PollFd::new(self.signals.fd(), PollFlags::POLLIN)];
         for (index, sink) in self.sinks.iter().enumerate().filter(|(_, sink)| sink.wants_write()) {
-            what.push(Source::Sink(index));
+            what.push(PollSource::Sink(index));
             fds.push(PollFd::new(sink.fd(), PollFlags::POLLOUT));
         }
         for (rank, worker) in self.workers.iter().enumerate() {
             for (kind, output) in worker.outputs.iter().enumerate() {
                 if let Some(output) = output.as_ref().filter(|output| self.sinks[output.sink].has_room()) {
-                    what.push(Source::Output(rank, kind));
+                    what.push(PollSource::Output(rank, kind));
                     fds.push(PollFd::new(output.pipe.as_fd(), PollFlags::POLLIN));
                 }
             }
         }
-        for (fd, flags) in self.keyboard.iter().flat_map(Keyboard::wants) {
-            what.push(Source::Keyboard(flags));
+        for (fd, flags) in self.keyboard.iter().flat_map(KeyboardInput::wants) {
+            what.push(PollSource::Keyboard(flags));
             fds.push(PollFd::new(fd, flags));
         }
         let timeout = self.next_deadline(now).map_or(PollTimeout::NONE, |deadline| {
@@ -299,7 +304,7 @@ impl<'a> Job<'a> {
             let millis = deadline.saturating_duration_since(now).as_millis() + 1;
             PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
         });
-        let mut ready = Ready::default();
+        let mut ready = ReadySources::default();
         match poll(&mut fds, timeout) {
             Ok(_) => {}
             // The signal's byte is in the pipe: the next round finds it.
@@ -309,10 +314,10 @@ impl<'a> Job<'a> {
         for (source, fd) in what.into_iter().zip(&fds) {
             if fd.any() == Some(true) {
                 match source {
-                    Source::Signals => ready.signals = true,
-                    Source::Sink(index) => ready.sinks.push(index),
-                    Source::Output(rank, kind) => ready.outputs.push((rank, kind)),
-                    Source::Keyboard(flags) => ready.keyboard.push(flags),
+                    PollSource::Signals => ready.signals = true,
+                    PollSource::Sink(index) => ready.sinks.push(index),
+                    PollSource::Output(rank, kind) => ready.outputs.push((rank, kind)),
+                    PollSource::Keyboard(flags) => ready.keyboard.push(flags),
                 }
             }
         }
@@ -338,13 +343,13 @@ impl<'a> Job<'a> {
                 self.signal_groups(Signal::SIGCONT);
             }
             passing if signals::PASSING.contains(&passing) => self.signal_groups(passing),
-            ending => self.happens(now, Event::Stop(ending)),
+            ending => self.happens(now, JobEvent::Stop(ending)),
         }
     }
 
-    fn happens(&mut self, now: Instant, event: Event) {
-        let Some(Action::Signal(signal)) = self.policy.handle(now, event) else { return };
-        if signal == Signal::SIGKILL && matches!(event, Event::Tick) {
+    fn happens(&mut self, now: Instant, event: JobEvent) {
+        let Some(PolicyAction::Signal(signal)) = self.policy.handle(now, event) else { return };
+        if signal == Signal::SIGKILL && matches!(event, JobEvent::Tick) {
             let late: Vec<usize> = (0..self.workers.len()).filter(|&rank| self.workers[rank].group_lives).collect();
             let note = notes::killed(&late, late.iter().all(|&rank| self.workers[rank].exit.is_some()));
             self.sinks[self.stderr_sink].note(&note);
@@ -376,7 +381,7 @@ impl<'a> Job<'a> {
             if pid <= 0 {
                 return;
             }
-            let of_pid = |worker: &Worker| worker.group.as_raw() == pid && worker.exit.is_none();
+            let of_pid = |worker: &WorkerProcess| worker.group.as_raw() == pid && worker.exit.is_none();
             if let Some(rank) = self.workers.iter().position(of_pid) {
                 self.ended(rank, ExitStatus::from_raw(status), now);
             }
@@ -387,16 +392,16 @@ impl<'a> Job<'a> {
     fn ended(&mut self, rank: usize, status: ExitStatus, now: Instant) {
         let worker = &mut self.workers[rank];
         let exit = match (status.code(), status.signal()) {
-            (Some(code), _) => Exit::Code(code),
-            (None, signal) => Exit::Signal(signal.unwrap_or_default()),
+            (Some(code), _) => WorkerExit::Code(code),
+            (None, signal) => WorkerExit::Signal(signal.unwrap_or_default()),
         };
         worker.exit = Some(exit);
-        if exit != Exit::Code(0) {
+        if exit != WorkerExit::Code(0) {
             worker.crash = self.crashes.read(rank);
         }
-        let report = worker.crash.as_ref().map_or(Report::None, |crash| crash.report);
+        let report = worker.crash.as_ref().map_or(FailureReport::None, |crash| crash.report);
         self.look_at_groups(now);
-        self.happens(now, Event::Exited { rank, exit, report });
+        self.happens(now, JobEvent::Exited { rank, exit, report });
     }
 
     /// Finds the groups that have become empty. Right after its worker was reaped, so that the number is not reused
@@ -434,7 +439,7 @@ impl<'a> Job<'a> {
     }
 }
 
-impl Drop for Job<'_> {
+impl Drop for JobLoop<'_> {
     /// However this ends (also by a panic), no process of the job stays.
     fn drop(&mut self) {
         self.signal_groups(Signal::SIGKILL);
@@ -445,7 +450,7 @@ impl Drop for Job<'_> {
     }
 }
 
-enum Source {
+enum PollSource {
     Signals,
     Sink(usize),
     Output(usize, usize),
@@ -453,7 +458,7 @@ enum Source {
 }
 
 #[derive(Default)]
-struct Ready {
+struct ReadySources {
     signals: bool,
     sinks: Vec<usize>,
     outputs: Vec<(usize, usize)>,

@@ -49,7 +49,7 @@ use std::path::PathBuf;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-use options::Request;
+use options::CliRequest;
 
 /// The version of Tidemill, as `tidemill --version` prints it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -73,9 +73,9 @@ pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
         }
     };
     match request {
-        Request::Run(run) => job::run(&run.options, &run.command, &python),
-        Request::App(app, app_args) => job::run_app(&app_args.options, app, app_args.args, &python),
-        Request::Info(mut info) if info.job => {
+        CliRequest::Run(run) => job::run(&run.options, &run.command, &python),
+        CliRequest::App(app, app_args) => job::run_app(&app_args.options, app, app_args.args, &python),
+        CliRequest::Info(mut info) if info.job => {
             // A measurement between workers needs two.
             info.options.workers.get_or_insert(2);
             // Only one of them has something to say, which may be JSON for another program.
@@ -83,7 +83,7 @@ pub fn main(args: Vec<OsString>, python: PathBuf) -> i32 {
             let args = if info.json { vec!["--json".into()] } else { vec![] };
             job::run_app(&info.options, apps::JOB_INFO, args, &python)
         }
-        Request::Info(info) => info::print(info.json),
+        CliRequest::Info(info) => info::print(info.json),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Whole lines of many workers on one output, each with its rank in front.
 //!
-//! A `Stream` is one worker's stdout or stderr; it hands its bytes to a `Lines`, which appends what may be shown to the
-//! bytes waiting for one output. Files and pipes only ever get whole lines, however late their ends come. A terminal
-//! also gets the beginning of a line once it is a little old (a question, say), and a progress bar that redraws itself
-//! with `\r` keeps redrawing in one row while lines of others pass above it.
+//! An `OutputStream` is one worker's stdout or stderr; it hands its bytes to an `OutputLines`, which appends what may
+//! be shown to the bytes waiting for one output. Files and pipes only ever get whole lines, however late their ends
+//! come. A terminal also gets the beginning of a line once it is a little old (a question, say), and a progress bar
+//! that redraws itself with `\r` keeps redrawing in one row while lines of others pass above it.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,14 @@ const LINE_BYTES_MAX: usize = 16 << 20;
 const PARTIAL_AGE: Duration = Duration::from_millis(100);
 
 /// One stream of one worker.
-pub struct Stream {
+pub struct OutputStream {
     id: usize,
     prefix: Vec<u8>,
     partial: Vec<u8>,
     partial_since: Option<Instant>,
 }
 
-impl Stream {
+impl OutputStream {
     /// A stream with a number of its own, whose lines begin with `prefix`.
     pub fn new(id: usize, prefix: Vec<u8>) -> Self {
         Self { id, prefix, partial: Vec::new(), partial_since: None }
@@ -32,7 +32,7 @@ impl Stream {
 
 /// Where the last byte shown left the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Column {
+enum OutputColumn {
     /// At the beginning of a row.
     Start,
     /// Within a line of this stream. `redrawn`: the row holds a progress bar; `returned`: the last byte was its `\r`.
@@ -40,19 +40,19 @@ enum Column {
 }
 
 /// The lines of one output.
-pub struct Lines {
+pub struct OutputLines {
     terminal: bool,
-    column: Column,
+    column: OutputColumn,
 }
 
-impl Lines {
+impl OutputLines {
     /// An empty output; a `terminal` also shows lines that are not yet whole.
     pub fn new(terminal: bool) -> Self {
-        Self { terminal, column: Column::Start }
+        Self { terminal, column: OutputColumn::Start }
     }
 
     /// Takes `bytes` of `stream` and appends what may be shown now to `out`.
-    pub fn accept(&mut self, stream: &mut Stream, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
+    pub fn accept(&mut self, stream: &mut OutputStream, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
         let mut rest = bytes;
         while let Some(end) = memchr(b'\n', rest) {
             let (line, next) = rest.split_at(end + 1);
@@ -75,21 +75,21 @@ impl Lines {
     }
 
     /// The beginning of a line that is old enough goes to a terminal.
-    pub fn age(&mut self, stream: &mut Stream, now: Instant, out: &mut Vec<u8>) {
+    pub fn age(&mut self, stream: &mut OutputStream, now: Instant, out: &mut Vec<u8>) {
         if self.ripe_at(stream).is_some_and(|ripe| now >= ripe) {
             self.put_partial(stream, out);
         }
     }
 
-    /// When [`Lines::age`] will have something to do.
-    pub fn ripe_at(&self, stream: &Stream) -> Option<Instant> {
+    /// When [`OutputLines::age`] will have something to do.
+    pub fn ripe_at(&self, stream: &OutputStream) -> Option<Instant> {
         stream.partial_since.filter(|_| self.terminal).map(|since| since + PARTIAL_AGE)
     }
 
     /// The stream has ended: its last line is shown even without its end.
-    pub fn finish(&mut self, stream: &mut Stream, out: &mut Vec<u8>) {
+    pub fn finish(&mut self, stream: &mut OutputStream, out: &mut Vec<u8>) {
         self.put_partial(stream, out);
-        let ours = matches!(self.column, Column::Within { stream: id, .. } if id == stream.id);
+        let ours = matches!(self.column, OutputColumn::Within { stream: id, .. } if id == stream.id);
         // Without prefixes the bytes of a single worker arrive exactly as they were written.
         if ours && !stream.prefix.is_empty() {
             self.end_row(out);
@@ -101,7 +101,7 @@ impl Lines {
         self.put(usize::MAX, b"", line, out);
     }
 
-    fn put_partial(&mut self, stream: &mut Stream, out: &mut Vec<u8>) {
+    fn put_partial(&mut self, stream: &mut OutputStream, out: &mut Vec<u8>) {
         stream.partial_since = None;
         if !stream.partial.is_empty() {
             let partial = std::mem::take(&mut stream.partial);
@@ -121,11 +121,11 @@ impl Lines {
             _ => (bytes, false),
         };
         match self.column {
-            Column::Within { stream, .. } if stream == id => {}
+            OutputColumn::Within { stream, .. } if stream == id => {}
             _ => {
                 self.end_row(out);
                 out.extend_from_slice(prefix);
-                self.column = Column::Within { stream: id, redrawn: false, returned: false };
+                self.column = OutputColumn::Within { stream: id, redrawn: false, returned: false };
             }
         }
         if self.terminal {
@@ -135,13 +135,13 @@ impl Lines {
         }
         if ended {
             out.push(b'\n');
-            self.column = Column::Start;
+            self.column = OutputColumn::Start;
         }
     }
 
     /// On a terminal `\r` goes back to the first column, over the prefix: what follows needs the prefix again.
     fn put_redrawing(&mut self, prefix: &[u8], text: &[u8], out: &mut Vec<u8>) {
-        let Column::Within { redrawn, returned, .. } = &mut self.column else { return };
+        let OutputColumn::Within { redrawn, returned, .. } = &mut self.column else { return };
         for &byte in text {
             if *returned && byte != b'\r' {
                 out.extend_from_slice(prefix);
@@ -155,11 +155,11 @@ impl Lines {
     /// Leaves the row of an unfinished line, so that another line can begin.
     fn end_row(&mut self, out: &mut Vec<u8>) {
         match self.column {
-            Column::Start => {}
-            Column::Within { redrawn: true, .. } => out.extend_from_slice(b"\r\x1b[K"),
-            Column::Within { .. } => out.push(b'\n'),
+            OutputColumn::Start => {}
+            OutputColumn::Within { redrawn: true, .. } => out.extend_from_slice(b"\r\x1b[K"),
+            OutputColumn::Within { .. } => out.push(b'\n'),
         }
-        self.column = Column::Start;
+        self.column = OutputColumn::Start;
     }
 }
 
@@ -168,13 +168,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn streams(count: usize) -> Vec<Stream> {
-        (0..count).map(|rank| Stream::new(rank, format!("[{rank}] ").into_bytes())).collect()
+    fn streams(count: usize) -> Vec<OutputStream> {
+        (0..count).map(|rank| OutputStream::new(rank, format!("[{rank}] ").into_bytes())).collect()
     }
 
     /// Feeds `(stream, bytes)` in order, ends every stream, and returns what was shown.
-    fn show(terminal: bool, streams: &mut [Stream], steps: &[(usize, &[u8])]) -> Vec<u8> {
-        let (mut lines, mut out, now) = (Lines::new(terminal), Vec::new(), Instant::now());
+    fn show(terminal: bool, streams: &mut [OutputStream], steps: &[(usize, &[u8])]) -> Vec<u8> {
+        let (mut lines, mut out, now) = (OutputLines::new(terminal), Vec::new(), Instant::now());
         for &(stream, bytes) in steps {
             lines.accept(&mut streams[stream], bytes, now, &mut out);
             lines.age(&mut streams[stream], now + PARTIAL_AGE, &mut out);
@@ -208,9 +208,9 @@ mod tests {
     /// Without prefixes one worker's bytes are its own, including a last line without its end.
     #[test]
     fn without_prefix_nothing_is_added_for_one_worker() {
-        let mut one = [Stream::new(0, Vec::new())];
+        let mut one = [OutputStream::new(0, Vec::new())];
         assert_eq!(show(false, &mut one, &[(0, b"a\nb")]), b"a\nb");
-        let mut two = [Stream::new(0, Vec::new()), Stream::new(1, Vec::new())];
+        let mut two = [OutputStream::new(0, Vec::new()), OutputStream::new(1, Vec::new())];
         assert_eq!(show(false, &mut two, &[(0, b"a"), (1, b"b\n")]), b"b\na");
     }
 

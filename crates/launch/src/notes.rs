@@ -2,14 +2,14 @@
 
 use nix::sys::signal::Signal;
 
-use crate::cgroup::Killed;
-use crate::crash::Crash;
+use crate::cgroup::OomScope;
+use crate::crash::CrashReport;
 use crate::info::machine::bytes;
-use crate::policy::{Exit, Policy, Report};
-use crate::sink::Sink;
+use crate::policy::{FailureReport, JobPolicy, WorkerExit};
+use crate::sink::OutputSink;
 
 /// `[rank] `, in colour on a terminal that has any.
-pub fn prefix(rank: usize, sink: &Sink) -> Vec<u8> {
+pub fn prefix(rank: usize, sink: &OutputSink) -> Vec<u8> {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
         || std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     if sink.is_terminal() && !plain {
@@ -32,13 +32,13 @@ pub fn killed(ranks: &[usize], ended: bool) -> Vec<u8> {
 /// The lines about how a job ended: nothing when it ended well, else the origin's traceback, once, and what happened.
 /// `killed` says where the kernel has killed processes for memory meanwhile.
 pub fn farewell(
-    policy: &Policy,
-    workers_: &[(Option<Exit>, Option<&Crash>)],
-    killed: Option<Killed>,
+    policy: &JobPolicy,
+    workers_: &[(Option<WorkerExit>, Option<&CrashReport>)],
+    killed: Option<OomScope>,
     prefix: impl Fn(usize) -> Vec<u8>,
 ) -> Vec<Vec<u8>> {
     let mut lines = Vec::new();
-    let mut show = |rank: usize, crash: &Crash| {
+    let mut show = |rank: usize, crash: &CrashReport| {
         for line in crash.traceback.lines() {
             lines.push([prefix(rank).as_slice(), line.as_bytes(), b"\n"].concat());
         }
@@ -63,11 +63,11 @@ pub fn farewell(
     };
     lines.push(format!("tidemill: worker {origin} {}{others}\n", describe(exit, killed)).into_bytes());
 
-    let also: Vec<(usize, &Crash)> = workers_
+    let also: Vec<(usize, &CrashReport)> = workers_
         .iter()
         .enumerate()
         .filter_map(|(rank, (_, crash))| Some((rank, (*crash)?)))
-        .filter(|(rank, crash)| *rank != origin && crash.report == Report::Error)
+        .filter(|(rank, crash)| *rank != origin && crash.report == FailureReport::Error)
         .collect();
     let (same, different): (Vec<_>, Vec<_>) =
         also.into_iter().partition(|(_, other)| crash.is_some_and(|crash| crash.summary == other.summary));
@@ -81,10 +81,10 @@ pub fn farewell(
     lines
 }
 
-fn describe(exit: Exit, killed: Option<Killed>) -> String {
+fn describe(exit: WorkerExit, killed: Option<OomScope>) -> String {
     match exit {
-        Exit::Code(code) => format!("failed with exit code {code}"),
-        Exit::Signal(number) => {
+        WorkerExit::Code(code) => format!("failed with exit code {code}"),
+        WorkerExit::Signal(number) => {
             let name = Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |s| s.to_string());
             let hint = match Signal::try_from(number) {
                 Ok(Signal::SIGKILL) => return format!("was killed by {name}{}", out_of_memory(killed)),
@@ -99,17 +99,17 @@ fn describe(exit: Exit, killed: Option<Killed>) -> String {
 }
 
 /// Why a worker may have been killed that nobody killed.
-fn out_of_memory(killed: Option<Killed>) -> String {
+fn out_of_memory(killed: Option<OomScope>) -> String {
     const FEWER: &str = "use fewer workers (-n), or lower --memory, which leaves more to the program";
     match killed {
-        Some(Killed::Here(Some((file, limit)))) => format!(
+        Some(OomScope::Here(Some((file, limit)))) => format!(
             " by the kernel's out-of-memory killer: this container may use {} (cgroup {file}); raise that limit, {FEWER}",
             bytes(limit)
         ),
-        Some(Killed::Here(None)) => {
+        Some(OomScope::Here(None)) => {
             format!(" by the kernel's out-of-memory killer: the machine has no memory left; {FEWER}")
         }
-        Some(Killed::Somewhere) => {
+        Some(OomScope::Somewhere) => {
             format!(
                 ", probably by the kernel's out-of-memory killer, which has killed on this machine (see `dmesg`); {FEWER}"
             )

@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, Args, Command, FromArgMatches, ValueEnum, value_parse
 use crate::apps::{APPS, App};
 
 /// What the user asked for.
-pub enum Request {
+pub enum CliRequest {
     /// `tidemill run`: any program.
     Run(RunArgs),
     /// `tidemill info`: this machine; with `--job`, a small job that measures its transports.
@@ -32,7 +32,7 @@ pub struct JobOptions {
     /// Memory of each worker, such as 512MiB or 2GiB: beyond it queries and exchanges spill to disk; none for no limit
     /// [default: 80 % of the machine's, shared by its workers]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
-    pub memory: Option<Memory>,
+    pub memory: Option<MemoryOption>,
 
     /// Where they spill to [default: the system's folder for temporary files]
     #[arg(long, value_name = "DIR")]
@@ -93,12 +93,12 @@ impl TransportKind {
 
 /// Values of `--memory`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemoryOption {
     Bytes(u64),
     Unlimited,
 }
 
-impl Memory {
+impl MemoryOption {
     /// The value of `TIDEMILL_MEMORY`.
     pub fn text(self) -> String {
         match self {
@@ -146,22 +146,22 @@ pub struct AppArgs {
 ///
 /// # Errors
 /// What is to be printed instead: usage errors, and the texts of `--help` and `--version`.
-pub fn parse(args: Vec<OsString>) -> Result<Request, clap::Error> {
+pub fn parse(args: Vec<OsString>) -> Result<CliRequest, clap::Error> {
     if let Some(file) = args.get(1).filter(|word| word.as_encoded_bytes().ends_with(b".py")) {
         let text = format!("start programs with `run`: tidemill run {}\n", file.to_string_lossy());
         return Err(clap::Error::raw(clap::error::ErrorKind::InvalidSubcommand, text));
     }
     let matches = command().try_get_matches_from(args)?;
     match matches.subcommand() {
-        Some(("run", found)) => Ok(Request::Run(RunArgs::from_arg_matches(found)?)),
-        Some(("info", found)) => Ok(Request::Info(InfoArgs::from_arg_matches(found)?)),
+        Some(("run", found)) => Ok(CliRequest::Run(RunArgs::from_arg_matches(found)?)),
+        Some(("info", found)) => Ok(CliRequest::Info(InfoArgs::from_arg_matches(found)?)),
         Some((name, found)) => {
             let app = APPS.iter().find(|app| app.name == name).expect("every other subcommand comes from the table");
             let words = found.get_many::<OsString>(WORDS).into_iter().flatten().cloned().collect();
             let (ours, args) = take_ours(words);
             let command = JobOptions::augment_args(Command::new(app.name).disable_help_flag(true).no_binary_name(true));
             let options = JobOptions::from_arg_matches(&command.try_get_matches_from(ours)?)?;
-            Ok(Request::App(app, AppArgs { options, args }))
+            Ok(CliRequest::App(app, AppArgs { options, args }))
         }
         None => unreachable!("clap requires a subcommand"),
     }
@@ -259,8 +259,8 @@ Examples:
   tidemill run -n 2 --memory 2GiB --spill-dir /scratch query.py
   tidemill run -n 2 --transport tcp app.py";
 
-fn parse_memory(text: &str) -> Result<Memory, String> {
-    if text == "none" { Ok(Memory::Unlimited) } else { parse_size(text).map(Memory::Bytes) }
+fn parse_memory(text: &str) -> Result<MemoryOption, String> {
+    if text == "none" { Ok(MemoryOption::Unlimited) } else { parse_size(text).map(MemoryOption::Bytes) }
 }
 
 /// `512MiB`, `2GiB`, `1.5G`: powers of 1024, however they are spelled.
@@ -298,13 +298,13 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
 
-    fn request(line: &str) -> Result<Request, clap::Error> {
+    fn request(line: &str) -> Result<CliRequest, clap::Error> {
         parse(line.split_whitespace().map(OsString::from).collect())
     }
 
     fn run(line: &str) -> RunArgs {
         match request(line) {
-            Ok(Request::Run(run)) => run,
+            Ok(CliRequest::Run(run)) => run,
             Ok(_) => panic!("{line:?} is not a run"),
             Err(error) => panic!("{line:?}: {error}"),
         }
@@ -333,13 +333,14 @@ mod tests {
     /// An application's options and ours may be mixed: ours are taken out wherever they stand.
     #[test]
     fn applications_leave_our_options_to_us() {
-        let Ok(Request::App(app, args)) = request("tidemill kmeans -k 8 points.csv -n 2 --out=x --threads 3") else {
+        let Ok(CliRequest::App(app, args)) = request("tidemill kmeans -k 8 points.csv -n 2 --out=x --threads 3") else {
             panic!("not an application")
         };
         assert_eq!(app.name, "kmeans");
         assert_eq!((args.options.workers, args.options.threads), (Some(2), Some(3)));
         assert_eq!(args.args, ["-k", "8", "points.csv", "--out=x"]);
-        let Ok(Request::App(_, args)) = request("tidemill kmeans --threads=3 -n4 --no-prefix --nothing -- -n 2") else {
+        let Ok(CliRequest::App(_, args)) = request("tidemill kmeans --threads=3 -n4 --no-prefix --nothing -- -n 2")
+        else {
             panic!("not an application")
         };
         assert_eq!((args.options.workers, args.options.threads, args.options.no_prefix), (Some(4), Some(3), true));
@@ -348,7 +349,7 @@ mod tests {
 
     #[test]
     fn an_applications_help_is_its_own() {
-        let Ok(Request::App(_, args)) = request("tidemill kmeans --help") else { panic!("not an application") };
+        let Ok(CliRequest::App(_, args)) = request("tidemill kmeans --help") else { panic!("not an application") };
         assert_eq!(args.args, ["--help"]);
     }
 
@@ -357,7 +358,7 @@ mod tests {
     fn memory_is_a_size_or_none() {
         for (line, text) in [("--memory 2GiB", "2147483648"), ("--memory=none", "none"), ("--memory none", "none")] {
             let memory = run(&format!("tidemill run {line} a.py")).options.memory;
-            assert_eq!(memory.map(Memory::text).as_deref(), Some(text), "{line}");
+            assert_eq!(memory.map(MemoryOption::text).as_deref(), Some(text), "{line}");
         }
     }
 

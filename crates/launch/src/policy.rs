@@ -2,9 +2,9 @@
 //! pipe.
 //!
 //! The first *origin* of trouble decides the job's exit code and is the one whose traceback is shown. A worker that
-//! fails because another did (`Report::PeerFailed`) is not an origin; such a worker often ends first, because the
-//! origin is still busy telling everybody, so its end only makes the job *suspect* until the origin ends or the grace
-//! is over.
+//! fails because another did (`FailureReport::PeerFailed`) is not an origin; such a worker often ends first, because
+//! the origin is still busy telling everybody, so its end only makes the job *suspect* until the origin ends or the
+//! grace is over.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ use nix::sys::signal::Signal;
 
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum WorkerExit {
     /// It returned this code.
     Code(i32),
     /// This signal killed it. A number, because real-time signals have no name.
     Signal(i32),
 }
 
-impl Exit {
+impl WorkerExit {
     /// The exit code a shell would give it.
     pub fn code(self) -> i32 {
         match self {
@@ -31,7 +31,7 @@ impl Exit {
 
 /// What a worker left behind about its failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum FailureReport {
     /// Nothing: not Python, `sys.exit(n)`, or killed.
     None,
     /// An exception of its own.
@@ -42,9 +42,9 @@ pub enum Report {
 
 /// What happens to a job.
 #[derive(Clone, Copy, Debug)]
-pub enum Event {
+pub enum JobEvent {
     /// A worker ended.
-    Exited { rank: usize, exit: Exit, report: Report },
+    Exited { rank: usize, exit: WorkerExit, report: FailureReport },
     /// The user or a scheduler sent the launcher a signal that ends jobs.
     Stop(Signal),
     /// Nobody reads our output any more.
@@ -57,14 +57,14 @@ pub enum Event {
 
 /// What is to be done about it, to every process group of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum PolicyAction {
     /// Send this signal.
     Signal(Signal),
 }
 
 /// How long workers have to end by themselves.
 #[derive(Clone, Copy, Debug)]
-pub struct Grace {
+pub struct GracePeriods {
     /// After another worker failed.
     pub failure: Duration,
     /// After the user or a scheduler asked for the end.
@@ -72,7 +72,7 @@ pub struct Grace {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum JobPhase {
     Running,
     /// A worker failed because of another one, which has not ended yet.
     Suspect {
@@ -92,29 +92,29 @@ enum Phase {
 
 /// Why the job was ended before all workers had ended by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
+enum EndCause {
     Signal(Signal),
     OutputClosed,
 }
 
 /// The state of one job.
-pub struct Policy {
-    phase: Phase,
+pub struct JobPolicy {
+    phase: JobPhase,
     live: usize,
-    grace: Grace,
-    cause: Option<Cause>,
+    grace: GracePeriods,
+    cause: Option<EndCause>,
     /// The first failures, in the order in which they were seen, before the others were told to end.
-    origin: Option<(usize, Exit)>,
-    secondary: Option<(usize, Exit)>,
+    origin: Option<(usize, WorkerExit)>,
+    secondary: Option<(usize, WorkerExit)>,
     failed: bool,
     signalled: bool,
 }
 
-impl Policy {
+impl JobPolicy {
     /// A job of `size` running workers.
-    pub fn new(size: usize, grace: Grace) -> Self {
+    pub fn new(size: usize, grace: GracePeriods) -> Self {
         Self {
-            phase: Phase::Running,
+            phase: JobPhase::Running,
             live: size,
             grace,
             cause: None,
@@ -126,42 +126,42 @@ impl Policy {
     }
 
     /// Takes `event`, which happened at `now`, and says what to do.
-    pub fn handle(&mut self, now: Instant, event: Event) -> Option<Action> {
+    pub fn handle(&mut self, now: Instant, event: JobEvent) -> Option<PolicyAction> {
         match event {
-            Event::Exited { rank, exit, report } => {
+            JobEvent::Exited { rank, exit, report } => {
                 self.live -= 1;
-                if exit == Exit::Code(0) { self.well_ended(now) } else { self.failed(now, rank, exit, report) }
+                if exit == WorkerExit::Code(0) { self.well_ended(now) } else { self.failed(now, rank, exit, report) }
             }
             // Whoever asks twice means it.
-            Event::Stop(Signal::SIGINT) if self.cause == Some(Cause::Signal(Signal::SIGINT)) => self.kill(),
-            Event::Stop(signal) => {
+            JobEvent::Stop(Signal::SIGINT) if self.cause == Some(EndCause::Signal(Signal::SIGINT)) => self.kill(),
+            JobEvent::Stop(signal) => {
                 self.signalled = true;
                 if self.cause.is_none() && !self.told_to_end() {
-                    self.cause = Some(Cause::Signal(signal));
+                    self.cause = Some(EndCause::Signal(signal));
                 }
                 self.stop(now, signal, self.grace.signal)
             }
-            Event::OutputClosed => {
+            JobEvent::OutputClosed => {
                 if self.told_to_end() {
                     return None;
                 }
-                self.cause = Some(Cause::OutputClosed);
+                self.cause = Some(EndCause::OutputClosed);
                 self.stop(now, Signal::SIGTERM, self.grace.failure)
             }
-            Event::AllGone => {
-                self.phase = Phase::Gone;
+            JobEvent::AllGone => {
+                self.phase = JobPhase::Gone;
                 None
             }
-            Event::Tick => self.tick(now),
+            JobEvent::Tick => self.tick(now),
         }
     }
 
-    /// When to call with [`Event::Tick`], if nothing else happens.
+    /// When to call with [`JobEvent::Tick`], if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Suspect { until } | Phase::Lingering { until } => Some(until),
-            Phase::Stopping { kill_at } => Some(kill_at),
-            Phase::Running | Phase::Killed | Phase::Gone => None,
+            JobPhase::Suspect { until } | JobPhase::Lingering { until } => Some(until),
+            JobPhase::Stopping { kill_at } => Some(kill_at),
+            JobPhase::Running | JobPhase::Killed | JobPhase::Gone => None,
         }
     }
 
@@ -172,7 +172,7 @@ impl Policy {
 
     /// Whether the workers were told to end.
     pub fn told_to_end(&self) -> bool {
-        matches!(self.phase, Phase::Stopping { .. } | Phase::Killed)
+        matches!(self.phase, JobPhase::Stopping { .. } | JobPhase::Killed)
     }
 
     /// Whether somebody asked for the end, also when a failure had come first.
@@ -181,7 +181,7 @@ impl Policy {
     }
 
     /// The worker whose failure ended the job, and how it ended.
-    pub fn origin(&self) -> Option<(usize, Exit)> {
+    pub fn origin(&self) -> Option<(usize, WorkerExit)> {
         self.origin.or(self.secondary)
     }
 
@@ -189,10 +189,10 @@ impl Policy {
     pub fn exit_code(&self) -> i32 {
         match (self.cause, self.origin()) {
             // Programs that take the signal as a polite request and end well have ended well.
-            (Some(Cause::Signal(_)), None) if !self.failed => 0,
-            (Some(Cause::Signal(signal)), None) => 128 + signal as i32,
+            (Some(EndCause::Signal(_)), None) if !self.failed => 0,
+            (Some(EndCause::Signal(signal)), None) => 128 + signal as i32,
             // As if the launcher had died of writing to a closed pipe.
-            (Some(Cause::OutputClosed), None) => 128 + Signal::SIGPIPE as i32,
+            (Some(EndCause::OutputClosed), None) => 128 + Signal::SIGPIPE as i32,
             (_, Some((_, exit))) => exit.code(),
             (None, None) => 0,
         }
@@ -203,26 +203,26 @@ impl Policy {
         !self.signalled && self.cause.is_none() && self.origin().is_some()
     }
 
-    fn well_ended(&mut self, now: Instant) -> Option<Action> {
-        if self.live == 0 && self.phase == Phase::Running {
-            self.phase = Phase::Lingering { until: now + self.grace.failure };
+    fn well_ended(&mut self, now: Instant) -> Option<PolicyAction> {
+        if self.live == 0 && self.phase == JobPhase::Running {
+            self.phase = JobPhase::Lingering { until: now + self.grace.failure };
         }
         self.nobody_left_to_blame(now)
     }
 
-    fn failed(&mut self, now: Instant, rank: usize, exit: Exit, report: Report) -> Option<Action> {
+    fn failed(&mut self, now: Instant, rank: usize, exit: WorkerExit, report: FailureReport) -> Option<PolicyAction> {
         self.failed = true;
         if self.told_to_end() {
             // An exception of its own while it was being ended for someone else's consequence: here is the origin.
-            if report == Report::Error && self.cause.is_none() && self.origin.is_none() {
+            if report == FailureReport::Error && self.cause.is_none() && self.origin.is_none() {
                 self.origin = Some((rank, exit));
             }
             return None;
         }
-        if report == Report::PeerFailed {
+        if report == FailureReport::PeerFailed {
             self.secondary.get_or_insert((rank, exit));
-            if !matches!(self.phase, Phase::Suspect { .. }) {
-                self.phase = Phase::Suspect { until: now + self.grace.failure };
+            if !matches!(self.phase, JobPhase::Suspect { .. }) {
+                self.phase = JobPhase::Suspect { until: now + self.grace.failure };
             }
             return self.nobody_left_to_blame(now);
         }
@@ -231,37 +231,37 @@ impl Policy {
     }
 
     /// Every worker has ended while the job was suspect: there is no origin to wait for.
-    fn nobody_left_to_blame(&mut self, now: Instant) -> Option<Action> {
-        if self.live > 0 || !matches!(self.phase, Phase::Suspect { .. }) {
+    fn nobody_left_to_blame(&mut self, now: Instant) -> Option<PolicyAction> {
+        if self.live > 0 || !matches!(self.phase, JobPhase::Suspect { .. }) {
             return None;
         }
         self.stop(now, Signal::SIGTERM, self.grace.failure)
     }
 
-    fn stop(&mut self, now: Instant, signal: Signal, grace: Duration) -> Option<Action> {
+    fn stop(&mut self, now: Instant, signal: Signal, grace: Duration) -> Option<PolicyAction> {
         match self.phase {
-            Phase::Killed | Phase::Gone => return None,
+            JobPhase::Killed | JobPhase::Gone => return None,
             // A later request never gives more time than the earlier one.
-            Phase::Stopping { kill_at } => self.phase = Phase::Stopping { kill_at: kill_at.min(now + grace) },
-            _ => self.phase = Phase::Stopping { kill_at: now + grace },
+            JobPhase::Stopping { kill_at } => self.phase = JobPhase::Stopping { kill_at: kill_at.min(now + grace) },
+            _ => self.phase = JobPhase::Stopping { kill_at: now + grace },
         }
-        Some(Action::Signal(signal))
+        Some(PolicyAction::Signal(signal))
     }
 
-    fn kill(&mut self) -> Option<Action> {
-        if self.phase == Phase::Gone {
+    fn kill(&mut self) -> Option<PolicyAction> {
+        if self.phase == JobPhase::Gone {
             return None;
         }
-        self.phase = Phase::Killed;
-        Some(Action::Signal(Signal::SIGKILL))
+        self.phase = JobPhase::Killed;
+        Some(PolicyAction::Signal(Signal::SIGKILL))
     }
 
-    fn tick(&mut self, now: Instant) -> Option<Action> {
+    fn tick(&mut self, now: Instant) -> Option<PolicyAction> {
         match self.phase {
-            Phase::Suspect { until } | Phase::Lingering { until } if now >= until => {
+            JobPhase::Suspect { until } | JobPhase::Lingering { until } if now >= until => {
                 self.stop(now, Signal::SIGTERM, self.grace.failure)
             }
-            Phase::Stopping { kill_at } if now >= kill_at => self.kill(),
+            JobPhase::Stopping { kill_at } if now >= kill_at => self.kill(),
             _ => None,
         }
     }
@@ -271,25 +271,25 @@ impl Policy {
 mod tests {
     use super::*;
 
-    const GRACE: Grace = Grace { failure: Duration::from_secs(2), signal: Duration::from_secs(10) };
-    const TERM: Option<Action> = Some(Action::Signal(Signal::SIGTERM));
-    const INT: Option<Action> = Some(Action::Signal(Signal::SIGINT));
-    const KILL: Option<Action> = Some(Action::Signal(Signal::SIGKILL));
+    const GRACE: GracePeriods = GracePeriods { failure: Duration::from_secs(2), signal: Duration::from_secs(10) };
+    const TERM: Option<PolicyAction> = Some(PolicyAction::Signal(Signal::SIGTERM));
+    const INT: Option<PolicyAction> = Some(PolicyAction::Signal(Signal::SIGINT));
+    const KILL: Option<PolicyAction> = Some(PolicyAction::Signal(Signal::SIGKILL));
 
-    fn exited(rank: usize, code: i32, report: Report) -> Event {
-        Event::Exited { rank, exit: Exit::Code(code), report }
+    fn exited(rank: usize, code: i32, report: FailureReport) -> JobEvent {
+        JobEvent::Exited { rank, exit: WorkerExit::Code(code), report }
     }
 
     struct Scene {
-        policy: Policy,
+        policy: JobPolicy,
         start: Instant,
     }
 
     impl Scene {
         fn new(size: usize) -> Self {
-            Self { policy: Policy::new(size, GRACE), start: Instant::now() }
+            Self { policy: JobPolicy::new(size, GRACE), start: Instant::now() }
         }
-        fn at(&mut self, seconds: u64, event: Event) -> Option<Action> {
+        fn at(&mut self, seconds: u64, event: JobEvent) -> Option<PolicyAction> {
             self.policy.handle(self.start + Duration::from_secs(seconds), event)
         }
     }
@@ -297,72 +297,81 @@ mod tests {
     #[test]
     fn all_well() {
         let mut scene = Scene::new(2);
-        assert_eq!(scene.at(0, exited(0, 0, Report::None)), None);
-        assert_eq!(scene.at(9, exited(1, 0, Report::None)), None);
-        assert_eq!(scene.at(9, Event::AllGone), None);
+        assert_eq!(scene.at(0, exited(0, 0, FailureReport::None)), None);
+        assert_eq!(scene.at(9, exited(1, 0, FailureReport::None)), None);
+        assert_eq!(scene.at(9, JobEvent::AllGone), None);
         assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (0, None));
     }
 
     #[test]
     fn first_failure_stops_the_rest_and_gives_the_code() {
         let mut scene = Scene::new(3);
-        assert_eq!(scene.at(0, exited(1, 3, Report::None)), TERM);
-        assert_eq!(scene.at(1, Event::Exited { rank: 0, exit: Exit::Signal(15), report: Report::None }), None);
-        assert_eq!(scene.at(1, Event::Tick), None);
-        assert_eq!(scene.at(2, Event::Tick), KILL);
-        assert_eq!(scene.at(2, Event::Exited { rank: 2, exit: Exit::Signal(9), report: Report::None }), None);
-        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (3, Some((1, Exit::Code(3)))));
+        assert_eq!(scene.at(0, exited(1, 3, FailureReport::None)), TERM);
+        assert_eq!(
+            scene.at(1, JobEvent::Exited { rank: 0, exit: WorkerExit::Signal(15), report: FailureReport::None }),
+            None
+        );
+        assert_eq!(scene.at(1, JobEvent::Tick), None);
+        assert_eq!(scene.at(2, JobEvent::Tick), KILL);
+        assert_eq!(
+            scene.at(2, JobEvent::Exited { rank: 2, exit: WorkerExit::Signal(9), report: FailureReport::None }),
+            None
+        );
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (3, Some((1, WorkerExit::Code(3)))));
     }
 
     /// Workers that fail *because* rank 2 failed may end before it; rank 2 must still be named.
     #[test]
     fn the_origin_may_end_last() {
         let mut scene = Scene::new(3);
-        assert_eq!(scene.at(0, exited(0, 1, Report::PeerFailed)), None);
-        assert_eq!(scene.at(1, exited(1, 1, Report::PeerFailed)), None);
-        assert_eq!(scene.at(1, exited(2, 5, Report::Error)), TERM);
-        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (5, Some((2, Exit::Code(5)))));
+        assert_eq!(scene.at(0, exited(0, 1, FailureReport::PeerFailed)), None);
+        assert_eq!(scene.at(1, exited(1, 1, FailureReport::PeerFailed)), None);
+        assert_eq!(scene.at(1, exited(2, 5, FailureReport::Error)), TERM);
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (5, Some((2, WorkerExit::Code(5)))));
     }
 
     #[test]
     fn an_origin_that_never_ends_is_not_waited_for() {
         let mut scene = Scene::new(2);
-        assert_eq!(scene.at(0, exited(0, 1, Report::PeerFailed)), None);
-        assert_eq!(scene.at(2, Event::Tick), TERM);
-        assert_eq!(scene.at(3, exited(1, 7, Report::Error)), None);
-        assert_eq!(scene.policy.origin(), Some((1, Exit::Code(7))));
+        assert_eq!(scene.at(0, exited(0, 1, FailureReport::PeerFailed)), None);
+        assert_eq!(scene.at(2, JobEvent::Tick), TERM);
+        assert_eq!(scene.at(3, exited(1, 7, FailureReport::Error)), None);
+        assert_eq!(scene.policy.origin(), Some((1, WorkerExit::Code(7))));
     }
 
     #[test]
     fn without_an_origin_the_first_consequence_is_named() {
         let mut scene = Scene::new(2);
-        assert_eq!(scene.at(0, exited(1, 1, Report::PeerFailed)), None);
-        assert_eq!(scene.at(0, exited(0, 0, Report::None)), TERM);
-        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (1, Some((1, Exit::Code(1)))));
+        assert_eq!(scene.at(0, exited(1, 1, FailureReport::PeerFailed)), None);
+        assert_eq!(scene.at(0, exited(0, 0, FailureReport::None)), TERM);
+        assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (1, Some((1, WorkerExit::Code(1)))));
     }
 
     #[test]
     fn interrupt_is_passed_on_then_kills() {
         let mut scene = Scene::new(2);
-        assert_eq!(scene.at(0, Event::Stop(Signal::SIGINT)), INT);
-        assert_eq!(scene.at(1, Event::Exited { rank: 0, exit: Exit::Signal(2), report: Report::None }), None);
-        assert_eq!(scene.at(9, Event::Tick), None);
-        assert_eq!(scene.at(10, Event::Tick), KILL);
+        assert_eq!(scene.at(0, JobEvent::Stop(Signal::SIGINT)), INT);
+        assert_eq!(
+            scene.at(1, JobEvent::Exited { rank: 0, exit: WorkerExit::Signal(2), report: FailureReport::None }),
+            None
+        );
+        assert_eq!(scene.at(9, JobEvent::Tick), None);
+        assert_eq!(scene.at(10, JobEvent::Tick), KILL);
         assert_eq!((scene.policy.exit_code(), scene.policy.origin()), (130, None));
     }
 
     #[test]
     fn second_interrupt_kills_at_once() {
         let mut scene = Scene::new(1);
-        assert_eq!(scene.at(0, Event::Stop(Signal::SIGINT)), INT);
-        assert_eq!(scene.at(1, Event::Stop(Signal::SIGINT)), KILL);
+        assert_eq!(scene.at(0, JobEvent::Stop(Signal::SIGINT)), INT);
+        assert_eq!(scene.at(1, JobEvent::Stop(Signal::SIGINT)), KILL);
     }
 
     #[test]
     fn a_signal_that_every_worker_takes_well_is_no_failure() {
         let mut scene = Scene::new(1);
-        assert_eq!(scene.at(0, Event::Stop(Signal::SIGTERM)), TERM);
-        assert_eq!(scene.at(1, exited(0, 0, Report::None)), None);
+        assert_eq!(scene.at(0, JobEvent::Stop(Signal::SIGTERM)), TERM);
+        assert_eq!(scene.at(1, exited(0, 0, FailureReport::None)), None);
         assert_eq!(scene.policy.exit_code(), 0);
     }
 
@@ -370,27 +379,30 @@ mod tests {
     #[test]
     fn a_failure_stays_the_cause() {
         let mut scene = Scene::new(2);
-        assert_eq!(scene.at(0, exited(0, 4, Report::Error)), TERM);
-        assert_eq!(scene.at(1, Event::Stop(Signal::SIGINT)), INT);
-        assert_eq!(scene.at(2, Event::Tick), KILL);
+        assert_eq!(scene.at(0, exited(0, 4, FailureReport::Error)), TERM);
+        assert_eq!(scene.at(1, JobEvent::Stop(Signal::SIGINT)), INT);
+        assert_eq!(scene.at(2, JobEvent::Tick), KILL);
         assert_eq!(scene.policy.exit_code(), 4);
     }
 
     #[test]
     fn what_workers_leave_running_is_ended() {
         let mut scene = Scene::new(1);
-        assert_eq!(scene.at(0, exited(0, 0, Report::None)), None);
-        assert_eq!(scene.at(2, Event::Tick), TERM);
-        assert_eq!(scene.at(4, Event::Tick), KILL);
+        assert_eq!(scene.at(0, exited(0, 0, FailureReport::None)), None);
+        assert_eq!(scene.at(2, JobEvent::Tick), TERM);
+        assert_eq!(scene.at(4, JobEvent::Tick), KILL);
         assert_eq!(scene.policy.exit_code(), 0);
     }
 
     #[test]
     fn closed_output_ends_the_job() {
         let mut scene = Scene::new(1);
-        assert_eq!(scene.at(0, Event::OutputClosed), TERM);
-        assert_eq!(scene.at(0, Event::OutputClosed), None);
-        assert_eq!(scene.at(0, Event::Exited { rank: 0, exit: Exit::Signal(15), report: Report::None }), None);
+        assert_eq!(scene.at(0, JobEvent::OutputClosed), TERM);
+        assert_eq!(scene.at(0, JobEvent::OutputClosed), None);
+        assert_eq!(
+            scene.at(0, JobEvent::Exited { rank: 0, exit: WorkerExit::Signal(15), report: FailureReport::None }),
+            None
+        );
         assert_eq!(scene.policy.exit_code(), 141);
     }
 }

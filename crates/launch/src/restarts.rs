@@ -10,7 +10,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Failures of a job so far.
-pub struct Restarts {
+pub struct RestartHistory {
     allowed: u32,
     /// Since the job last ran soundly.
     pub failures: u32,
@@ -18,7 +18,7 @@ pub struct Restarts {
     short: u32,
 }
 
-impl Restarts {
+impl RestartHistory {
     pub fn new(allowed: u32) -> Self {
         Self { allowed, failures: 0, short: 0 }
     }
@@ -48,23 +48,23 @@ mod tests {
 
     #[test]
     fn failures_in_a_row_are_counted_and_follow_each_other_more_and_more_slowly() {
-        let mut restarts = Restarts::new(40);
+        let mut restarts = RestartHistory::new(40);
         let pauses: Vec<u128> = (0..40).map(|_| restarts.after(MOMENT).unwrap().as_millis()).collect();
         assert_eq!(pauses[..5], [0, 100, 200, 400, 800]);
         assert!(pauses[10..].iter().all(|&pause| pause == 30_000));
         assert_eq!(restarts.after(MOMENT), None);
-        assert_eq!(Restarts::new(0).after(SOUND), None);
+        assert_eq!(RestartHistory::new(0).after(SOUND), None);
     }
 
     #[test]
     fn a_job_that_ran_well_may_fail_again() {
-        let mut restarts = Restarts::new(2);
+        let mut restarts = RestartHistory::new(2);
         for life in [MOMENT, MOMENT, SOUND, MOMENT] {
             assert!(restarts.after(life).is_some(), "{life:?}");
         }
         assert_eq!(restarts.after(SHORT), None);
         // A failure after a while is not one of those that follow at once.
-        let mut restarts = Restarts::new(9);
+        let mut restarts = RestartHistory::new(9);
         let pauses: Vec<u128> =
             [MOMENT, MOMENT, SHORT, MOMENT].map(|life| restarts.after(life).unwrap().as_millis()).into();
         assert_eq!(pauses, [0, 100, 0, 0]);

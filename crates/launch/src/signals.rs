@@ -1,7 +1,7 @@
 //! Signals as bytes in a pipe, so that one `poll` waits for them together with everything else.
 //!
 //! A handler can interrupt any instruction, so it does nothing but write its signal's number to a pipe. The handlers
-//! and the pipe live as long as a `Signals`; then the earlier handlers (Python's) are back.
+//! and the pipe live as long as a `SignalPipe`; then the earlier handlers (Python's) are back.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,7 +12,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// The write end of the pipe, for the handler; -1 when no `Signals` lives.
+/// The write end of the pipe, for the handler; -1 when no `SignalPipe` lives.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 /// Ask a job to end, and are passed on.
@@ -22,7 +22,7 @@ pub const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP
 pub const PASSING: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
 
 /// Caught signals.
-pub struct Signals {
+pub struct SignalPipe {
     read: OwnedFd,
     _write: OwnedFd,
     earlier: Vec<(Signal, SigAction)>,
@@ -37,7 +37,7 @@ extern "C" fn note(number: libc::c_int) {
     errno.set();
 }
 
-impl Signals {
+impl SignalPipe {
     /// Starts catching. At most one may live at a time.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Signals {
     }
 }
 
-impl Drop for Signals {
+impl Drop for SignalPipe {
     fn drop(&mut self) {
         for (signal, earlier) in &self.earlier {
             // SAFETY: puts back what was there.

@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use nix::errno::Errno;
 use nix::sys::stat::{SFlag, fstat};
 
-use crate::lines::Lines;
+use crate::lines::OutputLines;
 
 /// Streams are read only while fewer bytes than this wait here.
 const PENDING_BYTES_MAX: usize = 1 << 20;
@@ -20,19 +20,19 @@ const PIPE_WRITE_BYTES: usize = 4096;
 const FILE_WRITE_BYTES: usize = 1 << 16;
 
 /// One output: what waits for it, and where its last line stands.
-pub struct Sink {
+pub struct OutputSink {
     fd: BorrowedFd<'static>,
     terminal: bool,
     write_bytes_max: usize,
     closed: bool,
     /// The lines of this output.
-    pub lines: Lines,
+    pub lines: OutputLines,
     /// Bytes to be written, of which the first `written` already are.
     pub pending: Vec<u8>,
     written: usize,
 }
 
-impl Sink {
+impl OutputSink {
     /// Standard output and error: two sinks, or one for both where they are the same terminal, pipe or file, because
     /// only one writer can keep lines whole. The second value says which sink serves stdout and which stderr.
     pub fn standard() -> (Vec<Self>, [usize; 2]) {
@@ -54,7 +54,7 @@ impl Sink {
             terminal,
             write_bytes_max: if kind == Ok(SFlag::S_IFREG) { FILE_WRITE_BYTES } else { PIPE_WRITE_BYTES },
             closed: kind.is_err(),
-            lines: Lines::new(terminal),
+            lines: OutputLines::new(terminal),
             pending: Vec::new(),
             written: 0,
         }
@@ -65,7 +65,7 @@ impl Sink {
         self.terminal
     }
 
-    /// The descriptor to poll while [`Sink::wants_write`].
+    /// The descriptor to poll while [`OutputSink::wants_write`].
     pub fn fd(&self) -> BorrowedFd<'static> {
         self.fd
     }

@@ -13,12 +13,12 @@ use nix::poll::PollFlags;
 const FOREGROUND_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The way from the terminal to rank 0.
-pub struct Keyboard {
+pub struct KeyboardInput {
     to: ChildStdin,
     typed: Vec<u8>,
 }
 
-impl Keyboard {
+impl KeyboardInput {
     /// Whether our standard input is a terminal. Anything else rank 0 simply inherits.
     pub fn is_terminal() -> bool {
         io::stdin().is_terminal()
@@ -41,7 +41,7 @@ impl Keyboard {
         wants
     }
 
-    /// When to ask [`Keyboard::wants`] again, though nothing happens.
+    /// When to ask [`KeyboardInput::wants`] again, though nothing happens.
     pub fn look_again_at(&self, now: Instant) -> Option<Instant> {
         (!in_foreground()).then(|| now + FOREGROUND_INTERVAL)
     }

@@ -15,7 +15,7 @@ use tidemill_machine::CpuSet;
 
 /// The program that every worker runs.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Program {
+pub struct WorkerProgram {
     file: PathBuf,
     args: Vec<OsString>,
 }
@@ -70,7 +70,7 @@ impl fmt::Display for StartError {
     }
 }
 
-impl Program {
+impl WorkerProgram {
     /// Finds the program of a command line: `app.py args`, `-m module args` or `program args`. `python` runs the first
     /// two.
     ///
@@ -130,7 +130,7 @@ fn search(name: &Path) -> Result<PathBuf, StartError> {
 
 /// Where a worker's standard input comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum StdinSource {
     /// Nothing to read: every rank but 0.
     Null,
     /// The launcher's own file or pipe: what the worker does not read stays for whoever reads next.
@@ -140,11 +140,11 @@ pub enum Input {
 }
 
 /// What one worker gets besides the program.
-pub struct Setting<'a> {
+pub struct WorkerSetting<'a> {
     /// The variables that tell it who it is.
     pub environment: &'a [(&'static str, OsString)],
     /// Its standard input.
-    pub input: Input,
+    pub input: StdinSource,
     /// The listener of rank 0, which it inherits under the same number.
     pub listener: Option<BorrowedFd<'a>>,
     /// The limit of open files that the launcher was started with.
@@ -157,7 +157,7 @@ pub struct Setting<'a> {
 ///
 /// # Errors
 /// `NotExecutable` when the kernel does not take the file for a program; `System` when it is out of something.
-pub fn start(program: &Program, setting: &Setting<'_>) -> Result<Child, StartError> {
+pub fn start(program: &WorkerProgram, setting: &WorkerSetting<'_>) -> Result<Child, StartError> {
     let mut command = Command::new(&program.file);
     command
         .args(&program.args)
@@ -167,9 +167,9 @@ pub fn start(program: &Program, setting: &Setting<'_>) -> Result<Child, StartErr
         .env_remove("TIDEMILL_BOUND")
         .envs(setting.environment.iter().map(|(name, value)| (OsStr::new(name), value)))
         .stdin(match setting.input {
-            Input::Null => Stdio::null(),
-            Input::Inherit => Stdio::inherit(),
-            Input::Pipe => Stdio::piped(),
+            StdinSource::Null => Stdio::null(),
+            StdinSource::Inherit => Stdio::inherit(),
+            StdinSource::Pipe => Stdio::piped(),
         })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -219,8 +219,8 @@ fn prepare(
 mod tests {
     use super::*;
 
-    fn find(words: &[&str]) -> Result<Program, StartError> {
-        Program::find(&words.iter().map(OsString::from).collect::<Vec<_>>(), Path::new("/py"))
+    fn find(words: &[&str]) -> Result<WorkerProgram, StartError> {
+        WorkerProgram::find(&words.iter().map(OsString::from).collect::<Vec<_>>(), Path::new("/py"))
     }
 
     #[test]

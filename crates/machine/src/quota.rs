@@ -7,7 +7,7 @@ use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 /// Where one hierarchy of groups is seen.
-struct Mount {
+struct CgroupMount {
     /// Version 2, or the controller `cpu` of version 1.
     is_second: bool,
     /// The group that is mounted: `/`, or in a container without a namespace for cgroups its own.
@@ -58,8 +58,8 @@ fn of_group(is_second: bool, folder: &Path) -> Option<f64> {
 
 /// The hierarchies that can limit CPU time: those that are mounted, or where there is no list of mounts, the usual
 /// places.
-fn mounts(root: &Path) -> Vec<Mount> {
-    let of = |is_second: bool, group: &str, folder: &str| Mount {
+fn mounts(root: &Path) -> Vec<CgroupMount> {
+    let of = |is_second: bool, group: &str, folder: &str| CgroupMount {
         is_second,
         group: group.into(),
         folder: root.join(folder.trim_start_matches('/')),

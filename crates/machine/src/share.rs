@@ -4,7 +4,7 @@ use crate::{Cpu, Machine};
 
 /// What a worker's share must lie within.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Within {
+enum ShareScope {
     Node,
     Socket,
     Machine,
@@ -12,19 +12,19 @@ enum Within {
 
 /// What is not cut in two.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whole {
+enum ShareUnit {
     Core,
     Cpu,
 }
 
 /// What is given up first comes last: two hardware threads of one core in two workers cost less than a worker on two
 /// sockets.
-const WAYS: [(Within, Whole); 5] = [
-    (Within::Node, Whole::Core),
-    (Within::Socket, Whole::Core),
-    (Within::Node, Whole::Cpu),
-    (Within::Socket, Whole::Cpu),
-    (Within::Machine, Whole::Core),
+const WAYS: [(ShareScope, ShareUnit); 5] = [
+    (ShareScope::Node, ShareUnit::Core),
+    (ShareScope::Socket, ShareUnit::Core),
+    (ShareScope::Node, ShareUnit::Cpu),
+    (ShareScope::Socket, ShareUnit::Cpu),
+    (ShareScope::Machine, ShareUnit::Core),
 ];
 
 impl Machine {
@@ -43,7 +43,7 @@ impl Machine {
         let least = self.cpus.len() / workers;
         let fits = |shares: &Vec<Vec<Cpu>>| shares.iter().all(|share| share.len() >= least);
         let shares = WAYS.iter().find_map(|&(within, whole)| self.cut(workers, within, whole).filter(fits));
-        let shares = shares.or_else(|| self.cut(workers, Within::Machine, Whole::Cpu))?;
+        let shares = shares.or_else(|| self.cut(workers, ShareScope::Machine, ShareUnit::Cpu))?;
         let mut mine = shares.into_iter().nth(index)?;
         mine.sort_by_key(|cpu| cpu.thread);
         Some(mine.into_iter().map(|cpu| cpu.number).collect())
@@ -57,20 +57,20 @@ impl Machine {
         Some(share)
     }
 
-    fn cut(&self, workers: usize, within: Within, whole: Whole) -> Option<Vec<Vec<Cpu>>> {
+    fn cut(&self, workers: usize, within: ShareScope, whole: ShareUnit) -> Option<Vec<Vec<Cpu>>> {
         let groups: Vec<&[Cpu]> = self
             .cpus
             .chunk_by(|a, b| match within {
-                Within::Node => (a.socket, a.node) == (b.socket, b.node),
-                Within::Socket => a.socket == b.socket,
-                Within::Machine => true,
+                ShareScope::Node => (a.socket, a.node) == (b.socket, b.node),
+                ShareScope::Socket => a.socket == b.socket,
+                ShareScope::Machine => true,
             })
             .collect();
         let counts = apportion(&groups.iter().map(|group| group.len()).collect::<Vec<_>>(), workers)?;
         let mut shares = Vec::with_capacity(workers);
         for (group, workers) in groups.into_iter().zip(counts) {
             let units: Vec<&[Cpu]> =
-                group.chunk_by(|a, b| whole == Whole::Core && a.first_sibling == b.first_sibling).collect();
+                group.chunk_by(|a, b| whole == ShareUnit::Core && a.first_sibling == b.first_sibling).collect();
             for index in 0..workers {
                 let mine = &units[index * units.len() / workers..(index + 1) * units.len() / workers];
                 shares.push(mine.concat());

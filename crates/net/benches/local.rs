@@ -8,9 +8,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use tidemill_net::claim::Transfer;
-use tidemill_net::local::{Inbox, InboxAddress, InboxOptions, LocalTransport, PeerInbox};
-use tidemill_net::{Header, Kind, Push, Rank, Sink, Transport, TransportError};
+use tidemill_net::claim::ChunkTransfer;
+use tidemill_net::local::{InboxAddress, InboxOptions, LocalInbox, LocalTransport, PeerInbox};
+use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
 const ADDRESS: &str = "TIDEMILL_BENCH_ADDRESS";
 const BUFFER_BYTES: usize = 64 << 20;
@@ -22,17 +22,17 @@ struct Target {
     buffer: Vec<u8>,
 }
 
-impl Sink for Target {
+impl FrameSink for Target {
     #[inline]
-    fn frame(&mut self, _: Rank, header: &Header, payload: &[u8]) {
+    fn frame(&mut self, _: Rank, header: &FrameHeader, payload: &[u8]) {
         self.frames += 1;
         self.seq = header.seq;
         self.buffer[..payload.len()].copy_from_slice(payload);
     }
-    fn begin(&mut self, _: Rank, _: &Header) -> *mut u8 {
+    fn begin(&mut self, _: Rank, _: &FrameHeader) -> *mut u8 {
         unreachable!()
     }
-    fn landed(&mut self, _: Rank, _: &Header) {}
+    fn landed(&mut self, _: Rank, _: &FrameHeader) {}
     fn lost(&mut self, error: TransportError) {
         panic!("{error}")
     }
@@ -47,9 +47,9 @@ struct Side {
 
 impl Side {
     fn push(&mut self, seq: u32, len: usize) {
-        let header = Header { seq, ..Header::new(Kind::Eager, len as u64) };
+        let header = FrameHeader { seq, ..FrameHeader::new(FrameKind::Eager, len as u64) };
         let payload = std::mem::take(&mut self.target.buffer);
-        while self.transport.push(self.peer, &header, &payload[..len], &mut 0).unwrap() == Push::Blocked {
+        while self.transport.push(self.peer, &header, &payload[..len], &mut 0).unwrap() == PushResult::Blocked {
             self.transport.flush();
             std::hint::spin_loop();
         }
@@ -158,7 +158,7 @@ impl Side {
                 } else {
                     self.wait(1);
                     let claim = self.transport.claims(self.peer).unwrap().1;
-                    let transfer = Transfer { generation: self.target.seq, chunks: chunks as u32 };
+                    let transfer = ChunkTransfer { generation: self.target.seq, chunks: chunks as u32 };
                     while chunk_bytes.is_some()
                         && let Some(chunk) = claim.take_back(transfer)
                     {
@@ -202,8 +202,9 @@ impl Side {
 fn idle_polls(quick: bool) {
     for peers in [1u32, 3, 7, 15, 63] {
         let ranks: Vec<Rank> = (0..peers + 1).map(Rank).collect();
-        let inbox = Inbox::create(&ranks[1..], Rank(0), true).unwrap();
-        let others: Vec<Inbox> = ranks[1..].iter().map(|r| Inbox::create(&[Rank(0)], *r, true).unwrap()).collect();
+        let inbox = LocalInbox::create(&ranks[1..], Rank(0), true).unwrap();
+        let others: Vec<LocalInbox> =
+            ranks[1..].iter().map(|r| LocalInbox::create(&[Rank(0)], *r, true).unwrap()).collect();
         let opened = others.iter().zip(&ranks[1..]);
         let opened = opened.map(|(other, r)| (*r, PeerInbox::open(&other.address(), Rank(0)).unwrap())).collect();
         let mut transport = LocalTransport::open(Rank(0), inbox, opened);
@@ -249,7 +250,7 @@ fn message() -> Vec<u8> {
     message
 }
 
-fn side(inbox: Inbox, rank: Rank, peer: Rank, address: &str, quick: bool) -> (Side, u64) {
+fn side(inbox: LocalInbox, rank: Rank, peer: Rank, address: &str, quick: bool) -> (Side, u64) {
     let (inbox_hex, addr) = address.trim().split_once(' ').unwrap();
     let peer_inbox = PeerInbox::open(&InboxAddress::decode(&unhex(inbox_hex)).unwrap(), rank).unwrap();
     let transport = LocalTransport::open(rank, inbox, vec![(peer, peer_inbox)]);
@@ -257,15 +258,15 @@ fn side(inbox: Inbox, rank: Rank, peer: Rank, address: &str, quick: bool) -> (Si
     (Side { transport, target, peer, quick }, addr.parse().unwrap())
 }
 
-fn announce(inbox: &Inbox, message: &mut [u8]) -> String {
+fn announce(inbox: &LocalInbox, message: &mut [u8]) -> String {
     format!("{} {}", hex(&inbox.address().encode()), message.as_mut_ptr().expose_provenance())
 }
 
-fn inbox(rank: u32, peer: u32) -> Inbox {
+fn inbox(rank: u32, peer: u32) -> LocalInbox {
     let ring = std::env::var("RING_BYTES").ok().and_then(|text| text.parse().ok());
     let mut options = InboxOptions::for_peers(1);
     options.ring_bytes = ring.unwrap_or(options.ring_bytes);
-    Inbox::with_options(&[Rank(peer)], Rank(rank), false, options).unwrap()
+    LocalInbox::with_options(&[Rank(peer)], Rank(rank), false, options).unwrap()
 }
 
 fn main() {

@@ -9,9 +9,9 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidemill_net::rendezvous::{JobKey, Secret};
-use tidemill_net::tcp::{Listener, TcpTransport};
-use tidemill_net::{Header, Kind, Push, Rank, Sink, Transport, TransportError};
+use tidemill_net::rendezvous::{JobKey, JobSecret};
+use tidemill_net::tcp::{PeerListener, TcpTransport};
+use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
 /// Counts frames and puts all payloads into one place.
 struct Target {
@@ -19,15 +19,15 @@ struct Target {
     buffer: Vec<u8>,
 }
 
-impl Sink for Target {
-    fn frame(&mut self, _: Rank, _: &Header, payload: &[u8]) {
+impl FrameSink for Target {
+    fn frame(&mut self, _: Rank, _: &FrameHeader, payload: &[u8]) {
         self.frames += 1;
         self.buffer[..payload.len()].copy_from_slice(payload);
     }
-    fn begin(&mut self, _: Rank, _: &Header) -> *mut u8 {
+    fn begin(&mut self, _: Rank, _: &FrameHeader) -> *mut u8 {
         self.buffer.as_mut_ptr()
     }
-    fn landed(&mut self, _: Rank, _: &Header) {
+    fn landed(&mut self, _: Rank, _: &FrameHeader) {
         self.frames += 1;
     }
     fn lost(&mut self, error: TransportError) {
@@ -45,9 +45,9 @@ struct Framed(TcpTransport, Rank, Target);
 
 impl End for Framed {
     fn send(&mut self, bytes: &[u8]) {
-        let header = Header::new(Kind::Eager, bytes.len() as u64);
+        let header = FrameHeader::new(FrameKind::Eager, bytes.len() as u64);
         let mut sent = 0;
-        while self.0.push(self.1, &header, bytes, &mut sent).unwrap() == Push::Blocked {
+        while self.0.push(self.1, &header, bytes, &mut sent).unwrap() == PushResult::Blocked {
             thread::yield_now();
         }
     }
@@ -86,8 +86,8 @@ impl End for Plain {
 const LEN_MAX: usize = 1 << 20;
 
 fn framed() -> [Box<dyn End>; 2] {
-    let key = JobKey::new(&Secret::random(), "bench");
-    let listen = || Listener::bind(&[Ipv4Addr::LOCALHOST.into()]).unwrap();
+    let key = JobKey::new(&JobSecret::random(), "bench");
+    let listen = || PeerListener::bind(&[Ipv4Addr::LOCALHOST.into()]).unwrap();
     let ((l0, a0), (l1, a1)) = (listen(), listen());
     let wait = Duration::from_secs(10);
     let end = |t, peer| Box::new(Framed(t, peer, Target { frames: 0, buffer: vec![0; LEN_MAX] })) as Box<dyn End>;

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use tidemill_net::environment::Launch;
+use tidemill_net::environment::LaunchContext;
 use tidemill_net::rendezvous::join_launched;
-use tidemill_net::topology::Placement;
-use tidemill_net::{ControlEvent, Target};
+use tidemill_net::topology::WorkerPlacement;
+use tidemill_net::{ControlEvent, MessageTarget};
 
 fn main() -> ExitCode {
     match run() {
@@ -22,20 +22,20 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let launch = Launch::from_process()?;
+    let launch = LaunchContext::from_process()?;
     let launcher = launch.launcher;
     let mut control = join_launched(launch)?;
-    let everybody = control.allgather(&Placement::here().encode())?;
+    let everybody = control.allgather(&WorkerPlacement::here().encode())?;
     let (rank, size) = (control.rank(), control.size());
     let hosts: std::collections::BTreeSet<_> =
-        everybody.iter().filter_map(|b| Placement::decode(b)).map(|p| p.host).collect();
+        everybody.iter().filter_map(|b| WorkerPlacement::decode(b)).map(|p| p.host).collect();
     println!("rank {rank} of {size} on {} host(s), started by {launcher}", hosts.len());
 
     // Nobody leaves before everybody has heard from everybody.
     let (sender, events) = channel();
     let sender = std::sync::Mutex::new(sender);
     let handle = control.start(Box::new(move |event| drop(sender.lock().expect("never poisoned").send(event))))?;
-    handle.send(Target::All, b"hello")?;
+    handle.send(MessageTarget::All, b"hello")?;
     let mut greetings = 1;
     while greetings < size {
         match events.recv_timeout(Duration::from_secs(30))? {

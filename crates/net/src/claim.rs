@@ -28,26 +28,26 @@ pub type ClaimWords = [AtomicU64; 2];
 
 /// One side's view of a claim. Both sides may use all of it, but only the receiver may `start`.
 #[derive(Clone, Debug)]
-pub struct Claim<W> {
+pub struct ChunkClaim<W> {
     words: W,
 }
 
 /// One transfer: its generation, which travels from the receiver to the sender, and its number of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct ChunkTransfer {
     /// Less than 2^24.
     pub generation: u32,
     /// At most [`CHUNKS_MAX`].
     pub chunks: u32,
 }
 
-impl Transfer {
+impl ChunkTransfer {
     fn base(self) -> u64 {
         ((self.generation & GENERATION_MASK) as u64) << GENERATION_SHIFT
     }
 }
 
-impl<W: std::ops::Deref<Target = ClaimWords>> Claim<W> {
+impl<W: std::ops::Deref<Target = ClaimWords>> ChunkClaim<W> {
     /// A claim over `words`.
     pub(crate) fn over(words: W) -> Self {
         Self { words }
@@ -58,10 +58,10 @@ impl<W: std::ops::Deref<Target = ClaimWords>> Claim<W> {
     ///
     /// # Panics
     /// If `chunks` is over [`CHUNKS_MAX`].
-    pub fn start(&self, chunks: u32) -> Transfer {
+    pub fn start(&self, chunks: u32) -> ChunkTransfer {
         assert!(chunks <= CHUNKS_MAX, "{chunks} chunks");
         let before = (self.words[0].load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32;
-        let transfer = Transfer { generation: before.wrapping_add(1) & GENERATION_MASK, chunks };
+        let transfer = ChunkTransfer { generation: before.wrapping_add(1) & GENERATION_MASK, chunks };
         let base = transfer.base();
         // `finished` first: whoever takes a chunk of the new generation must be able to count it.
         self.words[1].store(base, Ordering::Relaxed);
@@ -71,18 +71,18 @@ impl<W: std::ops::Deref<Target = ClaimWords>> Claim<W> {
 
     /// Takes the first untaken chunk. The receiver's end.
     #[inline]
-    pub fn take_front(&self, transfer: Transfer) -> Option<u32> {
+    pub fn take_front(&self, transfer: ChunkTransfer) -> Option<u32> {
         self.take(transfer, |front, back| (front, front + 1, back))
     }
 
     /// Takes the last untaken chunk. The sender's end.
     #[inline]
-    pub fn take_back(&self, transfer: Transfer) -> Option<u32> {
+    pub fn take_back(&self, transfer: ChunkTransfer) -> Option<u32> {
         self.take(transfer, |front, back| (back - 1, front, back - 1))
     }
 
     #[inline]
-    fn take(&self, transfer: Transfer, choose: impl Fn(u64, u64) -> (u64, u64, u64)) -> Option<u32> {
+    fn take(&self, transfer: ChunkTransfer, choose: impl Fn(u64, u64) -> (u64, u64, u64)) -> Option<u32> {
         let base = transfer.base();
         let mut seen = self.words[0].load(Ordering::Acquire);
         loop {
@@ -110,7 +110,7 @@ impl<W: std::ops::Deref<Target = ClaimWords>> Claim<W> {
     /// Whether all chunks of the transfer are copied, by either side. Acquire: the copies are visible then. A later
     /// generation means that the receiver has seen this one complete.
     #[inline]
-    pub fn is_complete(&self, transfer: Transfer) -> bool {
+    pub fn is_complete(&self, transfer: ChunkTransfer) -> bool {
         let finished = self.words[1].load(Ordering::Acquire);
         finished & !COUNT_MASK != transfer.base() || finished & COUNT_MASK == transfer.chunks as u64
     }

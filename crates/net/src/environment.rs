@@ -22,11 +22,14 @@ use std::os::fd::RawFd;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::rendezvous::{JOIN_TIMEOUT, Secret};
+use crate::secret::JobSecret;
 use crate::{FAILURE_TIMEOUT, Rank};
 
 /// The variables of a process.
 pub type Variables = BTreeMap<String, String>;
+
+/// How long workers wait for each other, unless told otherwise (`TIDEMILL_JOIN_TIMEOUT`, in seconds).
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What started this worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +64,7 @@ impl fmt::Display for Launcher {
 
 /// How a worker learns where rank 0 listens and what the secret is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Meeting {
+pub enum MeetingPoint {
     /// A job of one worker needs neither.
     Alone,
     /// Both were given.
@@ -69,7 +72,7 @@ pub enum Meeting {
         /// `host:port`; several, separated by commas, are tried in turn.
         root: String,
         /// The job's secret.
-        secret: Secret,
+        secret: JobSecret,
         /// On rank 0: a listening socket inherited from the launcher.
         listen_fd: Option<RawFd>,
     },
@@ -95,7 +98,7 @@ pub enum Meeting {
 
 /// What the launcher said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub struct LaunchContext {
     /// Who started this worker.
     pub launcher: Launcher,
     /// This worker's number.
@@ -109,7 +112,7 @@ pub struct Launch {
     /// The job's name.
     pub job: String,
     /// How the workers meet.
-    pub meeting: Meeting,
+    pub meeting: MeetingPoint,
     /// How long workers wait for each other at the start.
     pub join_timeout: Duration,
     /// Silence after which a worker counts as lost.
@@ -177,9 +180,9 @@ pub enum EnvironmentError {
 }
 
 /// Reads variables and remembers what they are called, for error messages.
-struct Reader<'a>(&'a Variables);
+struct VariableReader<'a>(&'a Variables);
 
-impl<'a> Reader<'a> {
+impl<'a> VariableReader<'a> {
     /// The value, if it is set and not empty.
     fn text(&self, name: &str) -> Option<&'a str> {
         self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
@@ -220,9 +223,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn secret(&self) -> Result<Option<Secret>, EnvironmentError> {
+    fn secret(&self) -> Result<Option<JobSecret>, EnvironmentError> {
         let Some(text) = self.text("TIDEMILL_SECRET") else { return Ok(None) };
-        Secret::from_hex(text).map(Some).ok_or_else(|| EnvironmentError::Malformed {
+        JobSecret::from_hex(text).map(Some).ok_or_else(|| EnvironmentError::Malformed {
             name: "TIDEMILL_SECRET".into(),
             value: "(not shown)".into(),
             expected: "64 hexadecimal digits",
@@ -230,23 +233,23 @@ impl<'a> Reader<'a> {
     }
 
     /// What was given to meet by, for launchers that have nothing, or nothing better.
-    fn given(&self) -> Result<Option<Meeting>, EnvironmentError> {
+    fn given(&self) -> Result<Option<MeetingPoint>, EnvironmentError> {
         let (Some(root), Some(secret)) = (self.text("TIDEMILL_ROOT"), self.secret()?) else { return Ok(None) };
-        Ok(Some(Meeting::Given { root: root.into(), secret, listen_fd: None }))
+        Ok(Some(MeetingPoint::Given { root: root.into(), secret, listen_fd: None }))
     }
 }
 
-impl Launch {
+impl LaunchContext {
     /// What the environment of this process says.
     ///
     /// # Errors
     /// [`EnvironmentError`], which names the variable and the remedy.
-    pub fn from_process() -> Result<Launch, EnvironmentError> {
+    pub fn from_process() -> Result<LaunchContext, EnvironmentError> {
         // Other variables may be any bytes; ours are text.
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
-        Launch::from_environment(&std::env::vars_os().filter_map(text).collect())
+        LaunchContext::from_environment(&std::env::vars_os().filter_map(text).collect())
     }
 
     /// What `variables` say. A pure function.
@@ -263,8 +266,8 @@ impl Launch {
     /// assert_eq!((launch.launcher, launch.rank.0, launch.size), (Launcher::OpenMpi, 1, 4));
     /// assert_eq!(launch.meeting, Meeting::SameHost { witness: None });
     /// ```
-    pub fn from_environment(variables: &Variables) -> Result<Launch, EnvironmentError> {
-        let env = Reader(variables);
+    pub fn from_environment(variables: &Variables) -> Result<LaunchContext, EnvironmentError> {
+        let env = VariableReader(variables);
         let mut found = None;
         for launcher in [tidemill, open_mpi, hydra, slurm, torch] {
             if found.is_none() {
@@ -272,16 +275,16 @@ impl Launch {
             }
         }
         let found = found.map_or_else(|| alone(&env), Ok)?;
-        let Found { launcher, rank, size, local_rank, local_size, job, meeting } = found;
+        let LauncherVariables { launcher, rank, size, local_rank, local_size, job, meeting } = found;
         if rank >= size {
             return Err(EnvironmentError::RankOutOfRange { launcher, rank, size });
         }
         let meeting = match (size, env.text("TIDEMILL_BOOTSTRAP")) {
-            (1, _) => Meeting::Alone,
+            (1, _) => MeetingPoint::Alone,
             (_, None) => meeting,
-            (_, Some("same-host")) => Meeting::SameHost { witness: pmi_fd(&env)? },
-            (_, Some("pmix")) => Meeting::Pmix,
-            (_, Some("pmi")) => Meeting::Pmi1 {
+            (_, Some("same-host")) => MeetingPoint::SameHost { witness: pmi_fd(&env)? },
+            (_, Some("pmix")) => MeetingPoint::Pmix,
+            (_, Some("pmi")) => MeetingPoint::Pmi1 {
                 fd: pmi_fd(&env)?.ok_or_else(|| EnvironmentError::Missing {
                     present: "TIDEMILL_BOOTSTRAP".into(),
                     missing: "PMI_FD".into(),
@@ -297,7 +300,7 @@ impl Launch {
                 });
             }
         };
-        Ok(Launch {
+        Ok(LaunchContext {
             launcher,
             rank: Rank(rank),
             size,
@@ -316,7 +319,7 @@ impl Launch {
     }
 }
 
-fn location(env: &Reader<'_>, launcher: Launcher) -> Result<Option<String>, EnvironmentError> {
+fn location(env: &VariableReader<'_>, launcher: Launcher) -> Result<Option<String>, EnvironmentError> {
     let path = |parts: &[&str]| {
         let is_name = |part: &&str| !part.is_empty() && !part.contains(|c: char| c.is_whitespace() || c.is_control());
         parts.iter().all(is_name).then(|| parts.join("/"))
@@ -339,23 +342,23 @@ fn location(env: &Reader<'_>, launcher: Launcher) -> Result<Option<String>, Envi
     Ok(path(&parts).filter(|path| !path.is_empty()))
 }
 
-struct Found {
+struct LauncherVariables {
     launcher: Launcher,
     rank: u32,
     size: u32,
     local_rank: Option<u32>,
     local_size: Option<u32>,
     job: String,
-    meeting: Meeting,
+    meeting: MeetingPoint,
 }
 
-fn tidemill(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
+fn tidemill(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let remedy = "start the program with `tidemill run -n N`, or set both";
     let Some((rank, size)) = env.pair("TIDEMILL_RANK", "TIDEMILL_SIZE", remedy)? else { return Ok(None) };
     let listen_fd = if rank == 0 { env.parse("TIDEMILL_LISTEN_FD", "a file descriptor")? } else { None };
     let meeting = match env.given()? {
-        _ if size == 1 => Meeting::Alone,
-        Some(Meeting::Given { root, secret, .. }) => Meeting::Given { root, secret, listen_fd },
+        _ if size == 1 => MeetingPoint::Alone,
+        Some(MeetingPoint::Given { root, secret, .. }) => MeetingPoint::Given { root, secret, listen_fd },
         _ => {
             let name = if env.has("TIDEMILL_ROOT") { "TIDEMILL_SECRET" } else { "TIDEMILL_ROOT" };
             return Err(EnvironmentError::Missing {
@@ -367,7 +370,7 @@ fn tidemill(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
             });
         }
     };
-    Ok(Some(Found {
+    Ok(Some(LauncherVariables {
         launcher: Launcher::Tidemill,
         rank,
         size,
@@ -378,7 +381,7 @@ fn tidemill(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     }))
 }
 
-fn open_mpi(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
+fn open_mpi(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let remedy = "start the program with `mpirun -n N`";
     let Some((rank, size)) = env.pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy)? else { return Ok(None) };
     let tasks = env.number("SLURM_STEP_NUM_TASKS")?.unwrap_or(1);
@@ -391,11 +394,11 @@ fn open_mpi(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     let local_size = env.number("OMPI_COMM_WORLD_LOCAL_SIZE")?;
     let meeting = match env.given()? {
         Some(given) => given,
-        None if local_size == Some(size) => Meeting::SameHost { witness: None },
-        None => Meeting::Pmix,
+        None if local_size == Some(size) => MeetingPoint::SameHost { witness: None },
+        None => MeetingPoint::Pmix,
     };
     let space = env.text("PMIX_NAMESPACE").or_else(|| env.text("OMPI_MCA_ess_base_jobid"));
-    Ok(Some(Found {
+    Ok(Some(LauncherVariables {
         launcher: Launcher::OpenMpi,
         rank,
         size,
@@ -407,11 +410,11 @@ fn open_mpi(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     }))
 }
 
-fn pmi_fd(env: &Reader<'_>) -> Result<Option<RawFd>, EnvironmentError> {
+fn pmi_fd(env: &VariableReader<'_>) -> Result<Option<RawFd>, EnvironmentError> {
     env.parse("PMI_FD", "a file descriptor")
 }
 
-fn hydra(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
+fn hydra(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     // srun with PMI-2 sets these as well; hydra that was started by srun says more of its own.
     let by_hydra = env.has("HYDI_CONTROL_FD") || env.has("MPI_LOCALNRANKS");
     if env.has("SLURM_STEP_ID") && env.has("SLURM_PROCID") && !by_hydra {
@@ -423,9 +426,9 @@ fn hydra(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     let fd = pmi_fd(env)?;
     let meeting = match (env.given()?, fd) {
         (Some(given), _) => given,
-        (None, Some(fd)) if local_size == Some(size) => Meeting::SameHost { witness: Some(fd) },
-        (None, Some(fd)) => Meeting::Pmi1 { fd },
-        (None, None) if size == 1 => Meeting::Alone,
+        (None, Some(fd)) if local_size == Some(size) => MeetingPoint::SameHost { witness: Some(fd) },
+        (None, Some(fd)) => MeetingPoint::Pmi1 { fd },
+        (None, None) if size == 1 => MeetingPoint::Alone,
         (None, None) => {
             return Err(EnvironmentError::NoMeeting {
                 reason: "PMI_RANK is set but PMI_FD is not".into(),
@@ -433,7 +436,7 @@ fn hydra(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
             });
         }
     };
-    Ok(Some(Found {
+    Ok(Some(LauncherVariables {
         launcher: Launcher::Hydra,
         rank,
         size,
@@ -451,7 +454,7 @@ fn give_root_and_secret() -> String {
         .into()
 }
 
-fn slurm(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
+fn slurm(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let tasks = match env.number("SLURM_STEP_NUM_TASKS")? {
         Some(tasks) => Some(tasks),
         None => env.number("SLURM_NTASKS")?,
@@ -479,12 +482,12 @@ fn slurm(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     };
     let meeting = match env.given()? {
         Some(given) => given,
-        None if size == 1 => Meeting::Alone,
-        None if nodes == Some(1) => Meeting::SameHost { witness: None },
-        None if env.has("PMIX_NAMESPACE") => Meeting::Pmix,
+        None if size == 1 => MeetingPoint::Alone,
+        None if nodes == Some(1) => MeetingPoint::SameHost { witness: None },
+        None if env.has("PMIX_NAMESPACE") => MeetingPoint::Pmix,
         None => match (pmi_fd(env)?, master(env)?) {
-            (Some(fd), _) => Meeting::Pmi1 { fd },
-            (None, Some(root)) => Meeting::Unprotected { root },
+            (Some(fd), _) => MeetingPoint::Pmi1 { fd },
+            (None, Some(root)) => MeetingPoint::Unprotected { root },
             (None, None) => {
                 return Err(EnvironmentError::NoMeeting {
                     reason: "srun offers neither PMIx nor PMI".into(),
@@ -494,7 +497,7 @@ fn slurm(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
         },
     };
     let job = env.text("SLURM_JOB_ID").or_else(|| env.text("SLURM_JOBID")).unwrap_or("-");
-    Ok(Some(Found {
+    Ok(Some(LauncherVariables {
         launcher: Launcher::Slurm,
         rank,
         size,
@@ -507,7 +510,7 @@ fn slurm(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
 
 /// How many tasks of the step are on this host: `SLURM_STEP_TASKS_PER_NODE` is a list such as `2(x3),1`, for three
 /// hosts with two tasks each and one with one.
-fn tasks_here(env: &Reader<'_>) -> Result<Option<u32>, EnvironmentError> {
+fn tasks_here(env: &VariableReader<'_>) -> Result<Option<u32>, EnvironmentError> {
     let (Some(list), Some(node)) = (env.text("SLURM_STEP_TASKS_PER_NODE"), env.number("SLURM_NODEID")?) else {
         return Ok(None);
     };
@@ -527,7 +530,7 @@ fn tasks_here(env: &Reader<'_>) -> Result<Option<u32>, EnvironmentError> {
 }
 
 /// `MASTER_ADDR:MASTER_PORT`. Behind torchrun's own store, which listens on that very port, the next one is ours.
-fn master(env: &Reader<'_>) -> Result<Option<String>, EnvironmentError> {
+fn master(env: &VariableReader<'_>) -> Result<Option<String>, EnvironmentError> {
     let Some(host) = env.text("MASTER_ADDR") else { return Ok(None) };
     let Some(port) = env.parse::<u16>("MASTER_PORT", "a port number")? else { return Ok(None) };
     let taken = env.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
@@ -535,7 +538,7 @@ fn master(env: &Reader<'_>) -> Result<Option<String>, EnvironmentError> {
     Ok(Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }))
 }
 
-fn torch(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
+fn torch(env: &VariableReader<'_>) -> Result<Option<LauncherVariables>, EnvironmentError> {
     let (rank, size) = match (env.number("RANK"), env.number("WORLD_SIZE")) {
         (Ok(Some(rank)), Ok(Some(size))) => (rank, size),
         // RANK alone is a common word; WORLD_SIZE is not.
@@ -556,11 +559,11 @@ fn torch(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     let here = local_size == Some(size) || host.is_some_and(|h| matches!(h, "localhost" | "127.0.0.1" | "::1"));
     let meeting = match (env.given()?, master(env)?, env.secret()?) {
         (Some(given), ..) => given,
-        _ if size == 1 => Meeting::Alone,
+        _ if size == 1 => MeetingPoint::Alone,
         // Who gives a secret may mean workers that a meeting point of this host does not reach, in a container say.
-        (None, Some(root), Some(secret)) => Meeting::Given { root, secret, listen_fd: None },
-        _ if here => Meeting::SameHost { witness: None },
-        (None, Some(root), None) => Meeting::Unprotected { root },
+        (None, Some(root), Some(secret)) => MeetingPoint::Given { root, secret, listen_fd: None },
+        _ if here => MeetingPoint::SameHost { witness: None },
+        (None, Some(root), None) => MeetingPoint::Unprotected { root },
         (None, None, _) => {
             return Err(EnvironmentError::Missing {
                 present: "WORLD_SIZE".into(),
@@ -569,7 +572,7 @@ fn torch(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
             });
         }
     };
-    Ok(Some(Found {
+    Ok(Some(LauncherVariables {
         launcher: Launcher::Torch,
         rank,
         size,
@@ -580,7 +583,7 @@ fn torch(env: &Reader<'_>) -> Result<Option<Found>, EnvironmentError> {
     }))
 }
 
-fn alone(env: &Reader<'_>) -> Result<Found, EnvironmentError> {
+fn alone(env: &VariableReader<'_>) -> Result<LauncherVariables, EnvironmentError> {
     // A launcher that says where to meet meant more than one worker.
     if let Some(name) = ["TIDEMILL_ROOT", "TIDEMILL_LISTEN_FD"].into_iter().find(|name| env.has(name)) {
         return Err(EnvironmentError::Missing {
@@ -589,23 +592,23 @@ fn alone(env: &Reader<'_>) -> Result<Found, EnvironmentError> {
             remedy: "set both, or start the program with a launcher that sets a rank and a size".into(),
         });
     }
-    let (launcher, meeting, job) = (Launcher::None, Meeting::Alone, "alone".into());
-    Ok(Found { launcher, rank: 0, size: 1, local_rank: Some(0), local_size: Some(1), job, meeting })
+    let (launcher, meeting, job) = (Launcher::None, MeetingPoint::Alone, "alone".into());
+    Ok(LauncherVariables { launcher, rank: 0, size: 1, local_rank: Some(0), local_size: Some(1), job, meeting })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Launch, EnvironmentError> {
+    fn read(text: &str) -> Result<LaunchContext, EnvironmentError> {
         let variables = text.split_whitespace().map(|pair| {
             let (name, value) = pair.split_once('=').expect("NAME=value");
             (name.to_owned(), value.to_owned())
         });
-        Launch::from_environment(&variables.collect())
+        LaunchContext::from_environment(&variables.collect())
     }
 
-    fn good(text: &str) -> Launch {
+    fn good(text: &str) -> LaunchContext {
         read(text).unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
@@ -617,7 +620,7 @@ mod tests {
         format!("TIDEMILL_SECRET={}", "ab".repeat(32))
     }
 
-    const SAME_HOST: Meeting = Meeting::SameHost { witness: None };
+    const SAME_HOST: MeetingPoint = MeetingPoint::SameHost { witness: None };
     const SRUN: &str = "SLURM_JOB_ID=7 SLURM_STEP_ID=2 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=1";
     const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 PMIX_NAMESPACE=99";
     const HYDRA: &str = "PMI_RANK=3 PMI_SIZE=4 PMI_FD=9 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1";
@@ -628,7 +631,7 @@ mod tests {
         for text in ["", "RANK=3", "HOME=/ SLURM_NTASKS=1 SLURM_JOB_ID=3", "WORLD_SIZE=1"] {
             let launch = good(text);
             assert_eq!((launch.launcher, launch.rank.0, launch.size), (Launcher::None, 0, 1), "{text}");
-            assert_eq!(launch.meeting, Meeting::Alone);
+            assert_eq!(launch.meeting, MeetingPoint::Alone);
         }
     }
 
@@ -638,12 +641,12 @@ mod tests {
         let launch =
             good(&format!("{common} TIDEMILL_RANK=0 TIDEMILL_LISTEN_FD=5 TIDEMILL_LOCAL_RANK=0 TIDEMILL_LOCAL_SIZE=2"));
         assert_eq!((launch.launcher, launch.job.as_str(), launch.local_size), (Launcher::Tidemill, "j", Some(2)));
-        let Meeting::Given { root, listen_fd, .. } = launch.meeting else { panic!() };
+        let MeetingPoint::Given { root, listen_fd, .. } = launch.meeting else { panic!() };
         assert_eq!((root.as_str(), listen_fd), ("10.0.0.1:99", Some(5)));
         // The others may inherit the variable; the descriptor is rank 0's.
         let launch = good(&format!("{common} TIDEMILL_RANK=3 TIDEMILL_LISTEN_FD=5"));
-        assert!(matches!(launch.meeting, Meeting::Given { listen_fd: None, .. }));
-        assert_eq!(good("TIDEMILL_RANK=0 TIDEMILL_SIZE=1").meeting, Meeting::Alone);
+        assert!(matches!(launch.meeting, MeetingPoint::Given { listen_fd: None, .. }));
+        assert_eq!(good("TIDEMILL_RANK=0 TIDEMILL_SIZE=1").meeting, MeetingPoint::Alone);
         // It stands above what a batch system left behind.
         let launch = good(&format!("{common} TIDEMILL_RANK=3 {SRUN} {OPEN_MPI} {TORCH}"));
         assert_eq!((launch.launcher, launch.rank.0), (Launcher::Tidemill, 3));
@@ -671,15 +674,15 @@ mod tests {
             (Launcher::OpenMpi, 2, 4, Some(2))
         );
         assert_eq!(launch.meeting, SAME_HOST);
-        assert_eq!(good(&format!("{OPEN_MPI} OMPI_COMM_WORLD_LOCAL_SIZE=2")).meeting, Meeting::Pmix);
-        assert_eq!(good(HYDRA).meeting, Meeting::Pmi1 { fd: 9 });
+        assert_eq!(good(&format!("{OPEN_MPI} OMPI_COMM_WORLD_LOCAL_SIZE=2")).meeting, MeetingPoint::Pmix);
+        assert_eq!(good(HYDRA).meeting, MeetingPoint::Pmi1 { fd: 9 });
         let one_host = HYDRA.replace("NRANKS=2", "NRANKS=4");
-        assert_eq!(good(&one_host).meeting, Meeting::SameHost { witness: Some(9) });
+        assert_eq!(good(&one_host).meeting, MeetingPoint::SameHost { witness: Some(9) });
         assert!(bad("PMI_RANK=1 PMI_SIZE=2").contains("TIDEMILL_ROOT"));
         // What a user gave beats what the launcher offers.
         let given = format!("TIDEMILL_ROOT=a:1 {}", secret());
         for launcher in [OPEN_MPI, HYDRA, SRUN, TORCH] {
-            assert!(matches!(good(&format!("{launcher} {given}")).meeting, Meeting::Given { .. }), "{launcher}");
+            assert!(matches!(good(&format!("{launcher} {given}")).meeting, MeetingPoint::Given { .. }), "{launcher}");
         }
         // mpirun inside of a batch job or started by srun's environment.
         assert_eq!(good(&format!("{OPEN_MPI} SLURM_NTASKS=8 SLURM_JOB_ID=1")).launcher, Launcher::OpenMpi);
@@ -692,10 +695,10 @@ mod tests {
         assert_eq!((one.launcher, one.rank.0, one.size, one.job.as_str()), (Launcher::Slurm, 1, 4, "slurm 7.2"));
         assert_eq!(one.meeting, SAME_HOST);
         let many = format!("{SRUN} SLURM_STEP_NUM_NODES=2");
-        assert_eq!(good(&format!("{many} PMIX_NAMESPACE=s")).meeting, Meeting::Pmix);
-        assert_eq!(good(&format!("{many} PMI_FD=8 PMI_RANK=1 PMI_SIZE=4")).meeting, Meeting::Pmi1 { fd: 8 });
+        assert_eq!(good(&format!("{many} PMIX_NAMESPACE=s")).meeting, MeetingPoint::Pmix);
+        assert_eq!(good(&format!("{many} PMI_FD=8 PMI_RANK=1 PMI_SIZE=4")).meeting, MeetingPoint::Pmi1 { fd: 8 });
         let master = good(&format!("{many} MASTER_ADDR=n1 MASTER_PORT=5"));
-        assert_eq!(master.meeting, Meeting::Unprotected { root: "n1:5".into() });
+        assert_eq!(master.meeting, MeetingPoint::Unprotected { root: "n1:5".into() });
         assert!(bad(&many).contains("--mpi=pmix"));
         // How many workers this host has decides how many threads each of them starts.
         for (node, tasks) in [("0", Some(2)), ("2", Some(2)), ("3", Some(1)), ("4", None)] {
@@ -709,7 +712,7 @@ mod tests {
         assert_eq!(good(&format!("{OPEN_MPI} SLURM_CPUS_PER_TASK=6")).granted, None);
         // A step of one task within a larger job is what it looks like.
         let single = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4";
-        assert_eq!(good(single).meeting, Meeting::Alone);
+        assert_eq!(good(single).meeting, MeetingPoint::Alone);
     }
 
     /// A wrong place would draw copies to the far end of the network.
@@ -754,7 +757,7 @@ mod tests {
             let error = bad(text);
             assert!(error.contains("job of one worker") && error.contains(remedy), "{text}: {error}");
             assert!(error.contains("TIDEMILL_SIZE=1"), "the way out is named: {error}");
-            assert_eq!(good(&format!("{text} TIDEMILL_RANK=0 TIDEMILL_SIZE=1")).meeting, Meeting::Alone);
+            assert_eq!(good(&format!("{text} TIDEMILL_RANK=0 TIDEMILL_SIZE=1")).meeting, MeetingPoint::Alone);
         }
     }
 
@@ -762,17 +765,17 @@ mod tests {
     fn torchrun_and_kubernetes() {
         let launch = good(TORCH);
         assert_eq!((launch.launcher, launch.rank.0, launch.size), (Launcher::Torch, 1, 4));
-        assert_eq!(launch.meeting, Meeting::Unprotected { root: "node7:29500".into() });
+        assert_eq!(launch.meeting, MeetingPoint::Unprotected { root: "node7:29500".into() });
         assert!(
-            matches!(good(&format!("{TORCH} {}", secret())).meeting, Meeting::Given { root, .. } if root == "node7:29500")
+            matches!(good(&format!("{TORCH} {}", secret())).meeting, MeetingPoint::Given { root, .. } if root == "node7:29500")
         );
         // torchrun's own store listens on the port it announces.
         let store = good(&format!("{TORCH} TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=r"));
-        assert_eq!(store.meeting, Meeting::Unprotected { root: "node7:29501".into() });
+        assert_eq!(store.meeting, MeetingPoint::Unprotected { root: "node7:29501".into() });
         assert_eq!(good(&format!("{TORCH} LOCAL_WORLD_SIZE=4")).meeting, SAME_HOST);
         assert_eq!(good(&TORCH.replace("node7", "localhost")).meeting, SAME_HOST);
         assert!(
-            matches!(good(&TORCH.replace("node7", "fd00::7")).meeting, Meeting::Unprotected { root } if root == "[fd00::7]:29500")
+            matches!(good(&TORCH.replace("node7", "fd00::7")).meeting, MeetingPoint::Unprotected { root } if root == "[fd00::7]:29500")
         );
         assert!(bad("RANK=0 WORLD_SIZE=2").contains("MASTER_ADDR"));
         assert!(bad("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a").contains("MASTER_PORT"));
@@ -788,10 +791,10 @@ mod tests {
             assert!(bad(&format!("TIDEMILL_FAILURE_TIMEOUT={value}")).contains("seconds"), "{value}");
         }
         assert_eq!(good(&format!("{OPEN_MPI} TIDEMILL_BOOTSTRAP=same-host")).meeting, SAME_HOST);
-        assert_eq!(good(&format!("{HYDRA} TIDEMILL_BOOTSTRAP=pmi")).meeting, Meeting::Pmi1 { fd: 9 });
+        assert_eq!(good(&format!("{HYDRA} TIDEMILL_BOOTSTRAP=pmi")).meeting, MeetingPoint::Pmi1 { fd: 9 });
         assert!(bad(&format!("{OPEN_MPI} TIDEMILL_BOOTSTRAP=pmi")).contains("PMI_FD"));
         assert!(bad(&format!("{OPEN_MPI} TIDEMILL_BOOTSTRAP=smoke")).contains("same-host, pmix or pmi"));
         // Empty means unset, as launchers and shells like to do it.
-        assert_eq!(good("TIDEMILL_RANK= TIDEMILL_SIZE= RANK= WORLD_SIZE=").meeting, Meeting::Alone);
+        assert_eq!(good("TIDEMILL_RANK= TIDEMILL_SIZE= RANK= WORLD_SIZE=").meeting, MeetingPoint::Alone);
     }
 }

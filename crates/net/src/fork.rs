@@ -1,9 +1,9 @@
 //! What `fork` may not break. A forked child shares the parent's sockets: if it used them it would corrupt the parent's
 //! streams, and as long as it merely kept them open the parent's death would go unnoticed by its peers.
 //!
-//! So descriptors that belong to the job are [`Guarded`]: in a forked child they are replaced by `/dev/null` before any
-//! other code runs, and [`Origin::check`] makes every later use in the child an error. Numbers stay valid, so that
-//! destructors in the child close what they own and nothing else.
+//! So descriptors that belong to the job are [`PrivateFd`]: in a forked child they are replaced by `/dev/null` before
+//! any other code runs, and [`ForkOrigin::check`] makes every later use in the child an error. Numbers stay valid, so
+//! that destructors in the child close what they own and nothing else.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -41,7 +41,7 @@ extern "C" fn in_child() {
             let fd = (word_index * 64 + bits.trailing_zeros() as usize) as RawFd;
             bits &= bits - 1;
             if let Some(null) = null {
-                // SAFETY: `fd` is open and owned by a `Guarded` of this process image, which never hands it out by
+                // SAFETY: `fd` is open and owned by a `PrivateFd` of this process image, which never hands it out by
                 // value; `dup3` swaps what it refers to, so the owner's later `close` stays correct.
                 unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
             }
@@ -51,20 +51,20 @@ extern "C" fn in_child() {
 
 /// A descriptor that a forked child must not keep. Derefs to what it wraps.
 #[derive(Debug)]
-pub(crate) struct Guarded<T: AsFd>(T);
+pub(crate) struct PrivateFd<T: AsFd>(T);
 
-impl<T: AsFd> Guarded<T> {
+impl<T: AsFd> PrivateFd<T> {
     pub(crate) fn new(inner: T) -> Self {
         arm();
         let fd = inner.as_fd().as_raw_fd() as usize;
         if fd < FDS_MAX {
             GUARDED[fd / 64].fetch_or(1 << (fd % 64), Ordering::Relaxed);
         }
-        Guarded(inner)
+        PrivateFd(inner)
     }
 }
 
-impl<T: AsFd> Drop for Guarded<T> {
+impl<T: AsFd> Drop for PrivateFd<T> {
     fn drop(&mut self) {
         // Before the close, or a descriptor opened by another thread in between would be replaced in a child.
         let fd = self.0.as_fd().as_raw_fd() as usize;
@@ -74,20 +74,20 @@ impl<T: AsFd> Drop for Guarded<T> {
     }
 }
 
-impl<T: AsFd> Deref for Guarded<T> {
+impl<T: AsFd> Deref for PrivateFd<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
     }
 }
 
-impl<T: AsFd> DerefMut for Guarded<T> {
+impl<T: AsFd> DerefMut for PrivateFd<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0
     }
 }
 
-impl<T: AsFd> AsFd for Guarded<T> {
+impl<T: AsFd> AsFd for PrivateFd<T> {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -95,16 +95,16 @@ impl<T: AsFd> AsFd for Guarded<T> {
 
 /// The process that made something. One atomic load to check.
 #[derive(Clone, Copy, Debug)]
-pub struct Origin(u32);
+pub struct ForkOrigin(u32);
 
-impl Origin {
+impl ForkOrigin {
     /// Remembers the calling process.
     pub fn here() -> Self {
         arm();
-        Origin(FORKS.load(Ordering::Relaxed))
+        ForkOrigin(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether the caller is still the process that called [`Origin::here`].
+    /// Whether the caller is still the process that called [`ForkOrigin::here`].
     #[inline]
     pub fn is_here(&self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.0
@@ -121,8 +121,8 @@ mod tests {
     #[test]
     fn a_forked_child_loses_the_socket_and_the_parent_keeps_it() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let ours = Guarded::new(ours);
-        let origin = Origin::here();
+        let ours = PrivateFd::new(ours);
+        let origin = ForkOrigin::here();
         // SAFETY: the child only sleeps and calls `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {

@@ -10,17 +10,17 @@
 use bytemuck::{Pod, Zeroable};
 
 /// Bytes of a header on every transport.
-pub const HEADER_BYTES: usize = size_of::<Header>();
+pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 
 /// What a frame is for. Anything else on the wire is a corrupt frame and an error, never a guess.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FrameKind {
     /// A whole message: the payload follows the header.
     Eager = 1,
-    /// Request to send: announces a message too large to send unasked. Payload: [`Offer`].
+    /// Request to send: announces a message too large to send unasked. Payload: [`OfferPayload`].
     Offer = 2,
-    /// The receiver of an offer is ready. `token` is the sender's; payload: [`Accept`].
+    /// The receiver of an offer is ready. `token` is the sender's; payload: [`AcceptPayload`].
     Accept = 3,
     /// A piece of an accepted message. `token` is the receiver's. Pieces arrive in order.
     Piece = 4,
@@ -35,10 +35,10 @@ pub enum Kind {
     Ended = 8,
 }
 
-/// Describes a frame. Plain old data; every bit pattern can be read, [`Header::kind`] says whether it makes sense.
+/// Describes a frame. Plain old data; every bit pattern can be read, [`FrameHeader::kind`] says whether it makes sense.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Header {
+pub struct FrameHeader {
     /// Payload bytes that follow in this frame.
     pub len: u64,
     /// Communicator context the message belongs to.
@@ -51,31 +51,31 @@ pub struct Header {
     pub signature: u32,
     /// Names one side's operation in a large transfer.
     pub token: u32,
-    /// A [`Kind`], raw.
+    /// A [`FrameKind`], raw.
     pub kind_raw: u8,
     /// Zero.
     pub reserved: [u8; 3],
 }
 
-impl Header {
+impl FrameHeader {
     /// A header of `kind` with everything else zero.
     #[inline]
-    pub fn new(kind: Kind, len: u64) -> Self {
-        Header { len, context: 0, tag: 0, seq: 0, signature: 0, token: 0, kind_raw: kind as u8, reserved: [0; 3] }
+    pub fn new(kind: FrameKind, len: u64) -> Self {
+        FrameHeader { len, context: 0, tag: 0, seq: 0, signature: 0, token: 0, kind_raw: kind as u8, reserved: [0; 3] }
     }
 
     /// The frame's kind, or `None` for a byte no version of this format has used.
     #[inline]
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<FrameKind> {
         Some(match self.kind_raw {
-            1 => Kind::Eager,
-            2 => Kind::Offer,
-            3 => Kind::Accept,
-            4 => Kind::Piece,
-            5 => Kind::Done,
-            6 => Kind::Credit,
-            7 => Kind::Left,
-            8 => Kind::Ended,
+            1 => FrameKind::Eager,
+            2 => FrameKind::Offer,
+            3 => FrameKind::Accept,
+            4 => FrameKind::Piece,
+            5 => FrameKind::Done,
+            6 => FrameKind::Credit,
+            7 => FrameKind::Left,
+            8 => FrameKind::Ended,
             _ => return None,
         })
     }
@@ -93,20 +93,20 @@ impl Header {
     }
 }
 
-/// Payload of [`Kind::Offer`]: where the message lies in the sender's memory.
+/// Payload of [`FrameKind::Offer`]: where the message lies in the sender's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Offer {
+pub struct OfferPayload {
     /// Bytes of the whole message.
     pub total_len: u64,
     /// Address in the sender's address space, for transports that can read a peer's memory.
     pub addr: u64,
 }
 
-/// Payload of [`Kind::Accept`]: where the receiver wants the message.
+/// Payload of [`FrameKind::Accept`]: where the receiver wants the message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Accept {
+pub struct AcceptPayload {
     /// Bytes the receiver takes (a shorter receive buffer truncates, which the receiver reports).
     pub len: u64,
     /// Address in the receiver's address space; 0 when pieces shall be sent as frames.

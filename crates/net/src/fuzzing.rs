@@ -6,34 +6,36 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::control::wire::Decoder;
-use crate::rendezvous::proof::{Call, Client, HandshakeError, Purpose, Server, Step};
-use crate::rendezvous::{JobKey, Secret};
-use crate::ring::{Consumer, Popped, Producer, REST_BYTES, RingMemory, Shape};
-use crate::tcp::assembly::Assembly;
-use crate::topology::Placement;
-use crate::{Header, Kind, Rank, Sink, TransportError};
+use crate::control::wire::MessageDecoder;
+use crate::rendezvous::proof::{
+    ConnectionClaim, ConnectionPurpose, HandshakeClient, HandshakeError, HandshakeServer, HandshakeStep,
+};
+use crate::rendezvous::{JobKey, JobSecret};
+use crate::ring::{PopResult, REST_BYTES, RingConsumer, RingMemory, RingProducer, RingShape};
+use crate::tcp::assembly::FrameAssembly;
+use crate::topology::WorkerPlacement;
+use crate::{FrameHeader, FrameKind, FrameSink, Rank, TransportError};
 
 /// A header and its payload.
-type Frame = (Header, Vec<u8>);
+type Frame = (FrameHeader, Vec<u8>);
 
 /// Keeps frames, wherever they were put.
 #[derive(Default)]
-struct Frames {
+struct FrameRecorder {
     all: Vec<Frame>,
     placing: Option<Vec<u8>>,
 }
 
-impl Sink for Frames {
-    fn frame(&mut self, _: Rank, header: &Header, payload: &[u8]) {
+impl FrameSink for FrameRecorder {
+    fn frame(&mut self, _: Rank, header: &FrameHeader, payload: &[u8]) {
         assert!(self.placing.is_none(), "a frame within a frame");
         self.all.push((*header, payload.to_vec()));
     }
-    fn begin(&mut self, _: Rank, header: &Header) -> *mut u8 {
+    fn begin(&mut self, _: Rank, header: &FrameHeader) -> *mut u8 {
         assert!(self.placing.is_none() && header.len <= 1 << 20);
         self.placing.insert(vec![0; header.len as usize]).as_mut_ptr()
     }
-    fn landed(&mut self, _: Rank, header: &Header) {
+    fn landed(&mut self, _: Rank, header: &FrameHeader) {
         let payload = self.placing.take().expect("begun before");
         self.all.push((*header, payload));
     }
@@ -42,8 +44,8 @@ impl Sink for Frames {
 
 /// Feeds a TCP connection's receiving half, at most `cut` bytes at once (0: as many as it takes).
 fn assemble(mut bytes: &[u8], cuts: &[u8]) -> (Vec<Frame>, Result<(), String>) {
-    let mut assembly = Assembly::new(Rank(1));
-    let mut frames = Frames::default();
+    let mut assembly = FrameAssembly::new(Rank(1));
+    let mut frames = FrameRecorder::default();
     let mut cuts = cuts.iter().cycle();
     while !bytes.is_empty() {
         let room = assembly.room();
@@ -53,7 +55,7 @@ fn assemble(mut bytes: &[u8], cuts: &[u8]) -> (Vec<Frame>, Result<(), String>) {
         };
         let got = bytes.len().min(room.first.1 + room.second.1).min(cut);
         let first = got.min(room.first.1);
-        // SAFETY: `Room` promises both parts writable, and together they have room for `got` bytes.
+        // SAFETY: `ReadSpace` promises both parts writable, and together they have room for `got` bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), room.first.0, first);
             if got > first {
@@ -74,7 +76,7 @@ pub fn frames(stream: &[u8], cuts: &[u8]) {
     let mut rest = stream;
     let mut sound = Ok(());
     while let Some((header, behind)) = rest.split_first_chunk::<32>() {
-        let header = Header::from_bytes(header);
+        let header = FrameHeader::from_bytes(header);
         if header.kind().is_none() || header.len > 1 << 20 || header.reserved != [0; 3] {
             sound = Err(());
             break;
@@ -93,7 +95,7 @@ pub fn frames(stream: &[u8], cuts: &[u8]) {
 /// Control messages decode alike however the stream is cut, and cost no more memory than arrived.
 pub fn control(stream: &[u8], cuts: &[u8]) {
     let decode = |cuts: &[u8]| {
-        let mut decoder = Decoder::default();
+        let mut decoder = MessageDecoder::default();
         let mut messages = Vec::new();
         let mut rest = stream;
         let mut cuts = cuts.iter().cycle();
@@ -118,15 +120,15 @@ pub fn control(stream: &[u8], cuts: &[u8]) {
 
 /// Nobody gets through a handshake without the key, as a client or as a server; what is said beforehand is bounded.
 pub fn handshake(stream: &[u8]) {
-    let key = || JobKey::new(&Secret::from_hex(&"5a".repeat(32)).expect("64 digits"), "fuzz");
+    let key = || JobKey::new(&JobSecret::from_hex(&"5a".repeat(32)).expect("64 digits"), "fuzz");
     let mut said = Vec::new();
-    let (mut server, step) = Server::start(key(), Purpose::Join, Rank(0), [3; 32]);
+    let (mut server, step) = HandshakeServer::start(key(), ConnectionPurpose::Join, Rank(0), [3; 32]);
     drive(stream, step, |chunk| server.receive(chunk, &mut said));
     assert!(said.len() <= 80 && !proves(&said));
 
     let mut said = Vec::new();
-    let call = Call { purpose: Purpose::Join, from: Rank(1), to: Rank(0), size: 2 };
-    let (mut client, step) = Client::start(key(), call, [4; 32], &mut said);
+    let call = ConnectionClaim { purpose: ConnectionPurpose::Join, from: Rank(1), to: Rank(0), size: 2 };
+    let (mut client, step) = HandshakeClient::start(key(), call, [4; 32], &mut said);
     drive(stream, step, |chunk| client.receive(chunk, &mut said));
     assert!(said.len() <= 56 + 32);
 }
@@ -136,9 +138,13 @@ fn proves(said: &[u8]) -> bool {
     said.len() == 80 && said[44] == 0
 }
 
-fn drive(stream: &[u8], mut step: Step, mut receive: impl FnMut(&[u8]) -> Result<Step, HandshakeError>) {
+fn drive(
+    stream: &[u8],
+    mut step: HandshakeStep,
+    mut receive: impl FnMut(&[u8]) -> Result<HandshakeStep, HandshakeError>,
+) {
     let mut rest: VecDeque<u8> = stream.iter().copied().collect();
-    while let Step::Read(wanted) = step {
+    while let HandshakeStep::Read(wanted) = step {
         assert!(wanted > 0 && wanted <= crate::rendezvous::proof::CHUNK_BYTES_MAX);
         if rest.len() < wanted {
             return;
@@ -155,23 +161,23 @@ fn drive(stream: &[u8], mut step: Step, mut receive: impl FnMut(&[u8]) -> Result
 /// What authenticated workers tell each other when a job starts and while it runs: where they are, how they are
 /// reached, what they lack, what they do.
 pub fn told(bytes: &[u8]) {
-    if let Some(placement) = Placement::decode(bytes) {
-        let again = Placement::decode(&placement.encode());
+    if let Some(placement) = WorkerPlacement::decode(bytes) {
+        let again = WorkerPlacement::decode(&placement.encode());
         assert_eq!(again, Some(placement));
     }
     crate::endpoint::fuzz(bytes);
 }
 
 /// A ring in memory of this process, with every access checked.
-struct Plain {
+struct CheckedRing {
     stamps: Vec<AtomicU64>,
     returned: [AtomicU64; 2],
     slots: RefCell<Vec<([u8; REST_BYTES], Vec<u8>)>>,
     bulk: RefCell<Vec<u8>>,
 }
 
-// SAFETY: both sides hold the same `Plain` through an `Rc`; all words begin as zero.
-unsafe impl RingMemory for Rc<Plain> {
+// SAFETY: both sides hold the same `CheckedRing` through an `Rc`; all words begin as zero.
+unsafe impl RingMemory for Rc<CheckedRing> {
     fn stamp(&self, slot: usize) -> &AtomicU64 {
         &self.stamps[slot]
     }
@@ -207,8 +213,8 @@ unsafe impl RingMemory for Rc<Plain> {
 /// broken or hostile could. Until then frames come out as they went in; after that there are frames or refusals, never
 /// more than fits.
 pub fn ring(script: &[u8]) {
-    let shape = Shape { slots: 4, bulk_bytes: 1024 };
-    let memory = Rc::new(Plain {
+    let shape = RingShape { slots: 4, bulk_bytes: 1024 };
+    let memory = Rc::new(CheckedRing {
         stamps: (0..shape.slots).map(|_| AtomicU64::new(0)).collect(),
         returned: Default::default(),
         slots: RefCell::new(vec![([0; REST_BYTES], vec![0; crate::ring::INLINE_BYTES]); shape.slots as usize]),
@@ -216,7 +222,7 @@ pub fn ring(script: &[u8]) {
     });
     // SAFETY: the ring is fresh, and these are its only two sides.
     let (mut producer, mut consumer) =
-        unsafe { (Producer::new(Rc::clone(&memory), shape), Consumer::new(Rc::clone(&memory), shape)) };
+        unsafe { (RingProducer::new(Rc::clone(&memory), shape), RingConsumer::new(Rc::clone(&memory), shape)) };
     let mut expected = VecDeque::new();
     let mut sound = true;
     for (seq, step) in (0u32..).zip(script.chunks_exact(3)) {
@@ -224,7 +230,8 @@ pub fn ring(script: &[u8]) {
         match what % 16 {
             0..6 => {
                 let len = a as usize + usize::from(b % 2);
-                let (header, payload) = (Header { seq, ..Header::new(Kind::Eager, len as u64) }, vec![b; len]);
+                let (header, payload) =
+                    (FrameHeader { seq, ..FrameHeader::new(FrameKind::Eager, len as u64) }, vec![b; len]);
                 match producer.push(&header, &payload) {
                     Ok(true) => expected.push_back((header, payload)),
                     Ok(false) => assert!(!sound || !expected.is_empty(), "an empty ring is full"),
@@ -236,7 +243,7 @@ pub fn ring(script: &[u8]) {
                 let mut frame = None;
                 match consumer.pop(|header, payload| frame = Some((*header, payload.to_vec()))) {
                     Ok(popped) if sound => {
-                        assert_eq!(popped == Popped::Nothing, expected.is_empty());
+                        assert_eq!(popped == PopResult::Nothing, expected.is_empty());
                         assert_eq!(frame, expected.pop_front());
                     }
                     Ok(_) => assert!(frame.is_none_or(|(header, payload)| header.len == payload.len() as u64)),
@@ -270,7 +277,7 @@ mod tests {
         (prop::collection::vec(frame, 1..6), 0usize..40).prop_map(|(frames, tail)| {
             let mut bytes = Vec::new();
             for (len, seq, kind_raw) in frames {
-                let header = Header { seq, kind_raw, ..Header::new(Kind::Eager, len as u64) };
+                let header = FrameHeader { seq, kind_raw, ..FrameHeader::new(FrameKind::Eager, len as u64) };
                 bytes.extend_from_slice(header.as_bytes());
                 bytes.extend((0..len).map(|i| (i as u32 ^ seq) as u8));
             }
@@ -343,11 +350,12 @@ mod tests {
     #[test]
     fn those_with_the_key_get_through_unless_a_bit_is_turned() {
         let talk = |turned: Option<(bool, usize)>| -> bool {
-            let key = |name| JobKey::new(&Secret::from_hex(&"17".repeat(32)).unwrap(), name);
-            let call = Call { purpose: Purpose::Frames, from: Rank(2), to: Rank(1), size: 0 };
+            let key = |name| JobKey::new(&JobSecret::from_hex(&"17".repeat(32)).unwrap(), name);
+            let call = ConnectionClaim { purpose: ConnectionPurpose::Frames, from: Rank(2), to: Rank(1), size: 0 };
             let (mut to_server, mut to_client) = (Vec::new(), Vec::new());
-            let (mut client, mut client_step) = Client::start(key("job"), call, [1; 32], &mut to_server);
-            let (mut server, mut server_step) = Server::start(key("job"), Purpose::Frames, Rank(1), [2; 32]);
+            let (mut client, mut client_step) = HandshakeClient::start(key("job"), call, [1; 32], &mut to_server);
+            let (mut server, mut server_step) =
+                HandshakeServer::start(key("job"), ConnectionPurpose::Frames, Rank(1), [2; 32]);
             let (mut server_read, mut client_read) = (0, 0);
             let turn = |bytes: &mut Vec<u8>, at: usize| {
                 if let Some(byte) = bytes.get_mut(at) {
@@ -363,7 +371,7 @@ mod tests {
                         turned = None;
                     }
                 }
-                if let Step::Read(n) = server_step
+                if let HandshakeStep::Read(n) = server_step
                     && to_server.len() >= server_read + n
                 {
                     let chunk = to_server[server_read..server_read + n].to_vec();
@@ -372,7 +380,7 @@ mod tests {
                         Ok(step) => server_step = step,
                         Err(_) => return false,
                     }
-                } else if let Step::Read(n) = client_step
+                } else if let HandshakeStep::Read(n) = client_step
                     && to_client.len() >= client_read + n
                 {
                     let chunk = to_client[client_read..client_read + n].to_vec();
@@ -382,7 +390,7 @@ mod tests {
                         Err(_) => return false,
                     }
                 } else {
-                    return matches!((&server_step, &client_step), (Step::Done(a), Step::Done(b)) if *a == call && *b == call);
+                    return matches!((&server_step, &client_step), (HandshakeStep::Done(a), HandshakeStep::Done(b)) if *a == call && *b == call);
                 }
             }
         };

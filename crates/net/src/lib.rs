@@ -9,6 +9,7 @@
 //! | `rank`        | The number of a worker within its job                        |
 //! | `frame`       | A 32-byte header and a payload: all that crosses a transport |
 //! | `notice`      | Lines on standard error that no error carries                |
+//! | `secret`      | What the workers of one job know and nobody else               |
 //! | `fork`        | What `fork` must not break                                   |
 //! | `sync`        | The atomics of the lock-free files, which loom replaces      |
 //! | `threads`     | Native threads that take no signals                          |
@@ -22,9 +23,9 @@
 //! | `transport`   | The trait that all transports implement                      |
 //! | `local`       | The transport between workers of one host                    |
 //! | `control`     | The control plane: who is in the job, and who has left       |
+//! | `environment` | What launchers leave in the environment                      |
 //! | `rendezvous`  | How workers join a job                                       |
 //! | `tcp`         | The transport between hosts                                  |
-//! | `environment` | What launchers leave in the environment                      |
 //! | `topology`    | Where workers run: hosts, sockets, cores                     |
 //! | `endpoint`    | A worker's handle on its peers                               |
 
@@ -50,6 +51,7 @@ pub mod notice;
 mod rank;
 pub mod rendezvous;
 mod ring;
+mod secret;
 mod segment;
 mod sync;
 pub mod tcp;
@@ -57,16 +59,16 @@ mod threads;
 pub mod topology;
 mod transport;
 
-pub use control::{Control, ControlError, ControlEvent, ControlHandle, FAILURE_TIMEOUT, Target};
+pub use control::{ControlError, ControlEvent, ControlHandle, ControlPlane, FAILURE_TIMEOUT, MessageTarget};
 pub use copy::{copy, copy_or_move, copy_slice};
-pub use doorbell::{Armed, Bell, Doorbell, Woken};
+pub use doorbell::{Doorbell, DoorbellHandle, SleepGuard, WakeReason};
 pub use endpoint::{
-    Caller, Contradiction, Endpoint, Engine, Envelope, Faults, GroupId, Matched, OpenError, Pattern, Region, Settings,
-    Status, Task, TransportChoice, Wait,
+    CallDescriber, CallMismatch, CallWait, Endpoint, EndpointSettings, Engine, EngineTask, Envelope, FaultRegistry,
+    GroupId, MatchPattern, MemoryRegion, OpenError, ProbedMessage, ReceiveStatus, TransportChoice,
 };
 pub use error::NetError;
-pub use frame::{Accept, HEADER_BYTES, Header, Kind, Offer};
+pub use frame::{AcceptPayload, FrameHeader, FrameKind, HEADER_BYTES, OfferPayload};
 pub use rank::Rank;
 pub use segment::{Segment, SegmentError};
 pub use threads::{interruptible, is_interrupted};
-pub use transport::{Limits, OPEN_TIMEOUT, Push, Sink, Transport, TransportError};
+pub use transport::{FrameSink, LocalClaim, OPEN_TIMEOUT, PushResult, Transport, TransportError, TransportLimits};

@@ -18,9 +18,9 @@
 //!   seems to have run out. A frame is at most a quarter of the bulk part, so a drained ring always has room for one.
 //!
 //! What the other side writes is never trusted: turns, lengths and returned counts are checked, and a bad one is
-//! [`Corrupt`]. Model-checked in `tests/loom.rs`.
+//! [`RingCorruption`]. Model-checked in `tests/loom.rs`.
 
-use crate::frame::{HEADER_BYTES, Header};
+use crate::frame::{FrameHeader, HEADER_BYTES};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Bytes of a slot: two cache lines. Slots of one line were 15 ns slower at 8 bytes and 20 ns at 64, because processors
@@ -35,14 +35,14 @@ pub(crate) const INLINE_BYTES: usize = SLOT_BYTES - HEADER_BYTES;
 
 /// How large the two parts of a ring are. Both are powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RingShape {
     /// Frames in flight at most; at least 4.
     pub slots: u32,
     /// Bytes of payloads in flight at most; at least 256.
     pub bulk_bytes: u32,
 }
 
-impl Shape {
+impl RingShape {
     /// Largest payload of one frame.
     pub fn frame_bytes_max(self) -> usize {
         self.bulk_bytes as usize / 4
@@ -63,8 +63,8 @@ impl Shape {
 ///
 /// # Safety
 /// Every method must refer to the same memory on both sides, valid for as long as `self` lives. The words of `stamp`,
-/// `returned_slots` and `returned_bytes` start as zero. The ring passes slots below `Shape::slots` and bulk ranges
-/// within `Shape::bulk_bytes` only.
+/// `returned_slots` and `returned_bytes` start as zero. The ring passes slots below `RingShape::slots` and bulk ranges
+/// within `RingShape::bulk_bytes` only.
 pub(crate) unsafe trait RingMemory {
     /// Publication word of a slot.
     fn stamp(&self, slot: usize) -> &AtomicU64;
@@ -105,7 +105,7 @@ pub(crate) unsafe trait RingMemory {
 
 /// The other side wrote something no ring of this format holds. The ring is unusable from here on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Corrupt {
+pub(crate) enum RingCorruption {
     /// A slot is neither empty nor full.
     #[error("a ring slot has turn {found}, but {expected} or the one before was expected")]
     Turn {
@@ -140,14 +140,14 @@ fn place(next: u64, len: usize, bulk_bytes: u32) -> (u64, u64) {
 
 /// The turn that marks slot number `count` (counted since the start) as full: 1 in the first lap.
 #[inline]
-fn turn(count: u64, shape: Shape) -> u32 {
+fn turn(count: u64, shape: RingShape) -> u32 {
     ((count >> shape.slots.trailing_zeros()) as u32).wrapping_add(1)
 }
 
 /// The writing side. One per ring.
-pub(crate) struct Producer<M> {
+pub(crate) struct RingProducer<M> {
     memory: M,
-    shape: Shape,
+    shape: RingShape,
     /// Slots used since the start.
     used_slots: u64,
     /// Bulk position since the start.
@@ -157,10 +157,10 @@ pub(crate) struct Producer<M> {
     returned_bytes: u64,
 }
 
-impl<M: RingMemory> Producer<M> {
+impl<M: RingMemory> RingProducer<M> {
     /// # Safety
     /// `memory` is a ring of `shape`, fresh, and has no other producer, now or ever.
-    pub unsafe fn new(memory: M, shape: Shape) -> Self {
+    pub unsafe fn new(memory: M, shape: RingShape) -> Self {
         assert!(shape.is_valid(), "ring shape out of range: {shape:?}");
         Self { memory, shape, used_slots: 0, used_bytes: 0, returned_slots: 0, returned_bytes: 0 }
     }
@@ -168,9 +168,9 @@ impl<M: RingMemory> Producer<M> {
     /// Hands over a whole frame, or returns `false` if there is no room for it now.
     ///
     /// # Panics
-    /// If `payload` is longer than [`Shape::frame_bytes_max`] or than `header.len` says.
+    /// If `payload` is longer than [`RingShape::frame_bytes_max`] or than `header.len` says.
     #[inline]
-    pub fn push(&mut self, header: &Header, payload: &[u8]) -> Result<bool, Corrupt> {
+    pub fn push(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<bool, RingCorruption> {
         assert!(payload.len() <= self.shape.frame_bytes_max(), "frame of {} bytes exceeds the limit", payload.len());
         assert!(payload.len() as u64 == header.len, "payload and header.len differ");
         if self.used_slots - self.returned_slots == self.shape.slots as u64 {
@@ -208,23 +208,23 @@ impl<M: RingMemory> Producer<M> {
 
     /// Reads how much the consumer gave back. Acquire: its reads of that space happened before we write there again.
     #[cold]
-    fn refresh(&mut self) -> Result<(), Corrupt> {
+    fn refresh(&mut self) -> Result<(), RingCorruption> {
         let slots = self.memory.returned_slots().load(Ordering::Acquire);
         let bytes = self.memory.returned_bytes().load(Ordering::Acquire);
         // Counts only grow, and never past what was used.
         if !(self.returned_slots..=self.used_slots).contains(&slots)
             || !(self.returned_bytes..=self.used_bytes).contains(&bytes)
         {
-            return Err(Corrupt::Returned);
+            return Err(RingCorruption::Returned);
         }
         (self.returned_slots, self.returned_bytes) = (slots, bytes);
         Ok(())
     }
 }
 
-/// What [`Consumer::pop`] did.
+/// What [`RingConsumer::pop`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Popped {
+pub(crate) enum PopResult {
     /// The ring is empty.
     Nothing,
     /// A frame was handed out.
@@ -234,9 +234,9 @@ pub(crate) enum Popped {
 }
 
 /// The reading side. One per ring.
-pub(crate) struct Consumer<M> {
+pub(crate) struct RingConsumer<M> {
     memory: M,
-    shape: Shape,
+    shape: RingShape,
     /// Slots read since the start.
     read_slots: u64,
     /// Bulk position since the start.
@@ -246,36 +246,36 @@ pub(crate) struct Consumer<M> {
     returned_bytes: u64,
 }
 
-impl<M: RingMemory> Consumer<M> {
+impl<M: RingMemory> RingConsumer<M> {
     /// # Safety
     /// `memory` is a ring of `shape`, fresh, and has no other consumer, now or ever.
-    pub unsafe fn new(memory: M, shape: Shape) -> Self {
+    pub unsafe fn new(memory: M, shape: RingShape) -> Self {
         assert!(shape.is_valid(), "ring shape out of range: {shape:?}");
         Self { memory, shape, read_slots: 0, read_bytes: 0, returned_slots: 0, returned_bytes: 0 }
     }
 
     /// Hands the oldest frame to `take`, its payload in the ring's own memory, and frees it afterwards.
     #[inline]
-    pub fn pop(&mut self, take: impl FnOnce(&Header, &[u8])) -> Result<Popped, Corrupt> {
+    pub fn pop(&mut self, take: impl FnOnce(&FrameHeader, &[u8])) -> Result<PopResult, RingCorruption> {
         let slot = self.read_slots as usize & (self.shape.slots as usize - 1);
         let stamp = self.memory.stamp(slot).load(Ordering::Acquire);
         let (found, expected) = ((stamp >> 32) as u32, turn(self.read_slots, self.shape));
         if found != expected {
             return if found == expected.wrapping_sub(1) {
-                Ok(Popped::Nothing)
+                Ok(PopResult::Nothing)
             } else {
-                Err(Corrupt::Turn { found, expected })
+                Err(RingCorruption::Turn { found, expected })
             };
         }
         let (len, max) = (stamp as u32 as usize, self.shape.frame_bytes_max());
         if len > max {
-            return Err(Corrupt::Length { len, max });
+            return Err(RingCorruption::Length { len, max });
         }
         let header = |rest: &[u8; REST_BYTES]| {
             let mut bytes = [0; HEADER_BYTES];
             bytes[..8].copy_from_slice(&(len as u64).to_le_bytes());
             bytes[8..].copy_from_slice(rest);
-            Header::from_bytes(&bytes)
+            FrameHeader::from_bytes(&bytes)
         };
         if len <= INLINE_BYTES {
             // SAFETY: `self` is the only consumer, it has just seen the slot's stamp with acquire, and it gives the
@@ -291,7 +291,7 @@ impl<M: RingMemory> Consumer<M> {
             self.read_bytes = end;
         }
         self.read_slots += 1;
-        Ok(if self.give_back() { Popped::FrameAndSpace } else { Popped::Frame })
+        Ok(if self.give_back() { PopResult::FrameAndSpace } else { PopResult::Frame })
     }
 
     /// Tells the producer of read space, a quarter of a part at a time. Release: our reads of it come before.

@@ -71,8 +71,8 @@ pub struct Segment {
     mapped_by_pid: u32,
 }
 
-// SAFETY: a segment is plain memory; what is done with it, from whichever thread, is the business of `Shared` and of
-// `RingMemory`, which only hand out atomics or ask for exclusive use.
+// SAFETY: a segment is plain memory; what is done with it, from whichever thread, is the business of `SegmentRef` and
+// of `RingMemory`, which only hand out atomics or ask for exclusive use.
 unsafe impl Send for Segment {}
 // SAFETY: as above; `Segment` itself has no interior mutability.
 unsafe impl Sync for Segment {}
@@ -205,17 +205,17 @@ impl Segment {
     }
 
     /// The `T` at `offset`, which keeps the segment mapped.
-    pub(crate) fn shared<T: Shareable>(self: &Arc<Self>, offset: usize) -> Shared<T> {
+    pub(crate) fn shared<T: Shareable>(self: &Arc<Self>, offset: usize) -> SegmentRef<T> {
         let at = self.range(offset, size_of::<T>()).cast::<T>();
         assert!(at.is_aligned(), "misaligned offset {offset}");
-        Shared { at, _segment: self.clone() }
+        SegmentRef { at, _segment: self.clone() }
     }
 }
 
 impl Drop for Segment {
     fn drop(&mut self) {
         if std::process::id() == self.mapped_by_pid {
-            // SAFETY: our own mapping, and nothing borrows from it: `Shared` and ring memories hold an `Arc` of it.
+            // SAFETY: our own mapping, and nothing borrows from it: `SegmentRef` and ring memories hold an `Arc` of it.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         }
     }
@@ -240,23 +240,23 @@ unsafe impl<T: Shareable, const N: usize> Shareable for [T; N] {}
 
 /// A reference into a segment that keeps it mapped.
 #[derive(Debug)]
-pub struct Shared<T> {
+pub struct SegmentRef<T> {
     at: NonNull<T>,
     _segment: Arc<Segment>,
 }
 
 // SAFETY: like `Arc<T>` of a `T` that only has atomic access.
-unsafe impl<T: Shareable> Send for Shared<T> {}
+unsafe impl<T: Shareable> Send for SegmentRef<T> {}
 // SAFETY: as above.
-unsafe impl<T: Shareable> Sync for Shared<T> {}
+unsafe impl<T: Shareable> Sync for SegmentRef<T> {}
 
-impl<T> Clone for Shared<T> {
+impl<T> Clone for SegmentRef<T> {
     fn clone(&self) -> Self {
         Self { at: self.at, _segment: self._segment.clone() }
     }
 }
 
-impl<T: Shareable> Deref for Shared<T> {
+impl<T: Shareable> Deref for SegmentRef<T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {

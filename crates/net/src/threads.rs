@@ -39,13 +39,13 @@ thread_local! {
 /// on this thread, `check` is asked several times a second, and when it says `true` they end with an error. For Ctrl-C
 /// in a host language.
 pub fn interruptible<R>(check: Rc<dyn Fn() -> bool>, work: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Check>);
-    impl Drop for Restore {
+    struct CheckRestore(Option<Check>);
+    impl Drop for CheckRestore {
         fn drop(&mut self) {
             CHECK.set(self.0.take());
         }
     }
-    let _restore = Restore(CHECK.replace(Some(check)));
+    let _restore = CheckRestore(CHECK.replace(Some(check)));
     work()
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use tidemill_machine::{Cpu, Machine};
 
-use crate::environment::Launch;
+use crate::environment::LaunchContext;
 
 /// Tells whether two workers share a kernel and see each other's processes, which is what shared memory by way of
 /// `/proc/<pid>/fd` needs.
@@ -29,7 +29,7 @@ impl HostIdentity {
         let namespace = |name: &str| fs::metadata(format!("/proc/self/ns/{name}")).map_or(0, |meta| meta.ino());
         HostIdentity {
             // Without /proc nobody shares anything: a random identity equals none.
-            boot_id: boot_id.unwrap_or_else(|| u128::from_le_bytes(crate::rendezvous::random_bytes())),
+            boot_id: boot_id.unwrap_or_else(|| u128::from_le_bytes(crate::secret::random_bytes())),
             pid_namespace: namespace("pid"),
             user_namespace: namespace("user"),
         }
@@ -65,7 +65,7 @@ impl HostLinks {
 
 /// Where one worker runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct WorkerPlacement {
     /// Its host, for machines.
     pub host: HostIdentity,
     /// Its host, for people.
@@ -89,7 +89,7 @@ pub struct Placement {
     pub core: Option<u32>,
 }
 
-impl Placement {
+impl WorkerPlacement {
     /// This process's. Reads a few files of /proc and /sys; what cannot be read is left open, and so is what only the
     /// launcher knows.
     pub fn here() -> Self {
@@ -101,7 +101,7 @@ impl Placement {
         let socket = only(|cpu| cpu.socket);
         // Core numbers are the socket's: without one socket, equal numbers mean nothing.
         let core = socket.and(only(|cpu| cpu.core));
-        Placement {
+        WorkerPlacement {
             host: HostIdentity::here(),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             location: None,
@@ -115,7 +115,7 @@ impl Placement {
         }
     }
 
-    /// As bytes for [`Placement::decode`].
+    /// As bytes for [`WorkerPlacement::decode`].
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend_from_slice(&self.host.boot_id.to_le_bytes());
@@ -131,7 +131,7 @@ impl Placement {
         bytes
     }
 
-    /// What [`Placement::encode`] made; `None` for anything else.
+    /// What [`WorkerPlacement::encode`] made; `None` for anything else.
     pub fn decode(mut bytes: &[u8]) -> Option<Self> {
         let host = HostIdentity {
             boot_id: u128::from_le_bytes(take(&mut bytes)?),
@@ -144,7 +144,7 @@ impl Placement {
         let (processors, rest) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
         let (location, hostname) = rest.split_once('\n')?;
         let known = |n: u32| (n != u32::MAX).then_some(n);
-        Some(Placement {
+        Some(WorkerPlacement {
             host,
             hostname: hostname.into(),
             location: (!location.is_empty()).then(|| location.into()),
@@ -184,10 +184,10 @@ pub struct HostShare {
 impl HostShare {
     /// That of worker `rank` of a job. Workers that a launcher has bound to processors of their own share them with
     /// nobody, but all workers of a host share its quota.
-    pub fn of(placements: &[Placement], rank: usize) -> HostShare {
+    pub fn of(placements: &[WorkerPlacement], rank: usize) -> HostShare {
         let mine = &placements[rank];
         let here = || placements.iter().enumerate().filter(|(_, other)| other.host == mine.host);
-        let meets = |other: &Placement| other.processors.iter().any(|cpu| mine.processors.contains(cpu));
+        let meets = |other: &WorkerPlacement| other.processors.iter().any(|cpu| mine.processors.contains(cpu));
         let beside = || here().filter(|&(other, placement)| other == rank || meets(placement));
         let quota = here().filter_map(|(_, other)| other.quota).min();
         HostShare::new(
@@ -201,15 +201,15 @@ impl HostShare {
 
     /// That of this process, which has joined no job, as far as the launcher says who else is on the host. `bound`: the
     /// launcher has bound each worker to processors of its own.
-    pub fn of_process(here: &Placement, launch: Option<&Launch>, bound: bool) -> HostShare {
+    pub fn of_process(here: &WorkerPlacement, launch: Option<&LaunchContext>, bound: bool) -> HostShare {
         let said = launch.and_then(|launch| Some((launch.local_rank?, launch.local_size?)));
         let (index, workers) = said.filter(|(index, workers)| index < workers).unwrap_or((0, 1));
-        let here = Placement { granted: launch.and_then(|launch| launch.granted), ..here.clone() };
+        let here = WorkerPlacement { granted: launch.and_then(|launch| launch.granted), ..here.clone() };
         let beside = if bound { (1, 0) } else { (workers as usize, index as usize) };
         HostShare::new(&here, beside.0, beside.1, workers as usize, here.quota)
     }
 
-    fn new(mine: &Placement, workers: usize, index: usize, on_host: usize, quota: Option<u32>) -> HostShare {
+    fn new(mine: &WorkerPlacement, workers: usize, index: usize, on_host: usize, quota: Option<u32>) -> HostShare {
         let processors = mine.processors.len();
         let room = quota.map_or(usize::MAX, |quota| quota as usize / on_host).min(processors / workers);
         let threads = room.min(mine.granted.map_or(usize::MAX, |granted| granted as usize)).max(1);
@@ -218,7 +218,7 @@ impl HostShare {
 }
 
 /// Of each worker in words its host and who runs there; nothing where all share one.
-pub(crate) fn hosts(placements: &[Placement]) -> Vec<String> {
+pub(crate) fn hosts(placements: &[WorkerPlacement]) -> Vec<String> {
     let mut workers: BTreeMap<HostIdentity, Vec<u32>> = BTreeMap::new();
     for (rank, placement) in (0..).zip(placements) {
         workers.entry(placement.host).or_default().push(rank);
@@ -226,7 +226,7 @@ pub(crate) fn hosts(placements: &[Placement]) -> Vec<String> {
     if workers.len() < 2 {
         return Vec::new();
     }
-    let words = |placement: &Placement| match workers[&placement.host].as_slice() {
+    let words = |placement: &WorkerPlacement| match workers[&placement.host].as_slice() {
         [rank] => format!("host {} has worker {rank}", placement.hostname),
         ranks => format!("host {} has workers {}", placement.hostname, ranges(ranks)),
     };
@@ -269,26 +269,26 @@ mod tests {
     /// A worker must find itself on its own host, whatever the machine lacks.
     #[test]
     fn this_process_shares_memory_with_itself() {
-        let here = Placement::here();
+        let here = WorkerPlacement::here();
         assert!(here.host.shares_memory_with(&HostIdentity::here()));
         assert!(here.cores_allowed >= 1 && !here.hostname.is_empty());
-        let located = Placement {
+        let located = WorkerPlacement {
             location: Some("zone-a/rack-3/host-7".into()),
             quota: Some(2),
             granted: Some(3),
             ..here.clone()
         };
         for placement in [here, located] {
-            assert_eq!(Placement::decode(&placement.encode()), Some(placement));
+            assert_eq!(WorkerPlacement::decode(&placement.encode()), Some(placement));
         }
     }
 
     /// Threads that spin without a processor of their own keep the one they wait for from running.
     #[test]
     fn workers_of_a_host_share_its_processors_and_its_quota() {
-        let here = Placement { quota: None, granted: None, ..Placement::here() };
-        let on = |cpus: std::ops::Range<u32>| Placement { processors: cpus.collect(), ..here.clone() };
-        let share = |all: &[Placement], rank: usize| {
+        let here = WorkerPlacement { quota: None, granted: None, ..WorkerPlacement::here() };
+        let on = |cpus: std::ops::Range<u32>| WorkerPlacement { processors: cpus.collect(), ..here.clone() };
+        let share = |all: &[WorkerPlacement], rank: usize| {
             let HostShare { processors, workers, index, room, threads } = HostShare::of(all, rank);
             (processors, workers, index, room, threads)
         };
@@ -296,30 +296,31 @@ mod tests {
         let unbound = [on(0..64), on(0..64), on(0..64)];
         assert_eq!(share(&unbound, 2), (64, 3, 2, 21, 21));
         // The same with --cpus-per-task=4.
-        assert_eq!(share(&unbound.map(|one| Placement { granted: Some(4), ..one }), 1), (64, 3, 1, 21, 4));
+        assert_eq!(share(&unbound.map(|one| WorkerPlacement { granted: Some(4), ..one }), 1), (64, 3, 1, 21, 4));
         // Bound by the launcher: nobody else is there.
         assert_eq!(share(&[on(0..32), on(32..64)], 1), (32, 1, 0, 32, 32));
         assert_eq!(share(&[on(0..8), on(8..64), on(8..64)], 2), (56, 2, 1, 28, 28));
         // More workers than processors.
         assert_eq!(share(&[on(0..1), on(0..1)], 1), (1, 2, 1, 0, 1));
         // A container's quota is one for all its workers, bound or not.
-        let limited = |cpus| Placement { quota: Some(2), ..on(cpus) };
+        let limited = |cpus| WorkerPlacement { quota: Some(2), ..on(cpus) };
         assert_eq!(share(&[limited(0..64)], 0), (64, 1, 0, 2, 2));
         assert_eq!(share(&[limited(0..32), limited(32..64)], 0), (32, 1, 0, 1, 1));
         assert_eq!(share(&[limited(0..16), limited(16..32), limited(32..64)], 2), (32, 1, 0, 0, 1));
         // Workers elsewhere do not count.
         let host = HostIdentity { pid_namespace: here.host.pid_namespace + 1, ..here.host };
-        assert_eq!(share(&[on(0..4), Placement { host, ..on(0..4) }], 1), (4, 1, 0, 4, 4));
+        assert_eq!(share(&[on(0..4), WorkerPlacement { host, ..on(0..4) }], 1), (4, 1, 0, 4, 4));
     }
 
     /// A program may compute before it joins its job.
     #[test]
     fn a_launcher_says_who_else_is_on_the_host() {
-        let here = Placement { processors: (0..64).collect(), quota: Some(8), granted: None, ..Placement::here() };
+        let here =
+            WorkerPlacement { processors: (0..64).collect(), quota: Some(8), granted: None, ..WorkerPlacement::here() };
         let share = |text: &str, bound: bool| {
             let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
             let variables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-            let launch = Launch::from_environment(&variables).unwrap();
+            let launch = LaunchContext::from_environment(&variables).unwrap();
             let share = HostShare::of_process(&here, Some(&launch), bound);
             (share.workers, share.index, share.room, share.threads)
         };
@@ -338,9 +339,9 @@ mod tests {
     #[test]
     fn a_host_is_told_with_its_workers() {
         let on = |pid_namespace: u64| {
-            let here = Placement::here();
+            let here = WorkerPlacement::here();
             let host = HostIdentity { pid_namespace, ..here.host };
-            Placement { host, hostname: format!("h{pid_namespace}"), ..here }
+            WorkerPlacement { host, hostname: format!("h{pid_namespace}"), ..here }
         };
         assert_eq!(hosts(&[on(1), on(1)]), [""; 0]);
         let two = "host h1 has workers 0,2-3";
@@ -358,7 +359,7 @@ mod tests {
         /// Bytes come from a peer: no panic and no allocation out of proportion.
         #[test]
         fn any_bytes_decode_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
-            if let Some(placement) = Placement::decode(&bytes) {
+            if let Some(placement) = WorkerPlacement::decode(&bytes) {
                 prop_assert!(placement.processors.len() <= 1 << 16);
             }
         }

@@ -4,18 +4,20 @@
 //! Invariants every transport keeps, and the conformance suite in `tests/` checks:
 //! - frames from one peer arrive in the order they were pushed, whole, once;
 //! - `push` and `poll` never block;
-//! - what is in flight to a peer is bounded ([`Limits::in_flight_bytes_max`]); beyond that `push` reports `Blocked`;
+//! - what is in flight to a peer is bounded ([`TransportLimits::in_flight_bytes_max`]); beyond that `push` reports
+//!   `Blocked`;
 //! - a frame pushed in part is continued by the next `push` to that peer before any other frame.
 
 use std::time::Duration;
 
-use crate::local::LocalClaim;
-use crate::{Header, Rank};
+use crate::claim::{ChunkClaim, ClaimWords};
+use crate::segment::SegmentRef;
+use crate::{FrameHeader, Rank};
 
 /// Whether a push handed the whole frame over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Push {
+pub enum PushResult {
     /// Header and payload have left the caller's memory; the buffer may be reused.
     Sent,
     /// No room now. `sent` says how far it got; push the same frame again later.
@@ -46,7 +48,7 @@ pub enum TransportError {
 
 /// What a transport can do.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct TransportLimits {
     /// Largest payload of a frame that `push` takes. Larger messages travel as pieces.
     pub frame_bytes_max: usize,
     /// Messages of up to this many bytes should be sent unasked (eagerly); larger ones by offer and accept.
@@ -58,21 +60,24 @@ pub struct Limits {
 }
 
 /// Where arriving frames go. The engine implements it; a transport calls it from `poll`.
-pub trait Sink {
+pub trait FrameSink {
     /// A whole frame, its payload in the transport's own memory, valid during the call only.
-    fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]);
+    fn frame(&mut self, src: Rank, header: &FrameHeader, payload: &[u8]);
 
     /// The header of a frame whose payload the transport will place by itself, in steps: returns `header.len` writable
     /// bytes, which must stay valid until `landed` for the same `src`. Called instead of `frame`, by transports that
     /// can read straight from the wire into place. The transport has checked that `header.len` is within its limits.
-    fn begin(&mut self, src: Rank, header: &Header) -> *mut u8;
+    fn begin(&mut self, src: Rank, header: &FrameHeader) -> *mut u8;
 
     /// All bytes of the frame last begun for `src` are in place.
-    fn landed(&mut self, src: Rank, header: &Header);
+    fn landed(&mut self, src: Rank, header: &FrameHeader);
 
     /// The link to `peer` is down. Called once per peer.
     fn lost(&mut self, error: TransportError);
 }
+
+/// A claim over shared memory, for a message that both sides copy. See [`crate::claim`].
+pub type LocalClaim = ChunkClaim<SegmentRef<ClaimWords>>;
 
 /// Moves frames between this worker and the peers it was opened for. See the module's invariants.
 pub trait Transport: Send {
@@ -80,18 +85,24 @@ pub trait Transport: Send {
     fn name(&self) -> &'static str;
 
     /// What `peer` can be sent.
-    fn limits(&self, peer: Rank) -> Limits;
+    fn limits(&self, peer: Rank) -> TransportLimits;
 
     /// Hands over as much of `header` + `payload` as there is room for, without blocking and without allocating.
     /// `sent` counts bytes of header and payload already handed over: 0 for a fresh frame; the caller passes the same
-    /// frame with the updated `sent` until `Push::Sent`. `payload.len() == header.len`.
+    /// frame with the updated `sent` until `PushResult::Sent`. `payload.len() == header.len`.
     ///
     /// # Errors
     /// [`TransportError::PeerLost`] when the link is down.
-    fn push(&mut self, dest: Rank, header: &Header, payload: &[u8], sent: &mut usize) -> Result<Push, TransportError>;
+    fn push(
+        &mut self,
+        dest: Rank,
+        header: &FrameHeader,
+        payload: &[u8],
+        sent: &mut usize,
+    ) -> Result<PushResult, TransportError>;
 
     /// Delivers what has arrived to `sink`, from all peers, fairly and in bounded time. Returns whether anything moved.
-    fn poll(&mut self, sink: &mut dyn Sink) -> bool;
+    fn poll(&mut self, sink: &mut dyn FrameSink) -> bool;
 
     /// Wakes peers that went to sleep and have not been told of pushed frames yet. Called after a batch of pushes;
     /// a transport that wakes inside `push` has nothing to do.
@@ -104,7 +115,7 @@ pub trait Transport: Send {
     }
 
     /// Tells the transport that `peer` is gone, noticed elsewhere: pushes to it fail from now on, and once the frames
-    /// it left behind are delivered, `poll` reports it to [`Sink::lost`]. For transports that cannot notice by
+    /// it left behind are delivered, `poll` reports it to [`FrameSink::lost`]. For transports that cannot notice by
     /// themselves.
     fn mark_lost(&mut self, peer: Rank, reason: &str) {
         let _ = (peer, reason);
@@ -118,8 +129,8 @@ pub trait Transport: Send {
         true
     }
 
-    /// Copies `into.len()` bytes at `addr` in `peer`'s memory. Only where [`Limits::single_copy`]. An offer must have
-    /// named the region and its owner must keep it alive until told.
+    /// Copies `into.len()` bytes at `addr` in `peer`'s memory. Only where [`TransportLimits::single_copy`]. An offer
+    /// must have named the region and its owner must keep it alive until told.
     ///
     /// # Errors
     /// [`TransportError::PeerLost`] when the peer is gone.
@@ -147,7 +158,7 @@ pub trait Transport: Send {
     }
 
     /// The claims by which this worker and `peer` copy one large message together: of messages from it, and to it. Only
-    /// where [`Limits::single_copy`].
+    /// where [`TransportLimits::single_copy`].
     fn claims(&self, peer: Rank) -> Option<(LocalClaim, LocalClaim)> {
         let _ = peer;
         None

@@ -8,17 +8,18 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tidemill_net::{
-    Engine, Faults, Header, Kind, Limits, Pattern, Push, Rank, Region, Sink, Transport, TransportError,
+    Engine, FaultRegistry, FrameHeader, FrameKind, FrameSink, MatchPattern, MemoryRegion, PushResult, Rank, Transport,
+    TransportError, TransportLimits,
 };
 
 /// What the transport does at its next polls.
 enum Step {
-    Begin(Header),
-    Land(Header, Vec<u8>),
+    Begin(FrameHeader),
+    Land(FrameHeader, Vec<u8>),
 }
 
 type Steps = Arc<Mutex<Vec<Step>>>;
-type Sent = Arc<Mutex<Vec<Option<Kind>>>>;
+type Sent = Arc<Mutex<Vec<Option<FrameKind>>>>;
 
 /// Delivers what a test has written down; notes the kinds of what is sent.
 struct Scripted {
@@ -35,17 +36,28 @@ impl Transport for Scripted {
         "scripted"
     }
 
-    fn limits(&self, _peer: Rank) -> Limits {
-        Limits { frame_bytes_max: 1 << 20, eager_bytes_max: 1 << 16, in_flight_bytes_max: 1 << 20, single_copy: false }
+    fn limits(&self, _peer: Rank) -> TransportLimits {
+        TransportLimits {
+            frame_bytes_max: 1 << 20,
+            eager_bytes_max: 1 << 16,
+            in_flight_bytes_max: 1 << 20,
+            single_copy: false,
+        }
     }
 
-    fn push(&mut self, _: Rank, header: &Header, _: &[u8], sent: &mut usize) -> Result<Push, TransportError> {
+    fn push(
+        &mut self,
+        _: Rank,
+        header: &FrameHeader,
+        _: &[u8],
+        sent: &mut usize,
+    ) -> Result<PushResult, TransportError> {
         *sent = header.len as usize;
         self.sent.lock().push(header.kind());
-        Ok(Push::Sent)
+        Ok(PushResult::Sent)
     }
 
-    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+    fn poll(&mut self, sink: &mut dyn FrameSink) -> bool {
         let mut steps = self.steps.lock();
         if steps.is_empty() {
             return false;
@@ -63,7 +75,7 @@ impl Transport for Scripted {
 }
 
 fn message(tag: i32, data: &[u8]) -> [Step; 2] {
-    let header = Header { context: 0, tag, ..Header::new(Kind::Eager, data.len() as u64) };
+    let header = FrameHeader { context: 0, tag, ..FrameHeader::new(FrameKind::Eager, data.len() as u64) };
     [Step::Begin(header), Step::Land(header, data.to_vec())]
 }
 
@@ -76,15 +88,15 @@ fn engine_that_tells() -> (Engine, Steps, Sent) {
     let (steps, sent) = (Steps::default(), Sent::default());
     let room = Rc::new(RefCell::new(std::ptr::null_mut()));
     let transport = Scripted { steps: Arc::clone(&steps), sent: Arc::clone(&sent), room };
-    let engine = Engine::new(Rank(0), vec![Box::new(transport)], &[None, Some(0)], Arc::new(Faults::default()));
+    let engine = Engine::new(Rank(0), vec![Box::new(transport)], &[None, Some(0)], Arc::new(FaultRegistry::default()));
     (engine, steps, sent)
 }
 
 fn receive(engine: &mut Engine, tag: i32, into: &mut [u8]) -> tidemill_net::GroupId {
     let group = engine.new_group();
-    let pattern = Pattern { source: Some(Rank(1)), tag: Some(tag), seq: 0 };
+    let pattern = MatchPattern { source: Some(Rank(1)), tag: Some(tag), seq: 0 };
     // SAFETY: the test keeps `into` until it has taken the group.
-    unsafe { engine.post_recv(group, 0, pattern, Region::of_mut(into)) };
+    unsafe { engine.post_recv(group, 0, pattern, MemoryRegion::of_mut(into)) };
     group
 }
 
@@ -131,7 +143,7 @@ fn a_communicator_that_ends_gives_credit_back() {
     assert_eq!(sent.lock().as_slice(), []);
     engine.close_context(0);
     while engine.progress() {}
-    assert!(!sent.lock().is_empty() && sent.lock().iter().all(|kind| *kind == Some(Kind::Credit)));
+    assert!(!sent.lock().is_empty() && sent.lock().iter().all(|kind| *kind == Some(FrameKind::Credit)));
 }
 
 #[test]

@@ -8,9 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use local_common::{Recorder, connect, expected_payload, pair, run_workers};
-use tidemill_net::local::{Inbox, InboxAddress, InboxOptions, LocalTransport, PeerInbox};
+use tidemill_net::local::{InboxAddress, InboxOptions, LocalInbox, LocalTransport, PeerInbox};
 use tidemill_net::{
-    Engine, Envelope, Faults, Header, Kind, Pattern, Push, Rank, Region, Transport, TransportError, Woken,
+    Engine, Envelope, FaultRegistry, FrameHeader, FrameKind, MatchPattern, MemoryRegion, PushResult, Rank, Transport,
+    TransportError, WakeReason,
 };
 
 const SMALL: InboxOptions = InboxOptions { ring_slots: 4, ring_bytes: 256 };
@@ -47,10 +48,10 @@ fn full_ring_blocks_and_resumes() {
     let (mut a, mut b) = pair(Some(SMALL));
     let push = |a: &mut LocalTransport, i: u32| {
         let payload = expected_payload(0, i, 64);
-        a.push(Rank(1), &Header { seq: i, ..Header::new(Kind::Eager, 64) }, &payload, &mut 0).unwrap()
+        a.push(Rank(1), &FrameHeader { seq: i, ..FrameHeader::new(FrameKind::Eager, 64) }, &payload, &mut 0).unwrap()
     };
     let mut pushed = 0;
-    while push(&mut a, pushed) == Push::Sent {
+    while push(&mut a, pushed) == PushResult::Sent {
         pushed += 1;
         assert!(pushed <= 4, "more in flight than the ring has room for");
     }
@@ -58,7 +59,7 @@ fn full_ring_blocks_and_resumes() {
     let mut sink = Recorder::default();
     while b.poll(&mut sink) {}
     assert_eq!(sink.frames.len(), 4);
-    assert_eq!(push(&mut a, pushed), Push::Sent, "a drained ring has room, lazily returned or not");
+    assert_eq!(push(&mut a, pushed), PushResult::Sent, "a drained ring has room, lazily returned or not");
     while b.poll(&mut sink) {}
     assert_eq!(sink.frames.len(), 5);
     for (i, (from, header, payload)) in sink.frames.iter().enumerate() {
@@ -75,8 +76,8 @@ fn drained_ring_takes_the_largest_frame() {
     for i in 0..500u32 {
         let len = [(i * 37) as usize % 257, 256][i as usize % 2];
         let payload = vec![7; len];
-        let pushed = a.push(Rank(1), &Header::new(Kind::Eager, len as u64), &payload, &mut 0).unwrap();
-        assert_eq!(pushed, Push::Sent, "frame {i} of {len} bytes");
+        let pushed = a.push(Rank(1), &FrameHeader::new(FrameKind::Eager, len as u64), &payload, &mut 0).unwrap();
+        assert_eq!(pushed, PushResult::Sent, "frame {i} of {len} bytes");
         while b.poll(&mut sink) {}
     }
     assert_eq!(sink.frames.len(), 500);
@@ -87,8 +88,8 @@ fn drained_ring_takes_the_largest_frame() {
 fn lost_peer_is_told_once_after_its_frames() {
     let mut workers = connect(3, true, None);
     let mut transports: Vec<_> = workers.drain(..).map(|(_, t)| t).collect();
-    let header = Header::new(Kind::Eager, 1);
-    assert_eq!(transports[1].push(Rank(0), &header, &[9], &mut 0).unwrap(), Push::Sent);
+    let header = FrameHeader::new(FrameKind::Eager, 1);
+    assert_eq!(transports[1].push(Rank(0), &header, &[9], &mut 0).unwrap(), PushResult::Sent);
     transports[0].mark_lost(Rank(1), "gone");
     transports[0].mark_lost(Rank(1), "gone twice");
     let error = transports[0].push(Rank(1), &header, &[1], &mut 0).unwrap_err();
@@ -97,7 +98,7 @@ fn lost_peer_is_told_once_after_its_frames() {
     while transports[0].poll(&mut sink) {}
     assert_eq!(sink.frames.len(), 1);
     assert_eq!(sink.lost.len(), 1, "{:?}", sink.lost);
-    assert_eq!(transports[2].push(Rank(0), &header, &[3], &mut 0).unwrap(), Push::Sent);
+    assert_eq!(transports[2].push(Rank(0), &header, &[3], &mut 0).unwrap(), PushResult::Sent);
     while transports[0].poll(&mut sink) {}
     assert_eq!(sink.frames[1].2, [3]);
 }
@@ -143,24 +144,24 @@ fn claim_is_shared_by_both_sides() {
 fn the_last_chunk_wakes_who_waits_for_it() {
     const CHUNKS: usize = 8;
     const CHUNK_BYTES: usize = 32 << 10;
-    let inboxes = [0, 1].map(|rank| Inbox::create(&[Rank(1 - rank)], Rank(rank), true).unwrap());
+    let inboxes = [0, 1].map(|rank| LocalInbox::create(&[Rank(1 - rank)], Rank(rank), true).unwrap());
     let doorbell = inboxes[0].doorbell();
     let peers = [0, 1].map(|rank| PeerInbox::open(&inboxes[1 - rank].address(), Rank(rank as u32)).unwrap());
     let engines = inboxes.into_iter().zip(peers).enumerate().map(|(rank, (inbox, peer))| {
         let transport = LocalTransport::open(Rank(rank as u32), inbox, vec![(Rank(1 - rank as u32), peer)]);
         let routes = [0, 1].map(|other| (other != rank).then_some(0));
-        Engine::new(Rank(rank as u32), vec![Box::new(transport)], &routes, Arc::new(Faults::default()))
+        Engine::new(Rank(rank as u32), vec![Box::new(transport)], &routes, Arc::new(FaultRegistry::default()))
     });
     let [mut receiver, mut sender] = <[Engine; 2]>::try_from(engines.collect::<Vec<_>>()).ok().unwrap();
     let (message, mut into) = (vec![7; CHUNKS * CHUNK_BYTES], vec![0u8; CHUNKS * CHUNK_BYTES]);
     let (sent, received) = (sender.new_group(), receiver.new_group());
     let envelope = Envelope { context: 0, tag: 1, seq: 0, signature: 0 };
-    let pattern = Pattern { source: Some(Rank(1)), tag: Some(1), seq: 0 };
+    let pattern = MatchPattern { source: Some(Rank(1)), tag: Some(1), seq: 0 };
     let at = into.as_mut_ptr();
     // SAFETY: both stay until their groups have been taken.
     unsafe {
-        sender.post_send(sent, Rank(0), &envelope, Region::of(&message));
-        receiver.post_recv(received, 0, pattern, Region::of_mut(&mut into));
+        sender.post_send(sent, Rank(0), &envelope, MemoryRegion::of(&message));
+        receiver.post_recv(received, 0, pattern, MemoryRegion::of_mut(&mut into));
     }
     while sender.progress() {}
     // A chunk each time, up to the last but one; the sender has not looked yet.
@@ -170,7 +171,7 @@ fn the_last_chunk_wakes_who_waits_for_it() {
     }
     let armed = doorbell.arm(None);
     while sender.progress() {}
-    assert_eq!(armed.sleep(Duration::ZERO), Woken::Rung, "the sender has copied the last chunk");
+    assert_eq!(armed.sleep(Duration::ZERO), WakeReason::Rung, "the sender has copied the last chunk");
     while receiver.progress() {}
     receiver.take(received).unwrap();
     assert_eq!(into, message);
@@ -181,7 +182,7 @@ fn the_last_chunk_wakes_who_waits_for_it() {
 /// An address that is garbage, names strangers, or is used twice is refused with a reason.
 #[test]
 fn wrong_addresses_are_refused() {
-    let inbox = Inbox::create(&[Rank(1)], Rank(0), true).unwrap();
+    let inbox = LocalInbox::create(&[Rank(1)], Rank(0), true).unwrap();
     let address = inbox.address();
     assert_eq!(InboxAddress::decode(&address.encode()), Some(address));
     assert_eq!(InboxAddress::decode(&address.encode()[1..]), None);

@@ -10,8 +10,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use local_common::{Recorder, exchange};
-use tidemill_net::local::{Inbox, InboxAddress, InboxOptions, LocalTransport, PeerInbox};
-use tidemill_net::{Doorbell, Header, Kind, Push, Rank, Transport, TransportError, Woken};
+use tidemill_net::local::{InboxAddress, InboxOptions, LocalInbox, LocalTransport, PeerInbox};
+use tidemill_net::{Doorbell, FrameHeader, FrameKind, PushResult, Rank, Transport, TransportError, WakeReason};
 
 const SCENE: &str = "TIDEMILL_TEST_SCENE";
 /// Nothing here takes a second; this only turns a hang into a failure.
@@ -110,7 +110,7 @@ fn worker() {
     let words: Vec<&str> = scene.split(' ').collect();
     let (rank, size): (u32, u32) = (words[1].parse().unwrap(), words[2].parse().unwrap());
     let others: Vec<Rank> = (0..size).filter(|&r| r != rank).map(Rank).collect();
-    let inbox = Inbox::create(&others, Rank(rank), false).unwrap();
+    let inbox = LocalInbox::create(&others, Rank(rank), false).unwrap();
     let doorbell = inbox.doorbell();
     println!(); // The harness has left its own line open.
     say(&hex(&inbox.address().encode()));
@@ -160,8 +160,8 @@ fn sleepy(transport: &mut LocalTransport, doorbell: &Doorbell, rank: u32) {
     let mut sink = Recorder::default();
     for round in 0..2000u32 {
         if round % 2 == rank {
-            let pushed = transport.push(peer, &Header::new(Kind::Eager, 1), &[round as u8], &mut 0).unwrap();
-            assert_eq!(pushed, Push::Sent);
+            let pushed = transport.push(peer, &FrameHeader::new(FrameKind::Eager, 1), &[round as u8], &mut 0).unwrap();
+            assert_eq!(pushed, PushResult::Sent);
             transport.flush();
             continue;
         }
@@ -169,7 +169,7 @@ fn sleepy(transport: &mut LocalTransport, doorbell: &Doorbell, rank: u32) {
         while sink.frames.is_empty() {
             let armed = doorbell.arm(fd);
             if !transport.poll(&mut sink) {
-                assert_ne!(armed.sleep(TIMEOUT), Woken::TimedOut, "a wake-up was lost in round {round}");
+                assert_ne!(armed.sleep(TIMEOUT), WakeReason::TimedOut, "a wake-up was lost in round {round}");
             }
         }
         assert_eq!(sink.frames.remove(0).2, [round as u8]);
@@ -197,8 +197,8 @@ fn stream(transport: &mut LocalTransport) {
         let payload: Vec<u8> = (0..=255).cycle().take(10_000).collect();
         for seq in 0u32.. {
             let len = (seq as usize * 37) % payload.len();
-            let header = Header { seq, ..Header::new(Kind::Eager, len as u64) };
-            while transport.push(peer, &header, &payload[..len], &mut 0).unwrap() == Push::Blocked {}
+            let header = FrameHeader { seq, ..FrameHeader::new(FrameKind::Eager, len as u64) };
+            while transport.push(peer, &header, &payload[..len], &mut 0).unwrap() == PushResult::Blocked {}
             transport.flush();
         }
     }
@@ -219,7 +219,7 @@ fn stream(transport: &mut LocalTransport) {
             next += 1;
         }
     }
-    let error = transport.push(peer, &Header::new(Kind::Eager, 0), &[], &mut 0).unwrap_err();
+    let error = transport.push(peer, &FrameHeader::new(FrameKind::Eager, 0), &[], &mut 0).unwrap_err();
     assert!(matches!(error, TransportError::PeerLost { .. }), "{error}");
     let error = transport.read_peer(peer, 4096, &mut [0; 8]).unwrap_err();
     assert!(error.to_string().contains("its process has ended"), "{error}");
@@ -244,19 +244,19 @@ fn survive(transport: &mut LocalTransport, doorbell: &Doorbell) {
         hear();
         unreachable!("killed before");
     }
-    let header = Header::new(Kind::Eager, 1000);
-    while transport.push(Rank(2), &header, &[0; 1000], &mut 0).unwrap() == Push::Sent {}
+    let header = FrameHeader::new(FrameKind::Eager, 1000);
+    while transport.push(Rank(2), &header, &[0; 1000], &mut 0).unwrap() == PushResult::Sent {}
     hear();
     transport.mark_lost(Rank(2), "killed");
     let other = transport.peers().next().unwrap();
     let mut sink = Recorder::default();
     for _ in 0..1000 {
-        assert_eq!(transport.push(other, &header, &[1; 1000], &mut 0).unwrap(), Push::Sent);
+        assert_eq!(transport.push(other, &header, &[1; 1000], &mut 0).unwrap(), PushResult::Sent);
         transport.flush();
         while sink.frames.is_empty() {
             let armed = doorbell.arm(None);
             if !transport.poll(&mut sink) {
-                assert_ne!(armed.sleep(TIMEOUT), Woken::TimedOut);
+                assert_ne!(armed.sleep(TIMEOUT), WakeReason::TimedOut);
             }
         }
         sink.frames.remove(0);
@@ -277,7 +277,7 @@ fn copied(transport: &mut LocalTransport, rank: u32) {
     }
     let mut buffer: Vec<u8> = (0..1_000_001u32).map(|i| (i / 3) as u8 ^ rank as u8).collect();
     let addr = (buffer.as_mut_ptr().expose_provenance() as u64).to_le_bytes();
-    assert_eq!(transport.push(peer, &Header::new(Kind::Offer, 8), &addr, &mut 0).unwrap(), Push::Sent);
+    assert_eq!(transport.push(peer, &FrameHeader::new(FrameKind::Offer, 8), &addr, &mut 0).unwrap(), PushResult::Sent);
     let mut sink = Recorder::default();
     let mut wait = |transport: &mut LocalTransport| {
         while sink.frames.is_empty() {
@@ -292,7 +292,7 @@ fn copied(transport: &mut LocalTransport, rank: u32) {
         assert!(found.iter().zip(&buffer[1..]).all(|(theirs, ours)| *theirs == ours ^ 1));
         transport.write_peer(peer, theirs, &buffer).unwrap();
     }
-    assert_eq!(transport.push(peer, &Header::new(Kind::Done, 0), &[], &mut 0).unwrap(), Push::Sent);
+    assert_eq!(transport.push(peer, &FrameHeader::new(FrameKind::Done, 0), &[], &mut 0).unwrap(), PushResult::Sent);
     wait(transport);
     if rank == 1 {
         assert!(buffer.iter().enumerate().all(|(i, byte)| *byte == (i / 3) as u8), "not what worker 0 wrote");
@@ -347,7 +347,7 @@ fn scribbled(transport: &mut LocalTransport, size: u32) {
             .collect();
         std::os::unix::fs::FileExt::write_all_at(&memory, &garbage[..len], 0).unwrap();
         transport.poll(&mut sink);
-        let _ = transport.push(peer, &Header::new(Kind::Eager, 8), &[0; 8], &mut 0);
+        let _ = transport.push(peer, &FrameHeader::new(FrameKind::Eager, 8), &[0; 8], &mut 0);
         transport.flush();
     }
     assert!(matches!(sink.lost[..], [TransportError::Corrupt { .. }]), "{:?}", sink.lost);
@@ -357,8 +357,8 @@ fn scribbled(transport: &mut LocalTransport, size: u32) {
 #[test]
 fn shapes_that_differ_between_peers_work() {
     let options = |slots, bytes| InboxOptions { ring_slots: slots, ring_bytes: bytes };
-    let a = Inbox::with_options(&[Rank(1)], Rank(0), false, options(4, 256)).unwrap();
-    let b = Inbox::with_options(&[Rank(0), Rank(2)], Rank(1), false, options(64, 65536)).unwrap();
+    let a = LocalInbox::with_options(&[Rank(1)], Rank(0), false, options(4, 256)).unwrap();
+    let b = LocalInbox::with_options(&[Rank(0), Rank(2)], Rank(1), false, options(64, 65536)).unwrap();
     let to_a = PeerInbox::open(&a.address(), Rank(1)).unwrap();
     let to_b = PeerInbox::open(&b.address(), Rank(0)).unwrap();
     let mut a = LocalTransport::open(Rank(0), a, vec![(Rank(1), to_b)]);
@@ -368,7 +368,10 @@ fn shapes_that_differ_between_peers_work() {
     for (from_a, to, len) in [(true, Rank(1), 16384usize), (false, Rank(0), 64)] {
         let payload = vec![5; len];
         let (sender, receiver) = if from_a { (&mut a, &mut b) } else { (&mut b, &mut a) };
-        assert_eq!(sender.push(to, &Header::new(Kind::Eager, len as u64), &payload, &mut 0).unwrap(), Push::Sent);
+        assert_eq!(
+            sender.push(to, &FrameHeader::new(FrameKind::Eager, len as u64), &payload, &mut 0).unwrap(),
+            PushResult::Sent
+        );
         assert!(receiver.poll(&mut sink));
         assert_eq!(sink.frames.pop().unwrap().2, payload);
     }

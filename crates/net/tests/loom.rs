@@ -20,13 +20,13 @@ mod word;
 
 use std::ops::Deref;
 
-use claim::{Claim, ClaimWords};
-use frame::{Header, Kind};
+use claim::{ChunkClaim, ClaimWords};
+use frame::{FrameHeader, FrameKind};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use ring::{Consumer, Corrupt, Popped, Producer, REST_BYTES, RingMemory, Shape};
+use ring::{PopResult, REST_BYTES, RingConsumer, RingCorruption, RingMemory, RingProducer, RingShape};
 
 /// A ring in loom's cells: any two accesses to one slot or bulk line that are not ordered fail the test.
 struct Cells {
@@ -37,7 +37,7 @@ struct Cells {
 }
 
 impl Cells {
-    fn new(shape: Shape) -> Arc<Self> {
+    fn new(shape: RingShape) -> Arc<Self> {
         Arc::new(Self {
             stamps: (0..shape.slots).map(|_| AtomicU64::new(0)).collect(),
             slots: (0..shape.slots).map(|_| UnsafeCell::new(vec![0; 120])).collect(),
@@ -92,10 +92,10 @@ unsafe impl RingMemory for Side {
     }
 }
 
-fn ends(shape: Shape) -> (Producer<Side>, Consumer<Side>) {
+fn ends(shape: RingShape) -> (RingProducer<Side>, RingConsumer<Side>) {
     let cells = Cells::new(shape);
     // SAFETY: fresh cells, one end each.
-    unsafe { (Producer::new(Side(cells.clone()), shape), Consumer::new(Side(cells), shape)) }
+    unsafe { (RingProducer::new(Side(cells.clone()), shape), RingConsumer::new(Side(cells), shape)) }
 }
 
 /// Interleavings of more than this many forced switches are not explored; bugs in such protocols need two or three.
@@ -106,12 +106,12 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Frames of all three places (nothing, slot, bulk) pass a ring that they fill and wrap, in order, unharmed.
-fn frames_pass(shape: Shape, lens: &'static [usize]) {
+fn frames_pass(shape: RingShape, lens: &'static [usize]) {
     model(2, move || {
         let (mut producer, mut consumer) = ends(shape);
         let sender = thread::spawn(move || {
             for (i, len) in lens.iter().enumerate() {
-                let header = Header { seq: i as u32, ..Header::new(Kind::Eager, *len as u64) };
+                let header = FrameHeader { seq: i as u32, ..FrameHeader::new(FrameKind::Eager, *len as u64) };
                 while !producer.push(&header, &vec![i as u8 + 1; *len]).unwrap() {
                     thread::yield_now();
                 }
@@ -126,7 +126,7 @@ fn frames_pass(shape: Shape, lens: &'static [usize]) {
                     assert!(payload.len() == *len && payload.iter().all(|byte| *byte == i as u8 + 1));
                 })
                 .unwrap()
-                == Popped::Nothing
+                == PopResult::Nothing
             {
                 thread::yield_now();
             }
@@ -139,20 +139,20 @@ fn frames_pass(shape: Shape, lens: &'static [usize]) {
 /// More frames than slots: the second lap must wait for the first to be read.
 #[test]
 fn slots_are_reused_only_when_read() {
-    frames_pass(Shape { slots: 4, bulk_bytes: 512 }, &[8, 0, 8, 8, 8, 8]);
+    frames_pass(RingShape { slots: 4, bulk_bytes: 512 }, &[8, 0, 8, 8, 8, 8]);
 }
 
 /// More bulk bytes than the ring has, while slots abound: they too must wait to be read.
 #[test]
 fn bulk_is_reused_only_when_read() {
-    frames_pass(Shape { slots: 16, bulk_bytes: 512 }, &[128, 100, 128, 128, 128, 128]);
+    frames_pass(RingShape { slots: 16, bulk_bytes: 512 }, &[128, 100, 128, 128, 128, 128]);
 }
 
 /// The fifth payload does not fit at the end of the first lap and skips to the next one.
 #[test]
 fn bulk_skips_the_end_of_a_lap() {
-    frames_pass(Shape { slots: 16, bulk_bytes: 512 }, &[128, 97, 97, 128, 128]);
-    frames_pass(Shape { slots: 16, bulk_bytes: 1024 }, &[256, 256, 256, 129, 256]);
+    frames_pass(RingShape { slots: 16, bulk_bytes: 512 }, &[128, 97, 97, 128, 128]);
+    frames_pass(RingShape { slots: 16, bulk_bytes: 1024 }, &[256, 256, 256, 129, 256]);
 }
 
 /// What the kernel adds to a doorbell's word, and the work that is waited for. A lost wake-up is a deadlock here, which
@@ -224,7 +224,7 @@ fn two_ringers_one_sleeper() {
 }
 
 /// One ringer, two sleepers that both need its work: the announcement of the second must not make the first, which has
-/// not quite fallen asleep, take its own old announcement for a fresh one. (Nobody withdraws: see `Armed::drop`.)
+/// not quite fallen asleep, take its own old announcement for a fresh one. (Nobody withdraws: see `SleepGuard::drop`.)
 #[test]
 fn one_ringer_two_sleepers() {
     model(3, || {
@@ -253,7 +253,7 @@ fn chunks_are_copied_once_and_seen() {
         const CHUNKS: usize = 3;
         let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let target: Arc<Vec<UnsafeCell<u32>>> = Arc::new((0..CHUNKS).map(|_| UnsafeCell::new(0)).collect());
-        let (front, back) = (Claim::over(Words(words.clone())), Claim::over(Words(words)));
+        let (front, back) = (ChunkClaim::over(Words(words.clone())), ChunkClaim::over(Words(words)));
         let transfer = front.start(CHUNKS as u32);
         // SAFETY: loom fails the test if two copies of a chunk meet.
         let copy =
@@ -281,8 +281,8 @@ fn chunks_are_copied_once_and_seen() {
     });
 }
 
-fn claim() -> Claim<Box<ClaimWords>> {
-    Claim::over(Box::default())
+fn claim() -> ChunkClaim<Box<ClaimWords>> {
+    ChunkClaim::over(Box::default())
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn chunks_are_in_range_for_their_taker() {
     model(0, || {
         let claim = claim();
         let transfer = claim.start(9);
-        assert_eq!(claim.take_back(claim::Transfer { chunks: 8, ..transfer }), None);
+        assert_eq!(claim.take_back(claim::ChunkTransfer { chunks: 8, ..transfer }), None);
     });
 }
 
@@ -326,7 +326,7 @@ fn chunks_are_in_range_for_their_taker() {
 fn generations_wrap() {
     model(0, || {
         let words: ClaimWords = [AtomicU64::new(((1 << 24) - 1) << 40), AtomicU64::new(0)];
-        let claim = Claim::over(Box::new(words));
+        let claim = ChunkClaim::over(Box::new(words));
         let transfer = claim.start(1);
         assert_eq!(transfer.generation, 0);
         assert_eq!(claim.take_back(transfer), Some(0));
@@ -336,32 +336,32 @@ fn generations_wrap() {
 /// Whatever a broken peer writes into the words a ring reads is an error, never a wrong slice or a crash.
 #[test]
 fn corruption_is_noticed() {
-    let shape = Shape { slots: 4, bulk_bytes: 512 };
-    let header = Header::new(Kind::Eager, 1);
+    let shape = RingShape { slots: 4, bulk_bytes: 512 };
+    let header = FrameHeader::new(FrameKind::Eager, 1);
     model(0, move || {
         let cells = Cells::new(shape);
         // SAFETY: fresh cells, one consumer.
-        let mut consumer = unsafe { Consumer::new(Side(cells.clone()), shape) };
+        let mut consumer = unsafe { RingConsumer::new(Side(cells.clone()), shape) };
         let mut pop = |stamp: u64| {
             cells.stamps[0].store(stamp, Ordering::Relaxed);
             consumer.pop(|_, _| panic!("a frame out of nowhere"))
         };
-        assert_eq!(pop(0), Ok(Popped::Nothing));
-        assert_eq!(pop(7 << 32), Err(Corrupt::Turn { found: 7, expected: 1 }));
-        assert_eq!(pop(1 << 32 | 129), Err(Corrupt::Length { len: 129, max: 128 }));
-        assert_eq!(pop(u64::MAX), Err(Corrupt::Turn { found: u32::MAX, expected: 1 }));
+        assert_eq!(pop(0), Ok(PopResult::Nothing));
+        assert_eq!(pop(7 << 32), Err(RingCorruption::Turn { found: 7, expected: 1 }));
+        assert_eq!(pop(1 << 32 | 129), Err(RingCorruption::Length { len: 129, max: 128 }));
+        assert_eq!(pop(u64::MAX), Err(RingCorruption::Turn { found: u32::MAX, expected: 1 }));
     });
     for (slots, bytes) in [(5, 0), (u64::MAX, 0), (4, 64), (4, u64::MAX)] {
         model(0, move || {
             let cells = Cells::new(shape);
             // SAFETY: fresh cells, one producer.
-            let mut producer = unsafe { Producer::new(Side(cells.clone()), shape) };
+            let mut producer = unsafe { RingProducer::new(Side(cells.clone()), shape) };
             for _ in 0..4 {
                 assert_eq!(producer.push(&header, &[1]), Ok(true));
             }
             cells.returned[0].store(slots, Ordering::Relaxed);
             cells.returned[1].store(bytes, Ordering::Relaxed);
-            assert_eq!(producer.push(&header, &[1]), Err(Corrupt::Returned));
+            assert_eq!(producer.push(&header, &[1]), Err(RingCorruption::Returned));
         });
     }
 }

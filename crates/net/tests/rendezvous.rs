@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidemill_net::rendezvous::{JoinConfig, JoinError, PROTOCOL, Secret, join};
-use tidemill_net::{Control, ControlEvent, ControlHandle, Rank, Target};
+use tidemill_net::rendezvous::{JobSecret, JoinConfig, JoinError, PROTOCOL, join};
+use tidemill_net::{ControlEvent, ControlHandle, ControlPlane, MessageTarget, Rank};
 
 /// Long enough for a busy machine; a test that waits for it has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Job {
     listener: TcpListener,
     root: String,
-    secret: Secret,
+    secret: JobSecret,
     size: u32,
     timeout: Duration,
 }
@@ -24,7 +24,7 @@ impl Job {
     fn new(size: u32) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let root = listener.local_addr().unwrap().to_string();
-        Job { listener, root, secret: Secret::random(), size, timeout: PATIENCE }
+        Job { listener, root, secret: JobSecret::random(), size, timeout: PATIENCE }
     }
 
     fn address(&self) -> SocketAddr {
@@ -41,7 +41,7 @@ impl Job {
     }
 
     /// Joins every rank from a thread of its own, after `change` had its way with the configuration.
-    fn join_all(&self, change: impl Fn(&mut JoinConfig)) -> Vec<Result<Control, JoinError>> {
+    fn join_all(&self, change: impl Fn(&mut JoinConfig)) -> Vec<Result<ControlPlane, JoinError>> {
         let configs: Vec<_> = (0..self.size).map(|rank| self.config(rank)).collect();
         join_these(configs.into_iter().map(|mut config| {
             change(&mut config);
@@ -50,24 +50,24 @@ impl Job {
     }
 }
 
-fn join_these(configs: impl Iterator<Item = JoinConfig>) -> Vec<Result<Control, JoinError>> {
+fn join_these(configs: impl Iterator<Item = JoinConfig>) -> Vec<Result<ControlPlane, JoinError>> {
     let threads: Vec<_> = configs.map(|config| thread::spawn(move || join(config))).collect();
     threads.into_iter().map(|t| t.join().unwrap()).collect()
 }
 
-fn started(control: Control) -> (ControlHandle, Receiver<ControlEvent>) {
+fn started(control: ControlPlane) -> (ControlHandle, Receiver<ControlEvent>) {
     let (sender, receiver) = channel();
     let sender = std::sync::Mutex::new(sender);
     let on_event = Box::new(move |event| drop(sender.lock().unwrap().send(event)));
     (control.start(on_event).unwrap(), receiver)
 }
 
-fn errors(results: Vec<Result<Control, JoinError>>) -> Vec<String> {
+fn errors(results: Vec<Result<ControlPlane, JoinError>>) -> Vec<String> {
     results.into_iter().filter_map(Result::err).map(|e| e.to_string()).collect()
 }
 
 /// Catches a rank that ends up in another's place, and an exchange that mixes up two rounds.
-fn check_exchange(controls: Vec<Control>) {
+fn check_exchange(controls: Vec<ControlPlane>) {
     let size = controls.len();
     let threads: Vec<_> = controls
         .into_iter()
@@ -91,7 +91,7 @@ fn check_exchange(controls: Vec<Control>) {
 fn jobs_of_many_sizes_join_and_exchange() {
     for size in [1, 2, 3, 5, 8, 13] {
         check_exchange(Job::new(size).join_all(|_| ()).into_iter().map(Result::unwrap).collect());
-        check_exchange(Control::in_process(size));
+        check_exchange(ControlPlane::in_process(size));
     }
 }
 
@@ -121,7 +121,7 @@ fn workers_wait_for_a_late_rank_0() {
 #[test]
 fn a_wrong_secret_is_refused_and_the_job_starts_without_it() {
     let job = Job::new(2);
-    let wrong = JoinConfig { secret: Secret::random(), ..job.config(1) };
+    let wrong = JoinConfig { secret: JobSecret::random(), ..job.config(1) };
     let stranger = thread::spawn(move || join(wrong).map(drop).unwrap_err().to_string());
     let root = thread::spawn({
         let config = job.config(0);
@@ -313,9 +313,9 @@ fn another_version_is_refused_by_name() {
 #[test]
 fn a_worker_that_ends_during_an_exchange_is_named_on_every_worker() {
     for in_process in [false, true] {
-        let mut controls: Vec<Control> = match in_process {
+        let mut controls: Vec<ControlPlane> = match in_process {
             false => Job::new(4).join_all(|_| ()).into_iter().map(Result::unwrap).collect(),
-            true => Control::in_process(4),
+            true => ControlPlane::in_process(4),
         };
         drop(controls.remove(2));
         let threads: Vec<_> = controls.into_iter().map(|mut c| thread::spawn(move || c.allgather(b"x"))).collect();
@@ -330,17 +330,17 @@ fn a_worker_that_ends_during_an_exchange_is_named_on_every_worker() {
 #[test]
 fn the_running_control_plane_delivers_messages_departures_and_losses() {
     for in_process in [false, true] {
-        let controls: Vec<Control> = match in_process {
+        let controls: Vec<ControlPlane> = match in_process {
             false => Job::new(4).join_all(|_| ()).into_iter().map(Result::unwrap).collect(),
-            true => Control::in_process(4),
+            true => ControlPlane::in_process(4),
         };
         let mut running: Vec<_> = controls.into_iter().map(|c| Some(started(c))).collect();
         let handle = |running: &[Option<(ControlHandle, _)>], rank: usize| running[rank].as_ref().unwrap().0.clone();
         for i in 0..100u8 {
-            handle(&running, 1).send(Target::One(Rank(3)), &[i]).unwrap();
+            handle(&running, 1).send(MessageTarget::One(Rank(3)), &[i]).unwrap();
         }
-        handle(&running, 2).send(Target::All, b"hello").unwrap();
-        handle(&running, 0).send(Target::One(Rank(0)), b"self").unwrap();
+        handle(&running, 2).send(MessageTarget::All, b"hello").unwrap();
+        handle(&running, 0).send(MessageTarget::One(Rank(0)), b"self").unwrap();
         let next = |rank: usize, running: &[Option<(_, Receiver<ControlEvent>)>]| {
             running[rank].as_ref().unwrap().1.recv_timeout(PATIENCE).unwrap()
         };
@@ -384,7 +384,7 @@ fn rank_0_may_leave_first() {
         assert_eq!(event, ControlEvent::Left { rank: Rank(0) });
     }
     // Its process lives on: messages still pass.
-    running[1].as_ref().unwrap().0.send(Target::One(Rank(2)), b"by way of 0").unwrap();
+    running[1].as_ref().unwrap().0.send(MessageTarget::One(Rank(2)), b"by way of 0").unwrap();
     let event = running[2].as_ref().unwrap().1.recv_timeout(PATIENCE).unwrap();
     assert_eq!(event, ControlEvent::Message { from: Rank(1), bytes: b"by way of 0".to_vec() });
     running[0] = None;
@@ -395,16 +395,16 @@ fn rank_0_may_leave_first() {
 /// A queue without bound would eat a worker's memory when another is slow.
 #[test]
 fn what_is_queued_is_bounded() {
-    let mut controls = Control::in_process(2).into_iter();
+    let mut controls = ControlPlane::in_process(2).into_iter();
     let (a, _a_events) = started(controls.next().unwrap());
     let gate = std::sync::Arc::new(std::sync::Mutex::new(()));
     let held = gate.lock().unwrap();
     let slow = std::sync::Arc::clone(&gate);
     let b = controls.next().unwrap().start(Box::new(move |_| drop(slow.lock()))).unwrap();
     let big = vec![0; 8 << 20];
-    let refused = (0..10).map(|_| a.send(Target::One(Rank(1)), &big)).find_map(Result::err);
+    let refused = (0..10).map(|_| a.send(MessageTarget::One(Rank(1)), &big)).find_map(Result::err);
     assert!(refused.is_some_and(|e| e.to_string().contains("queued")));
-    assert!(a.send(Target::One(Rank(2)), b"").is_err(), "there is no rank 2");
+    assert!(a.send(MessageTarget::One(Rank(2)), b"").is_err(), "there is no rank 2");
     drop(held);
     drop(b);
 }
@@ -427,9 +427,9 @@ fn nothing_is_left_behind() {
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     let one_job = |job: u32| {
         let controls =
-            if job.is_multiple_of(4) { Control::in_process(3) } else { unwrapped(Job::new(3).join_all(|_| ())) };
+            if job.is_multiple_of(4) { ControlPlane::in_process(3) } else { unwrapped(Job::new(3).join_all(|_| ())) };
         let running: Vec<_> = controls.into_iter().map(started).collect();
-        running[0].0.send(Target::All, b"x").unwrap();
+        running[0].0.send(MessageTarget::All, b"x").unwrap();
         // Some leave in good order, some do not.
         if job.is_multiple_of(2) {
             running.iter().for_each(|(handle, _)| handle.leave().unwrap());
@@ -452,6 +452,6 @@ fn nothing_is_left_behind() {
     assert_eq!((count("fd"), count("task")), before);
 }
 
-fn unwrapped(results: Vec<Result<Control, JoinError>>) -> Vec<Control> {
+fn unwrapped(results: Vec<Result<ControlPlane, JoinError>>) -> Vec<ControlPlane> {
     results.into_iter().map(Result::unwrap).collect()
 }

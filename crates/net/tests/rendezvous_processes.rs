@@ -10,9 +10,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use tidemill_net::rendezvous::{Secret, join_from_environment};
-use tidemill_net::topology::Placement;
-use tidemill_net::{ControlEvent, Target};
+use tidemill_net::rendezvous::{JobSecret, join_from_environment};
+use tidemill_net::topology::WorkerPlacement;
+use tidemill_net::{ControlEvent, MessageTarget};
 
 const ROLE: &str = "TIDEMILL_TEST_ROLE";
 /// Long enough for a busy machine; a test that waits for it has failed.
@@ -30,8 +30,11 @@ fn worker() {
         }
     };
     let (rank, size) = (control.rank(), control.size());
-    let all = control.allgather(&Placement::here().encode()).unwrap();
-    let here = all.iter().filter_map(|bytes| Placement::decode(bytes)).filter(|p| p.host == Placement::here().host);
+    let all = control.allgather(&WorkerPlacement::here().encode()).unwrap();
+    let here = all
+        .iter()
+        .filter_map(|bytes| WorkerPlacement::decode(bytes))
+        .filter(|p| p.host == WorkerPlacement::here().host);
     println!("joined: rank {rank} of {size}, {} on this host", here.count());
     let left = std::sync::Arc::new((Mutex::new(0), std::sync::Condvar::new()));
     let seen = std::sync::Arc::clone(&left);
@@ -51,7 +54,7 @@ fn worker() {
     if role == "wait" {
         std::thread::sleep(PATIENCE);
     }
-    handle.send(Target::All, b"done").unwrap();
+    handle.send(MessageTarget::All, b"done").unwrap();
     let all_done = left.0.lock().unwrap();
     drop(left.1.wait_timeout_while(all_done, PATIENCE, |done| *done + 1 < size).unwrap());
     handle.leave().unwrap();
@@ -155,7 +158,7 @@ impl Job {
     fn start(size: usize, failure_timeout: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let root = listener.local_addr().unwrap().to_string();
-        let secret = Secret::random().to_hex();
+        let secret = JobSecret::random().to_hex();
         let fd = listener.as_raw_fd();
         let start = |rank: usize| {
             let mut command = worker_command("", &[]);

@@ -7,9 +7,9 @@ use std::sync::{Barrier, LazyLock};
 use std::thread;
 use std::time::Duration;
 
-use tidemill_net::rendezvous::{JobKey, Secret};
-use tidemill_net::tcp::{Listener, TcpTransport};
-use tidemill_net::{Header, Kind, Push, Rank, Sink, Transport, TransportError};
+use tidemill_net::rendezvous::{JobKey, JobSecret};
+use tidemill_net::tcp::{PeerListener, TcpTransport};
+use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Long enough for a busy machine; a test that waits for it has failed.
@@ -18,25 +18,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Keeps all that arrives, wherever the transport chose to put it.
 #[derive(Default)]
 struct Recorder {
-    frames: Vec<(Rank, Header, Vec<u8>)>,
+    frames: Vec<(Rank, FrameHeader, Vec<u8>)>,
     placing: HashMap<Rank, Vec<u8>>,
     placed: usize,
     lost: Vec<TransportError>,
 }
 
-impl Sink for Recorder {
-    fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+impl FrameSink for Recorder {
+    fn frame(&mut self, src: Rank, header: &FrameHeader, payload: &[u8]) {
         assert!(!self.placing.contains_key(&src), "a frame within a frame");
         assert_eq!(payload.len() as u64, header.len);
         self.frames.push((src, *header, payload.to_vec()));
     }
 
-    fn begin(&mut self, src: Rank, header: &Header) -> *mut u8 {
+    fn begin(&mut self, src: Rank, header: &FrameHeader) -> *mut u8 {
         let memory = self.placing.entry(src).insert_entry(vec![0; header.len as usize]);
         memory.into_mut().as_mut_ptr()
     }
 
-    fn landed(&mut self, src: Rank, header: &Header) {
+    fn landed(&mut self, src: Rank, header: &FrameHeader) {
         let payload = self.placing.remove(&src).expect("begun before");
         self.placed += 1;
         self.frames.push((src, *header, payload));
@@ -49,8 +49,8 @@ impl Sink for Recorder {
 
 /// Connects `size` workers, each in a thread of its own, and lets each run `work`.
 fn run_workers<R: Send>(size: u32, work: impl Fn(Rank, TcpTransport) -> R + Sync) -> Vec<R> {
-    let key = JobKey::new(&Secret::random(), "tcp");
-    let (listeners, addresses): (Vec<_>, Vec<_>) = (0..size).map(|_| Listener::bind(&[LOOPBACK]).unwrap()).unzip();
+    let key = JobKey::new(&JobSecret::random(), "tcp");
+    let (listeners, addresses): (Vec<_>, Vec<_>) = (0..size).map(|_| PeerListener::bind(&[LOOPBACK]).unwrap()).unzip();
     let (key, addresses, work) = (&key, &addresses, &work);
     thread::scope(|scope| {
         let workers: Vec<_> = listeners
@@ -88,8 +88,8 @@ fn lengths(max: usize) -> Vec<usize> {
     vec![0, 1, 7, 333, 511, 512, 513, 8191, 8192, 8193, 65_503, 65_504, 65_505, 100_001, max - 1, max, 3, 0]
 }
 
-fn header(src: Rank, index: usize, len: usize) -> Header {
-    Header { seq: index as u32, tag: src.0 as i32, ..Header::new(Kind::Eager, len as u64) }
+fn header(src: Rank, index: usize, len: usize) -> FrameHeader {
+    FrameHeader { seq: index as u32, tag: src.0 as i32, ..FrameHeader::new(FrameKind::Eager, len as u64) }
 }
 
 /// Every worker sends to every other while it receives: order, wholeness, exactly once, and no deadlock when all
@@ -111,8 +111,8 @@ fn frames_arrive_whole_once_and_in_order() {
                         let before = *sent;
                         let bytes = payload(me, *index, lens[*index]);
                         match transport.push(*dest, &header(me, *index, bytes.len()), bytes, sent).unwrap() {
-                            Push::Sent => (*index, *sent, moved) = (*index + 1, 0, true),
-                            Push::Blocked => moved |= *sent > before,
+                            PushResult::Sent => (*index, *sent, moved) = (*index + 1, 0, true),
+                            PushResult::Blocked => moved |= *sent > before,
                         }
                     }
                 }
@@ -178,7 +178,7 @@ fn a_slow_receiver_blocks_the_sender_who_is_woken_when_there_is_room() {
         for index in 0..rounds {
             let bytes = payload(me, index, max);
             let (head, mut sent) = (header(me, index, max), 0);
-            while transport.push(peer, &head, bytes, &mut sent).unwrap() == Push::Blocked {
+            while transport.push(peer, &head, bytes, &mut sent).unwrap() == PushResult::Blocked {
                 if blocked == 0 {
                     in_flight = index * max + sent;
                     // Now the receiver begins to read; had it read before, nothing might ever have been blocked.
@@ -205,7 +205,9 @@ fn a_peer_that_ends_is_lost_once_after_its_last_words() {
         if me.0 == 2 {
             for dest in [Rank(0), Rank(1)] {
                 let mut sent = 0;
-                while transport.push(dest, &header(me, 0, bytes.len()), bytes, &mut sent).unwrap() == Push::Blocked {
+                while transport.push(dest, &header(me, 0, bytes.len()), bytes, &mut sent).unwrap()
+                    == PushResult::Blocked
+                {
                     thread::yield_now();
                 }
             }
@@ -240,8 +242,8 @@ fn a_sender_notices_that_the_receiver_is_gone() {
         let mut errors = 0;
         while errors < 3 {
             match transport.push(Rank(1), &header(me, 0, bytes.len()), bytes, &mut 0) {
-                Ok(Push::Sent) => {}
-                Ok(Push::Blocked) => sleep_on(&transport),
+                Ok(PushResult::Sent) => {}
+                Ok(PushResult::Blocked) => sleep_on(&transport),
                 Err(_) => errors += 1,
             }
         }
@@ -257,18 +259,18 @@ fn a_sender_notices_that_the_receiver_is_gone() {
 #[test]
 fn bytes_that_are_no_frames_are_reported_as_corrupt() {
     let good = header(Rank(1), 0, 3);
-    let cases: Vec<(&str, Header)> = vec![
-        ("unknown kind 99", Header { kind_raw: 99, ..good }),
-        ("bytes exceeds the limit", Header { len: (1 << 20) + 1, ..good }),
-        ("bytes exceeds the limit", Header { len: u64::MAX, ..good }),
-        ("reserved", Header { reserved: [0, 1, 0], ..good }),
+    let cases: Vec<(&str, FrameHeader)> = vec![
+        ("unknown kind 99", FrameHeader { kind_raw: 99, ..good }),
+        ("bytes exceeds the limit", FrameHeader { len: (1 << 20) + 1, ..good }),
+        ("bytes exceeds the limit", FrameHeader { len: u64::MAX, ..good }),
+        ("reserved", FrameHeader { reserved: [0, 1, 0], ..good }),
     ];
     for (text, bad) in cases {
         run_workers(2, |me, mut transport| {
             let mut sink = Recorder::default();
             if me.0 == 1 {
                 // A sound frame first, then a header that `push` sends as it is given (its payload is empty).
-                assert_eq!(transport.push(Rank(0), &good, b"abc", &mut 0).unwrap(), Push::Sent);
+                assert_eq!(transport.push(Rank(0), &good, b"abc", &mut 0).unwrap(), PushResult::Sent);
                 send_raw(&mut transport, &bad);
                 while sink.lost.is_empty() {
                     transport.poll(&mut sink);
@@ -288,10 +290,10 @@ fn bytes_that_are_no_frames_are_reported_as_corrupt() {
 }
 
 /// Sends 32 arbitrary bytes: as the payload of a frame whose header counts as sent already.
-fn send_raw(transport: &mut TcpTransport, bytes: &Header) {
-    let outer = Header::new(Kind::Eager, 32);
+fn send_raw(transport: &mut TcpTransport, bytes: &FrameHeader) {
+    let outer = FrameHeader::new(FrameKind::Eager, 32);
     let mut sent = 32;
-    assert_eq!(transport.push(Rank(0), &outer, bytes.as_bytes(), &mut sent).unwrap(), Push::Sent);
+    assert_eq!(transport.push(Rank(0), &outer, bytes.as_bytes(), &mut sent).unwrap(), PushResult::Sent);
 }
 
 /// Bytes of one frame that arrive one by one, and many frames that arrive at once, decode alike. `sent` lets a test cut
@@ -311,8 +313,8 @@ fn frames_cut_at_any_byte_are_put_together() {
             while !rest.is_empty() {
                 let cut = step.min(rest.len());
                 let mut sent = 32;
-                let part = Header::new(Kind::Eager, cut as u64);
-                while transport.push(Rank(0), &part, &rest[..cut], &mut sent).unwrap() == Push::Blocked {}
+                let part = FrameHeader::new(FrameKind::Eager, cut as u64);
+                while transport.push(Rank(0), &part, &rest[..cut], &mut sent).unwrap() == PushResult::Blocked {}
                 rest = &rest[cut..];
                 step = step % 97 + 1;
                 thread::yield_now();
@@ -338,7 +340,7 @@ fn sixty_four_workers_connect_all_to_all() {
     run_workers(64, |me, mut transport| {
         let mut sink = Recorder::default();
         for dest in (0..64).map(Rank).filter(|&r| r != me) {
-            assert_eq!(transport.push(dest, &header(me, 0, 9), payload(me, 0, 9), &mut 0).unwrap(), Push::Sent);
+            assert_eq!(transport.push(dest, &header(me, 0, 9), payload(me, 0, 9), &mut 0).unwrap(), PushResult::Sent);
         }
         while sink.frames.len() < 63 {
             if !transport.poll(&mut sink) {
@@ -353,10 +355,10 @@ fn sixty_four_workers_connect_all_to_all() {
 /// door.
 #[test]
 fn strangers_do_not_keep_workers_from_connecting() {
-    let secret = Secret::random();
-    let (keys, other) = (JobKey::new(&secret, "ours"), JobKey::new(&Secret::random(), "theirs"));
-    let (l0, a0) = Listener::bind(&[LOOPBACK]).unwrap();
-    let (l1, a1) = Listener::bind(&[LOOPBACK]).unwrap();
+    let secret = JobSecret::random();
+    let (keys, other) = (JobKey::new(&secret, "ours"), JobKey::new(&JobSecret::random(), "theirs"));
+    let (l0, a0) = PeerListener::bind(&[LOOPBACK]).unwrap();
+    let (l1, a1) = PeerListener::bind(&[LOOPBACK]).unwrap();
     let mut held: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(a0[0]).unwrap()).collect();
     for (i, stream) in held.iter_mut().enumerate() {
         if i % 2 == 0 {
@@ -364,7 +366,7 @@ fn strangers_do_not_keep_workers_from_connecting() {
         }
     }
     thread::scope(|scope| {
-        let (stranger, _) = Listener::bind(&[LOOPBACK]).unwrap();
+        let (stranger, _) = PeerListener::bind(&[LOOPBACK]).unwrap();
         let patience = Duration::from_secs(4);
         let (a0, a1, keys, other) = (&a0, &a1, &keys, &other);
         let refused = scope.spawn(move || {
@@ -377,7 +379,7 @@ fn strangers_do_not_keep_workers_from_connecting() {
         assert!(text.contains("secret"), "{text}");
         let worker_1 = scope.spawn(move || TcpTransport::open(Rank(1), &[(Rank(0), a0.clone())], l1, keys, PATIENCE));
         let (mut t1, mut t0) = (worker_1.join().unwrap().unwrap(), worker_0.join().unwrap());
-        assert_eq!(t1.push(Rank(0), &header(Rank(1), 0, 2), b"hi", &mut 0).unwrap(), Push::Sent);
+        assert_eq!(t1.push(Rank(0), &header(Rank(1), 0, 2), b"hi", &mut 0).unwrap(), PushResult::Sent);
         let mut sink = Recorder::default();
         while sink.frames.is_empty() {
             t0.poll(&mut sink);
@@ -388,10 +390,10 @@ fn strangers_do_not_keep_workers_from_connecting() {
 
 #[test]
 fn peers_that_do_not_come_are_named() {
-    let key = JobKey::new(&Secret::random(), "");
-    let (listener, _) = Listener::bind(&[LOOPBACK]).unwrap();
+    let key = JobKey::new(&JobSecret::random(), "");
+    let (listener, _) = PeerListener::bind(&[LOOPBACK]).unwrap();
     let gone: SocketAddr = {
-        let (_, addresses) = Listener::bind(&[LOOPBACK]).unwrap();
+        let (_, addresses) = PeerListener::bind(&[LOOPBACK]).unwrap();
         addresses[0]
     };
     let peers = [(Rank(0), vec![gone]), (Rank(5), vec![gone])];
@@ -403,7 +405,7 @@ fn peers_that_do_not_come_are_named() {
 /// The address that is tried first may belong to somebody else, or to nobody.
 #[test]
 fn the_second_address_is_tried_too() {
-    let key = JobKey::new(&Secret::random(), "");
+    let key = JobKey::new(&JobSecret::random(), "");
     let stranger = std::net::TcpListener::bind((LOOPBACK, 0)).unwrap();
     let strange = stranger.local_addr().unwrap();
     thread::spawn(move || {
@@ -413,8 +415,8 @@ fn the_second_address_is_tried_too() {
             let _ = stream.read(&mut [0; 64]);
         }
     });
-    let (l0, a0) = Listener::bind(&[LOOPBACK]).unwrap();
-    let (l1, a1) = Listener::bind(&[LOOPBACK]).unwrap();
+    let (l0, a0) = PeerListener::bind(&[LOOPBACK]).unwrap();
+    let (l1, a1) = PeerListener::bind(&[LOOPBACK]).unwrap();
     thread::scope(|scope| {
         let key = &key;
         scope.spawn(move || TcpTransport::open(Rank(0), &[(Rank(1), a1)], l0, key, PATIENCE).unwrap());
@@ -427,9 +429,9 @@ fn the_second_address_is_tried_too() {
 /// others.
 #[test]
 fn a_listener_is_as_open_as_the_job_needs() {
-    let (_, addresses) = Listener::bind(&[LOOPBACK]).unwrap();
+    let (_, addresses) = PeerListener::bind(&[LOOPBACK]).unwrap();
     assert!(addresses.len() == 1 && addresses[0].ip() == LOOPBACK);
-    let (_open, addresses) = Listener::bind(&["192.0.2.7".parse().unwrap(), LOOPBACK]).unwrap();
+    let (_open, addresses) = PeerListener::bind(&["192.0.2.7".parse().unwrap(), LOOPBACK]).unwrap();
     assert_eq!(addresses[0].ip().to_string(), "192.0.2.7");
     assert!(addresses.iter().skip_while(|a| !a.ip().is_loopback()).all(|a| a.ip().is_loopback()), "{addresses:?}");
     let loopback = addresses.iter().find(|a| a.ip() == LOOPBACK).expect("loopback is published as a last resort");

@@ -14,11 +14,11 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 use tidemill_collective::DType;
-use tidemill_net::Region;
+use tidemill_net::MemoryRegion;
 
 /// A contiguous array of a plain numeric dtype in native byte order.
 #[derive(Clone, Copy)]
-pub struct Plain {
+pub struct PlainArray {
     /// First byte.
     pub ptr: *mut u8,
     /// Elements.
@@ -81,7 +81,7 @@ fn is_numpy_imported(py: Python<'_>) -> bool {
 
 /// Looks at `object` as an array; `None` if it is none, or not a plain one: then the slow path finds out why.
 #[inline]
-pub fn plain(object: &Bound<'_, PyAny>) -> Option<Plain> {
+pub fn plain(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
     let expected = array_type(object.py());
     // SAFETY: `object` is a live Python object.
     let is_array = !expected.is_null()
@@ -108,38 +108,38 @@ pub fn plain(object: &Bound<'_, PyAny>) -> Option<Plain> {
             len *= *array.dimensions.add(axis) as usize;
         }
         let writable = array.flags & NPY_ARRAY_WRITEABLE != 0;
-        Some(Plain { ptr: array.data.cast(), len, axes, dtype, writable })
+        Some(PlainArray { ptr: array.data.cast(), len, axes, dtype, writable })
     }
 }
 
-/// The memory of an array, of `bytes`, or of a [`Memory`]; `None` of anything else.
+/// The memory of an array, of `bytes`, or of a [`CallMemory`]; `None` of anything else.
 #[inline]
-pub fn memory(object: &Bound<'_, PyAny>) -> Option<Plain> {
+pub fn memory(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
     plain(object).or_else(|| raw(object))
 }
 
-fn raw(object: &Bound<'_, PyAny>) -> Option<Plain> {
+fn raw(object: &Bound<'_, PyAny>) -> Option<PlainArray> {
     let (region, writable) = match object.cast_exact::<PyBytes>() {
-        Ok(bytes) => (Region::of(bytes.as_bytes()), false),
-        Err(_) => (object.cast_exact::<Memory>().ok()?.get().region(), true),
+        Ok(bytes) => (MemoryRegion::of(bytes.as_bytes()), false),
+        Err(_) => (object.cast_exact::<CallMemory>().ok()?.get().region(), true),
     };
-    Some(Plain { ptr: region.ptr, len: region.len, axes: 1, dtype: DType::U8, writable })
+    Some(PlainArray { ptr: region.ptr, len: region.len, axes: 1, dtype: DType::U8, writable })
 }
 
 /// Bytes for a call to fill: what an array is for, in programs without NumPy.
-#[pyclass(frozen, module = "tidemill._tidemill")]
-pub struct Memory {
+#[pyclass(frozen, name = "Memory", module = "tidemill._tidemill")]
+pub struct CallMemory {
     /// As wide as any element, so that each is aligned.
     words: Box<[UnsafeCell<u128>]>,
     nbytes: usize,
 }
 
 // SAFETY: as with an array's memory, those who use it agree on who writes when. No reference to it is handed out.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for CallMemory {}
 
-impl Memory {
-    pub fn region(&self) -> Region {
-        Region { ptr: self.words.as_ptr().cast_mut().cast(), len: self.nbytes }
+impl CallMemory {
+    pub fn region(&self) -> MemoryRegion {
+        MemoryRegion { ptr: self.words.as_ptr().cast_mut().cast(), len: self.nbytes }
     }
 
     /// A copy of the numbers in it.
@@ -150,11 +150,11 @@ impl Memory {
 }
 
 #[pymethods]
-impl Memory {
+impl CallMemory {
     /// `nbytes` zeros.
     #[new]
     pub fn new(nbytes: usize) -> Self {
-        Memory { words: (0..nbytes.div_ceil(16)).map(|_| UnsafeCell::new(0)).collect(), nbytes }
+        CallMemory { words: (0..nbytes.div_ceil(16)).map(|_| UnsafeCell::new(0)).collect(), nbytes }
     }
 
     /// A copy of the bytes.

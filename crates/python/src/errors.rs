@@ -99,3 +99,16 @@ pub fn from_collective(py: Python<'_>, error: &CollectiveError) -> PyErr {
     };
     fail(py, class, error.to_string())
 }
+
+/// What is raised in functions that nobody waits for any more.
+pub fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "tidemill.graph._errors", "Cancelled")
+}
+
+/// What calls of a copy's ports raise once its run is given up.
+#[cold]
+pub fn cancelled(py: Python<'_>) -> PyErr {
+    let text = "the run was aborted: another task has failed, or it was interrupted";
+    cancelled_class(py).map_or_else(|missing| missing, |class| PyErr::from_type(class.clone(), (text,)))
+}

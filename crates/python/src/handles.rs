@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use tidemill_collective::{DType, Op, UserOp};
+use tidemill_collective::{DType, ReduceOp, UserOp};
 
 use crate::errors::{class, fail};
 
@@ -47,12 +47,12 @@ pub fn parse_dtype(name: &str) -> PyResult<DType> {
 /// A reduction operation: predefined by name, a Python function, or none.
 #[pyclass(subclass, frozen, module = "tidemill._tidemill")]
 pub struct Operation {
-    kind: Kind,
+    kind: OperationKind,
 }
 
-enum Kind {
+enum OperationKind {
     Null,
-    Predefined(Op),
+    Predefined(ReduceOp),
     /// `function(left, right, datatype)`, with the operands as writable memory.
     User {
         function: Py<PyAny>,
@@ -68,23 +68,24 @@ impl Operation {
     #[new]
     #[pyo3(signature = (name=None, function=None, commutative=false))]
     fn new(name: Option<&str>, function: Option<Py<PyAny>>, commutative: bool) -> PyResult<Self> {
-        let kind =
-            match (name, function) {
-                (Some(name), _) => Kind::Predefined(name.parse().map_err(|e: tidemill_collective::UnknownOp| {
+        let kind = match (name, function) {
+            (Some(name), _) => {
+                OperationKind::Predefined(name.parse().map_err(|e: tidemill_collective::UnknownOp| {
                     pyo3::exceptions::PyValueError::new_err(e.to_string())
-                })?),
-                (None, Some(function)) => Kind::User { function, commutative },
-                (None, None) => Kind::Null,
-            };
+                })?)
+            }
+            (None, Some(function)) => OperationKind::User { function, commutative },
+            (None, None) => OperationKind::Null,
+        };
         Ok(Operation { kind })
     }
 
     /// Whether operands may be exchanged.
     fn _is_commutative(&self) -> bool {
         match &self.kind {
-            Kind::Predefined(op) => op.is_commutative(),
-            Kind::User { commutative, .. } => *commutative,
-            Kind::Null => false,
+            OperationKind::Predefined(op) => op.is_commutative(),
+            OperationKind::User { commutative, .. } => *commutative,
+            OperationKind::Null => false,
         }
     }
 }
@@ -92,19 +93,19 @@ impl Operation {
 impl Operation {
     /// The native operation if it is a predefined one.
     #[inline]
-    pub fn predefined(&self) -> Option<&Op> {
+    pub fn predefined(&self) -> Option<&ReduceOp> {
         match &self.kind {
-            Kind::Predefined(op) => Some(op),
+            OperationKind::Predefined(op) => Some(op),
             _ => None,
         }
     }
 
     /// The native operation for one call. A Python function sees `datatype`; what it raises is left in `raised`.
-    pub fn native(&self, py: Python<'_>, datatype: Option<&Bound<'_, PyAny>>, raised: &Raised) -> PyResult<Op> {
+    pub fn native(&self, py: Python<'_>, datatype: Option<&Bound<'_, PyAny>>, raised: &Raised) -> PyResult<ReduceOp> {
         match &self.kind {
-            Kind::Predefined(op) => Ok(op.clone()),
-            Kind::Null => Err(fail(py, class::OP, "the operation is OP_NULL (or was freed)")),
-            Kind::User { function, commutative } => {
+            OperationKind::Predefined(op) => Ok(op.clone()),
+            OperationKind::Null => Err(fail(py, class::OP, "the operation is OP_NULL (or was freed)")),
+            OperationKind::User { function, commutative } => {
                 let function = function.clone_ref(py);
                 let datatype = datatype.map(|d| d.clone().unbind());
                 let raised = Arc::clone(raised);
@@ -120,7 +121,7 @@ impl Operation {
                         })
                     })
                 };
-                Ok(Op::User(UserOp::new("user function", *commutative, run)))
+                Ok(ReduceOp::User(UserOp::new("user function", *commutative, run)))
             }
         }
     }

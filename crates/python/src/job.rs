@@ -8,50 +8,50 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tidemill_collective::{Communicator, Table};
+use tidemill_collective::{Communicator, TuneTable};
 use tidemill_machine::Machine;
-use tidemill_net::control::Control;
-use tidemill_net::environment::Launch;
+use tidemill_net::control::ControlPlane;
+use tidemill_net::environment::LaunchContext;
 use tidemill_net::rendezvous::join_from_environment;
-use tidemill_net::topology::{HostShare, Placement};
-use tidemill_net::{Endpoint, Rank, Settings};
+use tidemill_net::topology::{HostShare, WorkerPlacement};
+use tidemill_net::{Endpoint, EndpointSettings, Rank};
 
 use crate::comm::Comm;
 use crate::errors::{class, fail};
 use crate::wait::{detach, interruptibly};
 
 /// This process as a worker of its job.
-#[pyclass(frozen, module = "tidemill._tidemill")]
-pub struct Worker {
+#[pyclass(frozen, name = "Worker", module = "tidemill._tidemill")]
+pub struct JobWorker {
     world: Communicator,
     solo: Communicator,
     /// Tells where the program is; gone once the worker leaves.
     locator: Arc<Mutex<Option<Py<PyAny>>>>,
 }
 
-fn settings(transport: &str, stall_warning_s: f64) -> PyResult<Settings> {
+fn settings(transport: &str, stall_warning_s: f64) -> PyResult<EndpointSettings> {
     let stall_warning = Duration::try_from_secs_f64(stall_warning_s)
         .map_err(|_| PyValueError::new_err(format!("stall_warning must be seconds, not {stall_warning_s}")))?;
     let transport = transport.parse().map_err(PyValueError::new_err)?;
-    Ok(Settings { transport, stall_warning })
+    Ok(EndpointSettings { transport, stall_warning })
 }
 
-impl Worker {
+impl JobWorker {
     fn open(
         py: Python<'_>,
-        settings: Settings,
-        meet: impl FnOnce() -> Result<Control, String> + Send,
+        settings: EndpointSettings,
+        meet: impl FnOnce() -> Result<ControlPlane, String> + Send,
     ) -> PyResult<Self> {
         let joined = interruptibly(py, || {
             let endpoint = Endpoint::open(meet()?, settings).map_err(|e| e.to_string())?;
             // Rank 0's table becomes everybody's.
             let table = match endpoint.rank() {
-                Rank(0) => Table::load_default().map_err(|error| {
+                Rank(0) => TuneTable::load_default().map_err(|error| {
                     let text = error.to_string();
                     endpoint.report_failure(&text);
                     text
                 })?,
-                _ => Table::default(),
+                _ => TuneTable::default(),
             };
             let table = Arc::new(table);
             let solo = Communicator::solo(endpoint.clone(), Arc::clone(&table));
@@ -60,7 +60,7 @@ impl Worker {
         })?;
         let (world, solo) =
             joined.map_err(|text: String| fail(py, class::OTHER, format!("joining the job: {text}")))?;
-        Ok(Worker { world, solo, locator: Arc::default() })
+        Ok(JobWorker { world, solo, locator: Arc::default() })
     }
 }
 
@@ -72,17 +72,17 @@ fn parts(share: HostShare) -> ShareParts {
     (processors, workers, index, room, threads)
 }
 
-/// What this process has of its host, which has joined no job; see [`Worker::share`]. `bound`: its launcher gave it
+/// What this process has of its host, which has joined no job; see [`JobWorker::share`]. `bound`: its launcher gave it
 /// processors of its own.
 #[pyfunction]
 pub(crate) fn share_of_process(bound: bool) -> ShareParts {
     // An environment that makes no sense is an error of joining a job, which this is not.
-    let launch = Launch::from_process().ok();
-    parts(HostShare::of_process(&Placement::here(), launch.as_ref(), bound))
+    let launch = LaunchContext::from_process().ok();
+    parts(HostShare::of_process(&WorkerPlacement::here(), launch.as_ref(), bound))
 }
 
 #[pymethods]
-impl Worker {
+impl JobWorker {
     /// Joins the job that the environment describes, a job of one worker if it describes none; returns when all workers
     /// have. Raises `MPI.Exception` with the remedy when they do not come, or disagree.
     #[staticmethod]
@@ -95,7 +95,7 @@ impl Worker {
     #[staticmethod]
     fn alone(py: Python<'_>, transport: &str, stall_warning: f64) -> PyResult<Self> {
         let settings = settings(transport, stall_warning)?;
-        Self::open(py, settings, || Ok(Control::solo()))
+        Self::open(py, settings, || Ok(ControlPlane::solo()))
     }
 
     /// The communicator of all workers.
@@ -163,7 +163,7 @@ impl Worker {
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let endpoint = self.world.endpoint();
         let placements = endpoint.placements().iter().enumerate();
-        let describe = |(rank, placement): (usize, &Placement)| {
+        let describe = |(rank, placement): (usize, &WorkerPlacement)| {
             let route = endpoint.lock().route(Rank(rank as u32)).map(|(name, _)| name);
             let entry = PyDict::new(py);
             entry.set_item("rank", rank)?;

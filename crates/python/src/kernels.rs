@@ -9,9 +9,9 @@ use numpy::{
 use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tidemill_kernels::kmeans::{self, Algorithm, Fit, Rows};
-use tidemill_kernels::pool::{Affinity, Mode, Pool, PoolConfig, usable_cpus};
-use tidemill_kernels::{Element, Isa};
+use tidemill_kernels::kmeans::{self, KmeansAlgorithm, KmeansFit, PointRows};
+use tidemill_kernels::pool::{CpuAffinity, Pool, PoolConfig, PoolMode, usable_cpus};
+use tidemill_kernels::{FloatElement, Isa};
 
 /// Threads for kernels; the calling thread is one of them.
 #[pyclass(frozen, module = "tidemill._tidemill")]
@@ -23,11 +23,11 @@ impl KernelPool {
     #[pyo3(signature = (threads, mode = "bsp", affinity = "none", index = 0, workers = 1, spins = 2000))]
     fn new(threads: usize, mode: &str, affinity: &str, index: usize, workers: usize, spins: u32) -> PyResult<Self> {
         let mode = match mode {
-            "bsp" => Mode::Bsp,
-            "fork-join" => Mode::ForkJoin,
+            "bsp" => PoolMode::Bsp,
+            "fork-join" => PoolMode::ForkJoin,
             _ => return Err(PyValueError::new_err(format!("threads must be \"bsp\" or \"fork-join\", not {mode:?}"))),
         };
-        let affinity: Affinity = affinity.parse().map_err(PyValueError::new_err)?;
+        let affinity: CpuAffinity = affinity.parse().map_err(PyValueError::new_err)?;
         if threads == 0 {
             return Err(PyValueError::new_err("a pool needs at least one thread"));
         }
@@ -70,14 +70,14 @@ pub(crate) fn isa() -> PyResult<Isa> {
 
 /// Two-dimensional, of either type.
 #[derive(FromPyObject)]
-pub(crate) enum Matrix<'py> {
+pub(crate) enum MatrixArg<'py> {
     F32(PyReadonlyArray2<'py, f32>),
     F64(PyReadonlyArray2<'py, f64>),
 }
 
 /// One-dimensional, of either type.
 #[derive(FromPyObject)]
-enum Vector<'py> {
+enum VectorArg<'py> {
     F32(PyReadonlyArray1<'py, f32>),
     F64(PyReadonlyArray1<'py, f64>),
 }
@@ -90,28 +90,28 @@ pub(crate) fn slice<'a, T: NumpyElement, D: numpy::ndarray::Dimension>(
     array.as_slice().map_err(|_| PyValueError::new_err("arrays must be C-contiguous"))
 }
 
-fn rows<'a, T: Element + NumpyElement>(
+fn rows<'a, T: FloatElement + NumpyElement>(
     x: &'a PyReadonlyArray2<'_, T>,
     shift: &'a PyReadonlyArray1<'_, T>,
     weights: &'a Weights<'_>,
-) -> PyResult<Rows<'a, T>> {
+) -> PyResult<PointRows<'a, T>> {
     let weights = weights.as_ref().map(|weights| slice(weights)).transpose()?;
     let (n, d) = (x.shape()[0], x.shape()[1]);
     if d == 0 || shift.len() != d || weights.is_some_and(|weights| weights.len() != n) {
         return Err(PyValueError::new_err("x, shift and weights do not fit together"));
     }
-    Ok(Rows::new(slice(x)?, slice(shift)?, weights))
+    Ok(PointRows::new(slice(x)?, slice(shift)?, weights))
 }
 
 /// Runs `$body` with `$rows` as the rows of either type.
 macro_rules! with_rows {
     ($x:expr, $shift:expr, $weights:expr, $rows:ident => $body:expr) => {
         match (&$x, &$shift) {
-            (Matrix::F32(x), Vector::F32(shift)) => {
+            (MatrixArg::F32(x), VectorArg::F32(shift)) => {
                 let $rows = rows(x, shift, &$weights)?;
                 $body
             }
-            (Matrix::F64(x), Vector::F64(shift)) => {
+            (MatrixArg::F64(x), VectorArg::F64(shift)) => {
                 let $rows = rows(x, shift, &$weights)?;
                 $body
             }
@@ -120,7 +120,10 @@ macro_rules! with_rows {
     };
 }
 
-fn centres_of<'a, T: Element>(rows: &Rows<'_, T>, centres: &'a PyReadonlyArray2<'_, f64>) -> PyResult<&'a [f64]> {
+fn centres_of<'a, T: FloatElement>(
+    rows: &PointRows<'_, T>,
+    centres: &'a PyReadonlyArray2<'_, f64>,
+) -> PyResult<&'a [f64]> {
     if centres.shape()[0] == 0 || centres.shape()[1] != rows.d() {
         return Err(PyValueError::new_err("centres must be k x d"));
     }
@@ -128,8 +131,8 @@ fn centres_of<'a, T: Element>(rows: &Rows<'_, T>, centres: &'a PyReadonlyArray2<
 }
 
 enum AnyFit {
-    F32(Fit<f32>),
-    F64(Fit<f64>),
+    F32(KmeansFit<f32>),
+    F64(KmeansFit<f64>),
 }
 
 /// The state of one fit on the rows of this worker. Every call gets the same rows again.
@@ -137,7 +140,7 @@ enum AnyFit {
 struct KMeansFit {
     fit: AnyFit,
     pool: Py<KernelPool>,
-    algorithm: Algorithm,
+    algorithm: KmeansAlgorithm,
 }
 
 #[pymethods]
@@ -147,8 +150,8 @@ impl KMeansFit {
     fn new(
         py: Python<'_>,
         pool: Py<KernelPool>,
-        x: Matrix<'_>,
-        shift: Vector<'_>,
+        x: MatrixArg<'_>,
+        shift: VectorArg<'_>,
         weights: Weights<'_>,
         k: usize,
         algorithm: &str,
@@ -157,19 +160,19 @@ impl KMeansFit {
         let isa = isa()?;
         let threads = &pool.get().0;
         let choose = |n, d| match algorithm {
-            "auto" => Ok(Algorithm::choose(n, d, k, steps_max)),
+            "auto" => Ok(KmeansAlgorithm::choose(n, d, k, steps_max)),
             name => name.parse().map_err(PyValueError::new_err),
         };
         let (fit, algorithm) = match (&x, &shift) {
-            (Matrix::F32(x), Vector::F32(shift)) => {
+            (MatrixArg::F32(x), VectorArg::F32(shift)) => {
                 let rows = rows(x, shift, &weights)?;
                 let algorithm = choose(rows.n(), rows.d())?;
-                (AnyFit::F32(py.detach(|| Fit::new(threads, isa, rows, k, algorithm))), algorithm)
+                (AnyFit::F32(py.detach(|| KmeansFit::new(threads, isa, rows, k, algorithm))), algorithm)
             }
-            (Matrix::F64(x), Vector::F64(shift)) => {
+            (MatrixArg::F64(x), VectorArg::F64(shift)) => {
                 let rows = rows(x, shift, &weights)?;
                 let algorithm = choose(rows.n(), rows.d())?;
-                (AnyFit::F64(py.detach(|| Fit::new(threads, isa, rows, k, algorithm))), algorithm)
+                (AnyFit::F64(py.detach(|| KmeansFit::new(threads, isa, rows, k, algorithm))), algorithm)
             }
             _ => return Err(PyValueError::new_err("x and shift must have one dtype")),
         };
@@ -189,8 +192,8 @@ impl KMeansFit {
         &mut self,
         py: Python<'_>,
         pool: &KernelPool,
-        x: Matrix<'_>,
-        shift: Vector<'_>,
+        x: MatrixArg<'_>,
+        shift: VectorArg<'_>,
         weights: Weights<'_>,
         centres: PyReadonlyArray2<'_, f64>,
         mut out: PyReadwriteArray1<'_, f64>,
@@ -213,8 +216,8 @@ impl KMeansFit {
             }};
         }
         match (&mut self.fit, &x, &shift) {
-            (AnyFit::F32(fit), Matrix::F32(x), Vector::F32(shift)) => step!(fit, x, shift),
-            (AnyFit::F64(fit), Matrix::F64(x), Vector::F64(shift)) => step!(fit, x, shift),
+            (AnyFit::F32(fit), MatrixArg::F32(x), VectorArg::F32(shift)) => step!(fit, x, shift),
+            (AnyFit::F64(fit), MatrixArg::F64(x), VectorArg::F64(shift)) => step!(fit, x, shift),
             _ => Err(PyValueError::new_err("x and shift must have the dtype of the fit")),
         }
     }
@@ -239,8 +242,8 @@ type Statistics<'py> = (Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>, f6
 fn kmeans_statistics<'py>(
     py: Python<'py>,
     pool: &KernelPool,
-    x: Matrix<'py>,
-    shift: Vector<'py>,
+    x: MatrixArg<'py>,
+    shift: VectorArg<'py>,
     weights: Weights<'py>,
 ) -> PyResult<Statistics<'py>> {
     let isa = isa()?;
@@ -255,8 +258,8 @@ fn kmeans_statistics<'py>(
 fn kmeans_assign<'py>(
     py: Python<'py>,
     pool: &KernelPool,
-    x: Matrix<'py>,
-    shift: Vector<'py>,
+    x: MatrixArg<'py>,
+    shift: VectorArg<'py>,
     centres: PyReadonlyArray2<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<i32>>> {
     let isa = isa()?;
@@ -269,8 +272,8 @@ fn kmeans_assign<'py>(
     Ok(labels.into_pyarray(py))
 }
 
-fn labels_of<'a, T: Element>(
-    rows: &Rows<'_, T>,
+fn labels_of<'a, T: FloatElement>(
+    rows: &PointRows<'_, T>,
     labels: &'a PyReadonlyArray1<'_, i32>,
     k: usize,
 ) -> PyResult<&'a [i32]> {
@@ -286,8 +289,8 @@ fn labels_of<'a, T: Element>(
 fn kmeans_inertia(
     py: Python<'_>,
     pool: &KernelPool,
-    x: Matrix<'_>,
-    shift: Vector<'_>,
+    x: MatrixArg<'_>,
+    shift: VectorArg<'_>,
     weights: Weights<'_>,
     centres: PyReadonlyArray2<'_, f64>,
     labels: PyReadonlyArray1<'_, i32>,
@@ -304,8 +307,8 @@ fn kmeans_inertia(
 #[pyfunction]
 fn kmeans_farthest(
     py: Python<'_>,
-    x: Matrix<'_>,
-    shift: Vector<'_>,
+    x: MatrixArg<'_>,
+    shift: VectorArg<'_>,
     weights: Weights<'_>,
     centres: PyReadonlyArray2<'_, f64>,
     labels: PyReadonlyArray1<'_, i32>,
@@ -323,14 +326,14 @@ fn kmeans_farthest(
 fn kmeans_transform<'py>(
     py: Python<'py>,
     pool: &KernelPool,
-    x: Matrix<'py>,
-    shift: Vector<'py>,
+    x: MatrixArg<'py>,
+    shift: VectorArg<'py>,
     centres: PyReadonlyArray2<'py, f64>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    fn run<'py, T: Element + NumpyElement>(
+    fn run<'py, T: FloatElement + NumpyElement>(
         py: Python<'py>,
         pool: &Pool,
-        rows: Rows<'_, T>,
+        rows: PointRows<'_, T>,
         centres: &[f64],
     ) -> PyResult<Bound<'py, PyAny>> {
         let isa = isa()?;
@@ -354,8 +357,8 @@ fn kmeans_transform<'py>(
 fn kmeans_nearest_update(
     py: Python<'_>,
     pool: &KernelPool,
-    x: Matrix<'_>,
-    shift: Vector<'_>,
+    x: MatrixArg<'_>,
+    shift: VectorArg<'_>,
     weights: Weights<'_>,
     seeds: PyReadonlyArray2<'_, f64>,
     first: u32,
@@ -372,7 +375,7 @@ fn kmeans_nearest_update(
     })
 }
 
-fn check_lengths<T: Element>(rows: &Rows<'_, T>, len: usize) -> PyResult<()> {
+fn check_lengths<T: FloatElement>(rows: &PointRows<'_, T>, len: usize) -> PyResult<()> {
     if len != rows.n() {
         return Err(PyValueError::new_err("one value is needed for each row"));
     }
@@ -384,8 +387,8 @@ fn check_lengths<T: Element>(rows: &Rows<'_, T>, len: usize) -> PyResult<()> {
 fn kmeans_potentials(
     py: Python<'_>,
     pool: &KernelPool,
-    x: Matrix<'_>,
-    shift: Vector<'_>,
+    x: MatrixArg<'_>,
+    shift: VectorArg<'_>,
     weights: Weights<'_>,
     trials: PyReadonlyArray2<'_, f64>,
     closest: PyReadonlyArray1<'_, f64>,
@@ -405,8 +408,8 @@ fn kmeans_potentials(
 #[allow(clippy::too_many_arguments)]
 fn kmeans_draw(
     py: Python<'_>,
-    x: Matrix<'_>,
-    shift: Vector<'_>,
+    x: MatrixArg<'_>,
+    shift: VectorArg<'_>,
     weights: Weights<'_>,
     closest: PyReadonlyArray1<'_, f64>,
     scale: f64,
@@ -425,8 +428,8 @@ fn kmeans_draw(
 #[pyfunction]
 fn kmeans_locate(
     py: Python<'_>,
-    x: Matrix<'_>,
-    shift: Vector<'_>,
+    x: MatrixArg<'_>,
+    shift: VectorArg<'_>,
     weights: Weights<'_>,
     closest: PyReadonlyArray1<'_, f64>,
     targets: Vec<f64>,

@@ -17,6 +17,7 @@
 //! | `comm`        | Communicators                                            |
 //! | `collectives` | The upper-case collectives                               |
 //! | `job`         | Joining a job and leaving it                             |
+//! | `report`      | Reports of runs as dicts                                 |
 //! | `tune`        | What `tidemill tune` measures                            |
 //! | `dataset`     | DataSets, expressions and streams                        |
 //! | `graph`       | Task graphs                                              |
@@ -37,6 +38,7 @@ mod launch;
 mod mds;
 mod message;
 mod parcel;
+mod report;
 mod request;
 mod tune;
 mod wait;
@@ -49,14 +51,14 @@ static MEMORY: HugePages = HugePages;
 fn _tidemill(m: &Bound<'_, PyModule>) -> PyResult<()> {
     tidemill_net::endpoint::set_lock_wait(wait::wait_unlocked);
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    m.add_class::<array::Memory>()?;
+    m.add_class::<array::CallMemory>()?;
     m.add_class::<handles::Datatype>()?;
     m.add_class::<handles::Operation>()?;
     m.add_class::<handles::Status>()?;
     m.add_class::<request::Request>()?;
     m.add_class::<comm::MatchedMessage>()?;
     m.add_class::<comm::Comm>()?;
-    m.add_class::<job::Worker>()?;
+    m.add_class::<job::JobWorker>()?;
     m.add_function(wrap_pyfunction!(job::share_of_process, m)?)?;
     m.add_function(wrap_pyfunction!(collectives::reduce_local, m)?)?;
     m.add_function(wrap_pyfunction!(tune::tune, m)?)?;

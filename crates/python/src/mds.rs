@@ -3,20 +3,21 @@
 //! Arrays are C-contiguous; every call that passes over distances releases the GIL. Positions, weights of columns and
 //! results are float64, blocks of distances or weights float32 or float64.
 
-use crate::kernels::{KernelPool, Matrix, isa, slice};
+use crate::kernels::{KernelPool, MatrixArg, isa, slice};
 use numpy::{Element as NumpyElement, IntoPyArray, PyArray1, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
 use numpy::{PyArrayMethods, PyReadwriteArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::ops::Range;
-use tidemill_kernels::Element;
+use tidemill_kernels::FloatElement;
 use tidemill_kernels::mds::{
-    self, Coefficients, Diagonal, Distances, Inspection, Pass, Plane, Storage, Symmetry, Trouble,
+    self, BlockDiagonal, BlockInspection, CellError, CellPlane, CellStorage, DistanceBlock, GuttmanPass,
+    LaplacianCoefficients, SymmetryCheck,
 };
 
 /// Distances of this worker's points to all, and their weights.
 #[pyclass(module = "tidemill._tidemill")]
-struct MdsDistances(Distances);
+struct MdsDistances(DistanceBlock);
 
 fn fits(condition: bool, message: &'static str) -> PyResult<()> {
     if condition { Ok(()) } else { Err(PyValueError::new_err(message)) }
@@ -27,10 +28,10 @@ impl MdsDistances {
         fits(shape[1] == self.0.n() && at + shape[0] <= self.0.rows(), "the block must consist of existing rows")
     }
 
-    fn symmetry(&self, weights: bool) -> PyResult<Symmetry<'_>> {
+    fn symmetry(&self, weights: bool) -> PyResult<SymmetryCheck<'_>> {
         fits(!weights || self.0.is_weighted(), "the distances have no weights")?;
-        let plane = if weights { Plane::Weights } else { Plane::Distances };
-        Ok(Symmetry { distances: &self.0, plane })
+        let plane = if weights { CellPlane::Weights } else { CellPlane::Distances };
+        Ok(SymmetryCheck { distances: &self.0, plane })
     }
 }
 
@@ -40,8 +41,8 @@ impl MdsDistances {
     #[new]
     fn new(py: Python<'_>, rows: usize, n: usize, first: Option<usize>, storage: &str) -> PyResult<Self> {
         fits(n > 0 && first.is_none_or(|first| first + rows <= n), "rows and columns do not fit together")?;
-        let storage: Storage = storage.parse().map_err(PyValueError::new_err)?;
-        Ok(MdsDistances(py.detach(|| Distances::new(rows, n, first, storage))))
+        let storage: CellStorage = storage.parse().map_err(PyValueError::new_err)?;
+        Ok(MdsDistances(py.detach(|| DistanceBlock::new(rows, n, first, storage))))
     }
 
     /// Distances between vectors: rows (rows, d) to columns (n, d).
@@ -56,7 +57,7 @@ impl MdsDistances {
         fits(d > 0 && rows.shape()[1] == d && n > 0, "rows and columns must have the same features")?;
         fits(first.is_none_or(|first| first + count <= n), "rows and columns do not fit together")?;
         let (rows, columns) = (slice(&rows)?, slice(&columns)?);
-        Ok(MdsDistances(py.detach(|| Distances::of_vectors(rows, columns, d, first))))
+        Ok(MdsDistances(py.detach(|| DistanceBlock::of_vectors(rows, columns, d, first))))
     }
 
     /// Bytes of cells and weights.
@@ -66,14 +67,14 @@ impl MdsDistances {
     }
 
     /// Keeps rows of distances from row `at` on, in units of `unit`.
-    fn fill(&mut self, py: Python<'_>, pool: &KernelPool, at: usize, block: Matrix<'_>, unit: f64) -> PyResult<()> {
+    fn fill(&mut self, py: Python<'_>, pool: &KernelPool, at: usize, block: MatrixArg<'_>, unit: f64) -> PyResult<()> {
         match &block {
-            Matrix::F32(block) => {
+            MatrixArg::F32(block) => {
                 self.check_block(at, block.shape())?;
                 let block = slice(block)?;
                 py.detach(|| self.0.fill(&pool.0, at, block, unit));
             }
-            Matrix::F64(block) => {
+            MatrixArg::F64(block) => {
                 self.check_block(at, block.shape())?;
                 let block = slice(block)?;
                 py.detach(|| self.0.fill(&pool.0, at, block, unit));
@@ -84,21 +85,21 @@ impl MdsDistances {
 
     /// Makes room for a weight of each distance, all 0.
     fn make_weights(&mut self, py: Python<'_>, storage: &str) -> PyResult<()> {
-        let storage: Storage = storage.parse().map_err(PyValueError::new_err)?;
+        let storage: CellStorage = storage.parse().map_err(PyValueError::new_err)?;
         py.detach(|| self.0.make_weights(storage));
         Ok(())
     }
 
     /// Keeps rows of weights from row `at` on, in units of `unit`.
-    fn weigh(&mut self, py: Python<'_>, pool: &KernelPool, at: usize, block: Matrix<'_>, unit: f64) -> PyResult<()> {
+    fn weigh(&mut self, py: Python<'_>, pool: &KernelPool, at: usize, block: MatrixArg<'_>, unit: f64) -> PyResult<()> {
         fits(self.0.is_weighted(), "the distances have no weights")?;
         match &block {
-            Matrix::F32(block) => {
+            MatrixArg::F32(block) => {
                 self.check_block(at, block.shape())?;
                 let block = slice(block)?;
                 py.detach(|| self.0.weigh(&pool.0, at, block, unit));
             }
-            Matrix::F64(block) => {
+            MatrixArg::F64(block) => {
                 self.check_block(at, block.shape())?;
                 let block = slice(block)?;
                 py.detach(|| self.0.weigh(&pool.0, at, block, unit));
@@ -126,7 +127,7 @@ impl MdsDistances {
         let weighted = weights.as_ref().map_or(self.0.is_weighted(), |weights| weights.len() == self.0.n());
         fits(weighted, "there must be one weight for each column, or each distance")?;
         let weights = weights.as_ref().map(slice).transpose()?;
-        let pass = Pass { rows: slice(&rows)?, columns: slice(&columns)?, k, weights, shift };
+        let pass = GuttmanPass { rows: slice(&rows)?, columns: slice(&columns)?, k, weights, shift };
         let out = out.as_slice_mut()?;
         py.detach(|| mds::guttman(&pool.0, isa, &self.0, pass, out));
         Ok(())
@@ -143,11 +144,11 @@ impl MdsDistances {
         mut out: PyReadwriteArray2<'_, f64>,
     ) -> PyResult<()> {
         let isa = isa()?;
-        let coefficients: Coefficients = coefficients.parse().map_err(PyValueError::new_err)?;
+        let coefficients: LaplacianCoefficients = coefficients.parse().map_err(PyValueError::new_err)?;
         let k = points.shape()[1];
         let shapes = points.shape()[0] == self.0.n() && k > 0 && out.shape() == [self.0.rows(), k + 1];
         fits(shapes, "vectors must be (n, k), and out (rows, k + 1)")?;
-        fits(coefficients == Coefficients::Squares || self.0.is_weighted(), "the distances have no weights")?;
+        fits(coefficients == LaplacianCoefficients::Squares || self.0.is_weighted(), "the distances have no weights")?;
         let points = slice(&points)?;
         let out = out.as_slice_mut()?;
         py.detach(|| mds::laplacian(&pool.0, isa, &self.0, coefficients, points, out));
@@ -207,22 +208,22 @@ type Found = (f64, Option<(usize, usize, &'static str)>, Option<(f64, usize)>);
 fn mds_inspect(
     py: Python<'_>,
     pool: &KernelPool,
-    block: Matrix<'_>,
+    block: MatrixArg<'_>,
     first: Option<usize>,
-    weights: Option<Matrix<'_>>,
+    weights: Option<MatrixArg<'_>>,
     columns: Option<PyReadonlyArray1<'_, f64>>,
 ) -> PyResult<Found> {
     let columns = columns.as_ref().map(slice).transpose()?;
     match (&block, &weights) {
-        (Matrix::F32(block), None) => look(py, pool, block, first, None, columns),
-        (Matrix::F64(block), None) => look(py, pool, block, first, None, columns),
-        (Matrix::F32(block), Some(Matrix::F32(weights))) => look(py, pool, block, first, Some(weights), columns),
-        (Matrix::F64(block), Some(Matrix::F64(weights))) => look(py, pool, block, first, Some(weights), columns),
+        (MatrixArg::F32(block), None) => look(py, pool, block, first, None, columns),
+        (MatrixArg::F64(block), None) => look(py, pool, block, first, None, columns),
+        (MatrixArg::F32(block), Some(MatrixArg::F32(weights))) => look(py, pool, block, first, Some(weights), columns),
+        (MatrixArg::F64(block), Some(MatrixArg::F64(weights))) => look(py, pool, block, first, Some(weights), columns),
         _ => Err(PyValueError::new_err("distances and weights must have one dtype")),
     }
 }
 
-fn look<T: Element + NumpyElement>(
+fn look<T: FloatElement + NumpyElement>(
     py: Python<'_>,
     pool: &KernelPool,
     block: &PyReadonlyArray2<'_, T>,
@@ -238,12 +239,12 @@ fn look<T: Element + NumpyElement>(
     )?;
     let weights = weights.map(slice).transpose()?;
     let block = slice(block)?;
-    let Inspection { max, bad, diagonal } =
-        py.detach(|| mds::inspect(&pool.0, block, n, Diagonal { first, weights, columns }));
+    let BlockInspection { max, bad, diagonal } =
+        py.detach(|| mds::inspect(&pool.0, block, n, BlockDiagonal { first, weights, columns }));
     let why = |trouble| match trouble {
-        Trouble::Nan => "NaN",
-        Trouble::Infinite => "infinite",
-        Trouble::Negative => "negative",
+        CellError::Nan => "NaN",
+        CellError::Infinite => "infinite",
+        CellError::Negative => "negative",
     };
     Ok((max, bad.map(|(row, column, trouble)| (row, column, why(trouble))), diagonal))
 }

@@ -6,16 +6,16 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyString, PyTuple};
-use tidemill_collective::{Block, DType};
-use tidemill_net::Region;
+use tidemill_collective::{DType, VectorBlock};
+use tidemill_net::MemoryRegion;
 
 use crate::array;
 use crate::handles::{Datatype, parse_dtype};
 use crate::wait::Owners;
 
 /// Memory of a message.
-pub struct Message<'py> {
-    pub region: Region,
+pub struct MessageMemory<'py> {
+    pub region: MemoryRegion,
     /// Elements: of the whole message, or of one block where the call asks for blocks.
     pub count: usize,
     pub dtype: DType,
@@ -34,7 +34,7 @@ type ResolvedBlocks<'py> = (Bound<'py, PyAny>, Vec<usize>, Vec<usize>, Bound<'py
 
 /// What the call does with the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum MemoryAccess {
     Read,
     Write,
     /// Input and output, as of a broadcast or an operation in place.
@@ -59,12 +59,12 @@ fn items<'a, 'py>(spec: &'a Bound<'py, PyAny>) -> Option<(usize, impl Fn(usize) 
     Some((len, get))
 }
 
-impl<'py> Message<'py> {
+impl<'py> MessageMemory<'py> {
     /// One message, or `blocks` equal ones one after another.
     #[inline]
-    pub fn new(spec: &Bound<'py, PyAny>, access: Access, blocks: usize) -> PyResult<Self> {
+    pub fn new(spec: &Bound<'py, PyAny>, access: MemoryAccess, blocks: usize) -> PyResult<Self> {
         if let Some(array) = array::memory(spec)
-            && (array.writable || access == Access::Read)
+            && (array.writable || access == MemoryAccess::Read)
         {
             return Self::whole(spec, array, array.dtype, blocks);
         }
@@ -76,7 +76,7 @@ impl<'py> Message<'py> {
 
     /// All of an array.
     #[inline]
-    fn whole(owner: &Bound<'py, PyAny>, array: array::Plain, dtype: DType, blocks: usize) -> PyResult<Self> {
+    fn whole(owner: &Bound<'py, PyAny>, array: array::PlainArray, dtype: DType, blocks: usize) -> PyResult<Self> {
         let len = array.len * array.dtype.size_bytes();
         let mut count = array.len;
         if dtype != array.dtype {
@@ -96,19 +96,19 @@ impl<'py> Message<'py> {
             }
             count /= blocks;
         }
-        let region = Region { ptr: array.ptr, len };
-        Ok(Message { region, count, dtype, owner: owner.clone(), unpack: None, datatype: None })
+        let region = MemoryRegion { ptr: array.ptr, len };
+        Ok(MessageMemory { region, count, dtype, owner: owner.clone(), unpack: None, datatype: None })
     }
 
     /// `[array, datatype]` and `[array, count, datatype]` with a plain array and a predefined datatype.
     #[inline]
-    fn listed(spec: &Bound<'py, PyAny>, access: Access, blocks: usize) -> Option<PyResult<Self>> {
+    fn listed(spec: &Bound<'py, PyAny>, access: MemoryAccess, blocks: usize) -> Option<PyResult<Self>> {
         let (len, get) = items(spec)?;
         if !(2..=3).contains(&len) {
             return None;
         }
         let owner = get(0);
-        let array = array::memory(&owner).filter(|a| a.writable || access == Access::Read)?;
+        let array = array::memory(&owner).filter(|a| a.writable || access == MemoryAccess::Read)?;
         let last = get(len - 1);
         let dtype = last.cast::<Datatype>().ok()?.get().dtype?;
         let mut message = if len == 2 {
@@ -127,19 +127,19 @@ impl<'py> Message<'py> {
             if count.checked_mul(blocks)?.checked_mul(dtype.size_bytes())? > bytes {
                 return None;
             }
-            let region = Region { ptr: array.ptr, len: bytes };
-            Message { region, count, dtype, owner: owner.to_owned(), unpack: None, datatype: None }
+            let region = MemoryRegion { ptr: array.ptr, len: bytes };
+            MessageMemory { region, count, dtype, owner: owner.to_owned(), unpack: None, datatype: None }
         };
         message.datatype = Some(last.to_owned());
         Some(Ok(message))
     }
 
     #[cold]
-    fn slow(spec: &Bound<'py, PyAny>, access: Access, blocks: usize) -> PyResult<Self> {
+    fn slow(spec: &Bound<'py, PyAny>, access: MemoryAccess, blocks: usize) -> PyResult<Self> {
         let py = spec.py();
         static RESOLVE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let resolve = RESOLVE.import(py, "tidemill.mpi._buffers", "resolve")?;
-        let (update, write) = (access == Access::Update, access != Access::Read);
+        let (update, write) = (access == MemoryAccess::Update, access != MemoryAccess::Read);
         let found = resolve.call1((spec, write, update, blocks))?;
         let (owner, count, element, unpack, datatype): Resolved<'py> = found.extract()?;
         let (ptr, len) = array::bytes(&owner)?;
@@ -147,12 +147,12 @@ impl<'py> Message<'py> {
         if count.checked_mul(blocks.max(1)).and_then(|n| n.checked_mul(dtype.size_bytes())).is_none_or(|n| n > len) {
             return Err(PyTypeError::new_err("message: the resolved buffer is too short"));
         }
-        Ok(Message { region: Region { ptr, len }, count, dtype, owner, unpack, datatype })
+        Ok(MessageMemory { region: MemoryRegion { ptr, len }, count, dtype, owner, unpack, datatype })
     }
 
     /// Only the first `bytes` of the memory.
-    pub fn cut(&self, bytes: usize) -> Region {
-        Region { ptr: self.region.ptr, len: bytes.min(self.region.len) }
+    pub fn cut(&self, bytes: usize) -> MemoryRegion {
+        MemoryRegion { ptr: self.region.ptr, len: bytes.min(self.region.len) }
     }
 
     /// What keeps the memory alive when the call is over before the operation.
@@ -169,8 +169,8 @@ impl<'py> Message<'py> {
 
 /// Memory of the `v` calls: a block for each rank.
 pub struct VectorMessage<'py> {
-    pub region: Region,
-    pub blocks: Vec<Block>,
+    pub region: MemoryRegion,
+    pub blocks: Vec<VectorBlock>,
     pub dtype: DType,
     pub owner: Bound<'py, PyAny>,
     pub unpack: Option<Bound<'py, PyAny>>,
@@ -179,15 +179,15 @@ pub struct VectorMessage<'py> {
 impl<'py> VectorMessage<'py> {
     /// `spec` with counts and displacements for `size` ranks. `function` is `resolve_blocks`, or `resolve_typed` for a
     /// datatype per rank.
-    pub fn new(spec: &Bound<'py, PyAny>, access: Access, size: usize, function: &str) -> PyResult<Self> {
+    pub fn new(spec: &Bound<'py, PyAny>, access: MemoryAccess, size: usize, function: &str) -> PyResult<Self> {
         let resolve = spec.py().import("tidemill.mpi._buffers")?.getattr(function)?;
-        let (update, write) = (access == Access::Update, access != Access::Read);
+        let (update, write) = (access == MemoryAccess::Update, access != MemoryAccess::Read);
         let found = resolve.call1((spec, write, update, size))?;
         let (owner, counts, displacements, element, unpack): ResolvedBlocks<'py> = found.extract()?;
         let (ptr, len) = array::bytes(&owner)?;
         let dtype = parse_dtype(&element.to_cow()?)?;
-        let blocks: Vec<Block> =
-            counts.into_iter().zip(displacements).map(|(len, start)| Block { start, len }).collect();
+        let blocks: Vec<VectorBlock> =
+            counts.into_iter().zip(displacements).map(|(len, start)| VectorBlock { start, len }).collect();
         let end = blocks.iter().filter(|b| b.len > 0).map(|b| b.start.saturating_add(b.len)).max().unwrap_or(0);
         if blocks.len() != size || end.checked_mul(dtype.size_bytes()).is_none_or(|bytes| bytes > len) {
             return Err(PyValueError::new_err(format!(
@@ -195,6 +195,6 @@ impl<'py> VectorMessage<'py> {
                 dtype.size_bytes()
             )));
         }
-        Ok(VectorMessage { region: Region { ptr, len }, blocks, dtype, owner, unpack })
+        Ok(VectorMessage { region: MemoryRegion { ptr, len }, blocks, dtype, owner, unpack })
     }
 }

@@ -4,23 +4,29 @@
 
 use std::sync::Arc;
 
+use numpy::PyArray1;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyType};
+use pyo3::types::{PyBytes, PyList, PyType};
 use tidemill_collective::parcel::ParcelSlot;
-use tidemill_collective::{self as native, CollectiveError, Communicator, Started};
+use tidemill_collective::{self as native, CollectiveError, Communicator, StartResult};
 
 use crate::errors::{class, fail, from_collective};
 use crate::handles::{ANY, PROC_NULL, Raised, Status};
-use crate::parcel;
 use crate::wait::{Owners, any_without_gil, detach, explain, without_gil};
+
+/// Bodies up to this length are copied into a bytes object, longer ones stay where they arrived.
+const COPIED_BYTES_MAX: usize = 4096;
+
+/// Body, arrays, source, tag, bytes of the message.
+pub type ParcelContents<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>, i32, i32, u64);
 
 /// What a completed request leaves.
 #[derive(Default)]
-pub struct Outcome {
-    pub status: Option<Received>,
+pub struct RequestOutcome {
+    pub status: Option<ReceiveOutcome>,
     pub cancelled: bool,
     /// The object of a lower-case receive.
     pub object: Option<Py<PyAny>>,
@@ -29,22 +35,22 @@ pub struct Outcome {
 
 /// A completed receive in the ranks of its communicator.
 #[derive(Clone, Copy)]
-pub struct Received {
+pub struct ReceiveOutcome {
     pub source: i32,
     pub tag: i32,
     pub nbytes: u64,
 }
 
-impl Received {
-    pub const FROM_NOBODY: Received = Received { source: PROC_NULL, tag: ANY, nbytes: 0 };
+impl ReceiveOutcome {
+    pub const FROM_NOBODY: ReceiveOutcome = ReceiveOutcome { source: PROC_NULL, tag: ANY, nbytes: 0 };
 
     #[inline]
-    pub fn new(comm: &Communicator, status: &tidemill_net::Status) -> Self {
-        Received { source: comm.rank_of(status.source) as i32, tag: status.tag, nbytes: status.len }
+    pub fn new(comm: &Communicator, status: &tidemill_net::ReceiveStatus) -> Self {
+        ReceiveOutcome { source: comm.rank_of(status.source) as i32, tag: status.tag, nbytes: status.len }
     }
 }
 
-impl Outcome {
+impl RequestOutcome {
     fn report(&self, status: Option<&Bound<'_, Status>>) {
         let Some(status) = status.map(Bound::get) else { return };
         match self.status {
@@ -65,7 +71,7 @@ impl Outcome {
 
 /// What belongs to a native operation: kept until it is over, and what is to be done then.
 #[derive(Default)]
-pub struct Kept {
+pub struct RequestResources {
     pub is_receive: bool,
     pub owners: Owners,
     /// Called after completion: moves what was received to where it belongs.
@@ -75,14 +81,14 @@ pub struct Kept {
     pub parcel: Option<(ParcelSlot, Py<PyAny>)>,
 }
 
-pub enum State {
+pub enum RequestStage {
     /// `REQUEST_NULL`, or a persistent request that is not active.
     Idle,
-    Active(native::Request, Kept),
+    Active(native::Request, RequestResources),
     /// A Python object with `step(block) -> bool`, `source`, `tag`, `nbytes` and `result`.
     Driven(Py<PyAny>),
     /// Over; the outcome is not fetched yet.
-    Over(Outcome),
+    Over(RequestOutcome),
 }
 
 /// An operation under way, or none.
@@ -90,7 +96,7 @@ pub enum State {
 /// The weak reference list is here: the Python subclass adds no field to an instance, so that `make` can build one.
 #[pyclass(subclass, frozen, weakref, module = "tidemill._tidemill")]
 pub struct Request {
-    state: Mutex<State>,
+    state: Mutex<RequestStage>,
     persistent: bool,
     /// Set in a copy: the request that has the state. It is never itself a copy.
     original: Option<Py<Request>>,
@@ -103,7 +109,7 @@ fn request_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 }
 
 /// A new `tidemill.mpi.Request`.
-pub fn make(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyAny>> {
+pub fn make(py: Python<'_>, state: RequestStage) -> PyResult<Bound<'_, PyAny>> {
     let class = request_class(py)?.as_type_ptr();
     let request = PyClassInitializer::from(Request { state: Mutex::new(state), persistent: false, original: None });
     // What a call of the class does in the end. The way there, with its arguments, took 30 ns of a short message's 390,
@@ -119,39 +125,73 @@ pub fn make(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyAny>> {
 pub fn started<'py>(
     py: Python<'py>,
     comm: &Communicator,
-    started: Result<Started, CollectiveError>,
-    kept: Kept,
+    started: Result<StartResult, CollectiveError>,
+    kept: RequestResources,
 ) -> PyResult<Bound<'py, PyAny>> {
     let state = match started {
-        Ok(Started::Pending(request)) => {
+        Ok(StartResult::Pending(request)) => {
             comm.endpoint().leave_to_background();
-            State::Active(request, kept)
+            RequestStage::Active(request, kept)
         }
-        Ok(Started::Done(status)) => State::Over(kept.outcome(py, comm, Ok(status))),
+        Ok(StartResult::Done(status)) => RequestStage::Over(kept.outcome(py, comm, Ok(status))),
         // A failure of this very message is the request's, as MPI has it; others are the call's.
         Err(CollectiveError::Net(error @ tidemill_net::NetError::Truncated { .. })) => {
-            State::Over(Outcome { error: Some(Box::new(explain(py, &error, None))), ..Outcome::default() })
+            RequestStage::Over(RequestOutcome {
+                error: Some(Box::new(explain(py, &error, None))),
+                ..RequestOutcome::default()
+            })
         }
         Err(error) => return Err(from_collective(py, &error)),
     };
     make(py, state)
 }
 
-impl Kept {
+impl RequestResources {
     /// What the operation leaves, now that it is over.
-    fn outcome(self, py: Python<'_>, comm: &Communicator, result: Result<tidemill_net::Status, PyErr>) -> Outcome {
+    fn outcome(
+        self,
+        py: Python<'_>,
+        comm: &Communicator,
+        result: Result<tidemill_net::ReceiveStatus, PyErr>,
+    ) -> RequestOutcome {
         let made = result.and_then(|status| {
             if let Some((slot, finish)) = &self.parcel {
-                return parcel::outcome(py, comm, slot, finish.bind(py));
+                return parcel_outcome(py, comm, slot, finish.bind(py));
             }
             if let Some(unpack) = &self.unpack {
                 unpack.call1(py, (self.is_receive.then_some(status.len),))?;
             }
-            let status = self.is_receive.then(|| Received::new(comm, &status));
-            Ok(Outcome { status, ..Outcome::default() })
+            let status = self.is_receive.then(|| ReceiveOutcome::new(comm, &status));
+            Ok(RequestOutcome { status, ..RequestOutcome::default() })
         });
-        made.unwrap_or_else(|error| Outcome { error: Some(Box::new(error)), ..Outcome::default() })
+        made.unwrap_or_else(|error| RequestOutcome { error: Some(Box::new(error)), ..RequestOutcome::default() })
     }
+}
+
+/// What a receive has left, as Python objects that own the memory it arrived in.
+pub fn contents<'py>(py: Python<'py>, comm: &Communicator, slot: &ParcelSlot) -> PyResult<ParcelContents<'py>> {
+    let parcel = slot.take().ok_or_else(|| fail(py, class::REQUEST, "the receive was cancelled"))?;
+    let body = if parcel.body.len() <= COPIED_BYTES_MAX {
+        PyBytes::new(py, &parcel.body).into_any()
+    } else {
+        PyArray1::from_vec(py, parcel.body).into_any()
+    };
+    let arrays = PyList::new(py, parcel.arrays.into_iter().map(|array| PyArray1::from_vec(py, array)))?;
+    let source = parcel.source.map_or(-1, |world| comm.rank_of(world) as i32);
+    Ok((body, arrays, source, parcel.tag, parcel.message_bytes))
+}
+
+/// The outcome of a receive that is over: the object that `finish(body, arrays)` makes.
+fn parcel_outcome(
+    py: Python<'_>,
+    comm: &Communicator,
+    slot: &ParcelSlot,
+    finish: &Bound<'_, PyAny>,
+) -> PyResult<RequestOutcome> {
+    let (body, arrays, source, tag, nbytes) = contents(py, comm, slot)?;
+    let object = finish.call1((body, arrays))?;
+    let status = Some(ReceiveOutcome { source, tag, nbytes });
+    Ok(RequestOutcome { status, object: (!object.is_none()).then(|| object.unbind()), ..RequestOutcome::default() })
 }
 
 impl Request {
@@ -163,14 +203,14 @@ impl Request {
 
     /// Makes progress; with `block`, until the operation is over. Its outcome if it is; then nothing is left here.
     #[inline]
-    fn drive(&self, py: Python<'_>, block: bool) -> PyResult<Option<Outcome>> {
+    fn drive(&self, py: Python<'_>, block: bool) -> PyResult<Option<RequestOutcome>> {
         let own = &self.holder().state;
         // The state is taken out while Python code or another thread may run; a second waiter finds it idle.
-        let state = std::mem::replace(&mut *own.lock(), State::Idle);
+        let state = std::mem::replace(&mut *own.lock(), RequestStage::Idle);
         let next = match state {
-            State::Idle => return Ok(Some(Outcome::default())),
-            State::Over(outcome) => return Ok(Some(outcome)),
-            State::Active(mut request, kept) => {
+            RequestStage::Idle => return Ok(Some(RequestOutcome::default())),
+            RequestStage::Over(outcome) => return Ok(Some(outcome)),
+            RequestStage::Active(mut request, kept) => {
                 let polled = if block { request.poll_briefly() } else { request.test() };
                 let result = match polled {
                     Ok(Some(status)) => Some(Ok(status)),
@@ -180,7 +220,7 @@ impl Request {
                         Err(error) if error.matches(py, crate::errors::comm_error(py)?)? => Some(Err(error)),
                         Err(error) => {
                             // A signal handler raised: the operation is still under way.
-                            *own.lock() = State::Active(request, kept);
+                            *own.lock() = RequestStage::Active(request, kept);
                             return Err(error);
                         }
                     },
@@ -188,20 +228,22 @@ impl Request {
                 };
                 match result {
                     Some(result) => return Ok(Some(kept.outcome(py, request.communicator(), result))),
-                    None => State::Active(request, kept),
+                    None => RequestStage::Active(request, kept),
                 }
             }
-            State::Driven(driver) => match driver.call_method1(py, "step", (block,)).and_then(|d| d.is_truthy(py)) {
-                Ok(true) => return Ok(Some(outcome_of(driver.bind(py))?)),
-                Ok(false) => State::Driven(driver),
-                Err(error) if error.matches(py, crate::errors::comm_error(py)?)? => {
-                    return Ok(Some(Outcome { error: Some(Box::new(error)), ..Outcome::default() }));
+            RequestStage::Driven(driver) => {
+                match driver.call_method1(py, "step", (block,)).and_then(|d| d.is_truthy(py)) {
+                    Ok(true) => return Ok(Some(outcome_of(driver.bind(py))?)),
+                    Ok(false) => RequestStage::Driven(driver),
+                    Err(error) if error.matches(py, crate::errors::comm_error(py)?)? => {
+                        return Ok(Some(RequestOutcome { error: Some(Box::new(error)), ..RequestOutcome::default() }));
+                    }
+                    Err(error) => {
+                        *own.lock() = RequestStage::Driven(driver);
+                        return Err(error);
+                    }
                 }
-                Err(error) => {
-                    *own.lock() = State::Driven(driver);
-                    return Err(error);
-                }
-            },
+            }
         };
         *own.lock() = next;
         Ok(None)
@@ -214,34 +256,34 @@ impl Request {
     }
 
     /// Makes a bit of progress; whether the operation is over. The outcome stays, for `look` to see.
-    fn poll(&self, py: Python<'_>, look: impl FnOnce(&Outcome)) -> PyResult<bool> {
+    fn poll(&self, py: Python<'_>, look: impl FnOnce(&RequestOutcome)) -> PyResult<bool> {
         if self.is_idle() {
-            look(&Outcome::default());
+            look(&RequestOutcome::default());
             return Ok(true);
         }
         let Some(outcome) = self.drive(py, false)? else { return Ok(false) };
         look(&outcome);
-        *self.holder().state.lock() = State::Over(outcome);
+        *self.holder().state.lock() = RequestStage::Over(outcome);
         Ok(true)
     }
 
     fn is_idle(&self) -> bool {
-        matches!(*self.holder().state.lock(), State::Idle)
+        matches!(*self.holder().state.lock(), RequestStage::Idle)
     }
 }
 
-fn outcome_of(driver: &Bound<'_, PyAny>) -> PyResult<Outcome> {
+fn outcome_of(driver: &Bound<'_, PyAny>) -> PyResult<RequestOutcome> {
     let source: Option<i32> = driver.getattr("source")?.extract()?;
     let status = match source {
         Some(source) => {
             let (tag, nbytes) = (driver.getattr("tag")?.extract()?, driver.getattr("nbytes")?.extract()?);
-            Some(Received { source, tag, nbytes })
+            Some(ReceiveOutcome { source, tag, nbytes })
         }
         None => None,
     };
     let cancelled = driver.getattr("cancelled")?.extract()?;
     let object = driver.getattr("result")?;
-    Ok(Outcome { status, cancelled, object: (!object.is_none()).then(|| object.unbind()), error: None })
+    Ok(RequestOutcome { status, cancelled, object: (!object.is_none()).then(|| object.unbind()), error: None })
 }
 
 #[pymethods]
@@ -259,7 +301,7 @@ impl Request {
             }
             None => None,
         };
-        Ok(Request { state: Mutex::new(State::Idle), persistent, original })
+        Ok(Request { state: Mutex::new(RequestStage::Idle), persistent, original })
     }
 
     /// Waits until the operation is over; the object of a lower-case receive, else `None`.
@@ -333,14 +375,14 @@ impl Request {
                 request.cast::<Request>().map_err(|_| PyTypeError::new_err("expected a list of requests"))?.get();
             let mut state = request.holder().state.lock();
             match &*state {
-                State::Idle => continue,
-                State::Over(_) => answer = Some(true),
-                State::Driven(_) => answer = answer.or(Some(false)),
-                State::Active(..) => {}
+                RequestStage::Idle => continue,
+                RequestStage::Over(_) => answer = Some(true),
+                RequestStage::Driven(_) => answer = answer.or(Some(false)),
+                RequestStage::Active(..) => {}
             }
             // Taken out while this waits, as by `drive`.
-            match std::mem::replace(&mut *state, State::Idle) {
-                State::Active(native, kept) => taken.push((request, native, kept)),
+            match std::mem::replace(&mut *state, RequestStage::Idle) {
+                RequestStage::Active(native, kept) => taken.push((request, native, kept)),
                 other => *state = other,
             }
         }
@@ -352,7 +394,7 @@ impl Request {
             }
         };
         for (request, native, kept) in taken {
-            *request.holder().state.lock() = State::Active(native, kept);
+            *request.holder().state.lock() = RequestStage::Active(native, kept);
         }
         // How one has failed is for the caller's look at it to say.
         result
@@ -364,32 +406,32 @@ impl Request {
     fn Cancel(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.holder().state.lock();
         match &mut *state {
-            State::Idle => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL (or inactive)")),
-            State::Active(request, kept) => {
+            RequestStage::Idle => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL (or inactive)")),
+            RequestStage::Active(request, kept) => {
                 let withdrawn = match &kept.parcel {
                     Some((slot, _)) => slot.cancel(),
                     None => request.cancel(),
                 };
                 if withdrawn {
-                    *state = State::Over(Outcome { cancelled: true, ..Outcome::default() });
+                    *state = RequestStage::Over(RequestOutcome { cancelled: true, ..RequestOutcome::default() });
                 }
                 Ok(())
             }
-            State::Driven(driver) => {
+            RequestStage::Driven(driver) => {
                 let driver = driver.clone_ref(py);
                 drop(state);
                 driver.call_method0(py, "cancel").map(|_| ())
             }
-            State::Over(_) => Ok(()),
+            RequestStage::Over(_) => Ok(()),
         }
     }
 
     /// Lets the operation go on by itself; its memory is kept until it is over.
     fn _release(&self, py: Python<'_>) -> PyResult<()> {
-        let state = std::mem::replace(&mut *self.holder().state.lock(), State::Idle);
+        let state = std::mem::replace(&mut *self.holder().state.lock(), RequestStage::Idle);
         match state {
-            State::Idle if !self.persistent => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL")),
-            State::Active(request, kept) => {
+            RequestStage::Idle if !self.persistent => Err(fail(py, class::REQUEST, "the request is REQUEST_NULL")),
+            RequestStage::Active(request, kept) => {
                 detach(py, || request.detach(Some(Box::new(kept.owners))));
                 Ok(())
             }
@@ -400,16 +442,16 @@ impl Request {
     /// Takes over the operation of another request; of persistent requests.
     fn _adopt(&self, py: Python<'_>, other: &Bound<'_, Request>) -> PyResult<()> {
         let mut state = self.holder().state.lock();
-        if !matches!(*state, State::Idle) {
+        if !matches!(*state, RequestStage::Idle) {
             return Err(fail(py, class::REQUEST, "the persistent request is active; wait for it first"));
         }
-        *state = std::mem::replace(&mut *other.get().holder().state.lock(), State::Idle);
+        *state = std::mem::replace(&mut *other.get().holder().state.lock(), RequestStage::Idle);
         Ok(())
     }
 
     /// Drives the request by a Python object.
     fn _drive(&self, driver: Py<PyAny>) {
-        *self.holder().state.lock() = State::Driven(driver);
+        *self.holder().state.lock() = RequestStage::Driven(driver);
     }
 
     /// A number that a request and its copies share.
@@ -428,7 +470,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         // A forgotten request: what it uses must stay until the operation is over.
-        if let State::Active(request, kept) = std::mem::replace(self.state.get_mut(), State::Idle) {
+        if let RequestStage::Active(request, kept) = std::mem::replace(self.state.get_mut(), RequestStage::Idle) {
             Python::attach(|py| give_up_forgotten(py, request, kept.owners));
         }
     }

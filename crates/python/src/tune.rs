@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use tidemill_collective::tuner::{Finding, SIZES_BYTES, Table, measure};
+use tidemill_collective::tuner::{SIZES_BYTES, TuneFinding, TuneTable, measure};
 
 use crate::comm::Comm;
 use crate::errors::from_collective;
@@ -31,13 +31,13 @@ pub fn tune(
     let budget = Duration::try_from_secs_f64(budget_s).map_err(|e| PyValueError::new_err(format!("budget: {e}")))?;
     let sizes: Vec<usize> = SIZES_BYTES.into_iter().filter(|&s| s <= largest_bytes.max(SIZES_BYTES[0])).collect();
     let path = path
-        .or_else(Table::default_path)
+        .or_else(TuneTable::default_path)
         .ok_or_else(|| PyOSError::new_err("there is no home directory for the table; name a file"))?;
     // What was measured before, of other worker counts perhaps, is kept.
     let mut table = if comm.rank() == 0 && path.exists() {
-        Table::load(&path).map_err(|e| PyOSError::new_err(e.to_string()))?
+        TuneTable::load(&path).map_err(|e| PyOSError::new_err(e.to_string()))?
     } else {
-        Table::default()
+        TuneTable::default()
     };
     let mut failed = None;
     detach(py, || {
@@ -56,7 +56,7 @@ pub fn tune(
     Ok(path)
 }
 
-fn call(py: Python<'_>, report: &Py<PyAny>, finding: &Finding) -> PyResult<()> {
+fn call(py: Python<'_>, report: &Py<PyAny>, finding: &TuneFinding) -> PyResult<()> {
     let (algorithm, chunk_bytes, time) = finding.best;
     let (blocking, time) = finding.blocking.map_or((None, time), |(direct, time)| (Some(direct.name()), time));
     let names = (finding.collective.name(), finding.order.name(), finding.bytes, algorithm.name());

@@ -1,19 +1,35 @@
 //! Waiting for native requests: a microsecond with the GIL, then without it, in slices between which signals are looked
 //! at.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use smallvec::SmallVec;
-use tidemill_collective::{CollectiveError, Request, Started};
-use tidemill_net::{NetError, Status, Wait, interruptible};
+use tidemill_collective::{CollectiveError, Request, StartResult};
+use tidemill_net::{CallWait, NetError, ReceiveStatus, interruptible};
 
-use crate::errors::{from_collective, from_net};
-use crate::graph::check_given_up;
+use crate::errors::{cancelled, from_collective, from_net};
 use crate::handles::Raised;
+
+thread_local! {
+    /// On the thread of a copy: whether its run is given up.
+    static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// On the thread of a task copy: from here on waits fail once `given_up` is set.
+pub fn set_given_up(given_up: Arc<AtomicBool>) {
+    GIVEN_UP.set(Some(given_up));
+}
+
+/// An exception on the thread of a copy whose run is given up: nobody may ever answer what it waits for.
+fn check_given_up(py: Python<'_>) -> PyResult<()> {
+    let given_up = GIVEN_UP.with_borrow(|flag| flag.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst)));
+    if given_up { Err(cancelled(py)) } else { Ok(()) }
+}
 
 /// What keeps the memory of an operation alive when its wait is given up. Most have one buffer or two.
 pub type Owners = SmallVec<[Py<PyAny>; 2]>;
@@ -29,13 +45,13 @@ pub fn explain(py: Python<'_>, error: &NetError, raised: Option<&Raised>) -> PyE
 #[inline]
 pub fn blocking(
     py: Python<'_>,
-    started: Result<Started, CollectiveError>,
+    started: Result<StartResult, CollectiveError>,
     raised: Option<&Raised>,
     owners: impl FnOnce() -> Owners,
-) -> PyResult<Status> {
+) -> PyResult<ReceiveStatus> {
     match started {
-        Ok(Started::Done(status)) => Ok(status),
-        Ok(Started::Pending(request)) => pending(py, request, raised, owners),
+        Ok(StartResult::Done(status)) => Ok(status),
+        Ok(StartResult::Pending(request)) => pending(py, request, raised, owners),
         Err(CollectiveError::Net(error)) => Err(explain(py, &error, raised)),
         Err(error) => Err(from_collective(py, &error)),
     }
@@ -47,7 +63,7 @@ fn pending(
     mut request: Request,
     raised: Option<&Raised>,
     owners: impl FnOnce() -> Owners,
-) -> PyResult<Status> {
+) -> PyResult<ReceiveStatus> {
     // Releasing the GIL costs as much as a short message takes; most replies come before that.
     match request.poll_briefly() {
         Ok(Some(status)) => return Ok(status),
@@ -67,8 +83,8 @@ fn pending(
 ///
 /// # Errors
 /// What the operation failed with, or what a signal handler raised; then the request may still be under way.
-pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised>) -> PyResult<Status> {
-    let mut wait = Wait::default();
+pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised>) -> PyResult<ReceiveStatus> {
+    let mut wait = CallWait::default();
     loop {
         match detach(py, || request.wait_slice(&mut wait)) {
             Ok(Some(status)) => return Ok(status),
@@ -86,7 +102,7 @@ pub fn without_gil(py: Python<'_>, request: &mut Request, raised: Option<&Raised
 /// # Errors
 /// What a signal handler raised.
 pub fn any_without_gil(py: Python<'_>, requests: &mut [&mut Request]) -> PyResult<()> {
-    let mut wait = Wait::default();
+    let mut wait = CallWait::default();
     loop {
         match detach(py, || Request::wait_any_slice(requests, &mut wait)) {
             Ok(false) => {
@@ -144,14 +160,14 @@ thread_local! {
 /// Runs `work` without the GIL. Everything that may use an endpoint does so by this function, so that [`wait_unlocked`]
 /// knows.
 pub fn detach<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
-    struct Restore(bool);
-    impl Drop for Restore {
+    struct DetachRestore(bool);
+    impl Drop for DetachRestore {
         fn drop(&mut self) {
             DETACHED.set(self.0);
         }
     }
     py.detach(|| {
-        let _restore = Restore(DETACHED.replace(true));
+        let _restore = DetachRestore(DETACHED.replace(true));
         work()
     })
 }

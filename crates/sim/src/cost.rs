@@ -9,12 +9,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-use tidemill_collective::schedule::{Local, Message, Round, Schedule};
-use tidemill_collective::tuner::{Link, Model};
+use tidemill_collective::schedule::{LocalStep, Round, Schedule, ScheduleMessage};
+use tidemill_collective::tuner::{CostModel, LinkCost};
 
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
+pub struct RunCost {
     /// Seconds until the last rank was done.
     pub seconds: f64,
     /// Messages sent.
@@ -30,9 +30,9 @@ pub struct Cost {
 ///
 /// # Panics
 /// When the schedules do not fit together and never end: a bug of the algorithm.
-pub fn cost(schedules: &[Schedule], item_bytes: usize, hosts: &[u32], model: &Model) -> Cost {
+pub fn cost(schedules: &[Schedule], item_bytes: usize, hosts: &[u32], model: &CostModel) -> RunCost {
     assert!(hosts.is_empty() || hosts.len() == schedules.len(), "hosts must name the host of every rank, or be empty");
-    let mut run = Run {
+    let mut run = ScheduleRun {
         schedules,
         item_bytes: item_bytes as f64,
         hosts,
@@ -42,13 +42,13 @@ pub fn cost(schedules: &[Schedule], item_bytes: usize, hosts: &[u32], model: &Mo
         pairs: HashMap::new(),
         events: BinaryHeap::new(),
         event_count: 0,
-        cost: Cost::default(),
+        cost: RunCost::default(),
     };
-    (0..schedules.len()).for_each(|rank| run.at(0.0, Event::BeginRound(rank)));
-    while let Some(Reverse((Time(now), _, event))) = run.events.pop() {
+    (0..schedules.len()).for_each(|rank| run.at(0.0, CostEvent::BeginRound(rank)));
+    while let Some(Reverse((SimTime(now), _, event))) = run.events.pop() {
         match event {
-            Event::BeginRound(rank) => run.begin_round(rank, now),
-            Event::ReachHost { from, to, bytes } => run.enter_host(from, to, bytes, now),
+            CostEvent::BeginRound(rank) => run.begin_round(rank, now),
+            CostEvent::ReachHost { from, to, bytes } => run.enter_host(from, to, bytes, now),
         }
     }
     for (rank, (state, schedule)) in run.ranks.iter().zip(schedules).enumerate() {
@@ -59,17 +59,17 @@ pub fn cost(schedules: &[Schedule], item_bytes: usize, hosts: &[u32], model: &Mo
 
 /// Seconds, ordered; never NaN.
 #[derive(Clone, Copy, PartialEq)]
-struct Time(f64);
+struct SimTime(f64);
 
-impl Eq for Time {}
+impl Eq for SimTime {}
 
-impl PartialOrd for Time {
+impl PartialOrd for SimTime {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Time {
+impl Ord for SimTime {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
@@ -89,44 +89,44 @@ struct RankState {
 
 /// When a host's outgoing and incoming link is free.
 #[derive(Clone, Copy, Default)]
-struct Nic {
+struct HostNic {
     out_free_s: f64,
     in_free_s: f64,
 }
 
 /// Messages from one rank to another that wait for a receive, or receives that wait for a message.
 #[derive(Default)]
-struct Pair {
+struct PairQueues {
     arrivals: VecDeque<f64>,
     waiting: usize,
 }
 
-struct Run<'a> {
+struct ScheduleRun<'a> {
     schedules: &'a [Schedule],
     item_bytes: f64,
     hosts: &'a [u32],
-    model: &'a Model,
+    model: &'a CostModel,
     ranks: Vec<RankState>,
-    nics: HashMap<u32, Nic>,
-    pairs: HashMap<(usize, usize), Pair>,
+    nics: HashMap<u32, HostNic>,
+    pairs: HashMap<(usize, usize), PairQueues>,
     /// What is to happen, by time, then by number.
-    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    events: BinaryHeap<Reverse<(SimTime, u64, CostEvent)>>,
     event_count: u64,
-    cost: Cost,
+    cost: RunCost,
 }
 
 /// Ordered only so that it can stand beside a time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum CostEvent {
     /// The rank is done with its last round.
     BeginRound(usize),
     /// The first byte of a message from another host is there.
     ReachHost { from: usize, to: usize, bytes: u64 },
 }
 
-impl Run<'_> {
-    fn at(&mut self, time: f64, event: Event) {
-        self.events.push(Reverse((Time(time), self.event_count, event)));
+impl ScheduleRun<'_> {
+    fn at(&mut self, time: f64, event: CostEvent) {
+        self.events.push(Reverse((SimTime(time), self.event_count, event)));
         self.event_count += 1;
     }
 
@@ -134,7 +134,7 @@ impl Run<'_> {
         self.hosts.get(rank).copied().unwrap_or(0)
     }
 
-    fn link(&self, a: usize, b: usize) -> Link {
+    fn link(&self, a: usize, b: usize) -> LinkCost {
         if self.host(a) == self.host(b) { self.model.same_host } else { self.model.other_host }
     }
 
@@ -147,11 +147,11 @@ impl Run<'_> {
         let (mut busy_until, mut sent) = (now, now);
         for message in &round.messages {
             match *message {
-                Message::Send { to, range } => {
+                ScheduleMessage::Send { to, range } => {
                     busy_until += self.link(rank, to as usize).overhead_s;
                     sent = self.send(rank, to as usize, range.len as f64 * self.item_bytes, busy_until).max(sent);
                 }
-                Message::Recv { from, .. } => {
+                ScheduleMessage::Recv { from, .. } => {
                     let pair = self.pairs.entry((from as usize, rank)).or_default();
                     let arrival = pair.arrivals.pop_front();
                     pair.waiting += usize::from(arrival.is_none());
@@ -187,7 +187,7 @@ impl Run<'_> {
         let out = self.nics.entry(source).or_default();
         let left = now.max(out.out_free_s) + duration;
         out.out_free_s = left;
-        self.at(left - duration + link.latency_s, Event::ReachHost { from, to, bytes: bytes as u64 });
+        self.at(left - duration + link.latency_s, CostEvent::ReachHost { from, to, bytes: bytes as u64 });
         left
     }
 
@@ -230,13 +230,13 @@ impl Run<'_> {
         }
         state.round += 1;
         now = now.max(sent) + self.local_s(round);
-        self.at(now, Event::BeginRound(rank));
+        self.at(now, CostEvent::BeginRound(rank));
     }
 
     fn local_s(&self, round: &Round) -> f64 {
-        let seconds = |local: &Local| match local {
-            Local::Copy { into, .. } => into.len as f64 * self.item_bytes * self.model.copy_per_byte_s,
-            Local::ReduceLeft { into, .. } | Local::ReduceRight { into, .. } => {
+        let seconds = |local: &LocalStep| match local {
+            LocalStep::Copy { into, .. } => into.len as f64 * self.item_bytes * self.model.copy_per_byte_s,
+            LocalStep::ReduceLeft { into, .. } | LocalStep::ReduceRight { into, .. } => {
                 into.len as f64 * self.item_bytes * self.model.reduce_per_byte_s
             }
         };

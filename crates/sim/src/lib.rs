@@ -6,14 +6,14 @@
 //! | module    | what                                                                          |
 //! |-----------|-------------------------------------------------------------------------------|
 //! | `random`  | Random choices that a seed replays                                            |
-//! | [`cost`]  | The schedules of all ranks in virtual time, under a [`Model`]                 |
+//! | [`cost`]  | The schedules of all ranks in virtual time, under a [`CostModel`]                 |
 //! | `network` | A network in one thread and in virtual time, for [`tidemill_net::Transport`]s |
 
 mod cost;
 mod network;
 mod random;
 
-pub use cost::{Cost, cost};
+pub use cost::{RunCost, cost};
 pub use network::{SimNetwork, SimOptions, SimTransport};
-pub use random::Random;
-pub use tidemill_collective::tuner::{Link, Model};
+pub use random::SplitMix64;
+pub use tidemill_collective::tuner::{CostModel, LinkCost};

@@ -9,10 +9,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tidemill_collective::tuner::Model;
-use tidemill_net::{HEADER_BYTES, Header, Limits, Push, Rank, Sink, Transport, TransportError};
+use tidemill_collective::tuner::CostModel;
+use tidemill_net::{
+    FrameHeader, FrameSink, HEADER_BYTES, PushResult, Rank, Transport, TransportError, TransportLimits,
+};
 
-use crate::Random;
+use crate::SplitMix64;
 
 /// How the network behaves.
 #[derive(Clone, Debug)]
@@ -20,7 +22,7 @@ pub struct SimOptions {
     /// Replays everything.
     pub seed: u64,
     /// What messages cost.
-    pub model: Model,
+    pub model: CostModel,
     /// The host of each worker; empty: all on one.
     pub hosts: Vec<u32>,
     /// A message takes up to this many times its latency longer, by chance.
@@ -37,7 +39,7 @@ impl Default for SimOptions {
     fn default() -> Self {
         SimOptions {
             seed: 0,
-            model: Model::TYPICAL,
+            model: CostModel::TYPICAL,
             hosts: Vec::new(),
             jitter: 4.0,
             frame_bytes_max: 64 << 10,
@@ -50,29 +52,29 @@ impl Default for SimOptions {
 /// The network: time and faults are in its hands.
 #[derive(Clone)]
 pub struct SimNetwork {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<NetworkState>>,
 }
 
 /// One worker's links.
 pub struct SimTransport {
     rank: Rank,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<NetworkState>>,
 }
 
-struct State {
+struct NetworkState {
     options: SimOptions,
-    random: Random,
+    random: SplitMix64,
     now_s: f64,
     size: usize,
     /// Link from `i` to `j` at `i * size + j`.
-    links: Vec<Link>,
+    links: Vec<SimLink>,
     dead: Vec<bool>,
 }
 
 #[derive(Default)]
-struct Link {
+struct SimLink {
     /// Frames on their way, by arrival.
-    frames: VecDeque<Flight>,
+    frames: VecDeque<SimFrame>,
     /// The bytes of a frame of which a part has been pushed, and how many of them have reached the receiver.
     partial: Vec<u8>,
     partial_received: usize,
@@ -84,31 +86,31 @@ struct Link {
     told: bool,
 }
 
-struct Flight {
+struct SimFrame {
     arrival_s: f64,
-    header: Header,
+    header: FrameHeader,
     payload: Vec<u8>,
     /// What it still occupies of the link's room.
     in_flight_bytes: usize,
 }
 
-enum Arrived {
+enum LinkArrival {
     Nothing,
     /// More of a frame that is not complete yet.
     Part,
-    Frame(Flight, Landing),
+    Frame(SimFrame, SinkLanding),
     Loss(String),
 }
 
 /// The two ways in which a sink takes a frame; chance decides, so that both are used.
-enum Landing {
+enum SinkLanding {
     Lent,
     InPlace,
 }
 
 impl SimNetwork {
     /// A network of `size` workers with the default options, and the transport of each.
-    pub fn new(size: u32, seed: u64, model: Model) -> (SimNetwork, Vec<SimTransport>) {
+    pub fn new(size: u32, seed: u64, model: CostModel) -> (SimNetwork, Vec<SimTransport>) {
         Self::with_options(size, SimOptions { seed, model, ..SimOptions::default() })
     }
 
@@ -124,12 +126,12 @@ impl SimNetwork {
         );
         assert!(options.eager_bytes_max <= options.frame_bytes_max, "an eager message is one frame");
         assert!(options.in_flight_bytes_max > HEADER_BYTES, "a link must take more than a header");
-        let state = Arc::new(Mutex::new(State {
-            random: Random::new(options.seed),
+        let state = Arc::new(Mutex::new(NetworkState {
+            random: SplitMix64::new(options.seed),
             options,
             now_s: 0.0,
             size: workers,
-            links: (0..workers * workers).map(|_| Link::default()).collect(),
+            links: (0..workers * workers).map(|_| SimLink::default()).collect(),
             dead: vec![false; workers],
         }));
         let transport = |rank| SimTransport { rank: Rank(rank), state: Arc::clone(&state) };
@@ -171,7 +173,7 @@ impl SimNetwork {
     }
 }
 
-impl State {
+impl NetworkState {
     fn seconds_for(&mut self, from: usize, to: usize, bytes: usize) -> f64 {
         let hosts = &self.options.hosts;
         let same = hosts.is_empty() || hosts[from] == hosts[to];
@@ -181,25 +183,25 @@ impl State {
     }
 
     /// What has come from `from` to `to` by now.
-    fn take(&mut self, from: usize, to: usize, now_s: f64) -> Arrived {
+    fn take(&mut self, from: usize, to: usize, now_s: f64) -> LinkArrival {
         let link = &mut self.links[from * self.size + to];
         if link.frames.front().is_some_and(|flight| flight.arrival_s <= now_s) {
             let flight = link.frames.pop_front().expect("just seen");
             link.in_flight_bytes -= flight.in_flight_bytes;
             let in_place = !flight.payload.is_empty() && self.random.below(2) == 0;
-            return Arrived::Frame(flight, if in_place { Landing::InPlace } else { Landing::Lent });
+            return LinkArrival::Frame(flight, if in_place { SinkLanding::InPlace } else { SinkLanding::Lent });
         }
         if link.frames.is_empty() && link.partial.len() > link.partial_received {
             link.in_flight_bytes -= link.partial.len() - link.partial_received;
             link.partial_received = link.partial.len();
-            return Arrived::Part;
+            return LinkArrival::Part;
         }
         match (&link.lost, link.told || !link.frames.is_empty()) {
             (Some(reason), false) => {
                 link.told = true;
-                Arrived::Loss(reason.clone())
+                LinkArrival::Loss(reason.clone())
             }
-            _ => Arrived::Nothing,
+            _ => LinkArrival::Nothing,
         }
     }
 
@@ -217,9 +219,9 @@ impl Transport for SimTransport {
         "simulated"
     }
 
-    fn limits(&self, _peer: Rank) -> Limits {
+    fn limits(&self, _peer: Rank) -> TransportLimits {
         let options = &self.state.lock().options;
-        Limits {
+        TransportLimits {
             frame_bytes_max: options.frame_bytes_max,
             eager_bytes_max: options.eager_bytes_max,
             in_flight_bytes_max: options.in_flight_bytes_max,
@@ -227,7 +229,13 @@ impl Transport for SimTransport {
         }
     }
 
-    fn push(&mut self, dest: Rank, header: &Header, payload: &[u8], sent: &mut usize) -> Result<Push, TransportError> {
+    fn push(
+        &mut self,
+        dest: Rank,
+        header: &FrameHeader,
+        payload: &[u8],
+        sent: &mut usize,
+    ) -> Result<PushResult, TransportError> {
         let state = &mut *self.state.lock();
         assert!(payload.len() as u64 == header.len, "a frame's payload is as long as its header says");
         assert!(payload.len() <= state.options.frame_bytes_max, "{} bytes are too many for a frame", payload.len());
@@ -250,7 +258,7 @@ impl Transport for SimTransport {
         link.in_flight_bytes += taken;
         *sent += taken;
         if *sent < total {
-            return Ok(Push::Blocked);
+            return Ok(PushResult::Blocked);
         }
         let duration = state.seconds_for(self.rank.index(), dest.index(), total);
         let link = &mut state.links[index];
@@ -258,11 +266,11 @@ impl Transport for SimTransport {
         link.last_arrival_s = link.last_arrival_s.max(state.now_s + duration);
         let payload = frame[HEADER_BYTES..].to_vec();
         let in_flight_bytes = total - std::mem::take(&mut link.partial_received);
-        link.frames.push_back(Flight { arrival_s: link.last_arrival_s, header: *header, payload, in_flight_bytes });
-        Ok(Push::Sent)
+        link.frames.push_back(SimFrame { arrival_s: link.last_arrival_s, header: *header, payload, in_flight_bytes });
+        Ok(PushResult::Sent)
     }
 
-    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+    fn poll(&mut self, sink: &mut dyn FrameSink) -> bool {
         let (size, first, now_s) = {
             let state = &mut *self.state.lock();
             (state.size, state.random.below(state.size), state.now_s)
@@ -273,20 +281,22 @@ impl Transport for SimTransport {
             let turns = 1 + self.state.lock().random.below(4);
             for _ in 0..turns {
                 let arrived = self.state.lock().take(peer, self.rank.index(), now_s);
-                moved |= !matches!(arrived, Arrived::Nothing);
+                moved |= !matches!(arrived, LinkArrival::Nothing);
                 match arrived {
-                    Arrived::Nothing => break,
-                    Arrived::Part => {}
-                    Arrived::Frame(flight, Landing::Lent) => {
+                    LinkArrival::Nothing => break,
+                    LinkArrival::Part => {}
+                    LinkArrival::Frame(flight, SinkLanding::Lent) => {
                         sink.frame(Rank(peer as u32), &flight.header, &flight.payload);
                     }
-                    Arrived::Frame(flight, Landing::InPlace) => {
+                    LinkArrival::Frame(flight, SinkLanding::InPlace) => {
                         let place = sink.begin(Rank(peer as u32), &flight.header);
                         // SAFETY: the sink returned room for `header.len` bytes, which is the payload's length.
                         unsafe { place.copy_from_nonoverlapping(flight.payload.as_ptr(), flight.payload.len()) };
                         sink.landed(Rank(peer as u32), &flight.header);
                     }
-                    Arrived::Loss(reason) => sink.lost(TransportError::PeerLost { peer: Rank(peer as u32), reason }),
+                    LinkArrival::Loss(reason) => {
+                        sink.lost(TransportError::PeerLost { peer: Rank(peer as u32), reason })
+                    }
                 }
             }
         }

@@ -2,12 +2,12 @@
 
 /// A splitmix64 generator: the seed is its whole state. Not for secrets.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     /// Begins the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
-        Random(seed)
+        SplitMix64(seed)
     }
 
     /// The next 64 bits.

@@ -12,30 +12,30 @@ use std::sync::Arc;
 
 use oracle::{Case, compose, each_collective, is_rooted, reduces};
 use runner::{Alias, Memory};
-use tidemill_collective::algorithms::{Entry, schedule, supported};
-use tidemill_collective::{Collective, DType, Execution, Op, UserOp};
-use tidemill_net::{Engine, Envelope, Faults, GroupId, NetError, Rank, Region};
-use tidemill_sim::{Random, SimNetwork, SimOptions};
+use tidemill_collective::algorithms::{AlgorithmEntry, schedule, supported};
+use tidemill_collective::{Collective, DType, ReduceOp, ScheduleExecution, UserOp};
+use tidemill_net::{Engine, Envelope, FaultRegistry, GroupId, MemoryRegion, NetError, Rank};
+use tidemill_sim::{SimNetwork, SimOptions, SplitMix64};
 
 /// The context and number of the one collective of a run.
 const ENVELOPE: Envelope = Envelope { context: 1, tag: 0, seq: 1, signature: 1 };
 
 struct Worker {
     engine: Engine,
-    faults: Arc<Faults>,
+    faults: Arc<FaultRegistry>,
     group: GroupId,
     memory: Memory,
     expected: Vec<u64>,
 }
 
-fn region(words: &mut [u64]) -> Region {
-    Region { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
+fn region(words: &mut [u64]) -> MemoryRegion {
+    MemoryRegion { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
 }
 
 /// Where `Send` and `Recv` of the call are, as the communicator would have it.
-fn buffers(memory: &mut Memory) -> (Region, Region) {
+fn buffers(memory: &mut Memory) -> (MemoryRegion, MemoryRegion) {
     let (send, recv) = (region(&mut memory.send), region(&mut memory.recv));
-    let inside = |region: Region, at: usize| Region {
+    let inside = |region: MemoryRegion, at: usize| MemoryRegion {
         // SAFETY: the oracle places one buffer within the other.
         ptr: unsafe { region.ptr.add(at * size_of::<u64>()) },
         len: region.len - at * size_of::<u64>(),
@@ -49,7 +49,7 @@ fn buffers(memory: &mut Memory) -> (Region, Region) {
 
 /// Starts the collective of `case` on every rank of a fresh simulated job.
 fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
-    let mut random = Random::new(case.seed);
+    let mut random = SplitMix64::new(case.seed);
     let frame_bytes_max = [64, 300, 4096][random.below(3)];
     let options = SimOptions {
         seed: case.seed,
@@ -62,8 +62,8 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
     let (network, transports) = SimNetwork::with_options(case.size, options);
     let plain: &dyn Fn(u64, u64) -> u64 = if case.commutative { &u64::wrapping_add } else { &compose };
     let op = match case.commutative {
-        true => Op::Sum,
-        false => Op::User(UserOp::new("compose", false, |left, right, _| {
+        true => ReduceOp::Sum,
+        false => ReduceOp::User(UserOp::new("compose", false, |left, right, _| {
             for (l, r) in left.as_chunks().0.iter().zip(right.as_chunks_mut().0) {
                 *r = compose(u64::from_ne_bytes(*l), u64::from_ne_bytes(*r)).to_ne_bytes();
             }
@@ -73,7 +73,7 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
     let ranks: Arc<[Rank]> = (0..case.size).map(Rank).collect();
     let worker = |(rank, transport)| {
         let rank = rank as u32;
-        let faults = Arc::new(Faults::default());
+        let faults = Arc::new(FaultRegistry::default());
         let routes: Vec<Option<usize>> = (0..case.size).map(|peer| (peer != rank).then_some(0)).collect();
         let mut engine = Engine::new(Rank(rank), vec![Box::new(transport)], &routes, Arc::clone(&faults));
         engine.open_context(ENVELOPE.context);
@@ -83,8 +83,9 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
         let (mut memory, expected) = case.memory(rank, plain);
         let (send, recv) = buffers(&mut memory);
         // SAFETY: the vectors of `memory` stay where they are until the worker is dropped, the engine with it.
-        let execution =
-            unsafe { Execution::new(schedule, Arc::clone(&ranks), ENVELOPE, DType::U64, op.clone(), send, recv) };
+        let execution = unsafe {
+            ScheduleExecution::new(schedule, Arc::clone(&ranks), ENVELOPE, DType::U64, op.clone(), send, recv)
+        };
         let group = engine.add_task(Box::new(execution));
         Worker { engine, faults, group, memory, expected }
     };
@@ -92,7 +93,7 @@ fn start(case: &Case) -> (SimNetwork, Vec<Worker>) {
 }
 
 /// Steps everybody in random order. Returns whether anything moved.
-fn step(workers: &mut [Worker], random: &mut Random) -> bool {
+fn step(workers: &mut [Worker], random: &mut SplitMix64) -> bool {
     let first = random.below(workers.len());
     let mut moved = false;
     for i in 0..workers.len() {
@@ -106,7 +107,7 @@ fn step(workers: &mut [Worker], random: &mut Random) -> bool {
 
 fn verify(case: &Case) {
     let (network, mut workers) = start(case);
-    let mut random = Random::new(!case.seed);
+    let mut random = SplitMix64::new(!case.seed);
     while step(&mut workers, &mut random) || network.advance() {}
     for (rank, worker) in workers.iter_mut().enumerate() {
         assert!(worker.engine.is_complete(worker.group), "rank {rank} hangs in {case:?}");
@@ -122,7 +123,15 @@ const RANKS_MAX: u32 = 17;
 const CHUNK: usize = 3;
 
 /// One call. Who is in place, whether the operation commutes and all that the network does follow from `seed`.
-fn case(collective: Collective, entry: Entry, size: u32, root: u32, count: usize, chunk: usize, seed: u64) -> Case {
+fn case(
+    collective: Collective,
+    entry: AlgorithmEntry,
+    size: u32,
+    root: u32,
+    count: usize,
+    chunk: usize,
+    seed: u64,
+) -> Case {
     Case {
         collective,
         algorithm: entry.algorithm,
@@ -199,7 +208,7 @@ each_collective!(exhaust);
 fn a_lost_worker_ends_the_collective_everywhere() {
     for case in some_cases().filter(|case| case.size > 1) {
         let (network, mut workers) = start(&case);
-        let mut random = Random::new(case.seed * 31);
+        let mut random = SplitMix64::new(case.seed * 31);
         let victim = random.below(case.size as usize);
         for _ in 0..random.below(40) {
             if !step(&mut workers, &mut random) && !network.advance() {

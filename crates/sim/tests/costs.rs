@@ -2,10 +2,10 @@
 //! see a schedule, choose nearly as well as trying all of them.
 
 use tidemill_collective::algorithms::{schedule, supported};
-use tidemill_collective::tuner::{Query, Table};
-use tidemill_collective::{Algorithm, Collective, Params};
+use tidemill_collective::tuner::{TuneQuery, TuneTable};
+use tidemill_collective::{Algorithm, Collective, ScheduleParams};
 use tidemill_net::topology::HostLinks;
-use tidemill_sim::{Cost, Model, cost};
+use tidemill_sim::{CostModel, RunCost, cost};
 
 const ITEM_BYTES: usize = 8;
 
@@ -14,7 +14,7 @@ fn hosts(ranks: u32, count: u32) -> Vec<u32> {
     (0..ranks).map(|rank| rank * count / ranks).collect()
 }
 
-fn simulate(q: &Query, algorithm: Algorithm, chunk: usize) -> Cost {
+fn simulate(q: &TuneQuery, algorithm: Algorithm, chunk: usize) -> RunCost {
     let hosts = hosts(q.ranks, q.hosts);
     let blocks = |collective| {
         use Collective::*;
@@ -23,30 +23,39 @@ fn simulate(q: &Query, algorithm: Algorithm, chunk: usize) -> Cost {
     let elements = q.bytes / ITEM_BYTES;
     let count = if blocks(q.collective) { elements / q.ranks as usize } else { elements };
     let one = |rank| {
-        let params = Params {
+        let params = ScheduleParams {
             count,
             chunk,
             hosts: &hosts,
             commutative: q.commutative,
             repeatable: q.repeatable,
-            ..Params::new(rank, q.ranks)
+            ..ScheduleParams::new(rank, q.ranks)
         };
         schedule(q.collective, algorithm, &params).unwrap()
     };
     let schedules: Vec<_> = (0..q.ranks).map(one).collect();
-    let (same_host, other_host) = Model::TYPICAL.links(q.within_host);
-    cost(&schedules, ITEM_BYTES, &hosts, &Model { same_host, other_host, ..Model::TYPICAL })
+    let (same_host, other_host) = CostModel::TYPICAL.links(q.within_host);
+    cost(&schedules, ITEM_BYTES, &hosts, &CostModel { same_host, other_host, ..CostModel::TYPICAL })
 }
 
-fn query(collective: Collective, bytes: usize, ranks: u32, hosts: u32) -> Query {
+fn query(collective: Collective, bytes: usize, ranks: u32, hosts: u32) -> TuneQuery {
     let within_host = HostLinks::BEST;
-    Query { collective, bytes, item_bytes: ITEM_BYTES, ranks, hosts, within_host, commutative: true, repeatable: false }
+    TuneQuery {
+        collective,
+        bytes,
+        item_bytes: ITEM_BYTES,
+        ranks,
+        hosts,
+        within_host,
+        commutative: true,
+        repeatable: false,
+    }
 }
 
 /// A message counted twice, or a link that is shared by mistake.
 #[test]
 fn simple_collectives_cost_what_they_must() {
-    let model = Model::TYPICAL;
+    let model = CostModel::TYPICAL;
     let message =
         |bytes: f64| model.same_host.latency_s + 2.0 * model.same_host.overhead_s + bytes * model.same_host.per_byte_s;
     let close = |found: f64, expected: f64| (found - expected).abs() < 1e-9 * expected;
@@ -92,7 +101,7 @@ fn the_tuner_chooses_nearly_the_best() {
 }
 
 fn chooses_nearly_the_best(within_host: HostLinks) {
-    let table = Table::default();
+    let table = TuneTable::default();
     let (mut log_sum, mut samples, mut worst) = (0.0, 0, (1.0, String::new()));
     for &collective in Collective::ALL {
         use Collective::*;
@@ -106,7 +115,7 @@ fn chooses_nearly_the_best(within_host: HostLinks) {
             for bytes in [8, 512, 8 << 10, 128 << 10, 2 << 20, 32 << 20] {
                 let bytes = bytes.max(ranks as usize * ITEM_BYTES);
                 let q = query(collective, if collective == Barrier { 0 } else { bytes }, ranks, hosts);
-                let q = Query { within_host, ..q };
+                let q = TuneQuery { within_host, ..q };
                 let mut tried = Vec::new();
                 for entry in supported(collective) {
                     for chunk_bytes in if entry.chunked { vec![0, 8 << 10, 128 << 10, 2 << 20] } else { vec![0] } {

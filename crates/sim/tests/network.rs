@@ -1,27 +1,27 @@
 //! The simulated transport keeps the invariants of `Transport` whatever the seed, and a seed replays.
 
-use tidemill_net::{HEADER_BYTES, Header, Kind, Push, Rank, Sink, Transport, TransportError};
-use tidemill_sim::{Model, Random, SimNetwork, SimOptions, SimTransport};
+use tidemill_net::{FrameHeader, FrameKind, FrameSink, HEADER_BYTES, PushResult, Rank, Transport, TransportError};
+use tidemill_sim::{CostModel, SimNetwork, SimOptions, SimTransport, SplitMix64};
 
 /// Notes what arrives.
 #[derive(Default)]
 struct Inbox {
-    frames: Vec<(Rank, Header, Vec<u8>)>,
+    frames: Vec<(Rank, FrameHeader, Vec<u8>)>,
     landing: Vec<u8>,
     lost: Vec<Rank>,
 }
 
-impl Sink for Inbox {
-    fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+impl FrameSink for Inbox {
+    fn frame(&mut self, src: Rank, header: &FrameHeader, payload: &[u8]) {
         self.frames.push((src, *header, payload.to_vec()));
     }
 
-    fn begin(&mut self, _src: Rank, header: &Header) -> *mut u8 {
+    fn begin(&mut self, _src: Rank, header: &FrameHeader) -> *mut u8 {
         self.landing = vec![0; header.len as usize];
         self.landing.as_mut_ptr()
     }
 
-    fn landed(&mut self, src: Rank, header: &Header) {
+    fn landed(&mut self, src: Rank, header: &FrameHeader) {
         let payload = std::mem::take(&mut self.landing);
         self.frames.push((src, *header, payload));
     }
@@ -35,10 +35,10 @@ impl Sink for Inbox {
 }
 
 /// The k-th frame from one worker to another: length and content follow from the three numbers.
-fn frame(from: u32, to: u32, k: u32, len_max: usize) -> (Header, Vec<u8>) {
-    let mut random = Random::new(u64::from(from) << 40 | u64::from(to) << 20 | u64::from(k));
+fn frame(from: u32, to: u32, k: u32, len_max: usize) -> (FrameHeader, Vec<u8>) {
+    let mut random = SplitMix64::new(u64::from(from) << 40 | u64::from(to) << 20 | u64::from(k));
     let payload: Vec<u8> = (0..random.below(len_max + 1)).map(|_| random.bits() as u8).collect();
-    let header = Header { seq: k, ..Header::new(Kind::Eager, payload.len() as u64) };
+    let header = FrameHeader { seq: k, ..FrameHeader::new(FrameKind::Eager, payload.len() as u64) };
     (header, payload)
 }
 
@@ -61,7 +61,7 @@ fn exchange(seed: u64, size: u32, count: u32, in_flight_bytes_max: usize) -> Vec
                     let before = *sent;
                     let push = transports[from as usize].push(Rank(to), &header, &payload, sent).unwrap();
                     moved |= *sent > before;
-                    if push == Push::Blocked {
+                    if push == PushResult::Blocked {
                         assert!(*sent < HEADER_BYTES + payload.len());
                         break;
                     }
@@ -126,10 +126,10 @@ fn poll(transport: &mut SimTransport) -> Inbox {
 #[test]
 fn a_killed_worker_is_reported_once_after_its_last_frames() {
     for seed in 0..50 {
-        let (network, mut transports) = SimNetwork::new(3, seed, Model::TYPICAL);
+        let (network, mut transports) = SimNetwork::new(3, seed, CostModel::TYPICAL);
         for k in 0..5 {
             let (header, payload) = frame(1, 0, k, 50);
-            assert_eq!(transports[1].push(Rank(0), &header, &payload, &mut 0).unwrap(), Push::Sent);
+            assert_eq!(transports[1].push(Rank(0), &header, &payload, &mut 0).unwrap(), PushResult::Sent);
         }
         network.kill(Rank(1));
         let (header, payload) = frame(0, 1, 0, 50);
@@ -148,6 +148,6 @@ fn a_killed_worker_is_reported_once_after_its_last_frames() {
         assert_eq!(lost, [Rank(1)]);
         assert_eq!(poll(&mut transports[2]).lost, [Rank(1)]);
         let (header, payload) = frame(2, 0, 0, 50);
-        assert_eq!(transports[2].push(Rank(0), &header, &payload, &mut 0).unwrap(), Push::Sent, "others go on");
+        assert_eq!(transports[2].push(Rank(0), &header, &payload, &mut 0).unwrap(), PushResult::Sent, "others go on");
     }
 }

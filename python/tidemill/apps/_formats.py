@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.apps._table import Bad, Column, Share, TableError, failing_together
+from tidemill.apps._table import Bad, Column, Share, TableError, fail_together
 from tidemill.ml._job import Comm
 
 __all__ = ["Choose", "read"]
@@ -72,7 +72,7 @@ def read(comm: Comm, path: Path, choose: Choose, *, delimiter: str | None = None
             return _read_idx(comm, path, choose)
         return _read_text(comm, path, choose, delimiter, header)
 
-    return cast(Share, failing_together(comm, work))
+    return cast(Share, fail_together(comm, work))
 
 
 def _bounds(comm: Comm, total: int) -> tuple[int, int]:

@@ -50,7 +50,12 @@ def _add_general(parser: Parser) -> None:
     add = parser.add_argument
     add("file", nargs="*", help="CSV (.gz, .zst, ... too), Parquet, Arrow or JSON lines, a folder or a glob; a row for each id and time. "
         "Left out: a generated market")  # fmt: skip
-    add("--window", default="250d", metavar="LENGTH", help="how much time a frame sees (default %(default)s)")
+    add(
+        "--window",
+        default="250d",
+        metavar="LENGTH",
+        help="length of the time window of each frame (default %(default)s)",
+    )
     add("--shift", default="5d", metavar="LENGTH", help="from one frame to the next (default %(default)s)")
     add("--accumulate", action="store_true", help="all windows begin at the first time")
     add(
@@ -61,7 +66,7 @@ def _add_general(parser: Parser) -> None:
         help="where frames and summary.json go (default %(default)s)",
     )
     add("--overwrite", action="store_true", help="replace frames that are there")
-    add("--title", help="what the page is called (default: the file)")
+    add("--title", help="title of the page (default: the file name)")
 
 
 def _add_columns(parser: Parser) -> None:
@@ -130,7 +135,7 @@ def _add_embedding(parser: Parser) -> None:
     add("--align", default="previous", metavar="{previous,first,common,FILE}", help="what frames are turned to: the frame before, the "
         "first one, the ids that all windows have, embedded over all times, or a table of ids and their x, y, z (default %(default)s)")  # fmt: skip
     add("--annealing", action="store_true", help="deterministic annealing where no solution is started from")
-    add("--max-iter", type=int, default=300, metavar="N", help="most iterations of a window (default %(default)s)")
+    add("--max-iter", type=int, default=300, metavar="N", help="maximum iterations per window (default %(default)s)")
     add(
         "--tol",
         type=float,
@@ -161,7 +166,7 @@ def _add_shown(parser: Parser) -> None:
     )
     add("--view", action="store_true", help="serve the frames on loopback until Ctrl-C, from the first one on")
     add("--open", action="store_true", help="--view, and open a tab of the browser")
-    add("--port", type=int, default=0, help="of --view (default: one that is free)")
+    add("--port", type=int, default=0, help="port for --view (default: a free one)")
 
 
 def _add_following(parser: Parser) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill import _failing
+from tidemill import _collective_errors
 from tidemill.ml._job import Comm, allreduce
 
 __all__ = ["Bad", "Column", "Features", "Share", "TableError", "encode", "locate_bad", "select", "standardize"]
@@ -170,8 +170,8 @@ def standardize(
     return centred / deviation, mean, deviation
 
 
-def failing_together(comm: Comm, work: Any) -> Any:
+def fail_together(comm: Comm, work: Any) -> Any:
     """Give this rank's result of `work`; if it fails on one rank, all raise `TableError`."""
-    return _failing.failing_together(
+    return _collective_errors.fail_together(
         comm, work, lambda said, _: TableError(said), catches=(OSError, EOFError, ValueError)
     )

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from tidemill._job import init
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import copy_checkpoint, list_checkpoints
 from tidemill.apps._arguments import Parser
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 
 __all__ = ["main"]
 
@@ -22,9 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="tidemill checkpoints", description="List the checkpoints of a stream, the newest first, or copy one."
     )
     parser.add_argument("place", help="the folder or URL that was given to write_stream")
-    parser.add_argument(
-        "--state", action="store_true", help="tell what the tasks of each keep, and which version of that it is"
-    )
+    parser.add_argument("--state", action="store_true", help="show the state that each task keeps, and its version")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -33,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--copy",
         metavar="TO",
-        help="copy the newest to this folder or URL, where it stays and a job can go on from it",
+        help="copy the newest checkpoint to this folder or URL, where it is kept; a job can resume from the copy",
     )
     parser.add_argument(
         "--storage-option",

@@ -72,22 +72,22 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default="raise",
         help="rows that cannot be used: stop, or skip and report them (default %(default)s)",
     )
-    add("--delimiter", metavar="C", help="what separates fields of text (default: found)")
+    add("--delimiter", metavar="C", help="field separator of text files (default: detected)")
     add("--header", choices=("auto", "yes", "no"), default="auto", help="whether the first line names columns")
     add("--dtype", choices=("float32", "float64"), default="float32", help="precision of rows (default %(default)s)")
     add("--init", choices=("k-means||", "k-means++", "random"), default="k-means||", help="where to start")
     add("--n-init", type=int, default=1, metavar="N", help="starts; the best wins (default %(default)s)")
-    add("--max-iter", type=int, default=300, metavar="N", help="most iterations (default %(default)s)")
+    add("--max-iter", type=int, default=300, metavar="N", help="maximum number of iterations (default %(default)s)")
     add("--tol", type=float, default=1e-4, metavar="X", help="stop when centres move less (default %(default)s)")
     add("--algorithm", choices=("auto", "lloyd", "hamerly", "tree"), default="auto", help="same result, other speed")
-    add("--seed", type=int, default=0, metavar="N", help="of random choices (default %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="random seed (default %(default)s)")
     add("--sample-rows", type=int, default=200_000, metavar="N", help="rows of the generated set")
     add(
         "--out",
         type=Path,
         default=Path("kmeans-out"),
         metavar="DIR",
-        help="where labels, centres, summary and picture go (default %(default)s)",
+        help="output folder for labels, centers, summary and picture (default %(default)s)",
     )
     add("--no-out", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
@@ -282,7 +282,7 @@ def _write(
             out.mkdir(parents=True, exist_ok=True)
             np.lib.format.open_memmap(labels_file, mode="w+", dtype=np.int32, shape=(sum(counts),)).flush()
 
-    _table.failing_together(comm, prepare)
+    _table.fail_together(comm, prepare)
     plane = _picture.Plane(comm, x, names)
     rows = _picture.sample_rows(comm, len(x))
     drawn = comm.allgather((plane.project(x[rows]), model.labels_[rows]))
@@ -307,7 +307,7 @@ def _write(
         picture = _picture.scatter(points, point_labels, middles, title, plane.labels)
         (out / "clusters.svg").write_text(picture, encoding="utf-8")
 
-    _table.failing_together(comm, write)
+    _table.fail_together(comm, write)
 
 
 if __name__ == "__main__":

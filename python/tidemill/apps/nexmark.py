@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tidemill as tm
+from tidemill._tables.durations import micros
+from tidemill._tables.engine import query_threads
 from tidemill.apps._arguments import Parser, queries
 from tidemill.apps.nexmark_events import Events
 from tidemill.apps.nexmark_queries import ANSWERS, QUERIES, TITLES, query
-from tidemill.dataset._engine import _threads
-from tidemill.ml._job import together
-from tidemill.stream._time import micros
+from tidemill.ml._job import collective_try
 
 __all__ = ["main"]
 
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("--check needs DuckDB; install it with: pip install duckdb")
 
     try:
-        together(job.comm, prepare)
+        collective_try(job.comm, prepare)
         answers = _Answers(job, events) if arguments.check else None
     except (ValueError, tm.DataSetError) as error:
         if job.rank == 0:
@@ -107,7 +107,7 @@ def _run(job: Any, events: Events, arguments: argparse.Namespace, answers: _Answ
     say = print if job.rank == 0 else _silent
     say(f"{events.count:,} events of {events.count * events.step_us / 1e6:,.1f} s on {job.size} worker(s)")
     wrong: list[int] = []
-    splits = job.size * _threads(job)
+    splits = job.size * query_threads(job)
     for number in arguments.queries:
         name = f"Q{number} {TITLES[number]:32}"
         # Of a query that is not compared rows are only counted. Threads append to lists without a lock.

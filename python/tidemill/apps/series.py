@@ -29,7 +29,7 @@ from tidemill.dataset import DataSetError
 from tidemill.series._align import write_positions
 from tidemill.series._distance import why_no_references
 from tidemill.series._journal import Journal, Standing
-from tidemill.series._read import FORMATS, PACKED, together
+from tidemill.series._read import FORMATS, PACKED, collective_try
 from tidemill.series._windows import label
 from tidemill.viz import Server
 from tidemill.viz._format import INDEX
@@ -120,7 +120,7 @@ class _Command:
     def run(self) -> None:
         options = self.options
         # What cannot be done shall be known before years of prices are read.
-        together(self.comm, self._check)
+        collective_try(self.comm, self._check)
         files, self.groups = self._sources()
         if self.aligned_to is not None:
             self.embedder = replace(self.embedder, align=self._positions(self.aligned_to))
@@ -155,7 +155,7 @@ class _Command:
                 series.write_market(options.out, options.sample_ids, options.sample_days, options.seed)
 
         with self.phases.timed("generate"):
-            together(self.comm, made)
+            collective_try(self.comm, made)
         return [str(options.out / "prices.csv")], options.groups or str(options.out / "sectors.csv")
 
     def _batch(self, files: list[str]) -> None:
@@ -366,7 +366,7 @@ class _Command:
                     line = {"window": frame.window.number, "fingerprint": fingerprint, **frame.figures()}
                     self.journal.note(line, self.embedder.past)
 
-            together(self.comm, note)
+            collective_try(self.comm, note)
             yield frame
 
     def _go_on(self, standing: Standing, follower: series.Follower, windows: list[series.Window]) -> int:

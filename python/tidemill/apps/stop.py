@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tidemill._streaming import status as _status
 from tidemill.apps._arguments import duration_s
-from tidemill.stream import _status
 
 __all__ = ["main"]
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine of its worker 0.",
     )
     add = parser.add_argument
-    add("name", nargs="?", help="of the job, as write_stream(name=) has it; not needed where one stream runs")
+    add("name", nargs="?", help="name of the job, as given to write_stream(name=); not needed if only one stream runs")
     add("--pid", type=int, help="the process of its worker 0, where several have one name")
     add(
         "--timeout",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tidemill as tm
-from tidemill._failing import failing_together
+from tidemill._collective_errors import fail_together
 from tidemill.apps import _tera
 from tidemill.apps._arguments import Parser
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         for step in (prepare, write, appear):
-            failing_together(job.comm, step, lambda said, _: OSError(said), catches=OSError, says=says)
+            fail_together(job.comm, step, lambda said, _: OSError(said), catches=OSError, says=says)
     except OSError as error:
         if job.rank == 0:
             shutil.rmtree(unfinished, ignore_errors=True)

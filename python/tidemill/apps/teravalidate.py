@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 import tidemill as tm
-from tidemill._failing import failing_together
+from tidemill._collective_errors import fail_together
 from tidemill.apps import _tera
 from tidemill.apps._arguments import Parser
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return {place: look(path) for place, path in enumerate(files) if place % job.size == job.rank}
 
     try:
-        part = failing_together(job.comm, mine, lambda said, _: OSError(said), catches=(OSError, ValueError))
+        part = fail_together(job.comm, mine, lambda said, _: OSError(said), catches=(OSError, ValueError))
     except OSError as error:
         parser.error(str(error))
     found = {place: one for part in job.comm.allgather(part) for place, one in part.items()}

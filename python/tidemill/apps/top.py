@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from tidemill._streaming import status as _status
 from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._plain import plain
-from tidemill.stream import _status
 
 __all__ = ["main"]
 
@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--every", type=duration_s, metavar="TIME", help="time between two looks, such as 500ms (default 1s)"
     )
-    parser.add_argument("--once", action="store_true", help="look twice, print what there is between, and end")
+    parser.add_argument("--once", action="store_true", help="take two samples, print the difference, and exit")
     parser.add_argument("--workers", action="store_true", help="show each worker by itself, too")
-    parser.add_argument("--json", action="store_true", help="look once, print what the workers tell, as JSON, and end")
+    parser.add_argument("--json", action="store_true", help="print one sample of the metrics as JSON and exit")
     options = parser.parse_args(argv)
     if options.json and options.every is not None:
         parser.error("--json looks once, so it does not allow --every")

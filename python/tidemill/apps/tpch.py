@@ -26,7 +26,7 @@ from typing import Any
 import tidemill as tm
 from tidemill.apps._arguments import Parser, queries
 from tidemill.apps.tpch_queries import QUERIES, TABLES, query
-from tidemill.ml._job import together
+from tidemill.ml._job import collective_try
 
 __all__ = ["main"]
 
@@ -102,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         # The others wait here while worker 0 makes the data.
-        together(job.comm, prepare)
-        together(job.comm, read)
+        collective_try(job.comm, prepare)
+        collective_try(job.comm, read)
         suppliers = tables["supplier"].count()
         if abs(suppliers - arguments.scale * _SUPPLIERS) > 1:
             raise ValueError(f"{folder} has data of scale {suppliers / _SUPPLIERS:g}, not {arguments.scale:g}")

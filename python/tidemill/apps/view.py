@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--points", type=int, default=600, metavar="N", help="points of the generated market (default %(default)s)")
     add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
     add("--host", default="127.0.0.1", help="where to listen (default %(default)s); elsewhere than here wants --token")
-    add("--port", type=int, default=0, help="default: one that is free")
+    add("--port", type=int, default=0, help="port to listen on (default: a free one)")
     add(
         "--token",
         help="what the URL must have, at least 16 characters (default: the environment's TIDEMILL_TOKEN, else random); others on this "

@@ -11,9 +11,11 @@ here are names of `tidemill` too.
 
 from __future__ import annotations
 
+from tidemill._tables.errors import BadRowsWarning, DataSetError
+from tidemill._tables.report import RowReport, last_report
+from tidemill._tables.table import Table
 from tidemill.dataset._database import read_database
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._errors import BadRowsWarning, DataSetError
 from tidemill.dataset._expr import Expr, col, lit
 from tidemill.dataset._functions import (
     coalesce,
@@ -47,9 +49,7 @@ from tidemill.dataset._read import (
     read_text,
     sql,
 )
-from tidemill.dataset._report import RowReport, last_report
 from tidemill.dataset._shape import concat
-from tidemill.dataset._table import Table
 
 __all__ = [
     "BadRowsWarning",

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tidemill._inside import is_task
+from tidemill._callback import is_task
 from tidemill._job import init
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
@@ -23,7 +23,8 @@ __all__ = ["run"]
 
 def run(function: Callable[[Any, Table], Any], table: Table) -> DataSet:
     """See `DataSet.bsp`; `table` is this worker's."""
-    from tidemill.dataset._read import _taken, from_local
+    from tidemill._tables.rows import take_table
+    from tidemill.dataset._read import from_local
     from tidemill.graph import Graph, GraphError, exchange
 
     if is_task():
@@ -32,7 +33,7 @@ def run(function: Callable[[Any, Table], Any], table: Table) -> DataSet:
     part: list[Table] = []
 
     def call(out: Output, context: Context) -> None:
-        part.append(Table(_taken(function(context.comm, table))))
+        part.append(Table(take_table(function(context.comm, table))))
         out.send((context.worker, part[0]._native.fields))
 
     workers = list(range(init().size))

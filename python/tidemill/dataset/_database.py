@@ -12,13 +12,13 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidemill._failing import failing_together
-from tidemill._inside import check_outside
+from tidemill._callback import check_outside
+from tidemill._collective_errors import fail_together
 from tidemill._job import init
 from tidemill._needs import needed
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet
@@ -156,7 +156,7 @@ def _together(work: Callable[[], Any], call: str) -> Any:
         remedy = '; if_exists="append" adds to it, "replace" recreates it' if "already exists" in str(failed) else ""
         return f"{call}: {str(failed).strip()}{remedy}"
 
-    return failing_together(init().comm, tried, error, says=says)
+    return fail_together(init().comm, tried, error, says=says)
 
 
 def _opened(connection: Connection) -> Any:

@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from tidemill._membership import current_rank
+from tidemill._tables import shown as _shown
+from tidemill._tables import workers as _workers
+from tidemill._tables.durations import Duration, micros, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import Row, Schema
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeDataSet
-from tidemill.dataset import _map, _shape, _shown, _workers
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
+from tidemill.dataset import _map, _shape
 from tidemill.dataset._expr import Expr, IntoExpr, Order, columns, listed, names_of, sort_keys
 from tidemill.dataset._group import GroupBy
-from tidemill.dataset._map import KeyedRows, Row, Schema
-from tidemill.dataset._table import Table
+from tidemill.dataset._map import KeyedRows
 from tidemill.dataset._write import DataSetWriters
 
 if TYPE_CHECKING:
@@ -21,12 +26,12 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
+    from tidemill._streaming.checkpoint import Checkpoint
+    from tidemill._streaming.running import Running
+    from tidemill._streaming.sinks import AnySink, LateOutput
+    from tidemill._tables.places import StorageOptions
     from tidemill.dataset._database import Connection
     from tidemill.dataset._lookup import Source
-    from tidemill.dataset._read import StorageOptions
-    from tidemill.stream import Duration, Running
-    from tidemill.stream._checkpoint import Checkpoint
-    from tidemill.stream._sinks import AnySink, LateOutput
 
 __all__ = ["DataSet"]
 
@@ -213,8 +218,6 @@ class DataSet(DataSetWriters):
         With `ttl`, of a stream whose rows tell time: the first, and each that is at least so much later than the last of its kind
         which was given. What is older than that is not remembered. Rows without a time (null) are left out, and counted.
         """
-        from tidemill.stream._time import micros
-
         names = names_of(subset, "distinct")
         return self._step(self._native.distinct(names, None if ttl is None else micros(ttl, "ttl")))
 
@@ -296,7 +299,7 @@ class DataSet(DataSetWriters):
     # Functions of the program. They run on every worker, which must be able to call them at any time.
 
     def map_batches(self, function: Callable[[Any], Any], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
-        """What a function makes of batches of rows.
+        """Apply a function to batches of rows.
 
         Parameters
         ----------
@@ -317,7 +320,7 @@ class DataSet(DataSetWriters):
         return _map.map_batches(self, function, schema, retries)
 
     def map(self, function: Callable[[Row], Row], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
-        """What a function makes of each row: a dict of a dict. `retries` as for `map_batches`.
+        """Apply a function to each row; it takes a dict and returns a dict. `retries` as for `map_batches`.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"x": [1, 2]}).map(lambda row: {"y": row["x"] ** 2}).sort("y").to_dict()
@@ -373,8 +376,6 @@ class DataSet(DataSetWriters):
         >>> data.lookup(lambda keys: [names.get(key) for key in keys], on="x", schema={"name": "str"}).sort("x").to_dict()
         {'x': [1, 2, 3], 'name': ['one', 'two', None]}
         """
-        from tidemill.stream._time import seconds
-
         if how not in ("left", "inner"):
             raise DataSetError(f'how must be "left" or "inner", not {how!r}')
         keys = [on] if isinstance(on, str) else list(on)
@@ -384,7 +385,7 @@ class DataSet(DataSetWriters):
         if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
             raise DataSetError(f"cache_rows must be a non-negative integer, not {cache_rows!r}")
         cache_s = None if cache_for is None else seconds(cache_for, "cache_for")
-        return _map.looked_up(self, source, keys, schema, how, cache_rows, cache_s, retries)
+        return _map.lookup(self, source, keys, schema, how, cache_rows, cache_s, retries)
 
     def reduce(self, function: Callable[[Row, Row], Row], *, retries: int = 0) -> Row | None:
         """One row of all: ``function(row, row)`` makes one of two, again and again, in any order. An action. `retries` as for
@@ -438,7 +439,7 @@ class DataSet(DataSetWriters):
             table has them too, keys as well. Of two streams it bounds the time from one to the other.
         ttl : str, number of seconds or timedelta, optional
             Of two streams whose rows tell time: for how long rows are remembered. Partners are less than that apart, by the times of rows,
-            so no row is kept for ever; one without a time (null) finds no partner.
+            so no row is kept forever; one without a time (null) finds no partner.
 
         Returns
         -------
@@ -454,8 +455,6 @@ class DataSet(DataSetWriters):
         if len(left) != len(right):
             raise DataSetError(f"join: {len(left)} keys on the left and {len(right)} on the right")
         pairs = list(zip(left, right, strict=True))
-        from tidemill.stream._time import micros
-
         condition = None if where is None else columns((where,), {})[0]
         remembered = None if ttl is None else micros(ttl, "ttl")
         return self._step(self._native.join(other._native, pairs, how, suffix, condition, remembered))
@@ -591,12 +590,12 @@ class DataSet(DataSetWriters):
         DataSetError
             On every worker: also if it cannot be told whether the folder is there.
         """
-        from tidemill.dataset._places import at_home
-        from tidemill.dataset._read import _told, read_parquet
+        from tidemill._tables.places import as_options, at_home
+        from tidemill.dataset._read import read_parquet
 
         _workers.check_alike("materialize", path=repr(at_home(path)))
         # What one worker sees goes for all: the folder may be appearing just now.
-        if not _workers.from_first(lambda: engine().settle(at_home(path), _told(storage_options))):
+        if not _workers.from_first(lambda: engine().settle(at_home(path), as_options(storage_options))):
             self.write_parquet(path, storage_options=storage_options)
         return read_parquet(path, storage_options=storage_options).select(*self.columns)
 
@@ -681,7 +680,7 @@ class DataSet(DataSetWriters):
         return run(function, self.collect_local())
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         rows: int = _workers.collect(self._native.counted()).to_dict()["rows"][0]
         return rows
 
@@ -751,13 +750,11 @@ class DataSet(DataSetWriters):
         A stream runs until it has given so many, or ends; nothing is committed, so sources that can be read again are where they were.
         """
         if self._native.is_stream():
-            from tidemill.stream._show import first_rows
+            from tidemill._streaming.show import first_rows
 
-            table = first_rows(self, count)
+            table = first_rows(self._native, count)
         else:
             table = self.limit(count).collect(root=0)
-        from tidemill._job import current_rank
-
         if current_rank() == 0:
             print(table._native.format())
 
@@ -773,12 +770,9 @@ class DataSet(DataSetWriters):
         `write_stream` has of them. Collective.
         """
         if self._native.is_stream() and how == "physical":
-            from tidemill._job import init
-            from tidemill._tidemill import explain_stream
-            from tidemill.stream._sinks import native_sink, sink_name
+            from tidemill._streaming.write import explain
 
-            written_to = None if sink is None else native_sink(sink)
-            return explain_stream(engine(), init().comm, [(self._native, written_to, sink_name(sink))])
+            return explain([(self._native, sink)])
         if sink is not None:
             raise DataSetError('sink= is for streams, which are explained with how="physical"')
         workers = _workers.comm()
@@ -917,11 +911,11 @@ class DataSet(DataSetWriters):
             On every worker: a step that a stream cannot have, what a source, a function or the sink failed with, checkpoints
             that are another job's or cannot be read.
         """
-        from tidemill.stream._write import run
+        from tidemill._streaming.write import run
 
         return run(
             "write_stream",
-            [(self, sink)],
+            [(self._native, sink)],
             late_output=late_output,
             name=name,
             checkpoint=checkpoint,

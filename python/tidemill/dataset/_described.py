@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, col, lit
 from tidemill.dataset._functions import count
 from tidemill.dataset._shape import plain_kind
-from tidemill.dataset._table import Table
 
 if TYPE_CHECKING:
     from tidemill.dataset._dataset import DataSet

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tidemill._failing import failing_together
-from tidemill._inside import check_outside
+from tidemill._callback import check_outside
+from tidemill._collective_errors import fail_together
 from tidemill._job import Job, init
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeDataSet, NativeTable, QueryEngine
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
 
 __all__ = ["own_files"]
 
@@ -97,7 +97,7 @@ def _told(job: Job, make: Callable[[], T]) -> list[T]:
     def error(said: str, rank: int | None) -> DataSetError:
         return DataSetError(said if rank is None else f"{said} (on host {job.workers[rank]['host']})")
 
-    return job.comm.allgather(failing_together(job.comm, make, error))
+    return job.comm.allgather(fail_together(job.comm, make, error))
 
 
 def _shares(found: Sequence[Sequence[_File]], hosts: Sequence[int]) -> list[list[str]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, Union
 
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeExpr
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 
 if TYPE_CHECKING:
+    from tidemill.dataset._dataset import DataSet
     from tidemill.dataset._namespaces import DateTimes, Lists, Strings
 
-__all__ = ["Expr", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "names_of", "sort_keys"]
+__all__ = ["Expr", "GroupKey", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "names_of", "sort_keys"]
 
 #: A column's name where a column is meant, else a literal.
 IntoExpr = Union["Expr", str, Any]
@@ -157,7 +158,7 @@ class Expr:
 
     @property
     def output_name(self) -> Text:
-        """What the result is called."""
+        """Return the name of the result."""
         return self._native.output_name
 
     def cast(self, dtype: Text, *, strict: bool = True) -> Expr:
@@ -175,11 +176,11 @@ class Expr:
     # Nulls and choices.
 
     def is_null(self) -> Expr:
-        """Whether the value is null."""
+        """Test whether the value is null."""
         return Expr(self._native.is_null())
 
     def is_not_null(self) -> Expr:
-        """Whether the value is not null."""
+        """Test whether the value is not null."""
         return ~self.is_null()
 
     def fill_null(self, value: object) -> Expr:
@@ -187,15 +188,15 @@ class Expr:
         return call("coalesce", self, as_value(value))
 
     def eq_missing(self, other: object) -> Expr:
-        """Whether both are equal or both null; never null itself."""
+        """Test whether both are equal or both null; the result is never null."""
         return self._binary("is_not_distinct", other)
 
     def is_in(self, values: Iterable[object]) -> Expr:
-        """Whether the value is one of `values`."""
+        """Test whether the value is one of `values`."""
         return Expr(self._native.is_in([as_value(value)._native for value in values]))
 
     def between(self, low: object, high: object) -> Expr:
-        """Whether ``low <= value <= high``."""
+        """Test whether ``low <= value <= high``."""
         return (self >= low) & (self <= high)
 
     # Numbers.
@@ -229,7 +230,7 @@ class Expr:
         return call("ln", self) if base is None else call("log", lit(float(base)), self)
 
     def is_nan(self) -> Expr:
-        """Whether the value is a NaN."""
+        """Test whether the value is NaN."""
         return call("isnan", self)
 
     # Many values to one: of a group, a window, or a whole table. Nulls do not count.
@@ -255,11 +256,11 @@ class Expr:
         return self._aggregate("max", where=where)
 
     def count(self, *, where: Expr | None = None) -> Expr:
-        """How many are not null."""
+        """Count the values that are not null."""
         return self._aggregate("count", where=where)
 
     def n_unique(self, *, where: Expr | None = None) -> Expr:
-        """How many different ones there are."""
+        """Count the distinct values."""
         return self._aggregate("count", where=where, distinct=True)
 
     def std(self, *, where: Expr | None = None) -> Expr:
@@ -279,11 +280,11 @@ class Expr:
         return self._aggregate("percentile_cont", lit(float(q)), where=where)
 
     def any(self, *, where: Expr | None = None) -> Expr:
-        """Whether any is true."""
+        """Test whether any value is true."""
         return self._aggregate("bool_or", where=where)
 
     def all(self, *, where: Expr | None = None) -> Expr:
-        """Whether all are true."""
+        """Test whether all values are true."""
         return self._aggregate("bool_and", where=where)
 
     def first(self, order_by: Order = (), *, where: Expr | None = None) -> Expr:
@@ -355,21 +356,21 @@ class Expr:
 
     @property
     def str(self) -> Strings:
-        """What can be done with strings."""
+        """Return the namespace of string functions."""
         from tidemill.dataset._namespaces import Strings
 
         return Strings(self)
 
     @property
     def dt(self) -> DateTimes:
-        """What can be done with dates and times."""
+        """Return the namespace of date and time functions."""
         from tidemill.dataset._namespaces import DateTimes
 
         return DateTimes(self)
 
     @property
     def list(self) -> Lists:
-        """What can be done with lists."""
+        """Return the namespace of list functions."""
         from tidemill.dataset._namespaces import Lists
 
         return Lists(self)
@@ -377,6 +378,22 @@ class Expr:
     def field(self, name: Text) -> Expr:
         """The field of a struct."""
         return call("get_field", self, lit(name)).alias(name)
+
+
+class GroupKey(Expr):
+    """A key of `DataSet.group_by` that has a say in how groups are made: the windows of `tidemill.stream`."""
+
+    __slots__ = ()
+
+    def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet | None:
+        """Return the groups of `data` by `keys`, this one among them, with their aggregates; None: those by the keys' values.
+
+        Raises
+        ------
+        DataSetError
+            If this key cannot be with the others.
+        """
+        raise NotImplementedError
 
 
 #: One column or expression, or several of them.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeExpr
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, Order, as_expr, as_value, call
 
 __all__ = [
@@ -76,7 +76,7 @@ def when(condition: Expr) -> When:
 
 
 def count(*, where: Expr | None = None) -> Expr:
-    """How many rows there are (for which `where` holds), called ``count``."""
+    """Count the rows (those for which `where` holds), as ``count``."""
     if where is None:
         return Expr(engine().count_rows())
     return Expr(engine().aggregate("count", [as_value(1)._native], False, where._native)).alias("count")
@@ -118,7 +118,7 @@ def var(column: str | Expr, *, where: Expr | None = None) -> Expr:
 
 
 def n_unique(column: str | Expr, *, where: Expr | None = None) -> Expr:
-    """How many different values a column has, as ``col(column).n_unique()``."""
+    """Count the distinct values of a column, as ``col(column).n_unique()``."""
     return as_expr(column).n_unique(where=where)
 
 

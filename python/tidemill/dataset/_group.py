@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr, IntoExpr, col, columns, flat, names_of
+from tidemill._tables.errors import DataSetError
+from tidemill.dataset._expr import Expr, GroupKey, IntoExpr, col, columns, flat, names_of
 from tidemill.dataset._functions import count
 from tidemill.dataset._shape import plain_kind
 
@@ -33,12 +33,11 @@ class GroupBy:
         [{'k': 'a', 'x': 4, 'share': 1.5}, {'k': 'b', 'x': 2, 'share': 2.0}]
         """
         keys, wanted = flat(self._keys), columns(aggregates, named)
-        if any(type(key) is not Expr for key in keys):
-            from tidemill.stream import _custom, _keys
-
-            window = _keys.find(keys, wanted)
-            if isinstance(window, _custom.CustomWindow):
-                return _custom.aggregated(self._data, keys, wanted, window)
+        for key in keys:
+            if isinstance(key, GroupKey):
+                made = key.aggregated(self._data, keys, wanted)
+                if made is not None:
+                    return made
         try:
             return self._data._step(self._data._native.aggregate([key._native for key in keys], wanted))
         except DataSetError as error:
@@ -52,11 +51,11 @@ class GroupBy:
             ) from None
 
     def count(self) -> DataSet:
-        """How many rows each group has, as ``count``."""
+        """Count the rows of each group, as ``count``."""
         return self.agg(count())
 
     def sum(self, *names: str | Iterable[str]) -> DataSet:
-        """The sums of these columns in each group; by default of all columns of numbers and durations that are no keys.
+        """Return the sums of these columns in each group; by default, of all numeric and duration columns that are not keys.
 
         >>> import tidemill as tm
         >>> tm.from_dict({"k": ["a", "b", "a"], "x": [1, 2, 3]}).group_by("k").sum().sort("k").to_dict()
@@ -65,15 +64,15 @@ class GroupBy:
         return self._of_each("sum", names, (*_NUMBERS, "Duration"))
 
     def mean(self, *names: str | Iterable[str]) -> DataSet:
-        """The means of these columns in each group; by default of all columns of numbers that are no keys."""
+        """Return the means of these columns in each group; by default, of all numeric columns that are not keys."""
         return self._of_each("mean", names, _NUMBERS)
 
     def min(self, *names: str | Iterable[str]) -> DataSet:
-        """The smallest values of these columns in each group; by default of all that have an order and are no keys."""
+        """Return the minimums of these columns in each group; by default, of all ordered columns that are not keys."""
         return self._of_each("min", names, _IN_ORDER)
 
     def max(self, *names: str | Iterable[str]) -> DataSet:
-        """The largest values of these columns in each group; by default of all that have an order and are no keys."""
+        """Return the maximums of these columns in each group; by default, of all ordered columns that are not keys."""
         return self._of_each("max", names, _IN_ORDER)
 
     def _of_each(self, which: str, names: tuple[str | Iterable[str], ...], kinds: tuple[str, ...]) -> DataSet:

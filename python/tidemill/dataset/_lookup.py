@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeTable
-from tidemill.dataset._errors import DataSetError
 
 __all__ = ["Lookup", "Source"]
 

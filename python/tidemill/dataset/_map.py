@@ -7,43 +7,47 @@ import copy
 import functools
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill._inside import within
+from tidemill._callback import run_in_callback
 from tidemill._needs import needed
+from tidemill._tables import workers as _workers
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import (
+    Row,
+    Schema,
+    as_list,
+    check_row,
+    describe_error,
+    function_name,
+    parse_schema,
+    table_of_rows,
+    take_result,
+)
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable, end_calls
-from tidemill.dataset import _workers
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._table import Table
-from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
+    from tidemill._streaming.process import Function
+    from tidemill._streaming.state import ItemType
+    from tidemill._tables.durations import Duration
     from tidemill.dataset._dataset import DataSet
     from tidemill.dataset._lookup import Source
-    from tidemill.stream._process import Function
-    from tidemill.stream._state import ItemType
-    from tidemill.stream._time import Duration
 
 __all__ = [
     "KeyedRows",
-    "Row",
-    "Schema",
     "filter_rows",
-    "given_schema",
-    "looked_up",
+    "lookup",
     "map_batches",
     "map_rows",
+    "map_tables",
     "reduce_rows",
 ]
 
 # Query threads call functions of the program; none may be doing so when the interpreter ends.
 atexit.register(end_calls)
 
-#: A row: values by column.
-Row = dict[str, Any]
-#: Types by column, or what has ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
-Schema = Mapping[str, str] | Any
 #: What makes tables of a table; the second, where it is there, is one without rows that says what columns were found at first.
 OnTable = Callable[[NativeTable, "NativeTable | None"], list[NativeTable]]
 
@@ -57,7 +61,7 @@ _FAILURES = (Exception, SystemExit)
 def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | None, retries: int) -> DataSet:
     """See `DataSet.map_batches`."""
     pyarrow = needed("pyarrow", "map_batches")
-    name = _name(function)
+    name = function_name(function)
     call = _retried(function, retries, name)
 
     def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
@@ -68,19 +72,19 @@ def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | 
 
     def called(batch: Any) -> list[NativeTable]:
         try:
-            return [_taken(part) for part in _listed(call(batch))]
+            return [take_result(part) for part in as_list(call(batch))]
         except _FAILURES as error:
             first = f", the first {batch.slice(0, 1).to_pylist()[0]!r}" if batch.num_rows else ""
-            raise DataSetError(f"{name} failed on {batch.num_rows} rows{first}: {_said(error)}") from error
+            raise DataSetError(f"{name} failed on {batch.num_rows} rows{first}: {describe_error(error)}") from error
 
-    return _mapped(data, name, on_table, schema)
+    return map_tables(data, name, on_table, schema)
 
 
 def map_rows(
     data: DataSet, function: Callable[[Row], Any], schema: Schema | None, retries: int, several: bool
 ) -> DataSet:
     """See `DataSet.map` and `DataSet.flat_map`."""
-    name = _name(function)
+    name = function_name(function)
 
     def listed(row: Row) -> list[Row]:
         made = function(row)
@@ -96,7 +100,9 @@ def map_rows(
         made = [_called(call, row, name) for row in rows]
 
         def table(count: int) -> NativeTable:
-            return _table([row for part in made[:count] for row in part] if several else made[:count], schema, found)
+            return table_of_rows(
+                [row for part in made[:count] for row in part] if several else made[:count], schema, found
+            )
 
         try:
             return [table(len(made))]
@@ -104,23 +110,23 @@ def map_rows(
             wrong, why = _first_wrong(table, len(made), error)
             # A function of flat_map may return any number of rows.
             of = textwrap.shorten(repr(made[wrong]), 500, placeholder=" ...")
-            raise DataSetError(f"{name} returned {of} for the row {rows[wrong]!r}: {_said(why)}") from None
+            raise DataSetError(f"{name} returned {of} for the row {rows[wrong]!r}: {describe_error(why)}") from None
 
-    return _mapped(data, name, on_table, schema)
+    return map_tables(data, name, on_table, schema)
 
 
 def filter_rows(data: DataSet, function: Callable[[Row], object], retries: int) -> DataSet:
     """See `DataSet.filter`."""
-    name = _name(function)
+    name = function_name(function)
     call = _retried(function, retries, name)
 
     def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         return [native.filter([bool(_called(call, row, name)) for row in Table(native).to_pylist()])]
 
-    return _mapped(data, name, on_table, data._native)
+    return map_tables(data, name, on_table, data._native)
 
 
-def looked_up(
+def lookup(
     data: DataSet,
     source: Source,
     keys: list[str],
@@ -133,29 +139,29 @@ def looked_up(
     """See `DataSet.lookup`."""
     from tidemill.dataset._lookup import Lookup
 
-    name = _name(source)
-    added = NativeTable.empty(given_schema(schema))
+    name = function_name(source)
+    added = NativeTable.empty(parse_schema(schema))
     there = [field for field, _ in added.fields if field in data.columns]
     if there:
         raise DataSetError(f"{name}: column {there[0]!r} already exists; rename it, or what is looked up")
     if not added.fields:
         raise DataSetError(f"{name}: a schema needs at least one column")
     by_rows = getattr(source, "of_rows", None)
-    ask = within("a source of lookup", _retried(source if by_rows is None else by_rows, retries, name))
+    ask = run_in_callback("a source of lookup", _retried(source if by_rows is None else by_rows, retries, name))
     call = Lookup(ask, name, keys, added, how, cache_rows, cache_s, takes_rows=by_rows is not None)
     return data._step(data._native.map_batches(name, call, data._native.empty().beside(added)))
 
 
 def reduce_rows(data: DataSet, function: Callable[[Row, Row], Row], retries: int) -> Row | None:
     """See `DataSet.reduce`."""
-    name = _name(function)
+    name = function_name(function)
     call = _retried(function, retries, name)
 
     def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         rows = Table(native).to_pylist()
         return [_reduced([_folded(call, rows, name)] if rows else [], data._native, name)]
 
-    parts = _mapped(data, name, on_table, data._native).collect().to_pylist()
+    parts = map_tables(data, name, on_table, data._native).collect().to_pylist()
     return _folded(call, parts, name) if parts else None
 
 
@@ -185,7 +191,7 @@ class KeyedRows:
         >>> longest.sort("k").to_pylist()
         [{'k': 'a', 'x': 3}, {'k': 'b', 'x': 2}]
         """
-        keys, schema, name = self._keys, self._data._native, _name(function)
+        keys, schema, name = self._keys, self._data._native, function_name(function)
         call = _retried(function, retries, name)
 
         def by_key(rows: list[Row]) -> list[Row]:
@@ -198,7 +204,7 @@ class KeyedRows:
             return [_reduced(by_key(Table(native).to_pylist()), schema, name)]
 
         # Where the rows are first, so that only one for each key and batch crosses workers.
-        reduced = _mapped(self._data, name, on_table, schema)
+        reduced = map_tables(self._data, name, on_table, schema)
         whole = KeyedRows(reduced, keys)
 
         def folded(_key: Row, table: Table, _found: NativeTable | None) -> list[NativeTable]:
@@ -210,7 +216,7 @@ class KeyedRows:
     def apply(
         self, function: Callable[[Row, Table], Any], schema: Schema | None = None, *, retries: int = 0
     ) -> DataSet:
-        """What ``function(key, table)`` makes of all rows of each key.
+        """Apply ``function(key, table)`` to all rows of each key.
 
         Parameters
         ----------
@@ -229,15 +235,15 @@ class KeyedRows:
         >>> data.key_by("k").apply(lambda key, table: {**key, "rows": len(table)}).sort("k").to_pylist()
         [{'k': 'a', 'rows': 2}, {'k': 'b', 'rows': 1}]
         """
-        name = _name(function)
+        name = function_name(function)
         call = _retried(function, retries, name)
 
         def made(key: Row, table: Table, found: NativeTable | None) -> list[NativeTable]:
             out = call(key, table)
             rows = [out] if isinstance(out, Mapping) else out
             if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-                return [_table(rows, schema, found)]
-            return [_taken(rows)]
+                return [table_of_rows(rows, schema, found)]
+            return [take_result(rows)]
 
         return self._apply(name, made, schema)
 
@@ -252,7 +258,7 @@ class KeyedRows:
         maps: Mapping[str, tuple[str, ItemType]] | None = None,
         aggregates: Mapping[str, ItemType] | None = None,
     ) -> DataSet:
-        """What ``function(key, rows, context)`` makes of a stream's rows of each key, with a state of its own and timers.
+        """Apply ``function(key, rows, context)`` to a stream's rows of each key, with per-key state and timers.
 
         It is called with the key, a dict of the key columns, and a list of rows (dicts) that have come, in their order; and with
         no rows when a timer or an alarm goes off. What it keeps is part of checkpoints.
@@ -285,13 +291,13 @@ class KeyedRows:
         DataSetError
             If this is no stream: a function on all rows of a key is what `apply` takes.
         """
-        from tidemill.stream._process import Processor
-        from tidemill.stream._state import Declared
-        from tidemill.stream._time import micros
+        from tidemill._streaming.process import Processor
+        from tidemill._streaming.state import Declared
+        from tidemill._tables.durations import micros
 
         if not callable(function):
             raise TypeError(f"process takes a function of a key, rows and a context, not {function!r}")
-        name = _name(function)
+        name = function_name(function)
         if not self._data._native.is_stream():
             raise DataSetError(f"{name}: process takes the rows of streams as they come; of a table, use apply")
         fields = dict(self._data._native.fields)
@@ -301,17 +307,17 @@ class KeyedRows:
         kept = None if ttl is None else micros(ttl, "ttl")
         if kept is not None and kept <= 0:
             raise DataSetError(f"{name}: ttl={ttl!r} must be more than zero")
-        given = given_schema(schema)
+        given = parse_schema(schema)
         if given == []:
             raise DataSetError(f"{name}: a schema needs at least one column")
-        keeps: Any = None if state is None else given_schema(state, "state")
+        keeps: Any = None if state is None else parse_schema(state, "state")
         if keeps == []:
             raise DataSetError(
                 f"{name}: state= needs at least one field; without it a state is anything that can be pickled"
             )
 
         def resolve(types: Schema) -> list[tuple[str, str]]:
-            return _table([], types).fields
+            return table_of_rows([], types).fields
 
         declared = Declared(None if state is None else resolve(state), lists, maps, aggregates, resolve)
         if lists is not None or maps is not None or aggregates is not None:
@@ -321,7 +327,7 @@ class KeyedRows:
                 )
             keeps = [*(keeps or []), *declared.columns()] or None
 
-        called = within("a function of process", function)
+        called = run_in_callback("a function of process", function)
 
         def processor(folder: str, saves: bool) -> Processor:
             return Processor(called, name, self._keys, schema, kept, folder, saves, declared)
@@ -353,26 +359,14 @@ class KeyedRows:
                 try:
                     done += made(key, Table(table), first)
                 except _FAILURES as error:
-                    raise DataSetError(f"{name} failed on the key {key!r}: {_said(error)}") from error
+                    raise DataSetError(f"{name} failed on the key {key!r}: {describe_error(error)}") from error
             return done
 
-        return _mapped(grouped, name, on_table, schema)
+        return map_tables(grouped, name, on_table, schema)
 
 
-def given_schema(schema: Schema, what: str = "schema") -> Any:
-    """A schema as the engine takes it; `what` names the argument in errors."""
-    if not isinstance(schema, Mapping):
-        if not hasattr(schema, "__arrow_c_schema__"):
-            raise DataSetError(f'{what}= must be types by column, {{"n": "int64"}}, or an Arrow schema, not {schema!r}')
-        return schema
-    for name, of in schema.items():
-        if not isinstance(name, str) or not isinstance(of, str):
-            raise DataSetError(f'{what}= must have strings for names and types, "n": "int64", not {name!r}: {of!r}')
-    return list(schema.items())
-
-
-def _mapped(data: DataSet, name: str, function: OnTable, schema: Schema | None) -> DataSet:
-    on_table: OnTable = within("a function of a query", function)
+def map_tables(data: DataSet, name: str, function: OnTable, schema: Schema | None) -> DataSet:
+    on_table: OnTable = run_in_callback("a function of a query", function)
     if schema is None:
         found = _sampled(data, name, on_table)
 
@@ -381,7 +375,7 @@ def _mapped(data: DataSet, name: str, function: OnTable, schema: Schema | None) 
             return [table.cast(found) for table in on_table(native, found) if table.num_rows]
 
         return data._step(data._native.map_batches(name, as_found, found))
-    given = given_schema(schema)
+    given = parse_schema(schema)
     if given == []:
         raise DataSetError(f"{name}: a schema needs at least one column")
     return data._step(data._native.map_batches(name, lambda native: on_table(native, None), given))
@@ -406,7 +400,7 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
 
     def says(error: Exception) -> str:
         cause = f": {error.__cause__!r}" if error.__cause__ is not None else ""
-        return f"{name}: {type(error).__name__}: {_said(error)}{cause}"
+        return f"{name}: {type(error).__name__}: {describe_error(error)}{cause}"
 
     found = _workers.from_first(made, says)
     if found is None:
@@ -419,22 +413,11 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
     return native
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
 def _called(function: Callable[[Row], Any], row: Row, name: str) -> Any:
     try:
         return function(row)
     except _FAILURES as error:
-        raise DataSetError(f"{name} failed on the row {row!r}: {_said(error)}") from error
-
-
-def _said(error: BaseException) -> str:
-    """The message of an exception in one line, with what was noted on its way, such as the column."""
-    if isinstance(error, SystemExit):
-        return f"it called exit({'' if error.code is None else repr(error.code)})"
-    return " ".join([str(error), *getattr(error, "__notes__", [])])
+        raise DataSetError(f"{name} failed on the row {row!r}: {describe_error(error)}") from error
 
 
 def _first_wrong(make: Callable[[int], object], count: int, error: Exception) -> tuple[int, Exception]:
@@ -481,10 +464,10 @@ def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> 
     def both(one: Row, two: Row) -> Row:
         try:
             made = function(one, two)
-            if _checked(made).keys() != set(columns):
+            if check_row(made).keys() != set(columns):
                 raise DataSetError(f"it returned the columns {list(made)}, not {columns}")
         except _FAILURES as error:
-            raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {_said(error)}") from error
+            raise DataSetError(f"{name} failed on the rows {one!r} and {two!r}: {describe_error(error)}") from error
         return made
 
     return functools.reduce(both, rows)
@@ -493,10 +476,10 @@ def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> 
 def _reduced(rows: list[Row], schema: Schema, name: str) -> NativeTable:
     """A table of rows that a function has made of several each."""
     try:
-        return _table(rows, schema)
+        return table_of_rows(rows, schema)
     except Exception as error:
-        wrong, why = _first_wrong(lambda count: _table(rows[:count], schema), len(rows), error)
-        raise DataSetError(f"{name} made the row {rows[wrong]!r}: {_said(why)}") from None
+        wrong, why = _first_wrong(lambda count: table_of_rows(rows[:count], schema), len(rows), error)
+        raise DataSetError(f"{name} made the row {rows[wrong]!r}: {describe_error(why)}") from None
 
 
 def _hashable(value: Any) -> Any:
@@ -506,60 +489,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((name, _hashable(inner)) for name, inner in value.items())
     return value
-
-
-def _table(rows: list[Row], schema: Schema | None, found: NativeTable | None = None) -> NativeTable:
-    """A table of rows, with the columns of `schema`, if that is given, or those that were `found` in rows before, null where a row
-    does not have one.
-    """
-    if schema is None and found is None:
-        columns = dict.fromkeys(name for row in rows for name in _checked(row))
-        return from_values(
-            lambda lists: NativeTable.from_lists(
-                [(name, values, None) for name, values in zip(columns, lists, strict=True)]
-            ),
-            [[row.get(name) for row in rows] for name in columns],
-        )
-    given = found if schema is None else schema
-    names = list(given) if isinstance(given, Mapping) else [name for name, _ in _fields(given)]
-    known = set(names)
-    for row in rows:
-        has = set(_checked(row))
-        if schema is not None and has != known:
-            raise DataSetError(f"a row has the columns {list(row)} but {names} were declared")
-        if not has <= known:
-            raise DataSetError(
-                f"a row has the columns {list(row)} but earlier rows had {names}; give schema={{...}}, as types by column"
-            )
-    types = list(given.items()) if isinstance(given, Mapping) else given
-    lists = [[row.get(name) for row in rows] for name in names]
-    return from_values(lambda values: NativeTable.from_lists_as(values, types), lists)
-
-
-def _checked(row: Any) -> Mapping[str, Any]:
-    if not isinstance(row, Mapping):
-        raise DataSetError(f"a row must be a dict, not {type(row).__name__}")
-    return row
-
-
-def _fields(schema: Any) -> list[tuple[str, str]]:
-    if hasattr(schema, "fields"):
-        fields: list[tuple[str, str]] = schema.fields
-        return fields
-    return [(name, "") for name in schema.names]
-
-
-def _listed(made: Any) -> Iterable[Any]:
-    if made is None:
-        return []
-    return made if isinstance(made, list) else [made]
-
-
-def _taken(table: Any) -> NativeTable:
-    if hasattr(table, "__arrow_c_array__") and not hasattr(table, "__arrow_c_stream__"):
-        import pyarrow
-
-        table = pyarrow.Table.from_batches([pyarrow.record_batch(table)])
-    if not hasattr(table, "__arrow_c_stream__"):
-        raise DataSetError(f"it returned {type(table).__name__}, which is not a table")
-    return NativeTable.take(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tidemill.dataset._errors import DataSetError
+from tidemill._tables.errors import DataSetError
 from tidemill.dataset._expr import Expr, as_value, call, lit
 
 __all__ = ["DateTimes", "Lists", "Strings"]
@@ -43,35 +43,35 @@ class Strings:
         return call(name, self._expr, lit(" \t\r\n" if characters is None else characters))
 
     def len(self) -> Expr:
-        """How many characters."""
+        """Return the number of characters."""
         return call("character_length", self._expr)
 
     def len_bytes(self) -> Expr:
-        """How many bytes in UTF-8."""
+        """Return the number of bytes in UTF-8."""
         return call("octet_length", self._expr)
 
     def contains(self, text: str | Expr) -> Expr:
-        """Whether `text` is in it, as it is."""
+        """Test whether the string contains `text`, taken literally."""
         return call("contains", self._expr, as_value(text))
 
     def starts_with(self, text: str | Expr) -> Expr:
-        """Whether it begins so."""
+        """Test whether the string starts with the given text."""
         return call("starts_with", self._expr, as_value(text))
 
     def ends_with(self, text: str | Expr) -> Expr:
-        """Whether it ends so."""
+        """Test whether the string ends with the given text."""
         return call("ends_with", self._expr, as_value(text))
 
     def like(self, pattern: str | Expr, *, ignore_case: bool = False) -> Expr:
-        """Whether all of it matches a SQL pattern: ``%`` is any text, ``_`` any character."""
+        """Test whether the whole string matches a SQL pattern: ``%`` is any text, ``_`` any character."""
         return Expr(self._expr._native.like(as_value(pattern)._native, ignore_case))
 
     def match(self, pattern: str, *, ignore_case: bool = False) -> Expr:
-        """Whether `pattern` is found anywhere in it."""
+        """Test whether `pattern` matches anywhere in the string."""
         return call("regexp_like", self._expr, lit(pattern), *([lit("i")] if ignore_case else []))
 
     def count_matches(self, pattern: str) -> Expr:
-        """How often `pattern` is found."""
+        """Count the matches of `pattern`."""
         return call("regexp_count", self._expr, lit(pattern))
 
     def replace(self, old: str | Expr, new: str | Expr) -> Expr:
@@ -116,21 +116,21 @@ class Strings:
         return call("reverse", self._expr)
 
     def to_date(self, *formats: str, strict: bool = True) -> Expr:
-        """As a date.
+        """Convert to a date.
 
         Parameters
         ----------
         *formats : str
             As in ``strptime``: the first that fits is meant. Without, ISO 8601.
         strict : bool, default=True
-            Whether a text that is no date is an error; else it becomes null.
+            If True, a string that is not a date is an error; otherwise it becomes null.
         """
         if not formats:
             return self._expr.cast("date", strict=strict)
         return self.to_datetime(*formats, strict=strict).cast("date")
 
     def to_datetime(self, *formats: str, strict: bool = True) -> Expr:
-        """As a datetime of microseconds.
+        """Convert to a datetime in microseconds.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class Strings:
             As in ``strptime``: the first that fits is meant. Without, ISO 8601. With ``%z`` the time is that of UTC; ``%y`` is of 1969 to
             2068.
         strict : bool, default=True
-            Whether a text that is no time is an error; else it becomes null.
+            If True, a string that is not a time is an error; otherwise it becomes null.
 
         Examples
         --------
@@ -228,7 +228,7 @@ class DateTimes:
         return self._expr.cast("date")
 
     def format(self, format: str) -> Expr:
-        """As text; `format` as in ``strftime``."""
+        """Format as a string; `format` is as in ``strftime``."""
         unknown = [found for found in re.findall("%[-_0]?(.?)", format) if not found or found not in _STRFTIME]
         if unknown:
             raise DataSetError(f'"{format}" is not a valid format for strftime: "%{unknown[0]}" is unknown')
@@ -245,7 +245,7 @@ class Lists:
         self._expr = expr
 
     def len(self) -> Expr:
-        """How many elements."""
+        """Return the number of elements."""
         return call("cardinality", self._expr)
 
     def get(self, index: int) -> Expr:
@@ -253,7 +253,7 @@ class Lists:
         return call("array_element", self._expr, lit(index + 1 if index >= 0 else index))
 
     def contains(self, value: object) -> Expr:
-        """Whether `value` is an element."""
+        """Test whether the list contains `value`."""
         return call("array_has", self._expr, as_value(value))
 
     def join(self, by: str) -> Expr:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.places import StorageOptions, as_options, at_home, is_read, is_url
+from tidemill._tables.rows import ArrowStream, parse_schema, take_table
+from tidemill._tables.values import from_values
 from tidemill._tidemill import NativeTable
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._each_host import own_files
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import col
-from tidemill.dataset._map import given_schema
-from tidemill.dataset._places import at_home
-from tidemill.dataset._values import from_values
 
 if TYPE_CHECKING:
     from tidemill._tidemill import NativeDataSet, QueryEngine
@@ -27,7 +26,6 @@ __all__ = [
     "from_dict",
     "from_local",
     "from_pylist",
-    "is_read",
     "null_pattern",
     "read_csv",
     "read_ipc",
@@ -42,12 +40,6 @@ __all__ = [
 Paths = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]]]
 
 
-class ArrowStream(Protocol):
-    """Any table of pyarrow, Polars, pandas, DuckDB, ... with the Arrow PyCapsule interface."""
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
-
-
 class ArrowSchema(Protocol):
     """Any schema with the Arrow PyCapsule interface."""
 
@@ -59,17 +51,10 @@ Schema = Mapping[str, str] | ArrowSchema
 #: What becomes of rows that cannot be read.
 OnError = Literal["raise", "skip", "quarantine"]
 
-#: What an object store has to be told, beside what the environment says: ``{"aws_region": "eu-central-1"}``.
-StorageOptions = Mapping[str, Any]
-
 
 def _paths(given: Paths) -> list[str]:
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
     return [at_home(path) for path in paths]
-
-
-def _is_url(path: str | os.PathLike[str]) -> bool:
-    return isinstance(path, str) and re.match(r"[A-Za-z0-9+.-]+://", path) is not None
 
 
 def _read(
@@ -82,7 +67,7 @@ def _read(
     partition_schema: Mapping[str, str] | None = None,
 ) -> DataSet:
     """The rows of files that `read` reads: the same on all hosts, or those of each."""
-    given = _schema(schema)
+    given = optional_schema(schema)
     if each_host:
         data = DataSet(own_files(paths, read, schema=given, one_header=one_header))
     else:
@@ -100,7 +85,7 @@ def _with_partitions(data: DataSet, schema: Mapping[str, str]) -> DataSet:
     return data.with_columns(**{name: col(name).cast(kind) for name, kind in schema.items()})
 
 
-def _quarantine(
+def quarantine_folder(
     folder: str | os.PathLike[str] | None,
     paths: Sequence[str],
     each_host: bool,
@@ -115,7 +100,7 @@ def _quarantine(
     if folder is None:
         return None
     where = at_home(folder)
-    if _is_url(where):
+    if is_url(where):
         raise DataSetError(f"quarantine={where!r} must be a local folder")
     if each_host:
         raise DataSetError(
@@ -129,49 +114,8 @@ def _quarantine(
     return where
 
 
-def is_read(file: str, path: str, *, folders: bool = True) -> bool:
-    """Whether who reads `path` (a file, a folder, a glob, or a URL that keys of objects begin with) would read `file`, once it is there.
-
-    `folders` says whether a glob stands for all that is in a folder that it matches, too.
-    """
-    if _is_url(file) and _is_url(path):
-        read, parts = path.rstrip("/").split("/"), file.split("/")
-        return parts[: len(read)] == read and not any(map(_is_hidden, parts[len(read) :]))
-    path = re.sub("^file://(?=/)", "", path)
-    if _is_url(file) or _is_url(path):
-        return False
-    read_path, whole = Path(path).resolve(), Path(file).resolve()
-    is_glob = any(mark in path for mark in "*?[") and not Path(path).exists()
-    for part in (whole, *whole.parents):
-        if part == read_path or (is_glob and _matches(part.parts, read_path.parts)):
-            return True
-        # What is hidden in a folder is not read.
-        if _is_hidden(part.name) or (is_glob and not folders):
-            break
-    return False
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
-
-
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path are those of a glob, of which ``**`` is any number of them."""
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        return any(_matches(parts[at:], pattern[1:]) for at in range(len(parts) + 1))
-    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
-
-
-def _schema(given: Schema | None) -> Any:
-    return None if given is None else given_schema(given)
-
-
-def _told(options: StorageOptions | None) -> dict[str, str]:
-    """Options as texts: true and false in the words that stores know."""
-    given = (options or {}).items()
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
+def optional_schema(given: Schema | None) -> Any:
+    return None if given is None else parse_schema(given)
 
 
 def read_csv(
@@ -257,7 +201,7 @@ def read_csv(
     if infer not in ("relaxed", "strict"):
         raise DataSetError(f'infer={infer!r}: use "relaxed" or "strict"')
     given = _paths(paths)
-    bad_rows = _quarantine(quarantine, given, each_host)
+    bad_rows = quarantine_folder(quarantine, given, each_host)
     pattern = null_pattern(null)
     data = _read(
         given,
@@ -274,12 +218,12 @@ def read_csv(
             newlines_in_values=newlines_in_values,
             null=pattern,
             on_error=on_error,
-            overrides=_schema(schema_overrides),
+            overrides=optional_schema(schema_overrides),
             strict=infer == "strict",
             encoding=encoding,
             file_column=file_column,
             quarantine=bad_rows,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
         ),
         schema,
         one_header=True,
@@ -328,7 +272,7 @@ def read_json(
     in a column of whole numbers, a time of day in one of dates.
     """
     given = _paths(paths)
-    bad_rows = _quarantine(quarantine, given, each_host)
+    bad_rows = quarantine_folder(quarantine, given, each_host)
     return _read(
         given,
         each_host,
@@ -341,7 +285,7 @@ def read_json(
             file_column=file_column,
             on_error=on_error,
             quarantine=bad_rows,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
         ),
         schema,
         partition_schema=partition_schema,
@@ -384,7 +328,7 @@ def read_parquet(
         _paths(paths),
         each_host,
         lambda files, schema: engine().read(
-            files, "parquet", schema, file_column=file_column, storage_options=_told(storage_options)
+            files, "parquet", schema, file_column=file_column, storage_options=as_options(storage_options)
         ),
         schema,
         partition_schema=partition_schema,
@@ -405,7 +349,7 @@ def read_ipc(
         _paths(paths),
         each_host,
         lambda files, schema: engine().read(
-            files, "ipc", schema, file_column=file_column, storage_options=_told(storage_options)
+            files, "ipc", schema, file_column=file_column, storage_options=as_options(storage_options)
         ),
         schema,
         partition_schema=partition_schema,
@@ -427,7 +371,7 @@ def read_text(
     Otherwise like `read_csv`; a line that is not in its encoding is a bad row.
     """
     given = _paths(paths)
-    bad_rows = _quarantine(quarantine, given, each_host)
+    bad_rows = quarantine_folder(quarantine, given, each_host)
     return _read(
         given,
         each_host,
@@ -438,7 +382,7 @@ def read_text(
             file_column=file_column,
             on_error=on_error,
             quarantine=bad_rows,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
         ),
     )
 
@@ -477,7 +421,7 @@ def read_npy(
     names = None if columns is None else list(columns)
 
     def read(files: list[str], schema: Any) -> NativeDataSet:
-        found = engine().read_npy(files, names, _told(storage_options))
+        found = engine().read_npy(files, names, as_options(storage_options))
         if schema is not None and (mine := found.empty().fields) != schema.fields:
             raise DataSetError(
                 f"{files[0]} has the columns {_listing(mine)}, and with those of other hosts it would have {_listing(schema.fields)}: "
@@ -521,7 +465,7 @@ def read_records(
     return _read(
         _paths(paths),
         each_host,
-        lambda files, _: engine().read_records(files, list(columns.items()), _told(storage_options)),
+        lambda files, _: engine().read_records(files, list(columns.items()), as_options(storage_options)),
     )
 
 
@@ -542,7 +486,7 @@ def from_arrow(table: ArrowStream) -> DataSet:
     TypeError
         If it has no ``__arrow_c_stream__``.
     """
-    return DataSet(engine().table(_taken(table)))
+    return DataSet(engine().table(take_table(table)))
 
 
 def from_local(table: ArrowStream) -> DataSet:
@@ -556,17 +500,9 @@ def from_local(table: ArrowStream) -> DataSet:
     from tidemill._job import init
 
     job = init()
-    native = _taken(table)
+    native = take_table(table)
     made = engine().table(native) if job.size == 1 else engine().part(native, job.rank, job.size)
     return DataSet(made)
-
-
-def _taken(table: ArrowStream) -> NativeTable:
-    if not hasattr(table, "__arrow_c_stream__"):
-        raise TypeError(
-            f"{type(table).__name__} has no __arrow_c_stream__; tables of pyarrow, Polars, DuckDB and pandas (2.2 or newer) have"
-        )
-    return NativeTable.take(table)
 
 
 def from_dict(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, str] | None = None) -> DataSet:

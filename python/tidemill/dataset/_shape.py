@@ -8,12 +8,12 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidemill.dataset._errors import DataSetError
+from tidemill._tables.errors import DataSetError
 from tidemill.dataset._expr import Expr, as_value, call, col, lit, names_of
 
 if TYPE_CHECKING:
+    from tidemill._tables.rows import ArrowStream
     from tidemill.dataset._dataset import DataSet
-    from tidemill.dataset._read import ArrowStream
 
 __all__ = ["concat", "filled", "pivoted", "plain_kind", "unpivoted"]
 

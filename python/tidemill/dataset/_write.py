@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tidemill._tables import workers as _workers
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.places import at_home
 from tidemill._tidemill import NativeDataSet, join_files
-from tidemill.dataset import _workers
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import col, columns, names_of
-from tidemill.dataset._places import at_home
 
 if TYPE_CHECKING:
-    from tidemill.dataset._read import StorageOptions
+    from tidemill._tables.places import StorageOptions
 
 __all__ = ["DataSetWriters"]
 
@@ -214,7 +214,7 @@ def _write(
     **layout: Any,
 ) -> int:
     from tidemill._job import init
-    from tidemill.dataset._read import _told
+    from tidemill._tables.places import as_options
 
     place = at_home(path)
     _workers.check_alike(f"write_{format}", path=repr(place))
@@ -232,7 +232,7 @@ def _write(
             compression=compression,
             partition_by=keys,
             overwrite=overwrite,
-            storage_options=_told(storage_options),
+            storage_options=as_options(storage_options),
             watch=watch,
             **layout,
         )

@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tidemill._failing import failing_together
-from tidemill._inside import check_outside, is_task
+from tidemill._callback import check_outside, is_task
+from tidemill._collective_errors import fail_together
 from tidemill._job import Job, init
+from tidemill._tables.engine import bytes_of, engine, memory_budget
 from tidemill._tidemill import GraphRunner, NativeGraph
-from tidemill.dataset._engine import bytes_of, engine, memory_budget
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType
 from tidemill.graph._placement import Placement, Plan, TaskInfo, WorkerInfo, checked
@@ -477,7 +477,7 @@ class Graph:
                 return str(error)
             return f"graph {self.name!r}: the placement failed\n{''.join(traceback.format_exception(error))}".rstrip()
 
-        return failing_together(job.comm, make, _failed, says=says)
+        return fail_together(job.comm, make, _failed, says=says)
 
 
 def _listed(sources: Any) -> list[Any]:
@@ -611,7 +611,7 @@ def _shared(job: Job, values: dict[str, dict[int, Any]]) -> dict[str, dict[int, 
         tasks = ", ".join(values)
         return f"what a copy of {tasks} returned cannot be pickled: {error}; return something else, or run(share=False)"
 
-    mine = failing_together(job.comm, lambda: pickle.dumps(values, protocol=5), _failed, says=says)
+    mine = fail_together(job.comm, lambda: pickle.dumps(values, protocol=5), _failed, says=says)
     merged: dict[str, dict[int, Any]] = {}
     for rank, data in enumerate(job.comm.allgather(mine)):
         for task, copies in (values if rank == job.rank else pickle.loads(data)).items():

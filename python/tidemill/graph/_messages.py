@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import parse_schema
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable, array_table, message_schema, object_table, payloads
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._map import given_schema
-from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
 
 __all__ = ["PortType", "decode", "encode", "encode_one"]
@@ -40,7 +40,7 @@ class PortType:
             return
         self.kind = "table"
         try:
-            given = given_schema(schema)
+            given = parse_schema(schema)
         except DataSetError as error:
             raise GraphError(str(error)) from None
         try:

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tidemill._inside import enter_task
+from tidemill._callback import enter_task
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeCopy, NativeTable
-from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import decode, encode_one
 

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tidemill._inside import within
+from tidemill._callback import run_in_callback
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeExchange, NativeReduction, NativeTable
-from tidemill.dataset._table import Table
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType, decode, encode
 from tidemill.graph._task import keep
@@ -301,7 +301,7 @@ def _assigning(function: Callable[[Any, int], Any]) -> Callable[[NativeTable, in
             raise GraphError(f"{_name(function)} returned copy {wrong[0]}, but there are only {copies}")
         return targets
 
-    return within("a function of an exchange", assign)
+    return run_in_callback("a function of an exchange", assign)
 
 
 def _whole(targets: Any, function: Callable[..., Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -365,4 +365,4 @@ def _folding(
                 raise GraphError(f"{_name(function)} returned {row!r}, not a dict with the columns {', '.join(names)}")
         return NativeTable.from_lists_as([[row[name] for row in results] for name in names], native)
 
-    return within("a function of an exchange", fold)
+    return run_in_callback("a function of an exchange", fold)

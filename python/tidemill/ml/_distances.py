@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill import _tidemill as native
 from tidemill.ml._estimator import matrix
-from tidemill.ml._job import Comm, together
+from tidemill.ml._job import Comm, collective_try
 
 __all__ = [
     "ROUNDING",
@@ -145,7 +145,7 @@ class Problem:
         step = max(1, _BLOCK_BYTES // (4 * n))
         blocks = (self.cells.block(False, (at, min(at + step, mine)), (0, n)) for at in range(0, mine, step))
         largest = max((float(block.max()) for block in blocks), default=0.0)
-        self.largest = max(together(self.comm, lambda: largest))
+        self.largest = max(collective_try(self.comm, lambda: largest))
 
     @property
     def n(self) -> int:
@@ -213,7 +213,7 @@ def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int
             raise ValueError(f"The weight of point {first + row} is {own[row]}: it must be finite and not negative.")
         return "vector", own
 
-    everyone = together(comm, check)
+    everyone = collective_try(comm, check)
     kinds = {kind for (kind, _), count in zip(everyone, counts, strict=True) if count}
     if len(kinds) > 1:
         raise ValueError(f"The ranks disagree on what weights are: {[kind for kind, _ in everyone]}.")
@@ -299,7 +299,9 @@ def from_table(
     # One rank's distances are compared with another's.
     if rounding is None:
         rounding = max(
-            together(comm, lambda: ROUNDING if rows.dtype == np.float32 and counts[comm.rank] else _ROUNDING_FLOAT64)
+            collective_try(
+                comm, lambda: ROUNDING if rows.dtype == np.float32 and counts[comm.rank] else _ROUNDING_FLOAT64
+            )
         )
 
     def look() -> float:
@@ -310,7 +312,7 @@ def from_table(
             )
         return found
 
-    largest = max(together(comm, look))
+    largest = max(collective_try(comm, look))
     unit = unit_of(largest, storage)
 
     def keep() -> native.MdsDistances:
@@ -357,7 +359,7 @@ def fill(cells: native.MdsDistances, pool: native.KernelPool, rows: Rows | None,
 def _here(comm: Comm, work: Callable[[], native.MdsDistances]) -> native.MdsDistances:
     """The result of `work` on this rank; where it fails on one, every rank raises."""
     mine: list[native.MdsDistances] = []
-    together(comm, lambda: mine.append(work()))
+    collective_try(comm, lambda: mine.append(work()))
     return mine[0]
 
 
@@ -421,7 +423,7 @@ def _check_symmetry(problem: Problem, weights: bool, tolerance: float) -> None:
             f"{across * unit:.6g}: {given} must be symmetric. Take the mean of both, or give {'0' if weights else 'weight 0'} to what is unknown."
         )
 
-    together(comm, check)
+    collective_try(comm, check)
 
 
 def _check_connected(problem: Problem) -> None:

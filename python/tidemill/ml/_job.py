@@ -10,7 +10,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Comm", "active", "allreduce", "together", "using"]
+from tidemill._job import init
+
+__all__ = ["Comm", "active", "allreduce", "collective_try", "using"]
 
 T = TypeVar("T")
 
@@ -63,9 +65,7 @@ def active() -> Comm:
     """The communicator of the innermost `using` block, else that of the job."""
     chosen = _chosen.get()
     if chosen is None:
-        import tidemill
-
-        chosen = tidemill.init().comm
+        chosen = init().comm
     # One rank needs no messages, whatever its communicator is.
     return chosen if chosen.size > 1 else _alone
 
@@ -102,7 +102,7 @@ def allreduce(comm: Comm, local: NDArray[np.float64]) -> NDArray[np.float64]:
     return total
 
 
-def together(comm: Comm, work: Callable[[], T]) -> list[T]:
+def collective_try(comm: Comm, work: Callable[[], T]) -> list[T]:
     """Run `work` on every rank and return all results; if it fails on one, every rank raises.
 
     Raises

@@ -26,7 +26,7 @@ from tidemill.ml._distances import (
     weights_of,
 )
 from tidemill.ml._estimator import Estimator, matrix, not_finite
-from tidemill.ml._job import Comm, together
+from tidemill.ml._job import Comm, collective_try
 from tidemill.ml._smacof import sum_of_squares
 from tidemill.ml._threads import pool
 from tidemill.ml.kmeans import draw_seed
@@ -147,7 +147,7 @@ class Input(Estimator):
             }
             return _Seen(rows.shape, names, draw_seed(self.random_state) if comm.rank == 0 else 0, parameters)
 
-        everyone = together(comm, look)
+        everyone = collective_try(comm, look)
         for parameter in _SHARED:
             values = [one.parameters[parameter] for one in everyone]
             if any(value != values[0] for value in values):
@@ -171,7 +171,7 @@ class Input(Estimator):
         if callable(self.metric):
             return self._from_function(comm, threads[0], X, weights, counts, names, rounding)
         if width != n:
-            together(comm, lambda: refuse_not_finite(given[0], name))
+            collective_try(comm, lambda: refuse_not_finite(given[0], name))
             raise ValueError(
                 f"X must be a square matrix of distances: the ranks have {n} rows together, and {width} columns. "
                 "For vectors use metric='euclidean'."
@@ -201,7 +201,7 @@ class Input(Estimator):
             kept.append(x.astype(np.float64))
             return int(x.shape[1])
 
-        width = max(together(comm, look))
+        width = max(collective_try(comm, look))
         x = kept[0] if len(kept[0]) else np.empty((0, width))
         self._points = gather(comm, x, counts)
         assert callable(self.metric), "metric is a function"
@@ -229,7 +229,7 @@ class Input(Estimator):
                 )
             return x.sum(axis=0, dtype=np.float64), 0.0
 
-        sums = [one[0] for one in together(comm, look)]
+        sums = [one[0] for one in collective_try(comm, look)]
         mean = np.sum(sums, axis=0) / sum(counts)
         x = kept[0] if len(kept[0]) else np.empty((0, d))
 
@@ -241,7 +241,7 @@ class Input(Estimator):
             return math.sqrt(most)
 
         # Two points are at most twice as far from each other as from the mean.
-        unit = unit_of(2 * max(together(comm, farthest)), "float32")
+        unit = unit_of(2 * max(collective_try(comm, farthest)), "float32")
 
         def shrink() -> NDArray[np.float32]:
             out = np.empty(x.shape, np.float32)
@@ -270,7 +270,7 @@ class Input(Estimator):
                 raise ValueError(f"The initial position of point {bad[0]} is not finite.")
             return start if comm.rank == 0 else np.empty(0)
 
-        everyone = together(comm, check)
+        everyone = collective_try(comm, check)
         if len({one is None for one in everyone}) > 1:
             raise ValueError("init was given on some ranks and not on others: give it on all, or on none.")
         return everyone[0]

@@ -1,7 +1,7 @@
 """The threads of this worker on which kernels run: one pool for each setting, kept until the process ends.
 
 How many: the estimator's ``n_threads``, else ``TIDEMILL_THREADS`` (set by ``tidemill run --threads``), else this worker's share of
-the CPUs of its host, within the CPU quota of its container (`tidemill._job.share`). ``TIDEMILL_THREAD_MODE`` is ``bsp`` (threads
+the CPUs of its host, within the CPU quota of its container (`tidemill._membership.share`). ``TIDEMILL_THREAD_MODE`` is ``bsp`` (threads
 stay and meet at spin barriers; the default) or ``fork-join``. ``TIDEMILL_AFFINITY`` is ``auto``, ``core``, ``socket`` or ``none``.
 Without it, it is ``auto`` when the threads of the workers fill the CPUs exactly: they are bound to cores until other programs take
 these.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from tidemill._job import share
+from tidemill._membership import chosen_threads, share
 from tidemill._tidemill import KernelPool
 
 __all__ = ["pool"]
@@ -24,20 +24,10 @@ os.register_at_fork(after_in_child=_pools.clear)
 _SPINS = 2000
 
 
-def _threads() -> int | None:
-    """The number in the environment."""
-    text = os.environ.get("TIDEMILL_THREADS", "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ValueError(f"TIDEMILL_THREADS must be a whole number of at least 1, not {text!r}")
-    return int(text)
-
-
 def pool(n_threads: int | None = None) -> KernelPool:
     """The pool of `n_threads` threads, the calling one included."""
     mine = share()
-    threads = n_threads or _threads() or mine.threads
+    threads = n_threads or chosen_threads(ValueError) or mine.threads
     mode = os.environ.get("TIDEMILL_THREAD_MODE") or "bsp"
     fits = threads <= mine.room
     fills = fits and mine.workers * threads == mine.cpus > 1

@@ -22,7 +22,7 @@ from tidemill.ml._estimator import (
     not_finite,
     warning_class,
 )
-from tidemill.ml._job import active, together, using
+from tidemill.ml._job import active, collective_try, using
 from tidemill.ml._lloyd import Iteration, Result, lloyd
 from tidemill.ml._shard import Array, Moments, Shard, moments
 from tidemill.ml._tables import (
@@ -278,7 +278,7 @@ default="k-means||"
             X, sample_weight = self._taken(X, sample_weight, self._fitted_columns(X))
         comm = active()
         mine: list[Shard] = []
-        together(comm, lambda: mine.append(self._shard(X, sample_weight, empty_allowed=comm.size > 1)))
+        collective_try(comm, lambda: mine.append(self._shard(X, sample_weight, empty_allowed=comm.size > 1)))
         shard, centres = mine[0], self._centres()
         shard.comm = comm
         return -shard.inertia(centres, shard.assign(centres))
@@ -403,7 +403,7 @@ default="k-means||"
             mine.append(check())
             return mine[0].without_rows()
 
-        everyone = together(comm, keep)
+        everyone = collective_try(comm, keep)
         x, weights = mine[0].x, mine[0].weights
         assert x is not None, "check has set it"
         counts = [one.n for one in everyone]
@@ -464,7 +464,7 @@ default="k-means||"
                 raise ValueError("The initial centers contain NaN or infinity.")
             return centres
 
-        first = together(shard.comm, given)[0]
+        first = collective_try(shard.comm, given)[0]
         assert first is not None, "rank 0 gives centres or raises"
         return first - shard.shift.astype(np.float64)
 

@@ -16,7 +16,7 @@ from tidemill.dataset import DataSet
 from tidemill.ml._classical import classical_start
 from tidemill.ml._distances import Array, Metric, Rows, Weights
 from tidemill.ml._estimator import warning_class
-from tidemill.ml._job import Comm, active, together
+from tidemill.ml._job import Comm, active, collective_try
 from tidemill.ml._mds_input import Prepared
 from tidemill.ml._mds_new import NewPoints
 from tidemill.ml._smacof import Iteration, Result, random_start, smacof, spread_out, temperatures
@@ -275,7 +275,7 @@ class MDS(NewPoints):
                     found[problem.own.start + point] = self._among(Rows(row), Weights(known, None, 1.0))[0]
             return found
 
-        for part in together(problem.comm, place):
+        for part in collective_try(problem.comm, place):
             for point, position in part.items():
                 self.positions_[point] = position
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.dataset import DataSet, Table
 from tidemill.ml._estimator import Estimator, check_features, check_weights, matrix
-from tidemill.ml._job import active, together
+from tidemill.ml._job import active, collective_try
 from tidemill.ml._tables import fitted_columns, is_table, local_rows, mapped, weights_and_rest, with_columns
 
 __all__ = ["StandardScaler"]
@@ -170,7 +170,7 @@ class StandardScaler(Estimator):
                 check_features(self, x, names)
             return len(x), x.shape[1], names, _parts(x, weights), bool(np.isnan(x).all())
 
-        everyone = [one for one in together(comm, look) if one[0]]
+        everyone = [one for one in collective_try(comm, look) if one[0]]
         if not everyone:
             raise ValueError(
                 f"Found array with 0 sample(s) over all {comm.size} ranks while a minimum of 1 is required by {name}."

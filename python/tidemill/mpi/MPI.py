@@ -122,10 +122,9 @@ COMM_SELF: Intracomm
 def __getattr__(name: str) -> Any:
     # The job is joined by whoever first asks for its communicators.
     if name in ("COMM_WORLD", "COMM_SELF"):
-        from tidemill._job import init as init
+        from tidemill.mpi._world import communicators
 
-        job = init()
-        globals()["COMM_WORLD"], globals()["COMM_SELF"] = job.comm, job._self
+        globals()["COMM_WORLD"], globals()["COMM_SELF"] = communicators()
         return globals()[name]
     if name in ("buffer", "memory"):
         # These are NumPy's arrays, and a program without any starts sooner.

@@ -213,7 +213,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """Ends the whole job at once. The others raise `PeerFailed`; this process exits with `errorcode`."""
-        from tidemill._job import abort
+        from tidemill._membership import abort
 
         abort(errorcode, self._state.name)
 
@@ -289,7 +289,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         by_resource = bool(info) and info.Get("mpi_hw_resource_type") == "mpi_shared_memory"
         if split_type == c.UNDEFINED or (split_type != c.COMM_TYPE_SHARED and not by_resource):
             return self.Split(c.UNDEFINED, key)
-        from tidemill._job import hosts
+        from tidemill._membership import hosts
 
         return self.Split(hosts()[self._world_ranks()[self.rank]], key)
 
@@ -605,7 +605,7 @@ def persistent(name: str) -> Callable[..., Prequest]:
 
 
 def _predefined_attribute(keyval: int) -> Any:
-    from tidemill._job import current_size
+    from tidemill._membership import current_size
 
     known = {
         c.TAG_UB: 2**31 - 1,

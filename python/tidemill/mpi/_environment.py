@@ -15,9 +15,9 @@ _added = [(1 << 16) + 1]
 
 def Init() -> None:
     """Joins the job. Importing and using ``COMM_WORLD`` does so too. Source: MPI 4.1 section 11.2.1."""
-    from tidemill._job import init
+    from tidemill._membership import join
 
-    init()
+    join()
 
 
 def Init_thread(required: int = c.THREAD_MULTIPLE) -> int:
@@ -28,14 +28,14 @@ def Init_thread(required: int = c.THREAD_MULTIPLE) -> int:
 
 def Finalize() -> None:
     """Leaves the job: no communication is possible afterwards. Happens by itself at the end of the program."""
-    from tidemill._job import leave
+    from tidemill._membership import leave
 
     leave()
 
 
 def Is_initialized() -> bool:
     """True until `Finalize`: whoever asks is a worker, and joins its job if it has not yet."""
-    from tidemill._job import is_left
+    from tidemill._membership import is_left
 
     if not is_left():
         Init()
@@ -44,7 +44,7 @@ def Is_initialized() -> bool:
 
 def Is_finalized() -> bool:
     """Whether this worker has left its job."""
-    from tidemill._job import is_left
+    from tidemill._membership import is_left
 
     return is_left()
 
@@ -81,7 +81,7 @@ def Get_version() -> tuple[int, int]:
 
 def Get_library_version() -> str:
     """The name and version of the library."""
-    from tidemill import __version__
+    from tidemill._tidemill import __version__
 
     return f"Tidemill {__version__}"
 
@@ -103,7 +103,7 @@ def Get_abi_fortran_info() -> Any:
 
 def get_vendor() -> tuple[str, tuple[int, int, int]]:
     """The name and version of the library."""
-    from tidemill import __version__
+    from tidemill._tidemill import __version__
 
     major, minor, patch = (int(part) for part in __version__.split("+")[0].split("-")[0].split("."))
     return "Tidemill", (major, minor, patch)

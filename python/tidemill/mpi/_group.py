@@ -54,7 +54,7 @@ class Group(Handle):
 
     def Get_rank(self) -> int:
         """The rank of this process, ``MPI.UNDEFINED`` if it is not a member."""
-        from tidemill._job import current_rank
+        from tidemill._membership import current_rank
 
         return self._index().get(current_rank(), c.UNDEFINED)
 
@@ -68,7 +68,7 @@ class Group(Handle):
         """The ranks in `group` (default: all of the job's) of these ranks here (default: all)."""
         mine = self._workers()
         if group is None:
-            from tidemill._job import current_size
+            from tidemill._membership import current_size
 
             index = {worker: worker for worker in range(current_size())}
         else:

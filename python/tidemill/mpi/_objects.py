@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tidemill._job import is_consequence, tell_others
+from tidemill._membership import is_consequence, tell_others
 from tidemill._tidemill import Memory
 from tidemill.mpi import _constants as c
 from tidemill.mpi._lazy import np

@@ -18,17 +18,18 @@ from typing import Any
 
 import numpy as np
 
-import tidemill
+from tidemill._job import init
+from tidemill._streaming import status as _status
+from tidemill._streaming.sinks import native_sink
+from tidemill._tables.engine import new_engine
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable, write_stream
 from tidemill.dataset import DataSet, coalesce, col, lit
-from tidemill.dataset._engine import new_engine
-from tidemill.dataset._map import _mapped
-from tidemill.dataset._table import Table
+from tidemill.dataset._map import map_tables
 from tidemill.series._read import Columns, SeriesError, find_columns, plain_id
 from tidemill.series._tail import NewRows, date_of_number
 from tidemill.series._zones import wall, zone_of
-from tidemill.stream import _status, tumbling, window
-from tidemill.stream._sinks import native_sink
+from tidemill.stream import tumbling, window
 
 __all__ = ["StreamTail"]
 
@@ -78,7 +79,7 @@ class StreamTail:
             **{role: coalesce(col(columns.named()[role]).cast("float64"), nothing) for role in self._roles},
         )
         # Windows would leave out what has no time as well, and tell nobody before the stream ends.
-        rows = _mapped(rows, "rows without a time", self._count_lacking, rows._native).filter(col("timed"))
+        rows = map_tables(rows, "rows without a time", self._count_lacking, rows._native).filter(col("timed"))
         times = window(tumbling("1us"), on="at", emit_early_every=max(_EARLY_S, settle_s / 2))
         cells = {name: col(name).to_list() for name in ("id", *self._roles)}
         self._windows = rows.group_by(times).agg(at=col("at").cast("int64").min(), **cells)
@@ -152,7 +153,7 @@ class StreamTail:
     # ---- in the stream's thread
 
     def _run(self) -> None:
-        job = tidemill.init()
+        job = init()
         try:
             # An engine of its own, whose only worker is this one.
             write_stream(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-import tidemill
+from tidemill._job import init
 from tidemill.dataset import DataSet, last_report
 from tidemill.series._panel import Array, Panel
 from tidemill.series._read import (
@@ -26,10 +26,10 @@ from tidemill.series._read import (
     Rows,
     SeriesError,
     Source,
+    collective_try,
     open_source,
     read_rows,
     steps_or_dates,
-    together,
 )
 from tidemill.series._rules import Report, Rules
 from tidemill.series._splits import Evidence, Split, adjust, detect, given, same_factors, weigh
@@ -96,7 +96,7 @@ def clean(
         "price": price,
     }
     data, columns = open_source(source, chosen, delimiter=delimiter, null=null, on_error=on_error)
-    cleaning = _Cleaning(tidemill.init().comm, rules or Rules(), Report(columns.named(), notes=list(columns.notes)))
+    cleaning = _Cleaning(init().comm, rules or Rules(), Report(columns.named(), notes=list(columns.notes)))
     rows = _read(cleaning, data, columns, counts_unreadable=on_error == "skip")
     numbered = _numbered(cleaning, rows)
     own = _pivoted(cleaning, numbered, _exchanged(cleaning, numbered))
@@ -226,7 +226,7 @@ def _pivoted(cleaning: _Cleaning, numbered: _Numbered, rows: _Rows) -> _Own:
             rows.codes - own.start, rows.places, rows.numbers, len(ids), len(times), cleaning.rules, ids, times
         )
 
-    made = _Own(*together(cleaning.comm, shaped))
+    made = _Own(*collective_try(cleaning.comm, shaped))
     return made if cleaning.rules.splits != "detect" else replace(made, splits=detect(made.values))
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import tidemill
+from tidemill._job import init
 from tidemill._progress import Phases
 from tidemill.ml import MDS, using
 from tidemill.ml._distances import ROUNDING
@@ -38,7 +38,7 @@ from tidemill.series._distance import (
     why_no_references,
 )
 from tidemill.series._panel import Array, Panel, Segment, check_missing
-from tidemill.series._read import SeriesError, together
+from tidemill.series._read import SeriesError, collective_try
 from tidemill.series._relay import Base, Making, Past, Relay, make
 from tidemill.series._windows import Window, label
 
@@ -250,7 +250,7 @@ class Embedder:
         SeriesError
             As `frames`; and where `finish` raised `ValueError` or `OSError`.
         """
-        comm, known = tidemill.init().comm, self.past.last is not None
+        comm, known = init().comm, self.past.last is not None
         wanted = self._wanted(panel, windows)
         made = self._made(panel, wanted, lambda number, placed: (finish(number, placed.frame),), False)
         # Of a window without a frame there is nothing.
@@ -296,7 +296,7 @@ class Embedder:
 
     def _common(self, panel: Panel, wanted: list[Window]) -> Base | None:
         """The ids that all windows with a frame have, embedded over all of their times; None if no window has one. Collective."""
-        comm = tidemill.init().comm
+        comm = init().comm
         seen = panel.seen(wanted, self.missing_max)
         framed = seen.sum(axis=1) >= IDS_MIN
         if not framed.any():
@@ -320,7 +320,7 @@ class Embedder:
             return make(making, None) if shared or comm.rank == 0 else None
 
         # Worker 0 embeds what one worker embeds: others could round otherwise.
-        raw = embedded() if shared else together(comm, embedded)
+        raw = embedded() if shared else collective_try(comm, embedded)
         base = None if raw is None else Base(raw.frame.ids, raw.frame.positions - raw.frame.positions.mean(axis=0))
         found: Base | None = base if shared or comm.size == 1 else comm.bcast(base)
         return found
@@ -341,7 +341,7 @@ class Embedder:
         """The communicator of those who make a window together, with a clock; None where each window has one worker."""
         if not self._is_shared(panel):
             return None
-        comm = tidemill.init().comm
+        comm = init().comm
         return comm if comm.size == 1 else _Timed(comm, self)
 
     def _keys(self, panel: Panel) -> int:
@@ -357,7 +357,7 @@ class Embedder:
         self, panel: Panel, wanted: list[Window], finish: Callable[[int, _Placed], N], everywhere: bool
     ) -> Iterator[N | None]:
         """What becomes of each window: on every worker if `everywhere`, else on worker 0, and the others yield nothing."""
-        comm = tidemill.init().comm
+        comm = init().comm
         shared, key_every = self._is_shared(panel), self._keys(panel)
         if comm.size > 1 and not shared:
             relay: Relay[_Raw | None, _Placed, N] = Relay(
@@ -384,13 +384,13 @@ class Embedder:
         for window in wanted:
             making = self._frame(timed, panel, window)
             start = past.start(key_every)
-            raw = make(making, start) if shared else together(comm, partial(make, making, start))
+            raw = make(making, start) if shared else collective_try(comm, partial(make, making, start))
             past, placed = self._settled(past, raw, key_every)
 
             def end(past: Past = past, placed: _Placed | None = placed) -> N | None:
                 return finish(past.frames - 1, placed) if takes and placed is not None else None
 
-            made = end() if everywhere else together(comm, end)
+            made = end() if everywhere else collective_try(comm, end)
             if not everywhere:
                 self.past = past
             if takes:
@@ -428,7 +428,7 @@ class Embedder:
                 return distances(values, kind=self.kind, of=self.of, length=self.length, rows=own)
 
             with _naming(window, ids):
-                apart = measure() if comm is None else together(comm, measure)
+                apart = measure() if comm is None else collective_try(comm, measure)
         yield False
         weight = weights(caps if self.weighted else None, count)
         model = MDS(

@@ -20,13 +20,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-import tidemill
 from tidemill._duration import Duration, micros
+from tidemill._job import init
 from tidemill.dataset import DataSet, DataSetError
 from tidemill.series._arriving import StreamTail
 from tidemill.series._clean import caps_name, pivot
 from tidemill.series._panel import Panel
-from tidemill.series._read import Columns, SeriesError, together
+from tidemill.series._read import Columns, SeriesError, collective_try
 from tidemill.series._rules import Report, Rules
 from tidemill.series._splits import Evidence, Split, adjust, detect, weigh
 from tidemill.series._tail import FileTail, NewRows, Tail
@@ -95,7 +95,7 @@ class Follower:
         self._poll_s = micros(poll_interval, "poll_interval", SeriesError) / 1_000_000
         if self._poll_s == 0:
             raise SeriesError(f'poll_interval={poll_interval!r} must be greater than zero, for example "200ms"')
-        self._comm = tidemill.init().comm
+        self._comm = init().comm
         self._rules = rules or Rules()
         self._chosen = dict(columns or {})
         self.panel: Panel | None = None
@@ -119,7 +119,7 @@ class Follower:
                     raise SeriesError(str(error)) from error
             return FileTail(os.fspath(source), self._chosen, settle_s, delimiter, null, on_error == "skip")
 
-        self._tail = together(self._comm, opened)
+        self._tail = collective_try(self._comm, opened)
 
     def close(self) -> None:
         """End a stream that is followed."""
@@ -149,7 +149,7 @@ class Follower:
             tail = self._tail
             return None if tail is None else (tail.take(), tail.columns, tail.left_out, tail.note(), tail.ended)
 
-        told: Any = together(self._comm, look)
+        told: Any = collective_try(self._comm, look)
         rows, columns, left_out, self.note, self.ended = told if self._comm.size == 1 else self._comm.bcast(told)
         if self.report is None and rows is not None:
             self._caps_name = caps_name(columns)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import tidemill
+from tidemill._job import init
 from tidemill._progress import Phases
-from tidemill.dataset import DataSet
+from tidemill.dataset import DataSet, col
 from tidemill.series._distance import REFERENCES
 from tidemill.series._embed import Embedder, Frame
 from tidemill.series._panel import Panel
-from tidemill.series._read import KNOWN, SeriesError, Source, open_texts, plain_id, together
+from tidemill.series._read import KNOWN, SeriesError, Source, collective_try, open_texts, plain_id
 from tidemill.series._windows import Window
 from tidemill.viz import FrameError, FrameWriter
 from tidemill.viz._write import FrameRecorder, Recorded
@@ -112,7 +112,7 @@ def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None, gr
     usual = [word for word in KNOWN["id"] if word != "name"]
     key = id or next((lower[word] for word in usual if word in lower), names[0])
     told = next((lower[word] for word in _LABELS if word in lower and lower[word] != key), None)
-    columns = data.select(**{name: tidemill.col(name).cast("str") for name in names}).to_dict()
+    columns = data.select(**{name: col(name).cast("str") for name in names}).to_dict()
     groupings = [name for name in names if name not in (key, told)]
     if not groupings and told is None:
         raise SeriesError(f"the groups have only the column {key!r}; the others would be groupings, such as sector")
@@ -199,7 +199,7 @@ class FrameFolder:
         self._said: tuple[NDArray[np.str_], dict[str, NDArray[np.str_]], list[str]] | None = None
         #: Seconds of this worker.
         self.phases = Phases()
-        self._comm = tidemill.init().comm
+        self._comm = init().comm
 
         #: The page begins with the first grouping; those that were asked for go before the bins.
         self._categories = {
@@ -226,7 +226,7 @@ class FrameFolder:
         self._open = open_folder
         self._writer: FrameWriter | None = None
         if not lazily:
-            self._writer = together(self._comm, lambda: open_folder() if self._comm.rank == 0 else None)
+            self._writer = collective_try(self._comm, lambda: open_folder() if self._comm.rank == 0 else None)
 
     def write(self, frame: Frame) -> None:
         """Write a frame behind the others. Collective.
@@ -311,7 +311,7 @@ class FrameFolder:
                 raise failure
 
         with self.phases.timed("write"):
-            together(self._comm, told)
+            collective_try(self._comm, told)
 
     def _put(self, frame: Frame) -> None:
         """Write a frame, on worker 0."""

@@ -17,7 +17,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill._failing import failing_together
+from tidemill._collective_errors import fail_together
+from tidemill._tables.engine import engine
+from tidemill._tables.workers import collect_in_order
 from tidemill._tidemill import NativeTable
 from tidemill.dataset import (
     BadRowsWarning,
@@ -32,8 +34,6 @@ from tidemill.dataset import (
     read_json,
     read_parquet,
 )
-from tidemill.dataset._engine import engine
-from tidemill.dataset._workers import collect_in_order
 from tidemill.series._errors import SeriesError
 from tidemill.series._zones import wall, zone_of
 
@@ -44,6 +44,7 @@ __all__ = [
     "Rows",
     "SeriesError",
     "Source",
+    "collective_try",
     "delimiter_of",
     "files_of",
     "find_columns",
@@ -53,7 +54,6 @@ __all__ = [
     "plain_id",
     "read_rows",
     "steps_or_dates",
-    "together",
 ]
 
 T = TypeVar("T")
@@ -398,7 +398,7 @@ def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
     return micros
 
 
-def together(comm: Any, work: Callable[[], T]) -> T:
+def collective_try(comm: Any, work: Callable[[], T]) -> T:
     """Do what may fail on one worker only; then all raise, so that nobody waits for one that has left.
 
     Raises
@@ -406,7 +406,7 @@ def together(comm: Any, work: Callable[[], T]) -> T:
     SeriesError
         On every worker, if `work` raised `ValueError` or `OSError` on one: the message of the first.
     """
-    return failing_together(comm, work, lambda said, _: SeriesError(said), catches=(ValueError, OSError))
+    return fail_together(comm, work, lambda said, _: SeriesError(said), catches=(ValueError, OSError))
 
 
 def open_texts(source: Source) -> DataSet:

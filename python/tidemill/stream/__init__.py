@@ -5,26 +5,27 @@ The guide is ``docs/streams.md``.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
+from tidemill._streaming.checkpoint import Checkpoint
+from tidemill._streaming.items import AggregateState, ListState, MapState
+from tidemill._streaming.late import LateRowsWarning, NoTimeWarning
+from tidemill._streaming.process import KeyContext
+from tidemill._streaming.running import Move, Running
+from tidemill._streaming.sinks import Connector, Sink
+from tidemill._tables.durations import Duration
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import take_table
+from tidemill._tables.table import Table
 from tidemill._tidemill import stream_of_table
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import _taken
-from tidemill.dataset._table import Table
-from tidemill.stream._checkpoint import Checkpoint
 from tidemill.stream._connect import from_files, from_generator, from_kafka, speed, to_files, to_kafka
-from tidemill.stream._items import AggregateState, ListState, MapState
-from tidemill.stream._late import LateRowsWarning, NoTimeWarning
-from tidemill.stream._process import KeyContext
 from tidemill.stream._rabbitmq import from_rabbitmq, to_rabbitmq
 from tidemill.stream._redis import from_redis, redis_lookup, to_redis
-from tidemill.stream._running import Move, Running
-from tidemill.stream._sinks import Connector
 from tidemill.stream._sockets import from_socket, from_webhook, from_websocket
 from tidemill.stream._source import from_function
-from tidemill.stream._time import Duration, Time, TimeColumn, processing_time, punctuated_watermarks, times
+from tidemill.stream._time import Time, TimeColumn, processing_time, punctuated_watermarks, times
 from tidemill.stream._tls import Tls
 from tidemill.stream._windows import (
     Windows,
@@ -86,24 +87,6 @@ __all__ = [
 ]
 
 
-class Sink(Protocol):
-    """Where a stream goes, exactly once. Each thread of each worker has one of its own, made by `copy.deepcopy`:
-    what cannot be copied, such as an open file, is for the first `write`.
-
-    What `prepare` returns becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again when a job
-    goes on from there: the second time must change nothing.
-    """
-
-    def write(self, rows: Table, /) -> None:
-        """Take rows; they need not appear anywhere yet."""
-
-    def prepare(self, epoch: int, /) -> bytes:
-        """Make what was written since the last call ready, and return what `commit` needs; nothing, if there is nothing."""
-
-    def commit(self, prepared: bytes, /) -> None:
-        """Make what was prepared appear."""
-
-
 def from_table(
     table: Any,
     *,
@@ -138,7 +121,7 @@ def from_table(
     DataSetError
         If `time` is no column, or none of times, or an option makes no sense.
     """
-    native = table._native if isinstance(table, Table) else _taken(table)
+    native = table._native if isinstance(table, Table) else take_table(table)
     told = times(time, max_out_of_orderness, idle_after)
     if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
         raise DataSetError(f"rows_per_batch={rows_per_batch!r} must be a positive integer")

@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidemill._job import init
+from tidemill._streaming.sinks import Connector, native_sink, sink_name
+from tidemill._tables.durations import Duration, micros, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.places import at_home
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._places import at_home
-from tidemill.dataset._read import OnError, Schema, _quarantine, _schema
-from tidemill.stream._sinks import Connector, native_sink, sink_name
-from tidemill.stream._time import Duration, Time, micros, seconds, times
+from tidemill.dataset._read import OnError, Schema, optional_schema, quarantine_folder
+from tidemill.stream._time import Time, times
 from tidemill.stream._tls import Tls, files
 
 if TYPE_CHECKING:
-    from tidemill.stream._sinks import AnySink
+    from tidemill._streaming.sinks import AnySink
 
     #: Where records go that are no rows: a folder, or a sink.
     Quarantine: TypeAlias = str | os.PathLike[str] | AnySink
@@ -63,7 +64,7 @@ def bad(on_error: OnError, quarantine: Quarantine | None, path: str | None = Non
         return {"sink": "hex" if _takes_texts(quarantine) else "raw"}
     # One of the names that the engine gives.
     file = "source_files-0.jsonl"
-    folder = _quarantine(quarantine, [] if path is None else [path], False, file, folders=False)
+    folder = quarantine_folder(quarantine, [] if path is None else [path], False, file, folders=False)
     return on_error if folder is None else {"quarantine": folder}
 
 
@@ -211,7 +212,9 @@ def from_files(
         **csv,
     )
     made = DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
     if init().rank == 0 and not _is_there(at_home(path)):
         warnings.warn(f"from_files: there is no file {at_home(path)} yet, so no rows until one appears", stacklevel=2)
@@ -296,7 +299,7 @@ def from_kafka(
 ) -> DataSet:
     """Read a topic of Kafka: each partition is a split, whose offset is part of checkpoints; no consumer group is used.
 
-    A topic that was deleted and made anew while no job ran is an error.
+    It is an error if the topic was deleted and recreated while the job was down.
 
     Parameters
     ----------
@@ -375,7 +378,9 @@ def from_kafka(
         config=dict(config) if config else None,
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 

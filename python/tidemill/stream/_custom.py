@@ -11,12 +11,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tidemill._tidemill import NativeTable, window_of
-from tidemill.dataset._errors import DataSetError
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import function_name, take_result
+from tidemill._tables.table import Table
+from tidemill._tidemill import NativeExpr, NativeTable, window_of
 from tidemill.dataset._expr import Expr, col
-from tidemill.dataset._map import _name, _taken
-from tidemill.dataset._table import Table
-from tidemill.stream._keys import WindowKey
+from tidemill.stream._keys import WindowKey, find
 
 if TYPE_CHECKING:
     import pyarrow
@@ -62,8 +62,13 @@ class CustomWindow(WindowKey):
             f"windows of a function are called window_start and window_end, not {name!r}; rename the result's columns"
         )
 
+    def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet:
+        """Groups by the windows that the function gives."""
+        find(keys, aggregates)
+        return _aggregated(data, keys, aggregates, self)
 
-def aggregated(data: DataSet, keys: list[Expr], aggregates: list[Any], window: CustomWindow) -> DataSet:
+
+def _aggregated(data: DataSet, keys: list[Expr], aggregates: list[NativeExpr], window: CustomWindow) -> DataSet:
     """Groups by `keys`, of which one is the window, and what is wanted of each."""
     data = assigned(data, window)
     how = ("sliding", 1, 1, window.lateness, window.early, None, window.emit_early_rows)
@@ -95,9 +100,9 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
         if is_stream:
             # They go into no window, and are counted there.
             made += [_without_time(batch, names) for batch in batches]
-        return [_taken(batch) for batch in made] or [before.beside(_added())]
+        return [take_result(batch) for batch in made] or [before.beside(_added())]
 
-    native = timed._native.map_batches(_name(window.assign), call, before.beside(_added()))
+    native = timed._native.map_batches(function_name(window.assign), call, before.beside(_added()))
     return data._step(native)
 
 
@@ -109,7 +114,7 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
     import pyarrow
     import pyarrow.compute as pc
 
-    name = _name(window.assign)
+    name = function_name(window.assign)
     batch = batch.filter(pc.is_valid(batch[_TIME]))
     times = batch[_TIME]
     made = window.assign(times, *(batch[column] for column in window.given))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeExpr
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._expr import Expr
+from tidemill.dataset._expr import Expr, GroupKey
+
+if TYPE_CHECKING:
+    from tidemill.dataset._dataset import DataSet
 
 __all__ = ["WindowKey", "find"]
 
 
-class WindowKey(Expr):
+class WindowKey(GroupKey):
     """The window of a row, as an expression. `named`: what it is to be called."""
 
     __slots__ = ("has_early", "named")
@@ -24,6 +28,11 @@ class WindowKey(Expr):
     def alias(self, name: str) -> Expr:
         """The same window, called `name`; not as a key of `group_by`, where it is two columns."""
         return WindowKey(self._native.alias(name), self.has_early, name)
+
+    def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet | None:
+        """Look that the window can be among these keys; its groups are those of its value."""
+        find(keys, aggregates)
+        return None
 
 
 def find(keys: Sequence[Expr], aggregates: Sequence[NativeExpr]) -> WindowKey | None:

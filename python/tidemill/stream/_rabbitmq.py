@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+from tidemill._streaming.sinks import Connector
+from tidemill._tables.durations import Duration, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import OnError, Schema, _schema
+from tidemill.dataset._read import OnError, Schema, optional_schema
 from tidemill.stream._connect import bad, bad_to, described
-from tidemill.stream._sinks import Connector
-from tidemill.stream._time import Duration, Time, seconds, times
+from tidemill.stream._time import Time, times
 from tidemill.stream._tls import Tls, files
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def from_rabbitmq(
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 

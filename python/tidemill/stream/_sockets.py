@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
+from tidemill._tables.durations import Duration, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import stream_of
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._read import OnError, Schema, _schema
+from tidemill.dataset._read import OnError, Schema, optional_schema
 from tidemill.stream._connect import bad, bad_to, described
-from tidemill.stream._time import Duration, Time, seconds, times
+from tidemill.stream._time import Time, times
 from tidemill.stream._tls import Tls, files
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ def from_socket(
     more = {"on_error": bad(on_error, quarantine), "tls": files(tls), **limits, **csv}
     spec = described("socket", host=host, port=_port(port), format=format, stop_at_end=stop_at_end, **more)
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 
@@ -151,7 +154,9 @@ def from_websocket(
         tls=files(tls),
     )
     return DataSet(
-        stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine))
+        stream_of(
+            engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after), bad_to(quarantine)
+        )
     )
 
 
@@ -224,4 +229,4 @@ def from_webhook(
         patience_s=seconds(body_timeout, "body_timeout"),
         tls=files(tls),
     )
-    return DataSet(stream_of(engine(), spec, _schema(schema), times(time, max_out_of_orderness, idle_after)))
+    return DataSet(stream_of(engine(), spec, optional_schema(schema), times(time, max_out_of_orderness, idle_after)))

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
 
+from tidemill._streaming.sinks import Guarantee
+from tidemill._tables import workers as _workers
+from tidemill._tables.durations import Duration, seconds
+from tidemill._tables.engine import engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.rows import Row, Schema, function_name, parse_schema, table_of_rows, take_table
+from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable, stream_of_function
-from tidemill.dataset import _workers
 from tidemill.dataset._dataset import DataSet
-from tidemill.dataset._engine import engine
-from tidemill.dataset._errors import DataSetError
-from tidemill.dataset._map import Row, Schema, _name, _table, given_schema
-from tidemill.dataset._read import _taken
-from tidemill.dataset._table import Table
-from tidemill.stream._sinks import Guarantee
-from tidemill.stream._time import Duration, Time, seconds, times
+from tidemill.stream._time import Time, times
 
 __all__ = ["Read", "from_function"]
 
@@ -88,17 +88,17 @@ def from_function(
     """
     if not callable(read):
         raise TypeError(f"from_function takes a function of a split and a position, not {read!r}")
-    called = _name(read) if name is None else name
+    called = function_name(read) if name is None else name
     if not isinstance(called, str) or not called:
         raise DataSetError(f"name={name!r} must be a non-empty string")
-    given = given_schema(schema)
+    given = parse_schema(schema)
     if given == []:
         raise DataSetError(f"{called}: a schema needs at least one column")
     names = [splits] if isinstance(splits, str) else list(splits) if isinstance(splits, Iterable) else []
     if not names or not all(isinstance(split, str) and split for split in names) or len(set(names)) < len(names):
         raise DataSetError(f"splits={splits!r} must be one or more non-empty names, without repeats")
     _workers.check_alike("stream.from_function", splits=repr(names), name=repr(called), guarantee=repr(guarantee))
-    empty = _table([], schema)
+    empty = table_of_rows([], schema)
 
     def reader(split: str, position: bytes | None) -> _Reader:
         return _Reader(read, called, split, position, schema, empty, needs_position=guarantee != "at_most_once")
@@ -222,8 +222,8 @@ class _Reader:
     def _native(self, rows: Any) -> NativeTable:
         try:
             if isinstance(rows, list):
-                return _table(rows, self._schema)
-            native = rows._native if isinstance(rows, Table) else _taken(rows)
+                return table_of_rows(rows, self._schema)
+            native = rows._native if isinstance(rows, Table) else take_table(rows)
             announced, found = (dict(table.fields) for table in (self._empty, native))
             if sorted(announced) != sorted(found):
                 raise DataSetError(f"rows have the columns {list(found)} but {list(announced)} were declared")

@@ -1,24 +1,12 @@
-"""Durations, and what tells the time of a stream."""
+"""What tells the time of a stream."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidemill import _duration
-from tidemill._duration import Duration
-from tidemill.dataset._errors import DataSetError
+from tidemill._tables.durations import Duration, micros
 
-__all__ = ["Duration", "Time", "TimeColumn", "micros", "processing_time", "punctuated_watermarks", "seconds", "times"]
-
-
-def micros(length: Duration, what: str) -> int:
-    """Microseconds of a duration; `what` names it in errors."""
-    return _duration.micros(length, what, DataSetError)
-
-
-def seconds(length: Duration, what: str) -> float:
-    """Seconds of a duration; `what` names it in errors."""
-    return micros(length, what) / 1_000_000
+__all__ = ["Time", "TimeColumn", "processing_time", "punctuated_watermarks", "times"]
 
 
 @dataclass(frozen=True)

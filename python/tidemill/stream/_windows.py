@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tidemill._tables.durations import Duration, micros
+from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import window_of
-from tidemill.dataset._errors import DataSetError
 from tidemill.dataset._expr import Expr, IntoExpr, call, col, lit
 from tidemill.stream._custom import Assign, CustomWindow
 from tidemill.stream._keys import WindowKey
-from tidemill.stream._time import Duration, micros
 
 __all__ = [
     "Windows",

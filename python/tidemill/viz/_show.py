@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill._job import current_rank
+from tidemill._membership import current_rank
 from tidemill.dataset import DataSet, Table
 from tidemill.viz._columns import by_name
 from tidemill.viz._export import export_html

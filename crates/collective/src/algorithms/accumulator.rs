@@ -1,31 +1,37 @@
 //! A running combination that begins as the caller's read-only vector and moves to its own place with the first
 //! contribution received: no reduction copies its input first.
 
-use super::builder::Builder;
-use crate::schedule::Range;
+use super::builder::ScheduleBuilder;
+use crate::schedule::BufferRange;
 
-pub(crate) struct Accumulator {
+pub(crate) struct RangeAccumulator {
     rank: u32,
-    own: Range,
-    result: Range,
-    spare: Range,
+    own: BufferRange,
+    result: BufferRange,
+    spare: BufferRange,
     started: bool,
 }
 
-impl Accumulator {
+impl RangeAccumulator {
     /// Combines into `result`, starting with `own`; with `started`, `result` holds our contribution already.
-    pub(crate) fn new(b: &mut Builder, rank: u32, own: Range, result: Range, started: bool) -> Self {
-        Accumulator { rank, own, result, spare: b.scratch(own.len), started }
+    pub(crate) fn new(
+        b: &mut ScheduleBuilder,
+        rank: u32,
+        own: BufferRange,
+        result: BufferRange,
+        started: bool,
+    ) -> Self {
+        RangeAccumulator { rank, own, result, spare: b.scratch(own.len), started }
     }
 
     /// Where the combination is now.
-    pub(crate) fn value(&self) -> Range {
+    pub(crate) fn value(&self) -> BufferRange {
         if self.started { self.result } else { self.own }
     }
 
     /// Receives `len` elements from `start` of a contribution of the ranks around `from`, combines them on the side
     /// that `from` says, and ends the round. After the first call only what was combined is valid in [`Self::value`].
-    pub(crate) fn absorb(&mut self, b: &mut Builder, from: u32, (start, len): (usize, usize)) {
+    pub(crate) fn absorb(&mut self, b: &mut ScheduleBuilder, from: u32, (start, len): (usize, usize)) {
         let (incoming, mine) = if self.started { (self.spare, self.result) } else { (self.result, self.own) };
         let (incoming, mine) = (incoming.part(start, len), mine.part(start, len));
         b.recv(from, incoming);
@@ -40,7 +46,7 @@ impl Accumulator {
     }
 
     /// Goes on with what `result` holds.
-    pub(crate) fn restart(&mut self, result: Range) {
+    pub(crate) fn restart(&mut self, result: BufferRange) {
         (self.result, self.started) = (result, true);
     }
 }

@@ -8,14 +8,14 @@
 //! Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications in multiport
 //! message-passing systems" (1997).
 
-use super::Params;
-use super::builder::Builder;
-use super::packed::Packed;
-use crate::schedule::{Buffer, Range};
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
+use super::packed::PackedBlocks;
+use crate::schedule::{BufferId, BufferRange};
 
 /// Allgather and allgatherv.
-pub(crate) fn allgather(b: &mut Builder, p: &Params) {
-    let packed = Packed::new(b, p);
+pub(crate) fn allgather(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let packed = PackedBlocks::new(b, p);
     b.copy_own(p, packed.block(p.rank));
     b.next_round();
     // We have the blocks of `held` ranks from our own up.
@@ -31,13 +31,13 @@ pub(crate) fn allgather(b: &mut Builder, p: &Params) {
 }
 
 /// Alltoall.
-pub(crate) fn alltoall(b: &mut Builder, p: &Params) {
+pub(crate) fn alltoall(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     let (size, n) = (p.size as usize, p.count);
     // Block i is on its way to the rank i above where it started.
     let blocks = b.scratch(size * n);
     let places = size.div_ceil(2).max(1) * n;
     let (outgoing, incoming) = (b.scratch(places), b.scratch(places));
-    let send = Range { buffer: Buffer::Send, start: 0, len: size * n };
+    let send = BufferRange { buffer: BufferId::Send, start: 0, len: size * n };
     let head = (size - p.rank as usize) * n;
     b.copy(send.part(size * n - head, head), blocks.part(0, head));
     b.copy(send.part(0, size * n - head), blocks.part(head, size * n - head));

@@ -1,13 +1,13 @@
 //! Puts a schedule together, round by round.
 
-use super::Params;
-use crate::schedule::{Buffer, Local, Message, Range, Round, Schedule};
+use super::ScheduleParams;
+use crate::schedule::{BufferId, BufferRange, LocalStep, Round, Schedule, ScheduleMessage};
 
 /// Collects messages and local work of the current round; empty rounds vanish.
 ///
-/// A builder can speak for a subset of the ranks ([`Builder::among`]), so that algorithms compose: what runs inside
-/// sees a smaller communicator.
-pub(crate) struct Builder {
+/// A builder can speak for a subset of the ranks ([`ScheduleBuilder::among`]), so that algorithms compose: what runs
+/// inside sees a smaller communicator.
+pub(crate) struct ScheduleBuilder {
     schedule: Schedule,
     round: Round,
     /// Rank of the communicator for each rank the algorithm knows; empty: the same.
@@ -18,9 +18,9 @@ pub(crate) struct Builder {
     silent: bool,
 }
 
-impl Builder {
+impl ScheduleBuilder {
     pub(crate) fn new() -> Self {
-        Builder {
+        ScheduleBuilder {
             schedule: Schedule::default(),
             round: Round::default(),
             members: Vec::new(),
@@ -31,46 +31,46 @@ impl Builder {
 
     /// A builder that leaves out local work: what remains of a collective on empty vectors is its synchronization.
     pub(crate) fn silent() -> Self {
-        Builder { silent: true, ..Builder::new() }
+        ScheduleBuilder { silent: true, ..ScheduleBuilder::new() }
     }
 
-    pub(crate) fn send(&mut self, to: u32, range: Range) {
-        let message = Message::Send { to: self.member(to), range: self.place(range) };
+    pub(crate) fn send(&mut self, to: u32, range: BufferRange) {
+        let message = ScheduleMessage::Send { to: self.member(to), range: self.place(range) };
         self.round.messages.push(message);
     }
 
-    pub(crate) fn recv(&mut self, from: u32, range: Range) {
-        let message = Message::Recv { from: self.member(from), range: self.place(range) };
+    pub(crate) fn recv(&mut self, from: u32, range: BufferRange) {
+        let message = ScheduleMessage::Recv { from: self.member(from), range: self.place(range) };
         self.round.messages.push(message);
     }
 
-    pub(crate) fn copy(&mut self, from: Range, into: Range) {
+    pub(crate) fn copy(&mut self, from: BufferRange, into: BufferRange) {
         debug_assert_eq!(from.len, into.len, "copy of unequal ranges");
         let (from, into) = (self.place(from), self.place(into));
         if from != into {
-            self.local(Local::Copy { from, into });
+            self.local(LocalStep::Copy { from, into });
         }
     }
 
     /// Copies our own contribution to its place in the result, where it lies already if in place.
-    pub(crate) fn copy_own(&mut self, p: &Params, into: Range) {
-        if !p.in_place || into.buffer != Buffer::Recv {
+    pub(crate) fn copy_own(&mut self, p: &ScheduleParams, into: BufferRange) {
+        if !p.in_place || into.buffer != BufferId::Recv {
             self.copy(p.own(), into);
         }
     }
 
     /// `into = from op into`.
-    pub(crate) fn reduce_left(&mut self, from: Range, into: Range) {
+    pub(crate) fn reduce_left(&mut self, from: BufferRange, into: BufferRange) {
         debug_assert_eq!(from.len, into.len, "reduction of unequal ranges");
         let (from, into) = (self.place(from), self.place(into));
-        self.local(Local::ReduceLeft { from, into });
+        self.local(LocalStep::ReduceLeft { from, into });
     }
 
     /// `into = into op from`.
-    pub(crate) fn reduce_right(&mut self, from: Range, into: Range) {
+    pub(crate) fn reduce_right(&mut self, from: BufferRange, into: BufferRange) {
         debug_assert_eq!(from.len, into.len, "reduction of unequal ranges");
         let (from, into) = (self.place(from), self.place(into));
-        self.local(Local::ReduceRight { from, into });
+        self.local(LocalStep::ReduceRight { from, into });
     }
 
     /// Ends the round: what follows waits for its messages and comes after its local work.
@@ -81,15 +81,15 @@ impl Builder {
     }
 
     /// `len` elements of scratch that nothing else uses.
-    pub(crate) fn scratch(&mut self, len: usize) -> Range {
+    pub(crate) fn scratch(&mut self, len: usize) -> BufferRange {
         let start = self.schedule.scratch_len;
         self.schedule.scratch_len += len;
-        Range { buffer: Buffer::Scratch, start, len }
+        BufferRange { buffer: BufferId::Scratch, start, len }
     }
 
     /// Runs `phase` in rounds of its own on a communicator of `members` (its rank i is `members[i]`), whose `Send` is
     /// our `Recv` if `send_is_recv`. Phases do not nest.
-    pub(crate) fn among(&mut self, members: Vec<u32>, send_is_recv: bool, phase: impl FnOnce(&mut Builder)) {
+    pub(crate) fn among(&mut self, members: Vec<u32>, send_is_recv: bool, phase: impl FnOnce(&mut ScheduleBuilder)) {
         assert!(self.members.is_empty(), "phases of a schedule do not nest");
         self.next_round();
         (self.members, self.send_is_recv) = (members, send_is_recv);
@@ -103,9 +103,10 @@ impl Builder {
         self.schedule
     }
 
-    fn local(&mut self, work: Local) {
-        let (Local::Copy { into, .. } | Local::ReduceLeft { into, .. } | Local::ReduceRight { into, .. }) = work;
-        debug_assert!(into.buffer != Buffer::Send, "schedules only read Send");
+    fn local(&mut self, work: LocalStep) {
+        let (LocalStep::Copy { into, .. } | LocalStep::ReduceLeft { into, .. } | LocalStep::ReduceRight { into, .. }) =
+            work;
+        debug_assert!(into.buffer != BufferId::Send, "schedules only read Send");
         if into.len > 0 && !self.silent {
             self.round.local.push(work);
         }
@@ -115,29 +116,29 @@ impl Builder {
         self.members.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    fn place(&self, range: Range) -> Range {
+    fn place(&self, range: BufferRange) -> BufferRange {
         match range.buffer {
-            Buffer::Send if self.send_is_recv => Range { buffer: Buffer::Recv, ..range },
+            BufferId::Send if self.send_is_recv => BufferRange { buffer: BufferId::Recv, ..range },
             _ => range,
         }
     }
 }
 
-impl Range {
+impl BufferRange {
     /// `len` elements from the `start`-th of this range.
-    pub(crate) fn part(self, start: usize, len: usize) -> Range {
+    pub(crate) fn part(self, start: usize, len: usize) -> BufferRange {
         debug_assert!(start + len <= self.len, "part {start}+{len} outside a range of {}", self.len);
-        Range { buffer: self.buffer, start: self.start + start, len }
+        BufferRange { buffer: self.buffer, start: self.start + start, len }
     }
 
     /// Piece `index` of `pieces` of (nearly) equal length that make up this range.
-    pub(crate) fn piece(self, index: u32, pieces: u32) -> Range {
+    pub(crate) fn piece(self, index: u32, pieces: u32) -> BufferRange {
         let edge = |i: u32| (self.len as u128 * u128::from(i) / u128::from(pieces)) as usize;
         self.part(edge(index), edge(index + 1) - edge(index))
     }
 
     /// The range in chunks of `chunk` elements, the last one shorter; one chunk if `chunk` is 0 or the range is empty.
-    pub(crate) fn chunks(self, chunk: usize) -> impl ExactSizeIterator<Item = Range> + Clone {
+    pub(crate) fn chunks(self, chunk: usize) -> impl ExactSizeIterator<Item = BufferRange> + Clone {
         let chunk = if chunk == 0 { self.len.max(1) } else { chunk };
         (0..self.len.div_ceil(chunk).max(1)).map(move |i| self.part(i * chunk, chunk.min(self.len - i * chunk)))
     }
@@ -146,24 +147,26 @@ impl Range {
 /// The same schedule with `Send` copied to scratch first, for callers whose `Send` is overwritten on the way.
 pub(crate) fn stage_send(mut schedule: Schedule, send_len: usize) -> Schedule {
     let base = schedule.scratch_len;
-    let stage = |range: &mut Range| {
-        if range.buffer == Buffer::Send {
-            *range = Range { buffer: Buffer::Scratch, start: base + range.start, len: range.len };
+    let stage = |range: &mut BufferRange| {
+        if range.buffer == BufferId::Send {
+            *range = BufferRange { buffer: BufferId::Scratch, start: base + range.start, len: range.len };
         }
     };
     for round in &mut schedule.rounds {
         for message in &mut round.messages {
-            let (Message::Send { range, .. } | Message::Recv { range, .. }) = message;
+            let (ScheduleMessage::Send { range, .. } | ScheduleMessage::Recv { range, .. }) = message;
             stage(range);
         }
         for local in &mut round.local {
-            let (Local::Copy { from, .. } | Local::ReduceLeft { from, .. } | Local::ReduceRight { from, .. }) = local;
+            let (LocalStep::Copy { from, .. }
+            | LocalStep::ReduceLeft { from, .. }
+            | LocalStep::ReduceRight { from, .. }) = local;
             stage(from);
         }
     }
-    let from = Range { buffer: Buffer::Send, start: 0, len: send_len };
-    let into = Range { buffer: Buffer::Scratch, start: base, len: send_len };
-    let copy = Round { messages: Vec::new(), local: vec![Local::Copy { from, into }] };
+    let from = BufferRange { buffer: BufferId::Send, start: 0, len: send_len };
+    let into = BufferRange { buffer: BufferId::Scratch, start: base, len: send_len };
+    let copy = Round { messages: Vec::new(), local: vec![LocalStep::Copy { from, into }] };
     schedule.rounds.insert(0, copy);
     schedule.scratch_len += send_len;
     schedule

@@ -1,14 +1,14 @@
 //! Which algorithms run which collective, what they keep, and the way from a name to its code.
 
-use super::builder::Builder;
-use super::tree::Hosts;
-use super::{Algorithm, Collective, Params};
+use super::builder::ScheduleBuilder;
+use super::tree::HostGroups;
+use super::{Algorithm, Collective, ScheduleParams};
 use super::{bruck, dissemination, gather_scatter, halving_doubling, linear, pairwise, recursive_doubling};
 use super::{recursive_halving, ring, scan, scatter_allgather, tree, two_level};
 
 /// What one algorithm promises for one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct AlgorithmEntry {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// Whether the operation need not commute. For `two_level` only where each host's ranks are consecutive.
@@ -16,21 +16,21 @@ pub struct Entry {
     /// Whether it combines in the canonical order (for scans: from the lowest rank up), so that all repeatable
     /// algorithms of the collective give bitwise the same result.
     pub repeatable: bool,
-    /// Whether [`Params::chunk`] matters.
+    /// Whether [`ScheduleParams::chunk`] matters.
     pub chunked: bool,
 }
 
-const fn entry(algorithm: Algorithm, in_order: bool, repeatable: bool, chunked: bool) -> Entry {
-    Entry { algorithm, in_order, repeatable, chunked }
+const fn entry(algorithm: Algorithm, in_order: bool, repeatable: bool, chunked: bool) -> AlgorithmEntry {
+    AlgorithmEntry { algorithm, in_order, repeatable, chunked }
 }
 
 /// Moves data only: order and repeatability hold trivially.
-const fn moves(algorithm: Algorithm) -> Entry {
+const fn moves(algorithm: Algorithm) -> AlgorithmEntry {
     entry(algorithm, true, true, false)
 }
 
 /// The algorithms that can run `collective`, simplest first.
-pub fn supported(collective: Collective) -> &'static [Entry] {
+pub fn supported(collective: Collective) -> &'static [AlgorithmEntry] {
     use Algorithm::*;
     match collective {
         Collective::Barrier => {
@@ -105,7 +105,7 @@ pub fn supported(collective: Collective) -> &'static [Entry] {
 }
 
 /// Why `algorithm` cannot run the collective as `p` asks, if so.
-pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &Params) -> Option<&'static str> {
+pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &ScheduleParams) -> Option<&'static str> {
     let Some(entry) = supported(collective).iter().find(|entry| entry.algorithm == algorithm) else {
         return Some("there is no such schedule");
     };
@@ -116,23 +116,23 @@ pub(crate) fn obstacle(collective: Collective, algorithm: Algorithm, p: &Params)
         return Some("it does not keep the order of ranks, which a non-commutative operation needs");
     }
     let reduces = matches!(collective, Collective::Reduce | Collective::Allreduce);
-    if algorithm == Algorithm::TwoLevel && reduces && p.in_order() && !Hosts::are_consecutive(p) {
+    if algorithm == Algorithm::TwoLevel && reduces && p.in_order() && !HostGroups::are_consecutive(p) {
         return Some("the ranks of a host are not consecutive, and the operation does not commute");
     }
     None
 }
 
 /// Names of the algorithms that could run it.
-pub(crate) fn alternatives(collective: Collective, p: &Params) -> String {
+pub(crate) fn alternatives(collective: Collective, p: &ScheduleParams) -> String {
     let able = supported(collective).iter().filter(|entry| obstacle(collective, entry.algorithm, p).is_none());
     able.map(|entry| entry.algorithm.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// The rounds of a supported combination, for two ranks or more.
-pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &Params) -> Builder {
+pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &ScheduleParams) -> ScheduleBuilder {
     use Algorithm as A;
     use Collective as C;
-    let b = &mut Builder::new();
+    let b = &mut ScheduleBuilder::new();
     match (collective, algorithm) {
         (C::Barrier, A::RecursiveDoubling) => return silent(p, recursive_doubling::allreduce),
         (C::Barrier, A::Flat | A::Binomial | A::TwoLevel) => return silent(p, |b, p| tree::allreduce(b, algorithm, p)),
@@ -170,12 +170,12 @@ pub(crate) fn build(collective: Collective, algorithm: Algorithm, p: &Params) ->
         (C::Scan | C::Exscan, A::RecursiveDoubling) => scan::recursive_doubling(b, p, collective),
         _ => unreachable!("{algorithm} is not listed for {collective}"),
     }
-    std::mem::replace(b, Builder::new())
+    std::mem::replace(b, ScheduleBuilder::new())
 }
 
 /// A barrier: a collective on empty vectors, of which only the messages matter.
-fn silent(p: &Params, build: impl FnOnce(&mut Builder, &Params)) -> Builder {
-    let mut b = Builder::silent();
-    build(&mut b, &Params { root: 0, count: 0, chunk: 0, commutative: true, in_place: false, ..*p });
+fn silent(p: &ScheduleParams, build: impl FnOnce(&mut ScheduleBuilder, &ScheduleParams)) -> ScheduleBuilder {
+    let mut b = ScheduleBuilder::silent();
+    build(&mut b, &ScheduleParams { root: 0, count: 0, chunk: 0, commutative: true, in_place: false, ..*p });
     b
 }

@@ -2,11 +2,11 @@
 //!
 //! Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988).
 
-use super::Params;
-use super::builder::Builder;
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
 
 /// Barrier.
-pub(crate) fn barrier(b: &mut Builder, p: &Params) {
+pub(crate) fn barrier(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     let nothing = p.result().part(0, 0);
     let mut distance = 1;
     while distance < p.size {

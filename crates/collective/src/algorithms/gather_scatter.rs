@@ -11,12 +11,12 @@
 //!
 //! Source: binomial gather and scatter of MPICH; MPI 3.1 sections 5.5 and 5.6.
 
-use super::Params;
-use super::builder::Builder;
-use crate::schedule::{Buffer, Range};
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
+use crate::schedule::{BufferId, BufferRange};
 
 /// Flat gather and gatherv.
-pub(crate) fn gather_flat(b: &mut Builder, p: &Params) {
+pub(crate) fn gather_flat(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     if p.rank == p.root {
         for from in (1..p.size).map(|distance| p.above(distance)) {
             b.recv(from, p.recv_block(from));
@@ -29,7 +29,7 @@ pub(crate) fn gather_flat(b: &mut Builder, p: &Params) {
 }
 
 /// Flat scatter and scatterv.
-pub(crate) fn scatter_flat(b: &mut Builder, p: &Params) {
+pub(crate) fn scatter_flat(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     if p.rank == p.root {
         for to in (1..p.size).map(|distance| p.above(distance)) {
             b.send(to, p.send_block(to));
@@ -42,16 +42,16 @@ pub(crate) fn scatter_flat(b: &mut Builder, p: &Params) {
 }
 
 /// The root's block of a scatter, which in place lies where it should.
-fn keep_own(b: &mut Builder, p: &Params) {
+fn keep_own(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     if !p.in_place {
         b.copy(p.send_block(p.rank), p.result());
     }
 }
 
 /// Binomial gather.
-pub(crate) fn gather_binomial(b: &mut Builder, p: &Params) {
-    let node = Node::new(p);
-    let store = node.store(b, p, Buffer::Recv, p.own());
+pub(crate) fn gather_binomial(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let node = BinomialNode::new(p);
+    let store = node.store(b, p, BufferId::Recv, p.own());
     for &child in &node.children {
         node.runs(p, child).for_each(|run| b.recv(node.rank(p, child), store.at(p, run)));
     }
@@ -68,9 +68,9 @@ pub(crate) fn gather_binomial(b: &mut Builder, p: &Params) {
 }
 
 /// Binomial scatter.
-pub(crate) fn scatter_binomial(b: &mut Builder, p: &Params) {
-    let node = Node::new(p);
-    let store = node.store(b, p, Buffer::Send, p.result());
+pub(crate) fn scatter_binomial(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let node = BinomialNode::new(p);
+    let store = node.store(b, p, BufferId::Send, p.result());
     if node.position > 0 {
         node.runs(p, node.position).for_each(|run| b.recv(node.rank(p, node.parent()), store.at(p, run)));
         if !node.children.is_empty() {
@@ -88,17 +88,17 @@ pub(crate) fn scatter_binomial(b: &mut Builder, p: &Params) {
 }
 
 /// A place in the binomial tree in which the subtree of position v is `v .. v + lowest set bit of v`.
-pub(crate) struct Node {
+pub(crate) struct BinomialNode {
     pub(crate) position: u32,
     pub(crate) children: Vec<u32>,
 }
 
-impl Node {
-    pub(crate) fn new(p: &Params) -> Node {
+impl BinomialNode {
+    pub(crate) fn new(p: &ScheduleParams) -> BinomialNode {
         let position = (p.rank + p.size - p.root) % p.size;
         let reach = if position == 0 { p.size } else { 1 << position.trailing_zeros() };
         let distances = (0..32).map(|k| 1u32 << k).take_while(|&d| d < reach && d < p.size - position);
-        Node { position, children: distances.map(|distance| position + distance).collect() }
+        BinomialNode { position, children: distances.map(|distance| position + distance).collect() }
     }
 
     pub(crate) fn parent(&self) -> u32 {
@@ -106,44 +106,44 @@ impl Node {
     }
 
     /// The rank at a position.
-    pub(crate) fn rank(&self, p: &Params, position: u32) -> u32 {
+    pub(crate) fn rank(&self, p: &ScheduleParams, position: u32) -> u32 {
         ((u64::from(position) + u64::from(p.root)) % u64::from(p.size)) as u32
     }
 
     /// One past the last position of the subtree of `position > 0`.
-    pub(crate) fn end(p: &Params, position: u32) -> u32 {
+    pub(crate) fn end(p: &ScheduleParams, position: u32) -> u32 {
         p.size.min(position + (1 << position.trailing_zeros()))
     }
 
     /// The subtree of a child, or of ourselves, as runs of positions whose ranks are consecutive.
-    fn runs(&self, p: &Params, position: u32) -> impl Iterator<Item = (u32, u32)> {
+    fn runs(&self, p: &ScheduleParams, position: u32) -> impl Iterator<Item = (u32, u32)> {
         let (end, rank_zero) = (Self::end(p, position), p.size - p.root);
         let cut = rank_zero.clamp(position, end);
         [(position, cut), (cut, end)].into_iter().filter(|run| run.0 < run.1)
     }
 
     /// `all`: the root's buffer, by rank; `single`: where a leaf has its block.
-    fn store(&self, b: &mut Builder, p: &Params, all: Buffer, single: Range) -> Store {
+    fn store(&self, b: &mut ScheduleBuilder, p: &ScheduleParams, all: BufferId, single: BufferRange) -> SubtreeBlocks {
         let blocks = match (self.position, self.children.is_empty()) {
-            (0, _) => Range { buffer: all, start: 0, len: p.size as usize * p.count },
+            (0, _) => BufferRange { buffer: all, start: 0, len: p.size as usize * p.count },
             (_, true) => single,
             _ => b.scratch((Self::end(p, self.position) - self.position) as usize * p.count),
         };
         // Block 0 is rank 0's at the root, elsewhere that of the node's own position.
-        Store { blocks, offset: if self.position == 0 { p.root } else { p.size - self.position } }
+        SubtreeBlocks { blocks, offset: if self.position == 0 { p.root } else { p.size - self.position } }
     }
 }
 
 /// Where a node keeps the blocks of its subtree.
-struct Store {
-    blocks: Range,
+struct SubtreeBlocks {
+    blocks: BufferRange,
     /// Added to a position, around the circle, this is its place.
     offset: u32,
 }
 
-impl Store {
+impl SubtreeBlocks {
     /// The blocks of a run of positions.
-    fn at(&self, p: &Params, (start, end): (u32, u32)) -> Range {
+    fn at(&self, p: &ScheduleParams, (start, end): (u32, u32)) -> BufferRange {
         let place = (u64::from(start) + u64::from(self.offset)) % u64::from(p.size);
         self.blocks.part(place as usize * p.count, (end - start) as usize * p.count)
     }

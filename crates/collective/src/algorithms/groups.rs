@@ -7,13 +7,13 @@
 //! doubling and halving walk it from the nearest partner to the farthest, the binomial tree of `tree.rs` walks it
 //! to rank 0, and who holds all contributions evaluates it locally ([`combine`]).
 
-use super::Params;
-use super::builder::Builder;
-use crate::schedule::Range;
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
+use crate::schedule::BufferRange;
 
 /// `size` ranks as a power of two of groups of one or two neighbours.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Groups {
+pub(crate) struct RankGroups {
     /// A power of two.
     pub(crate) count: u32,
     /// The first `pairs` groups have two ranks.
@@ -22,15 +22,15 @@ pub(crate) struct Groups {
     preferred: u32,
 }
 
-impl Groups {
+impl RankGroups {
     pub(crate) fn new(size: u32) -> Self {
         let count = 1 << size.ilog2();
-        Groups { count, pairs: size - count, preferred: 0 }
+        RankGroups { count, pairs: size - count, preferred: 0 }
     }
 
     /// Lets `rank` speak for its group; in other groups the lower rank does.
     pub(crate) fn led_by(size: u32, rank: u32) -> Self {
-        Groups { preferred: rank, ..Groups::new(size) }
+        RankGroups { preferred: rank, ..RankGroups::new(size) }
     }
 
     /// The group of `rank`.
@@ -56,12 +56,12 @@ impl Groups {
 }
 
 /// An operand: where it lies and whether it may be overwritten.
-pub(crate) type Operand = (Range, bool);
+pub(crate) type Operand = (BufferRange, bool);
 
 /// Combines one operand per rank, in the canonical order, and returns where the result lies: the leftmost writable
 /// operand. At most one operand may be read-only.
-pub(crate) fn combine(b: &mut Builder, mut operands: Vec<Operand>) -> Range {
-    let groups = Groups::new(operands.len() as u32);
+pub(crate) fn combine(b: &mut ScheduleBuilder, mut operands: Vec<Operand>) -> BufferRange {
+    let groups = RankGroups::new(operands.len() as u32);
     let mut fold = |(left, left_writable): Operand, (right, right_writable): Operand| {
         if left_writable {
             b.reduce_right(right, left);
@@ -84,7 +84,12 @@ pub(crate) fn combine(b: &mut Builder, mut operands: Vec<Operand>) -> Range {
 /// Operands for [`combine`] at a rank that receives everybody's part: its own one, and a place for every other. The
 /// result should end in `result`, so that becomes the place of the lowest other rank, unless our own part lies there.
 /// `places` hold at least `own.len` elements each, one for every other rank.
-pub(crate) fn gather_operands(p: &Params, own: Range, result: Range, places: &[Range]) -> Vec<Operand> {
+pub(crate) fn gather_operands(
+    p: &ScheduleParams,
+    own: BufferRange,
+    result: BufferRange,
+    places: &[BufferRange],
+) -> Vec<Operand> {
     let lowest_other = if p.rank == 0 { 1 } else { 0 };
     let mut places = places.iter();
     let operand = |rank| {
@@ -107,14 +112,14 @@ mod tests {
     #[test]
     fn groups_partition_the_ranks_in_order() {
         for size in 1..40 {
-            let groups = Groups::new(size);
+            let groups = RankGroups::new(size);
             assert!(groups.count.is_power_of_two() && groups.count <= size && size < 2 * groups.count);
             for rank in 0..size {
                 let group = groups.of(rank);
                 assert!(groups.first(group) <= rank && rank < groups.first(group + 1), "rank {rank} of {size}");
                 let mates: Vec<u32> = (groups.first(group)..groups.first(group + 1)).filter(|&r| r != rank).collect();
                 assert_eq!(groups.partner(rank), mates.first().copied());
-                assert_eq!(Groups::led_by(size, rank).leader(group), rank);
+                assert_eq!(RankGroups::led_by(size, rank).leader(group), rank);
             }
             assert_eq!(groups.first(groups.count), size);
         }

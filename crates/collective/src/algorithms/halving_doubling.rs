@@ -9,23 +9,23 @@
 //!
 //! Source: Rabenseifner, "Optimization of collective reduction operations" (2004).
 
-use super::Params;
-use super::accumulator::Accumulator;
-use super::builder::Builder;
-use super::groups::Groups;
-use crate::schedule::Range;
+use super::ScheduleParams;
+use super::accumulator::RangeAccumulator;
+use super::builder::ScheduleBuilder;
+use super::groups::RankGroups;
+use crate::schedule::BufferRange;
 
 /// What a step left with us and what with the partner, as (start, len).
-struct Split {
+struct HalvingSplit {
     partner: u32,
     kept: (usize, usize),
     given: (usize, usize),
 }
 
 /// Allreduce.
-pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
-    let groups = Groups::new(p.size);
-    let mut sum = Accumulator::new(b, p.rank, p.own(), p.result(), p.in_place);
+pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let groups = RankGroups::new(p.size);
+    let mut sum = RangeAccumulator::new(b, p.rank, p.own(), p.result(), p.in_place);
     let partner = groups.partner(p.rank);
     let Some(splits) = halve(b, p, &groups, &mut sum) else {
         b.recv(partner.expect("only pairs fold"), p.result());
@@ -43,11 +43,11 @@ pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
 }
 
 /// Reduce.
-pub(crate) fn reduce(b: &mut Builder, p: &Params) {
-    let groups = Groups::led_by(p.size, p.root);
+pub(crate) fn reduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let groups = RankGroups::led_by(p.size, p.root);
     let at_root = p.rank == p.root;
     let result = if at_root { p.result() } else { b.scratch(p.count) };
-    let mut sum = Accumulator::new(b, p.rank, p.own(), result, at_root && p.in_place);
+    let mut sum = RangeAccumulator::new(b, p.rank, p.own(), result, at_root && p.in_place);
     let Some(splits) = halve(b, p, &groups, &mut sum) else { return };
     // At every split the side away from the root hands over what it has collected and is done.
     let away = groups.of(p.rank) ^ groups.of(p.root);
@@ -62,7 +62,12 @@ pub(crate) fn reduce(b: &mut Builder, p: &Params) {
 }
 
 /// The way down; `None` for the rank of a pair that only hands its contribution to the other.
-fn halve(b: &mut Builder, p: &Params, groups: &Groups, sum: &mut Accumulator) -> Option<Vec<Split>> {
+fn halve(
+    b: &mut ScheduleBuilder,
+    p: &ScheduleParams,
+    groups: &RankGroups,
+    sum: &mut RangeAccumulator,
+) -> Option<Vec<HalvingSplit>> {
     let group = groups.of(p.rank);
     if let Some(partner) = groups.partner(p.rank) {
         if groups.leader(group) != p.rank {
@@ -72,7 +77,7 @@ fn halve(b: &mut Builder, p: &Params, groups: &Groups, sum: &mut Accumulator) ->
         }
         sum.absorb(b, partner, (0, p.count));
     }
-    let mut splits: Vec<Split> = Vec::new();
+    let mut splits: Vec<HalvingSplit> = Vec::new();
     let (mut start, mut len) = (0, p.count);
     for k in 0..groups.count.ilog2() {
         let partner = groups.leader(group ^ (1 << k));
@@ -80,12 +85,12 @@ fn halve(b: &mut Builder, p: &Params, groups: &Groups, sum: &mut Accumulator) ->
         let (kept, given) = if group & (1 << k) == 0 { (low, high) } else { (high, low) };
         b.send(partner, part(sum.value(), given));
         sum.absorb(b, partner, kept);
-        splits.push(Split { partner, kept, given });
+        splits.push(HalvingSplit { partner, kept, given });
         (start, len) = kept;
     }
     Some(splits)
 }
 
-fn part(range: Range, (start, len): (usize, usize)) -> Range {
+fn part(range: BufferRange, (start, len): (usize, usize)) -> BufferRange {
     range.part(start, len)
 }

@@ -12,25 +12,25 @@
 //! they keep rank order and are repeatable. Peers are addressed starting after ourselves, so that not everybody sends
 //! to rank 0 first.
 
-use super::builder::Builder;
+use super::builder::ScheduleBuilder;
 use super::groups;
-use super::{Collective, Params};
-use crate::schedule::{Buffer, Range};
+use super::{Collective, ScheduleParams};
+use crate::schedule::{BufferId, BufferRange};
 
 /// Allreduce.
-pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
+pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     combine_all(b, p, |_| p.own(), p.result());
 }
 
 /// Reduce_scatter and reduce_scatter_block.
-pub(crate) fn reduce_scatter(b: &mut Builder, p: &Params) {
-    let result = Range { buffer: Buffer::Recv, start: 0, len: p.send_block(p.rank).len };
+pub(crate) fn reduce_scatter(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let result = BufferRange { buffer: BufferId::Recv, start: 0, len: p.send_block(p.rank).len };
     combine_all(b, p, |to| p.send_block(to), result);
 }
 
 /// Sends `part(i)` to each rank i and combines everybody's part for us into `result`.
-fn combine_all(b: &mut Builder, p: &Params, part: impl Fn(u32) -> Range, result: Range) {
-    let places: Vec<Range> = (1..p.size).map(|_| b.scratch(result.len)).collect();
+fn combine_all(b: &mut ScheduleBuilder, p: &ScheduleParams, part: impl Fn(u32) -> BufferRange, result: BufferRange) {
+    let places: Vec<BufferRange> = (1..p.size).map(|_| b.scratch(result.len)).collect();
     let operands = groups::gather_operands(p, part(p.rank), result, &places);
     for distance in 1..p.size {
         let from = p.below(distance);
@@ -45,7 +45,7 @@ fn combine_all(b: &mut Builder, p: &Params, part: impl Fn(u32) -> Range, result:
 }
 
 /// Allgather and allgatherv.
-pub(crate) fn allgather(b: &mut Builder, p: &Params) {
+pub(crate) fn allgather(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     for from in (1..p.size).map(|distance| p.below(distance)) {
         b.recv(from, p.recv_block(from));
     }
@@ -57,7 +57,7 @@ pub(crate) fn allgather(b: &mut Builder, p: &Params) {
 }
 
 /// Alltoall and alltoallv.
-pub(crate) fn alltoall(b: &mut Builder, p: &Params) {
+pub(crate) fn alltoall(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     for from in (1..p.size).map(|distance| p.below(distance)) {
         b.recv(from, p.recv_block(from));
     }
@@ -69,8 +69,8 @@ pub(crate) fn alltoall(b: &mut Builder, p: &Params) {
 }
 
 /// Scan and exscan.
-pub(crate) fn scan(b: &mut Builder, p: &Params, collective: Collective) {
-    let places: Vec<Range> = (0..p.rank).map(|_| b.scratch(p.count)).collect();
+pub(crate) fn scan(b: &mut ScheduleBuilder, p: &ScheduleParams, collective: Collective) {
+    let places: Vec<BufferRange> = (0..p.rank).map(|_| b.scratch(p.count)).collect();
     // In place, `Recv` still holds our own contribution while messages are in flight.
     let first = if p.in_place || p.rank == 0 { places.first().copied() } else { Some(p.result()) };
     for from in 0..p.rank {

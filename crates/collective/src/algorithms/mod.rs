@@ -1,5 +1,5 @@
-//! Algorithms: pure functions from (collective, algorithm, [`Params`]) to a [`Schedule`]. The tuner picks one from
-//! message size, rank count, hosts and the operation's properties.
+//! Algorithms: pure functions from (collective, algorithm, [`ScheduleParams`]) to a [`Schedule`]. The tuner picks one
+//! from message size, rank count, hosts and the operation's properties.
 //!
 //! P ranks, n elements of the vector (or of all blocks together), c elements a chunk, m = n / c chunks. "Sent" is by
 //! the busiest rank. In order: the result equals the in-order reduction, so the operation need not commute. Repeatable:
@@ -46,17 +46,17 @@ mod tree;
 mod two_level;
 
 pub(crate) use catalog::alternatives;
-pub use catalog::{Entry, supported};
+pub use catalog::{AlgorithmEntry, supported};
 pub(crate) use params::blocks_end;
-pub use params::{Algorithm, Block, Collective, Params, UnknownName};
+pub use params::{Algorithm, Collective, ScheduleParams, UnknownName, VectorBlock};
 
-use crate::schedule::{Buffer, Range, Schedule};
-use builder::Builder;
+use crate::schedule::{BufferId, BufferRange, Schedule};
+use builder::ScheduleBuilder;
 
 /// The algorithm cannot do what is asked; another one can.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("algorithm {algorithm} cannot run {collective}: {reason}; it can be one of: {alternatives}")]
-pub struct Unsupported {
+pub struct UnsupportedAlgorithm {
     /// What was to be run.
     pub collective: Collective,
     /// What was to run it.
@@ -68,19 +68,23 @@ pub struct Unsupported {
 }
 
 /// The part of rank `params.rank` in `collective`. All ranks must pass the same collective, algorithm and params, but
-/// for `rank`, `in_place` and what [`Params`] says is local.
+/// for `rank`, `in_place` and what [`ScheduleParams`] says is local.
 ///
 /// # Errors
-/// [`Unsupported`] when the algorithm does not exist for the collective or cannot keep what `params` asks
+/// [`UnsupportedAlgorithm`] when the algorithm does not exist for the collective or cannot keep what `params` asks
 /// (rank order, repeatability).
 ///
 /// # Panics
 /// When `params` is malformed (rank or root not below size, missing blocks): a bug of the caller.
-pub fn schedule(collective: Collective, algorithm: Algorithm, params: &Params) -> Result<Schedule, Unsupported> {
+pub fn schedule(
+    collective: Collective,
+    algorithm: Algorithm,
+    params: &ScheduleParams,
+) -> Result<Schedule, UnsupportedAlgorithm> {
     params.check(collective);
     if let Some(reason) = catalog::obstacle(collective, algorithm, params) {
         let alternatives = catalog::alternatives(collective, params);
-        return Err(Unsupported { collective, algorithm, reason, alternatives });
+        return Err(UnsupportedAlgorithm { collective, algorithm, reason, alternatives });
     }
     if params.size == 1 {
         return Ok(alone(collective, params));
@@ -89,7 +93,7 @@ pub fn schedule(collective: Collective, algorithm: Algorithm, params: &Params) -
     use Collective::{Alltoall, Alltoallv, ReduceScatter, ReduceScatterBlock};
     let overwrites = matches!(collective, Alltoall | Alltoallv | ReduceScatter | ReduceScatterBlock);
     if params.in_place && overwrites && algorithm != Algorithm::Bruck {
-        let apart = Params { in_place: false, ..*params };
+        let apart = ScheduleParams { in_place: false, ..*params };
         let staged = catalog::build(collective, algorithm, &apart).finish();
         return Ok(builder::stage_send(staged, params.send_len(collective)));
     }
@@ -97,9 +101,9 @@ pub fn schedule(collective: Collective, algorithm: Algorithm, params: &Params) -
 }
 
 /// Any collective on a communicator of one rank.
-fn alone(collective: Collective, p: &Params) -> Schedule {
+fn alone(collective: Collective, p: &ScheduleParams) -> Schedule {
     use Collective::{Barrier, Bcast, Exscan};
-    let mut b = Builder::new();
+    let mut b = ScheduleBuilder::new();
     if !p.in_place && !matches!(collective, Barrier | Bcast | Exscan) {
         let (from, into) = match collective {
             Collective::Gatherv | Collective::Allgatherv => (p.own(), p.recv_block(0)),
@@ -107,7 +111,7 @@ fn alone(collective: Collective, p: &Params) -> Schedule {
             Collective::Alltoallv => (p.send_block(0), p.recv_block(0)),
             Collective::ReduceScatter => {
                 let from = p.send_block(0);
-                (from, Range { buffer: Buffer::Recv, start: 0, len: from.len })
+                (from, BufferRange { buffer: BufferId::Recv, start: 0, len: from.len })
             }
             _ => (p.own(), p.result()),
         };

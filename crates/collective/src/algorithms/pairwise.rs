@@ -6,12 +6,12 @@
 //!
 //! Source: Thakur, Rabenseifner, Gropp (2005).
 
-use super::Params;
-use super::builder::Builder;
-use crate::schedule::{Buffer, Range};
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
+use crate::schedule::{BufferId, BufferRange};
 
 /// Alltoall and alltoallv.
-pub(crate) fn alltoall(b: &mut Builder, p: &Params) {
+pub(crate) fn alltoall(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     b.copy(p.send_block(p.rank), p.recv_block(p.rank));
     for distance in 1..p.size {
         b.send(p.above(distance), p.send_block(p.above(distance)));
@@ -21,9 +21,9 @@ pub(crate) fn alltoall(b: &mut Builder, p: &Params) {
 }
 
 /// Reduce_scatter and reduce_scatter_block.
-pub(crate) fn reduce_scatter(b: &mut Builder, p: &Params) {
+pub(crate) fn reduce_scatter(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     let own = p.send_block(p.rank);
-    let result = Range { buffer: Buffer::Recv, start: 0, len: own.len };
+    let result = BufferRange { buffer: BufferId::Recv, start: 0, len: own.len };
     let spare = b.scratch(if p.size > 2 { own.len } else { 0 });
     for distance in 1..p.size {
         b.send(p.above(distance), p.send_block(p.above(distance)));

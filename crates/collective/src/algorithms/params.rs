@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::schedule::{Buffer, Range};
+use crate::schedule::{BufferId, BufferRange};
 
 macro_rules! named_enum {
     ($(#[$doc:meta])* $name:ident, $what:literal { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
@@ -152,7 +152,7 @@ impl Algorithm {
 
 /// A part of a buffer of a vector variant, in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Block {
+pub struct VectorBlock {
     /// First element.
     pub start: usize,
     /// Elements.
@@ -160,7 +160,7 @@ pub struct Block {
 }
 
 /// The first element behind all blocks.
-pub(crate) fn blocks_end(blocks: &[Block]) -> usize {
+pub(crate) fn blocks_end(blocks: &[VectorBlock]) -> usize {
     blocks.iter().map(|block| block.start + block.len).max().unwrap_or(0)
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn blocks_end(blocks: &[Block]) -> usize {
 /// (gatherv: `recv_blocks`, at the root only; scatterv: `send_blocks`, at the root only; alltoallv: both;
 /// all: `start` of `recv_blocks`). The rest is the same on every rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Params<'a> {
+pub struct ScheduleParams<'a> {
     /// This rank.
     pub rank: u32,
     /// Ranks of the communicator.
@@ -178,9 +178,9 @@ pub struct Params<'a> {
     /// Elements of a vector or of one block; see [`Collective`]. For gatherv, allgatherv and scatterv: of this rank.
     pub count: usize,
     /// Where the blocks lie in `Send`, by rank; see [`Collective`].
-    pub send_blocks: &'a [Block],
+    pub send_blocks: &'a [VectorBlock],
     /// Where the blocks lie in `Recv`, by rank; see [`Collective`].
-    pub recv_blocks: &'a [Block],
+    pub recv_blocks: &'a [VectorBlock],
     /// Elements of a pipelined chunk; 0: the whole vector at once. Ignored by algorithms without chunks.
     pub chunk: usize,
     /// The host of each rank, as any numbers; empty: all on one.
@@ -193,10 +193,10 @@ pub struct Params<'a> {
     pub in_place: bool,
 }
 
-impl<'a> Params<'a> {
+impl<'a> ScheduleParams<'a> {
     /// Params of a commutative operation with everything else empty, to be completed by struct update.
-    pub fn new(rank: u32, size: u32) -> Params<'a> {
-        Params {
+    pub fn new(rank: u32, size: u32) -> ScheduleParams<'a> {
+        ScheduleParams {
             rank,
             size,
             root: 0,
@@ -217,23 +217,23 @@ impl<'a> Params<'a> {
     }
 
     /// The whole of a `Send` of `count` elements.
-    pub(crate) fn own(&self) -> Range {
-        Range { buffer: Buffer::Send, start: 0, len: self.count }
+    pub(crate) fn own(&self) -> BufferRange {
+        BufferRange { buffer: BufferId::Send, start: 0, len: self.count }
     }
 
     /// The whole of a `Recv` of `count` elements.
-    pub(crate) fn result(&self) -> Range {
-        Range { buffer: Buffer::Recv, start: 0, len: self.count }
+    pub(crate) fn result(&self) -> BufferRange {
+        BufferRange { buffer: BufferId::Recv, start: 0, len: self.count }
     }
 
     /// Block `rank` of `Send`.
-    pub(crate) fn send_block(&self, rank: u32) -> Range {
-        block(Buffer::Send, self.send_blocks, self.count, rank)
+    pub(crate) fn send_block(&self, rank: u32) -> BufferRange {
+        block(BufferId::Send, self.send_blocks, self.count, rank)
     }
 
     /// Block `rank` of `Recv`.
-    pub(crate) fn recv_block(&self, rank: u32) -> Range {
-        block(Buffer::Recv, self.recv_blocks, self.count, rank)
+    pub(crate) fn recv_block(&self, rank: u32) -> BufferRange {
+        block(BufferId::Recv, self.recv_blocks, self.count, rank)
     }
 
     /// The rank `distance` above this one, around the circle.
@@ -258,7 +258,7 @@ impl<'a> Params<'a> {
 
     pub(crate) fn check(&self, collective: Collective) {
         use Collective::*;
-        let Params { rank, size, root, .. } = *self;
+        let ScheduleParams { rank, size, root, .. } = *self;
         assert!(rank < size, "rank {rank} is out of range for a communicator of size {size}");
         assert!(root < size, "root {root} is out of range for a communicator of size {size}");
         let p = size as usize;
@@ -275,9 +275,9 @@ impl<'a> Params<'a> {
     }
 }
 
-fn block(buffer: Buffer, blocks: &[Block], count: usize, rank: u32) -> Range {
+fn block(buffer: BufferId, blocks: &[VectorBlock], count: usize, rank: u32) -> BufferRange {
     match blocks.get(rank as usize) {
-        Some(block) => Range { buffer, start: block.start, len: block.len },
-        None => Range { buffer, start: rank as usize * count, len: count },
+        Some(block) => BufferRange { buffer, start: block.start, len: block.len },
+        None => BufferRange { buffer, start: rank as usize * count, len: count },
     }
 }

@@ -7,17 +7,17 @@
 //!
 //! Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005).
 
-use super::Params;
-use super::accumulator::Accumulator;
-use super::builder::Builder;
-use super::groups::Groups;
-use super::packed::Packed;
+use super::ScheduleParams;
+use super::accumulator::RangeAccumulator;
+use super::builder::ScheduleBuilder;
+use super::groups::RankGroups;
+use super::packed::PackedBlocks;
 
 /// Allreduce.
-pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
-    let groups = Groups::new(p.size);
+pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let groups = RankGroups::new(p.size);
     let group = groups.of(p.rank);
-    let mut sum = Accumulator::new(b, p.rank, p.own(), p.result(), p.in_place);
+    let mut sum = RangeAccumulator::new(b, p.rank, p.own(), p.result(), p.in_place);
     let whole = (0, p.count);
     if let Some(partner) = groups.partner(p.rank) {
         if groups.leader(group) != p.rank {
@@ -42,9 +42,9 @@ pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
 }
 
 /// Allgather and allgatherv.
-pub(crate) fn allgather(b: &mut Builder, p: &Params) {
-    let packed = Packed::new(b, p);
-    let groups = Groups::new(p.size);
+pub(crate) fn allgather(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let packed = PackedBlocks::new(b, p);
+    let groups = RankGroups::new(p.size);
     let group = groups.of(p.rank);
     b.copy_own(p, packed.block(p.rank));
     b.next_round();

@@ -8,17 +8,17 @@
 //!
 //! Source: Thakur, Rabenseifner, Gropp (2005); the permutation is that of MPICH's non-commutative reduce_scatter.
 
-use super::Params;
-use super::accumulator::Accumulator;
-use super::builder::Builder;
-use super::groups::Groups;
-use crate::schedule::{Buffer, Range};
+use super::ScheduleParams;
+use super::accumulator::RangeAccumulator;
+use super::builder::ScheduleBuilder;
+use super::groups::RankGroups;
+use crate::schedule::{BufferId, BufferRange};
 
 /// Reduce_scatter and reduce_scatter_block.
-pub(crate) fn reduce_scatter(b: &mut Builder, p: &Params) {
-    let groups = Groups::new(p.size);
+pub(crate) fn reduce_scatter(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let groups = RankGroups::new(p.size);
     let group = groups.of(p.rank);
-    let result = |rank: u32| Range { buffer: Buffer::Recv, start: 0, len: p.send_block(rank).len };
+    let result = |rank: u32| BufferRange { buffer: BufferId::Recv, start: 0, len: p.send_block(rank).len };
     // The blocks of a group's ranks, which lie side by side in `Send`.
     let blocks_of = |group: u32| {
         let (first, end) = (p.send_block(groups.first(group)), p.send_block(groups.first(group + 1) - 1));
@@ -26,9 +26,9 @@ pub(crate) fn reduce_scatter(b: &mut Builder, p: &Params) {
     };
     let base = p.send_block(0).start;
     let last = p.send_block(p.size - 1);
-    let send = Range { buffer: Buffer::Send, start: base, len: last.start + last.len - base };
+    let send = BufferRange { buffer: BufferId::Send, start: base, len: last.start + last.len - base };
     let partial = b.scratch(send.len);
-    let mut sum = Accumulator::new(b, p.rank, send, partial, false);
+    let mut sum = RangeAccumulator::new(b, p.rank, send, partial, false);
     if let Some(partner) = groups.partner(p.rank) {
         if groups.leader(group) != p.rank {
             b.send(partner, send);

@@ -11,14 +11,14 @@
 //!
 //! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
-use super::Params;
-use super::builder::Builder;
-use crate::schedule::{Buffer, Range};
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
+use crate::schedule::{BufferId, BufferRange};
 
 /// Allreduce: reduce_scatter of P pieces, then allgather of them.
-pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
+pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     let (next, previous) = (p.above(1), p.below(1));
-    let piece = |range: Range, distance: u32| range.piece(p.below(distance), p.size);
+    let piece = |range: BufferRange, distance: u32| range.piece(p.below(distance), p.size);
     let spare = if p.in_place { (0..p.size).map(|i| p.own().piece(i, p.size).len).max() } else { None };
     let spare = b.scratch(spare.unwrap_or(0));
     for step in 0..p.size - 1 {
@@ -43,7 +43,7 @@ pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
 }
 
 /// Allgather and allgatherv.
-pub(crate) fn allgather(b: &mut Builder, p: &Params) {
+pub(crate) fn allgather(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     for step in 0..p.size - 1 {
         let out = p.recv_block(p.below(step));
         if step == 0 {
@@ -58,7 +58,7 @@ pub(crate) fn allgather(b: &mut Builder, p: &Params) {
 }
 
 /// Reduce_scatter and reduce_scatter_block.
-pub(crate) fn reduce_scatter(b: &mut Builder, p: &Params) {
+pub(crate) fn reduce_scatter(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     let len_max = (0..p.size).map(|rank| p.send_block(rank).len).max().unwrap_or(0);
     let slots = [b.scratch(len_max), b.scratch(len_max)];
     let mut partial = p.send_block(p.below(1));
@@ -66,7 +66,7 @@ pub(crate) fn reduce_scatter(b: &mut Builder, p: &Params) {
         // The block that arrives has passed `step` ranks; after P - 1 it is our own.
         let own = p.send_block(p.below(step + 1));
         let into = if step == p.size - 1 {
-            Range { buffer: Buffer::Recv, start: 0, len: own.len }
+            BufferRange { buffer: BufferId::Recv, start: 0, len: own.len }
         } else {
             slots[step as usize % 2].part(0, own.len)
         };

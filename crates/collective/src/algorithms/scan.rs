@@ -10,11 +10,11 @@
 //!
 //! Source: MPICH recursive doubling scan; Hillis and Steele, "Data parallel algorithms" (1986).
 
-use super::builder::Builder;
-use super::{Collective, Params};
+use super::builder::ScheduleBuilder;
+use super::{Collective, ScheduleParams};
 
 /// A chain, pipelined by chunk: every rank adds its own part and passes the prefix on.
-pub(crate) fn chain(b: &mut Builder, p: &Params, collective: Collective) {
+pub(crate) fn chain(b: &mut ScheduleBuilder, p: &ScheduleParams, collective: Collective) {
     let exclusive = collective == Collective::Exscan;
     let (first, last) = (p.rank == 0, p.rank == p.size - 1);
     let chunk_len = p.own().chunks(p.chunk).next().map_or(0, |chunk| chunk.len);
@@ -56,7 +56,7 @@ pub(crate) fn chain(b: &mut Builder, p: &Params, collective: Collective) {
 }
 
 /// Recursive doubling: after step k the running sum covers the 2^(k + 1) ranks up to this one.
-pub(crate) fn recursive_doubling(b: &mut Builder, p: &Params, collective: Collective) {
+pub(crate) fn recursive_doubling(b: &mut ScheduleBuilder, p: &ScheduleParams, collective: Collective) {
     let incoming = b.scratch(p.count);
     // Exscan keeps the sum that includes our own part beside the result, which does not.
     let exclusive = collective == Collective::Exscan;

@@ -7,21 +7,21 @@
 //! Source: Barnett, Gupta, Payne, Shuler, van de Geijn, Watts, "Interprocessor collective communication library"
 //! (1994); leaving out what is there already: Zhou et al., "A bandwidth-saving optimization for MPI broadcast" (2015).
 
-use super::Params;
-use super::builder::Builder;
-use super::gather_scatter::Node;
-use crate::schedule::Range;
+use super::ScheduleParams;
+use super::builder::ScheduleBuilder;
+use super::gather_scatter::BinomialNode;
+use crate::schedule::BufferRange;
 
 /// Bcast of `data`.
-pub(crate) fn bcast(b: &mut Builder, p: &Params, data: Range) {
-    let node = Node::new(p);
+pub(crate) fn bcast(b: &mut ScheduleBuilder, p: &ScheduleParams, data: BufferRange) {
+    let node = BinomialNode::new(p);
     let piece = |position: u32| data.piece(position, p.size);
     // The pieces of the positions `first..end`, which are side by side.
     let pieces = |first: u32, end: u32| {
         let (head, tail) = (piece(first), piece(end - 1));
-        Range { len: tail.start + tail.len - head.start, ..head }
+        BufferRange { len: tail.start + tail.len - head.start, ..head }
     };
-    let end = |position: u32| if position == 0 { p.size } else { Node::end(p, position) };
+    let end = |position: u32| if position == 0 { p.size } else { BinomialNode::end(p, position) };
     if node.position > 0 {
         b.recv(node.rank(p, node.parent()), pieces(node.position, end(node.position)));
         b.next_round();

@@ -19,28 +19,28 @@
 //! Source: MPICH and Open MPI `coll/base` trees; pipelining after Worringen, "Pipelining and overlapping for MPI
 //! collective operations" (2003).
 
-use super::builder::Builder;
-use super::groups::{self, Groups};
-use super::{Algorithm, Params};
-use crate::schedule::Range;
+use super::builder::ScheduleBuilder;
+use super::groups::{self, RankGroups};
+use super::{Algorithm, ScheduleParams};
+use crate::schedule::BufferRange;
 
 /// A rank's neighbours in an overlay. Children are in the order in which their subtrees combine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tree {
+pub(crate) struct RankTree {
     pub(crate) parent: Option<u32>,
     pub(crate) children: Vec<u32>,
 }
 
-impl Tree {
+impl RankTree {
     /// The neighbours of `p.rank` in the tree of this shape with `top` at its top.
-    pub(crate) fn new(shape: Algorithm, p: &Params, top: u32) -> Tree {
+    pub(crate) fn new(shape: Algorithm, p: &ScheduleParams, top: u32) -> RankTree {
         // Shapes are made for a tree topped by position 0; positions count ranks from `top` around the circle.
         let position = (p.rank + p.size - top) % p.size;
         let tree = match shape {
             Algorithm::Flat => flat(position, p.size),
             Algorithm::Binary => binary(position, p.size),
             Algorithm::Binomial => binomial(position, p.size),
-            Algorithm::Chain => Tree {
+            Algorithm::Chain => RankTree {
                 parent: position.checked_sub(1),
                 children: if position + 1 < p.size { vec![position + 1] } else { Vec::new() },
             },
@@ -50,27 +50,27 @@ impl Tree {
         tree.renamed(|position| ((u64::from(position) + u64::from(top)) % u64::from(p.size)) as u32)
     }
 
-    fn renamed(self, name: impl Fn(u32) -> u32) -> Tree {
-        Tree { parent: self.parent.map(&name), children: self.children.into_iter().map(name).collect() }
+    fn renamed(self, name: impl Fn(u32) -> u32) -> RankTree {
+        RankTree { parent: self.parent.map(&name), children: self.children.into_iter().map(name).collect() }
     }
 }
 
-fn flat(position: u32, size: u32) -> Tree {
+fn flat(position: u32, size: u32) -> RankTree {
     match position {
-        0 => Tree { parent: None, children: (1..size).collect() },
-        _ => Tree { parent: Some(0), children: Vec::new() },
+        0 => RankTree { parent: None, children: (1..size).collect() },
+        _ => RankTree { parent: Some(0), children: Vec::new() },
     }
 }
 
 /// A node owns the positions from itself up to some end; its children own the two halves of what follows it.
-fn binary(position: u32, size: u32) -> Tree {
+fn binary(position: u32, size: u32) -> RankTree {
     let (mut node, mut end, mut parent) = (0, size, None);
     loop {
         let rest = end - node - 1;
         let middle = node + 1 + rest.div_ceil(2);
         if node == position {
             let children = [(node + 1, middle), (middle, end)];
-            return Tree { parent, children: children.iter().filter(|c| c.0 < c.1).map(|c| c.0).collect() };
+            return RankTree { parent, children: children.iter().filter(|c| c.0 < c.1).map(|c| c.0).collect() };
         }
         parent = Some(node);
         (node, end) = if position < middle { (node + 1, middle) } else { (middle, end) };
@@ -78,11 +78,11 @@ fn binary(position: u32, size: u32) -> Tree {
 }
 
 /// A binomial tree over the groups of the canonical order; the second rank of a pair hangs below the first.
-fn binomial(position: u32, size: u32) -> Tree {
-    let groups = Groups::new(size);
+fn binomial(position: u32, size: u32) -> RankTree {
+    let groups = RankGroups::new(size);
     let group = groups.of(position);
     if groups.leader(group) != position {
-        return Tree { parent: Some(position - 1), children: Vec::new() };
+        return RankTree { parent: Some(position - 1), children: Vec::new() };
     }
     let mut children: Vec<u32> = groups.partner(position).into_iter().collect();
     let mut distance = 1;
@@ -90,13 +90,13 @@ fn binomial(position: u32, size: u32) -> Tree {
         children.push(groups.first(group + distance));
         distance *= 2;
     }
-    Tree { parent: (group != 0).then(|| groups.first(group - distance)), children }
+    RankTree { parent: (group != 0).then(|| groups.first(group - distance)), children }
 }
 
 /// A binomial tree over hosts, each represented by a leader (`top`, or the host's lowest rank), and one within each
 /// host.
-fn two_level(p: &Params, top: u32) -> Tree {
-    let hosts = Hosts::new(p, top);
+fn two_level(p: &ScheduleParams, top: u32) -> RankTree {
+    let hosts = HostGroups::new(p, top);
     let (host, member) = hosts.find(p.rank);
     let members = &hosts.members[host];
     let mut tree = binomial(member as u32, members.len() as u32).renamed(|position| members[position as usize]);
@@ -110,12 +110,12 @@ fn two_level(p: &Params, top: u32) -> Tree {
 
 /// The ranks of each host. The first host is that of `top`, the others follow in the order of their lowest rank; the
 /// first member of each is its leader.
-pub(crate) struct Hosts {
+pub(crate) struct HostGroups {
     pub(crate) members: Vec<Vec<u32>>,
 }
 
-impl Hosts {
-    pub(crate) fn new(p: &Params, top: u32) -> Hosts {
+impl HostGroups {
+    pub(crate) fn new(p: &ScheduleParams, top: u32) -> HostGroups {
         let host_of = |rank: u32| p.hosts.get(rank as usize).copied().unwrap_or(0);
         let mut names: Vec<u32> = vec![host_of(top)];
         let mut members: Vec<Vec<u32>> = vec![vec![top]];
@@ -128,7 +128,7 @@ impl Hosts {
             });
             members[host].push(rank);
         }
-        Hosts { members }
+        HostGroups { members }
     }
 
     /// Host and place on it of `rank`.
@@ -139,15 +139,15 @@ impl Hosts {
     }
 
     /// Whether each host's ranks are consecutive, so that combining by host keeps rank order.
-    pub(crate) fn are_consecutive(p: &Params) -> bool {
+    pub(crate) fn are_consecutive(p: &ScheduleParams) -> bool {
         let changes = p.hosts.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        changes + 1 == Hosts::new(p, 0).members.len()
+        changes + 1 == HostGroups::new(p, 0).members.len()
     }
 }
 
 /// Bcast of `data`, present at `p.root`, along a tree.
-pub(crate) fn bcast(b: &mut Builder, shape: Algorithm, p: &Params, data: Range) {
-    let Tree { parent, children } = Tree::new(shape, p, p.root);
+pub(crate) fn bcast(b: &mut ScheduleBuilder, shape: Algorithm, p: &ScheduleParams, data: BufferRange) {
+    let RankTree { parent, children } = RankTree::new(shape, p, p.root);
     let chunks = data.chunks(p.chunk);
     // Ends of the tree have nothing to wait for between chunks: all of them are posted at once. A node in between
     // receives a chunk while it passes the one before on, to the largest subtree first.
@@ -175,13 +175,13 @@ pub(crate) fn bcast(b: &mut Builder, shape: Algorithm, p: &Params, data: Range) 
 }
 
 /// Reduce to `p.root` along a tree. With `p.in_place` the contribution of the root lies in `Recv`.
-pub(crate) fn reduce(b: &mut Builder, shape: Algorithm, p: &Params) {
+pub(crate) fn reduce(b: &mut ScheduleBuilder, shape: Algorithm, p: &ScheduleParams) {
     if shape == Algorithm::Flat {
         return reduce_flat(b, p);
     }
     let top = if p.in_order() { 0 } else { p.root };
     let at_root = p.rank == p.root;
-    let Tree { parent, children } = Tree::new(shape, p, top);
+    let RankTree { parent, children } = RankTree::new(shape, p, top);
     // The top keeps the whole result: in Recv at the root, else in scratch.
     let whole = match parent {
         None if at_root => Some(p.result()),
@@ -204,7 +204,13 @@ pub(crate) fn reduce(b: &mut Builder, shape: Algorithm, p: &Params) {
     b.next_round();
 }
 
-fn reduce_inner(b: &mut Builder, p: &Params, parent: Option<u32>, children: &[u32], whole: Option<Range>) {
+fn reduce_inner(
+    b: &mut ScheduleBuilder,
+    p: &ScheduleParams,
+    parent: Option<u32>,
+    children: &[u32],
+    whole: Option<BufferRange>,
+) {
     let chunk_len = p.own().chunks(p.chunk).next().map_or(0, |chunk| chunk.len);
     // Below the top a chunk's result is needed only until it is sent, in the round after.
     let slots = match whole {
@@ -214,8 +220,8 @@ fn reduce_inner(b: &mut Builder, p: &Params, parent: Option<u32>, children: &[u3
     // Where the root's own contribution lies in Recv, the first child needs a place too.
     let overwrites_own = p.in_place && p.rank == p.root && whole.is_some();
     let first_place = overwrites_own.then(|| b.scratch(chunk_len));
-    let places: Vec<Range> = children[1..].iter().map(|_| b.scratch(chunk_len)).collect();
-    let send_up = |b: &mut Builder, chunk: Option<Range>| {
+    let places: Vec<BufferRange> = children[1..].iter().map(|_| b.scratch(chunk_len)).collect();
+    let send_up = |b: &mut ScheduleBuilder, chunk: Option<BufferRange>| {
         if let (Some(parent), Some(chunk)) = (parent, chunk) {
             b.send(parent, chunk);
         }
@@ -249,13 +255,13 @@ fn reduce_inner(b: &mut Builder, p: &Params, parent: Option<u32>, children: &[u3
 }
 
 /// The root receives everything, a chunk at a time, and combines it in the canonical order.
-fn reduce_flat(b: &mut Builder, p: &Params) {
+fn reduce_flat(b: &mut ScheduleBuilder, p: &ScheduleParams) {
     if p.rank != p.root {
         p.own().chunks(p.chunk).for_each(|chunk| b.send(p.root, chunk));
         return b.next_round();
     }
     let chunk_len = p.own().chunks(p.chunk).next().map_or(0, |chunk| chunk.len);
-    let places: Vec<Range> = (1..p.size).map(|_| b.scratch(chunk_len)).collect();
+    let places: Vec<BufferRange> = (1..p.size).map(|_| b.scratch(chunk_len)).collect();
     let mut done = 0;
     for own in p.own().chunks(p.chunk) {
         let operands = groups::gather_operands(p, own, p.result().part(done, own.len), &places);
@@ -270,8 +276,8 @@ fn reduce_flat(b: &mut Builder, p: &Params) {
 }
 
 /// Reduce to rank 0, then bcast from it.
-pub(crate) fn allreduce(b: &mut Builder, shape: Algorithm, p: &Params) {
-    let p = Params { root: 0, ..*p };
+pub(crate) fn allreduce(b: &mut ScheduleBuilder, shape: Algorithm, p: &ScheduleParams) {
+    let p = ScheduleParams { root: 0, ..*p };
     // On other ranks than the root reduce reads Send and never writes Recv, so in-place needs nothing else there.
     reduce(b, shape, &p);
     bcast(b, shape, &p, p.result());

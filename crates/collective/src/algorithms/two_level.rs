@@ -9,21 +9,21 @@
 //!
 //! Source: Karonis et al., "Exploiting hierarchy in parallel computer networks" (2000).
 
-use super::builder::Builder;
-use super::packed::Packed;
-use super::tree::{self, Hosts};
-use super::{Algorithm, Params, halving_doubling, recursive_doubling};
-use crate::schedule::Range;
+use super::builder::ScheduleBuilder;
+use super::packed::PackedBlocks;
+use super::tree::{self, HostGroups};
+use super::{Algorithm, ScheduleParams, halving_doubling, recursive_doubling};
+use crate::schedule::BufferRange;
 
 /// Elements per leader from which the leaders split the vector instead of exchanging all of it.
 const SPLIT_MIN_LEN: usize = 2048;
 
 /// Allreduce.
-pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
-    let hosts = Hosts::new(p, 0);
+pub(crate) fn allreduce(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let hosts = HostGroups::new(p, 0);
     let (host, member) = hosts.find(p.rank);
     let members = &hosts.members[host];
-    let local = Params { rank: member as u32, size: members.len() as u32, root: 0, hosts: &[], ..*p };
+    let local = ScheduleParams { rank: member as u32, size: members.len() as u32, root: 0, hosts: &[], ..*p };
     if members.len() > 1 {
         b.among(members.clone(), false, |b| tree::reduce(b, Algorithm::Binomial, &local));
     } else {
@@ -31,7 +31,8 @@ pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
     }
     let leaders: Vec<u32> = hosts.members.iter().map(|members| members[0]).collect();
     if member == 0 && leaders.len() > 1 {
-        let between = Params { rank: host as u32, size: leaders.len() as u32, hosts: &[], in_place: true, ..*p };
+        let between =
+            ScheduleParams { rank: host as u32, size: leaders.len() as u32, hosts: &[], in_place: true, ..*p };
         let split = p.count >= SPLIT_MIN_LEN * leaders.len();
         let phase = if split { halving_doubling::allreduce } else { recursive_doubling::allreduce };
         b.among(leaders, true, |b| phase(b, &between));
@@ -40,16 +41,16 @@ pub(crate) fn allreduce(b: &mut Builder, p: &Params) {
 }
 
 /// Bcast of the leader's `data` within the host.
-fn spread(b: &mut Builder, members: &[u32], local: &Params, data: Range) {
+fn spread(b: &mut ScheduleBuilder, members: &[u32], local: &ScheduleParams, data: BufferRange) {
     if members.len() > 1 {
         b.among(members.to_vec(), false, |b| tree::bcast(b, Algorithm::Binomial, local, data));
     }
 }
 
 /// Allgather and allgatherv.
-pub(crate) fn allgather(b: &mut Builder, p: &Params) {
-    let packed = Packed::new(b, p);
-    let hosts = Hosts::new(p, 0);
+pub(crate) fn allgather(b: &mut ScheduleBuilder, p: &ScheduleParams) {
+    let packed = PackedBlocks::new(b, p);
+    let hosts = HostGroups::new(p, 0);
     let (host, member) = hosts.find(p.rank);
     let members = &hosts.members[host];
     if member > 0 {
@@ -69,12 +70,12 @@ pub(crate) fn allgather(b: &mut Builder, p: &Params) {
             b.next_round();
         }
     }
-    let local = Params { rank: member as u32, size: members.len() as u32, root: 0, hosts: &[], ..*p };
+    let local = ScheduleParams { rank: member as u32, size: members.len() as u32, root: 0, hosts: &[], ..*p };
     spread(b, members, &local, packed.blocks(0, p.size));
     packed.unpack(b, p);
 }
 
 /// The blocks of ascending ranks as ranges, neighbours joined: the same on every rank.
-fn runs(packed: &Packed, ranks: &[u32]) -> impl Iterator<Item = Range> {
+fn runs(packed: &PackedBlocks, ranks: &[u32]) -> impl Iterator<Item = BufferRange> {
     ranks.chunk_by(|low, high| low + 1 == *high).map(|run| packed.blocks(run[0], run[run.len() - 1] + 1))
 }

@@ -29,7 +29,7 @@ const LINE: usize = 64;
 const LINES_PER_RANK: usize = 1 + 2 * SLOTS as usize;
 
 /// One communicator's area, as mapped by one rank. All offsets are fixed by `ranks`.
-pub(crate) struct Area {
+pub(crate) struct SharedArea {
     base: NonNull<u8>,
     ranks: usize,
     /// Keeps the mapping.
@@ -37,22 +37,22 @@ pub(crate) struct Area {
 }
 
 // SAFETY: an area is shared memory that is only accessed through atomics and, for payload, by the protocol above.
-unsafe impl Send for Area {}
+unsafe impl Send for SharedArea {}
 
-impl Area {
+impl SharedArea {
     /// Bytes of an area for `ranks` ranks. Pages that nobody touches cost nothing.
     pub(crate) fn bytes(ranks: usize) -> usize {
         data_start(ranks) + ranks * SLOTS as usize * DATA_BYTES
     }
 
-    /// Wraps a zero-filled segment of at least [`Area::bytes`].
+    /// Wraps a zero-filled segment of at least [`SharedArea::bytes`].
     pub(crate) fn new(segment: Segment, ranks: usize) -> Self {
-        assert!(segment.len() >= Area::bytes(ranks), "an area of {ranks} ranks fits its segment");
-        Area { base: segment.base(), ranks, _segment: segment }
+        assert!(segment.len() >= SharedArea::bytes(ranks), "an area of {ranks} ranks fits its segment");
+        SharedArea { base: segment.base(), ranks, _segment: segment }
     }
 
     fn at(&self, offset: usize) -> NonNull<u8> {
-        debug_assert!(offset < Area::bytes(self.ranks));
+        debug_assert!(offset < SharedArea::bytes(self.ranks));
         // SAFETY: offsets are computed below from indices within the area, which the segment holds.
         unsafe { self.base.add(offset) }
     }

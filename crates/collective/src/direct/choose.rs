@@ -5,8 +5,7 @@
 
 use super::DATA_BYTES;
 use crate::algorithms::blocks_end;
-use crate::call::Call;
-use crate::tuner::Blocking;
+use crate::call::{CollectiveCall, CombineOrder};
 use crate::{Algorithm, Collective};
 
 /// Smallest vector for which reading the peers' memory pays, where nothing was measured.
@@ -19,22 +18,42 @@ const CHUNKED_BYTES_MAX: usize = 128 << 10;
 /// turns, and a chunk that one has just written, or read, is still in the core's cache when the next one reads it.
 const BCAST_TURNS_BYTES_MAX: usize = 4 << 20;
 
+/// The rules of blocking calls of some ranks on one host, made flat: they are looked up on each call.
+#[derive(Default)]
+pub(crate) struct BlockingRules(pub(crate) Vec<Vec<(usize, Algorithm)>>);
+
+impl BlockingRules {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The rule for a call of `bytes` in all.
+    pub(crate) fn find(&self, call: &CollectiveCall, bytes: usize) -> Option<Algorithm> {
+        let reduces = call.reduces();
+        let order = CombineOrder::new(!reduces || call.op.is_commutative(), reduces && call.options.repeatable);
+        let rules = self.0.get(call.collective as usize * CombineOrder::ALL.len() + order as usize)?;
+        let rule = rules.iter().find(|(bytes_max, _)| bytes <= *bytes_max).or_else(|| rules.last());
+        rule.map(|&(_, algorithm)| algorithm)
+    }
+}
+
 /// What a communicator whose ranks share memory chooses by.
 #[derive(Default)]
-pub(crate) struct Chooser {
+pub(crate) struct DirectChooser {
     pub ranks: usize,
     /// Every rank has a core for itself.
     pub own_cores: bool,
     /// Every rank can read every other's memory.
     pub single_copy: bool,
     /// What was measured.
-    pub rules: Blocking,
+    pub rules: BlockingRules,
 }
 
-impl Chooser {
+impl DirectChooser {
     /// The algorithm without messages that runs a call of `bytes` in all; `None`: it goes by messages.
     #[inline]
-    pub(crate) fn choose(&self, call: &Call, bytes: impl FnOnce() -> usize) -> Option<Algorithm> {
+    pub(crate) fn choose(&self, call: &CollectiveCall, bytes: impl FnOnce() -> usize) -> Option<Algorithm> {
         if call.options.algorithm.is_some() || self.rules.is_empty() {
             return self.untuned(call);
         }
@@ -47,7 +66,7 @@ impl Chooser {
 
     /// The choice where nothing was measured: the algorithm that is asked for, if it is able.
     #[inline]
-    pub(crate) fn untuned(&self, call: &Call) -> Option<Algorithm> {
+    pub(crate) fn untuned(&self, call: &CollectiveCall) -> Option<Algorithm> {
         if let Some(asked) = call.options.algorithm {
             return self.obstacle(asked, call).is_none().then_some(asked);
         }
@@ -65,7 +84,7 @@ impl Chooser {
         self.ranks > 2 && !self.own_cores
     }
 
-    fn single_copy_pays(&self, call: &Call) -> bool {
+    fn single_copy_pays(&self, call: &CollectiveCall) -> bool {
         use Collective::*;
         let bytes = call.count * call.dtype.size_bytes();
         match call.collective {
@@ -86,7 +105,7 @@ impl Chooser {
 
     /// Why `algorithm` cannot run the call without messages, if so.
     #[inline]
-    pub(crate) fn obstacle(&self, algorithm: Algorithm, call: &Call) -> Option<&'static str> {
+    pub(crate) fn obstacle(&self, algorithm: Algorithm, call: &CollectiveCall) -> Option<&'static str> {
         use Collective::*;
         let bytes = call.count * call.dtype.size_bytes();
         if call.options.repeatable && call.reduces() && self.ranks > 2 {
@@ -116,7 +135,7 @@ impl Chooser {
 
 /// The longest block of a vector variant, which every rank knows; else what every rank contributes.
 #[inline]
-fn block_bytes_max(call: &Call) -> usize {
+fn block_bytes_max(call: &CollectiveCall) -> usize {
     let elements = match call.collective {
         Collective::Allgatherv => call.recv_blocks.iter().map(|block| block.len).max().unwrap_or(0),
         Collective::ReduceScatter => call.send_blocks.iter().map(|block| block.len).max().unwrap_or(0),

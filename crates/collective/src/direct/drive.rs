@@ -3,20 +3,28 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidemill_net::{Engine, NetError, Pattern, Rank, Region, Segment};
+use tidemill_net::{Engine, MatchPattern, MemoryRegion, NetError, Rank, Segment};
 
-use crate::call::Call;
+use crate::call::CollectiveCall;
 use crate::communicator::{CollectiveError, Communicator};
-use crate::direct::{Area, Chooser, Direct, Job, LargeProgress, Poll, Progress};
-use crate::{Collective, DType, Op};
+use crate::direct::{
+    DirectChannel, DirectChooser, DirectOperation, DirectPoll, DirectProgress, LargeProgress, SharedArea,
+};
+use crate::{Collective, DType, ReduceOp};
 
 /// Direct collectives up to this many ranks; the flat exchange reads P lines per rank.
 const DIRECT_RANKS_MAX: usize = 32;
 
 impl Communicator {
     /// # Safety
-    /// As [`Direct::poll`].
-    pub(crate) unsafe fn poll_direct(&self, job: &Job, op: &Op, progress: &mut Progress, engine: &mut Engine) -> Poll {
+    /// As [`DirectChannel::poll`].
+    pub(crate) unsafe fn poll_direct(
+        &self,
+        job: &DirectOperation,
+        op: &ReduceOp,
+        progress: &mut DirectProgress,
+        engine: &mut Engine,
+    ) -> DirectPoll {
         let mut collectives = self.0.collectives.lock();
         let collectives = &mut *collectives;
         let direct = collectives.direct.as_mut().expect("a direct request has an area");
@@ -24,28 +32,28 @@ impl Communicator {
         // SAFETY: by this function's contract.
         let poll = unsafe { direct.poll(job, op, progress) };
         collectives.waits_for = direct.waiting_for(progress);
-        if (progress.moved() != before || !matches!(poll, Poll::Waiting)) && direct.sleepers() > 0 {
+        if (progress.moved() != before || !matches!(poll, DirectPoll::Waiting)) && direct.sleepers() > 0 {
             self.wake_all(engine);
         }
         poll
     }
 
     /// # Safety
-    /// As [`Direct::poll_large`].
+    /// As [`DirectChannel::poll_large`].
     pub(crate) unsafe fn poll_large(
         &self,
-        job: &Job,
-        op: &Op,
+        job: &DirectOperation,
+        op: &ReduceOp,
         progress: &mut LargeProgress,
         engine: &mut Engine,
-    ) -> Poll {
+    ) -> DirectPoll {
         let mut collectives = self.0.collectives.lock();
         let collectives = &mut *collectives;
         let direct = collectives.direct.as_mut().expect("a direct request has an area");
         // SAFETY: by this function's contract.
         let poll = unsafe { direct.poll_large(job, op, progress, &self.0.ranks, engine) };
         collectives.waits_for = progress.waits_for();
-        if !matches!(poll, Poll::Waiting) && direct.sleepers() > 0 {
+        if !matches!(poll, DirectPoll::Waiting) && direct.sleepers() > 0 {
             self.wake_all(engine);
         }
         poll
@@ -63,7 +71,7 @@ impl Communicator {
     /// from it.
     pub(crate) fn direct_peer_left(&self, engine: &mut Engine) -> Option<NetError> {
         let rank = self.direct_waits_for()?;
-        engine.never(self.collective_context(), &Pattern { source: Some(rank), tag: None, seq: 0 })
+        engine.never(self.collective_context(), &MatchPattern { source: Some(rank), tag: None, seq: 0 })
     }
 
     pub(crate) fn direct_waits_for(&self) -> Option<Rank> {
@@ -117,7 +125,7 @@ impl Communicator {
         if all_local == 0 {
             return Ok(());
         }
-        let bytes = Area::bytes(size);
+        let bytes = SharedArea::bytes(size);
         let made = if self.0.rank == 0 { Segment::create(bytes).ok() } else { None };
         let mut address = [0u64; 2];
         if let Some(segment) = &made {
@@ -131,13 +139,14 @@ impl Communicator {
         };
         let all_have = self.agree_min(u64::from(mine.is_some()))?;
         if let (1, Some(segment)) = (all_have, mine) {
-            let area = Area::new(segment.closed(), size);
+            let area = SharedArea::new(segment.closed(), size);
             let reads_all = self.0.ranks.iter().all(|&r| self.0.endpoint.reads_memory_of(r));
             let single_copy = self.agree_min(u64::from(reads_all))? == 1;
             let mut collectives = self.0.collectives.lock();
-            collectives.direct = Some(Direct::new(area, self.0.rank as usize, size));
+            collectives.direct = Some(DirectChannel::new(area, self.0.rank as usize, size));
             let rules = self.0.table.read().blocking(size as u32);
-            collectives.chooser = Chooser { ranks: size, own_cores: self.0.within_host.own_cores, single_copy, rules };
+            collectives.chooser =
+                DirectChooser { ranks: size, own_cores: self.0.within_host.own_cores, single_copy, rules };
             drop(collectives);
             let (weak, me) = (Arc::downgrade(&self.0.collectives), self.0.rank as usize);
             let lookup = move |seq| {
@@ -152,7 +161,12 @@ impl Communicator {
 
     pub(crate) fn bcast_words(&self, words: &mut [u64]) -> Result<(), CollectiveError> {
         let recv = region_of(words);
-        let call = Call { dtype: DType::U64, count: words.len(), recv: Some(recv), ..Call::new(Collective::Bcast) };
+        let call = CollectiveCall {
+            dtype: DType::U64,
+            count: words.len(),
+            recv: Some(recv),
+            ..CollectiveCall::new(Collective::Bcast)
+        };
         // SAFETY: `words` is borrowed for the whole call.
         unsafe { self.run(&call) }
     }
@@ -160,8 +174,13 @@ impl Communicator {
     pub(crate) fn agree_min(&self, value: u64) -> Result<u64, CollectiveError> {
         let mut word = [value];
         let recv = region_of(&mut word);
-        let call =
-            Call { dtype: DType::U64, op: &Op::Min, count: 1, recv: Some(recv), ..Call::new(Collective::Allreduce) };
+        let call = CollectiveCall {
+            dtype: DType::U64,
+            op: &ReduceOp::Min,
+            count: 1,
+            recv: Some(recv),
+            ..CollectiveCall::new(Collective::Allreduce)
+        };
         // SAFETY: `word` is borrowed for the whole call.
         unsafe { self.run(&call)? };
         Ok(word[0])
@@ -169,12 +188,12 @@ impl Communicator {
 
     pub(crate) fn allgather_words(&self, mine: &mut [u64]) -> Result<Vec<u64>, CollectiveError> {
         let mut all = vec![0u64; mine.len() * self.0.ranks.len()];
-        let call = Call {
+        let call = CollectiveCall {
             dtype: DType::U64,
             count: mine.len(),
             send: Some(region_of(mine)),
             recv: Some(region_of(&mut all)),
-            ..Call::new(Collective::Allgather)
+            ..CollectiveCall::new(Collective::Allgather)
         };
         // SAFETY: both are borrowed for the whole call.
         unsafe { self.run(&call)? };
@@ -182,6 +201,6 @@ impl Communicator {
     }
 }
 
-pub(crate) fn region_of(words: &mut [u64]) -> Region {
-    Region { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
+pub(crate) fn region_of(words: &mut [u64]) -> MemoryRegion {
+    MemoryRegion { ptr: words.as_mut_ptr().cast(), len: size_of_val(words) }
 }

@@ -13,9 +13,9 @@
 
 use tidemill_net::{Engine, NetError, Rank, copy_or_move};
 
-use super::{Direct, Job, Poll};
+use super::{DirectChannel, DirectOperation, DirectPoll};
 use crate::stream::{self, STREAM_BYTES_MIN};
-use crate::{Block, Collective, Op, OpError, reduce};
+use crate::{Collective, OpError, ReduceOp, VectorBlock, reduce};
 
 /// Bytes combined at a time: small enough to stay in a core's cache with its operands.
 const CHUNK_BYTES: usize = 128 << 10;
@@ -24,18 +24,18 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Where a large allreduce has got to.
 pub(crate) struct LargeProgress {
-    stage: Stage,
+    stage: LargeStage,
     /// Send and receive address of each rank.
     addresses: Vec<(u64, u64)>,
     scratch: [Vec<u8>; 2],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Announce(Turn),
+enum LargeStage {
+    Announce(LargeTurn),
     /// Copy what this rank has from itself, from this byte on.
-    Own(Turn, usize),
-    Await(Turn, usize),
+    Own(LargeTurn, usize),
+    Await(LargeTurn, usize),
     /// Combine the chunk at this byte of the own slice.
     Combine(usize),
     /// Read the chunk at `offset` of the slice of the rank `step` above this one.
@@ -48,20 +48,20 @@ enum Stage {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum LargeTurn {
     Addresses,
     Combined,
     Collected,
 }
 
 /// Why a chunk was not combined.
-enum Broken {
+enum ChunkFailure {
     Gone(usize),
     Operation(OpError),
 }
 
 /// Bytes at address `from` of their owner, to be copied to byte `into` of the receive buffer.
-struct Part {
+struct CopyRange {
     from: u64,
     into: usize,
     len: usize,
@@ -71,7 +71,7 @@ impl LargeProgress {
     pub(crate) fn new(collective: Collective) -> Self {
         let scratch_bytes = if collective == Collective::Allreduce { CHUNK_BYTES } else { 0 };
         LargeProgress {
-            stage: Stage::Announce(Turn::Addresses),
+            stage: LargeStage::Announce(LargeTurn::Addresses),
             addresses: Vec::new(),
             scratch: [vec![0; scratch_bytes], vec![0; scratch_bytes]],
         }
@@ -79,82 +79,68 @@ impl LargeProgress {
 
     pub(crate) fn waits_for(&self) -> Option<usize> {
         match self.stage {
-            Stage::Await(_, rank) | Stage::Gone(rank) => Some(rank),
+            LargeStage::Await(_, rank) | LargeStage::Gone(rank) => Some(rank),
             _ => None,
         }
     }
 }
 
-impl Direct {
+impl DirectChannel {
     /// Does what can be done now, one chunk at most.
     ///
     /// # Safety
-    /// As [`Direct::poll`]. `ranks` are the workers of the communicator, whose memory this one can read.
+    /// As [`DirectChannel::poll`]. `ranks` are the workers of the communicator, whose memory this one can read.
     pub(crate) unsafe fn poll_large(
         &mut self,
-        job: &Job,
-        op: &Op,
+        job: &DirectOperation,
+        op: &ReduceOp,
         progress: &mut LargeProgress,
         ranks: &[Rank],
         engine: &mut Engine,
-    ) -> Poll {
+    ) -> DirectPoll {
         match progress.stage {
-            Stage::Announce(turn) => {
+            LargeStage::Announce(turn) => {
                 let next = self.turn.wrapping_add(1);
                 if !self.slot_is_free(next) {
-                    return Poll::Waiting;
+                    return DirectPoll::Waiting;
                 }
                 self.turn = next;
                 let words = [job.send.ptr as u64, job.recv.ptr as u64].map(u64::to_ne_bytes);
                 // SAFETY: the slot is free, and this is its rank.
                 unsafe { self.area.publish(self.rank, next, job.signature, words.as_flattened()) };
                 progress.stage = self.own_from(job, turn, self.own_half(job, turn).0);
-                Poll::Moved
+                DirectPoll::Moved
             }
-            Stage::Own(turn, offset) => {
-                let part = self.part(job, (job.send.ptr as u64, job.recv.ptr as u64), self.rank);
-                assert!(part.into + part.len <= job.recv.len, "a part lies within the receive buffer");
-                let n = (self.own_half(job, turn).1 - offset).min(READ_BYTES);
-                let from = (part.from + offset as u64) as *const u8;
-                // SAFETY: the own part lies in the send buffer, and goes into a part of the receive buffer, both the
-                // caller's by this function's contract.
-                unsafe {
-                    let into = job.recv.ptr.add(part.into + offset);
-                    if part.len >= STREAM_BYTES_MIN && (from as usize).abs_diff(into as usize) >= part.len {
-                        stream::copy(from, into, n);
-                    } else {
-                        copy_or_move(from, into, n);
-                    }
-                }
+            LargeStage::Own(turn, offset) => {
+                // SAFETY: by this function's contract.
+                let n = unsafe { self.copy_own(job, turn, offset) };
                 progress.stage = self.own_from(job, turn, offset + n);
-                Poll::Moved
+                DirectPoll::Moved
             }
-            Stage::Await(turn, from) => {
+            LargeStage::Await(turn, from) => {
                 for rank in from..self.size {
                     match self.area.published(rank, self.turn) {
                         None => {
-                            progress.stage = Stage::Await(turn, rank);
-                            return Poll::Waiting;
+                            progress.stage = LargeStage::Await(turn, rank);
+                            return DirectPoll::Waiting;
                         }
-                        Some(signature) if signature != job.signature => return Poll::Contradicted(rank),
+                        Some(signature) if signature != job.signature => return DirectPoll::Contradicted(rank),
                         Some(_) => {}
                     }
-                    if turn == Turn::Addresses {
+                    if turn == LargeTurn::Addresses {
                         // SAFETY: published under our own signature, so it is what `Announce` publishes.
-                        let words = unsafe { self.area.contribution(rank, self.turn, 16) };
-                        let word = |at: usize| u64::from_ne_bytes(words[at..at + 8].try_into().expect("eight bytes"));
-                        progress.addresses.push((word(0), word(8)));
+                        progress.addresses.push(unsafe { self.published_addresses(rank) });
                     }
                 }
                 self.finish_turn(true);
                 progress.stage = match turn {
-                    Turn::Addresses if job.collective == Collective::Allreduce => Stage::Combine(0),
-                    Turn::Addresses | Turn::Combined => Stage::Collect { step: 1, offset: 0 },
-                    Turn::Collected => return Poll::Done,
+                    LargeTurn::Addresses if job.collective == Collective::Allreduce => LargeStage::Combine(0),
+                    LargeTurn::Addresses | LargeTurn::Combined => LargeStage::Collect { step: 1, offset: 0 },
+                    LargeTurn::Collected => return DirectPoll::Done,
                 };
-                Poll::Moved
+                DirectPoll::Moved
             }
-            Stage::Combine(offset) => {
+            LargeStage::Combine(offset) => {
                 let (start, len) = self.slice(job, self.rank);
                 let n = (len - offset).min(CHUNK_BYTES);
                 if n > 0 {
@@ -162,21 +148,24 @@ impl Direct {
                     let combined = unsafe { self.combine(job, op, progress, ranks, engine, start + offset, n) };
                     match combined {
                         Ok(()) => {}
-                        Err(Broken::Gone(rank)) => {
-                            progress.stage = Stage::Gone(rank);
-                            return Poll::Waiting;
+                        Err(ChunkFailure::Gone(rank)) => {
+                            progress.stage = LargeStage::Gone(rank);
+                            return DirectPoll::Waiting;
                         }
-                        Err(Broken::Operation(error)) => return Poll::Failed(NetError::Operation(error.to_string())),
+                        Err(ChunkFailure::Operation(error)) => {
+                            return DirectPoll::Failed(NetError::Operation(error.to_string()));
+                        }
                     }
                 }
                 let end = offset + n == len;
-                progress.stage = if end { Stage::Announce(Turn::Combined) } else { Stage::Combine(offset + n) };
-                Poll::Moved
+                progress.stage =
+                    if end { LargeStage::Announce(LargeTurn::Combined) } else { LargeStage::Combine(offset + n) };
+                DirectPoll::Moved
             }
-            Stage::Collect { step, offset } => {
+            LargeStage::Collect { step, offset } => {
                 if step == self.size {
-                    progress.stage = Stage::Announce(Turn::Collected);
-                    return Poll::Moved;
+                    progress.stage = LargeStage::Announce(LargeTurn::Collected);
+                    return DirectPoll::Moved;
                 }
                 let owner = (self.rank + step) % self.size;
                 let part = self.part(job, progress.addresses[owner], owner);
@@ -187,66 +176,99 @@ impl Direct {
                     // SAFETY: a part of the receive buffer, ours by this function's contract.
                     let into = unsafe { std::slice::from_raw_parts_mut(job.recv.ptr.add(part.into + offset), n) };
                     if !engine.read_peer(ranks[owner], from, into) {
-                        progress.stage = Stage::Gone(owner);
-                        return Poll::Waiting;
+                        progress.stage = LargeStage::Gone(owner);
+                        return DirectPoll::Waiting;
                     }
                 }
                 progress.stage = if offset + n == part.len {
-                    Stage::Collect { step: step + 1, offset: 0 }
+                    LargeStage::Collect { step: step + 1, offset: 0 }
                 } else {
-                    Stage::Collect { step, offset: offset + n }
+                    LargeStage::Collect { step, offset: offset + n }
                 };
-                Poll::Moved
+                DirectPoll::Moved
             }
-            Stage::Gone(_) => Poll::Waiting,
+            LargeStage::Gone(_) => DirectPoll::Waiting,
         }
     }
 
+    /// Copies a piece of the own part, from byte `offset` on; returns its length.
+    ///
+    /// # Safety
+    /// As [`DirectChannel::poll_large`].
+    unsafe fn copy_own(&self, job: &DirectOperation, turn: LargeTurn, offset: usize) -> usize {
+        let part = self.part(job, (job.send.ptr as u64, job.recv.ptr as u64), self.rank);
+        assert!(part.into + part.len <= job.recv.len, "a part lies within the receive buffer");
+        let n = (self.own_half(job, turn).1 - offset).min(READ_BYTES);
+        let from = (part.from + offset as u64) as *const u8;
+        // SAFETY: the own part lies in the send buffer, and goes into a part of the receive buffer, both the
+        // caller's by `poll_large`'s contract.
+        unsafe {
+            let into = job.recv.ptr.add(part.into + offset);
+            if part.len >= STREAM_BYTES_MIN && (from as usize).abs_diff(into as usize) >= part.len {
+                stream::copy(from, into, n);
+            } else {
+                copy_or_move(from, into, n);
+            }
+        }
+        n
+    }
+
+    /// The send and receive address that `rank` has published.
+    ///
+    /// # Safety
+    /// It has published in this turn, under our own signature.
+    unsafe fn published_addresses(&self, rank: usize) -> (u64, u64) {
+        // SAFETY: so it is what `Announce` publishes.
+        let words = unsafe { self.area.contribution(rank, self.turn, 16) };
+        let word = |at: usize| u64::from_ne_bytes(words[at..at + 8].try_into().expect("eight bytes"));
+        (word(0), word(8))
+    }
+
     /// What to do of the own part from byte `offset` on before the others are waited for.
-    fn own_from(&self, job: &Job, turn: Turn, offset: usize) -> Stage {
-        if offset < self.own_half(job, turn).1 { Stage::Own(turn, offset) } else { Stage::Await(turn, 0) }
+    fn own_from(&self, job: &DirectOperation, turn: LargeTurn, offset: usize) -> LargeStage {
+        if offset < self.own_half(job, turn).1 { LargeStage::Own(turn, offset) } else { LargeStage::Await(turn, 0) }
     }
 
     /// From and up to which byte of what it has from itself a rank copies in this turn.
-    fn own_half(&self, job: &Job, turn: Turn) -> (usize, usize) {
+    fn own_half(&self, job: &DirectOperation, turn: LargeTurn) -> (usize, usize) {
         let len = self.part(job, (0, 0), self.rank).len;
         match turn {
-            Turn::Addresses => (0, len / 2),
-            Turn::Combined => (0, 0),
-            Turn::Collected => (len / 2, len),
+            LargeTurn::Addresses => (0, len / 2),
+            LargeTurn::Combined => (0, 0),
+            LargeTurn::Collected => (len / 2, len),
         }
     }
 
     /// What this rank copies from `owner`'s memory, whose buffers for sending and receiving lie there, and where to.
-    fn part(&self, job: &Job, (send, recv): (u64, u64), owner: usize) -> Part {
+    fn part(&self, job: &DirectOperation, (send, recv): (u64, u64), owner: usize) -> CopyRange {
         let at_root = self.rank == job.root;
-        let nothing = Part { from: 0, into: 0, len: 0 };
+        let nothing = CopyRange { from: 0, into: 0, len: 0 };
         match job.collective {
             Collective::Allreduce if owner == self.rank => nothing,
             Collective::Allreduce => {
                 let (start, len) = self.slice(job, owner);
-                Part { from: recv + start as u64, into: start, len }
+                CopyRange { from: recv + start as u64, into: start, len }
             }
             Collective::Alltoall => {
                 let len = job.send.len / self.size;
-                Part { from: send + (self.rank * len) as u64, into: owner * len, len }
+                CopyRange { from: send + (self.rank * len) as u64, into: owner * len, len }
             }
             Collective::Gather if !at_root => nothing,
             Collective::Gather | Collective::Allgather | Collective::Allgatherv => {
-                let Block { start, len } = job.block(owner, job.send.len);
-                Part { from: send, into: start, len }
+                let VectorBlock { start, len } = job.block(owner, job.send.len);
+                CopyRange { from: send, into: start, len }
             }
-            Collective::Bcast if owner == job.root && !at_root => Part { from: recv, into: 0, len: job.recv.len },
+            Collective::Bcast if owner == job.root && !at_root => CopyRange { from: recv, into: 0, len: job.recv.len },
             Collective::Scatter if owner == job.root => {
                 let len = job.recv.len;
-                Part { from: send + (self.rank * len) as u64, into: 0, len }
+                CopyRange { from: send + (self.rank * len) as u64, into: 0, len }
             }
             _ => nothing,
         }
     }
 
     /// First byte and length of `rank`'s slice: whole elements, as equal as can be.
-    fn slice(&self, job: &Job, rank: usize) -> (usize, usize) {
+    fn slice(&self, job: &DirectOperation, rank: usize) -> (usize, usize) {
         let item = job.dtype.size_bytes();
         let elements = job.send.len / item;
         let bound = |r: usize| elements * r / self.size * item;
@@ -257,14 +279,14 @@ impl Direct {
     #[allow(clippy::too_many_arguments)] // one step of `poll_large`, split off to be read on its own
     unsafe fn combine(
         &self,
-        job: &Job,
-        op: &Op,
+        job: &DirectOperation,
+        op: &ReduceOp,
         progress: &mut LargeProgress,
         ranks: &[Rank],
         engine: &mut Engine,
         at: usize,
         n: usize,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ChunkFailure> {
         // SAFETY: parts of the caller's buffers, valid by `poll_large`'s contract. When the call is in place they are
         // the same memory, and then only `into` is used.
         let (own, into) = unsafe {
@@ -279,22 +301,22 @@ impl Direct {
         let addresses = &progress.addresses;
         let mut read = |rank: usize, into: &mut [u8]| {
             let read = engine.read_peer(ranks[rank], addresses[rank].0 + at as u64, into);
-            if read { Ok(()) } else { Err(Broken::Gone(rank)) }
+            if read { Ok(()) } else { Err(ChunkFailure::Gone(rank)) }
         };
         if !in_place {
             // The first foreign part lands in the result itself; everything after it is combined there.
             if self.rank == 0 {
                 read(1, into)?;
-                reduce::reduce_left(op, job.dtype, own, into).map_err(Broken::Operation)?;
+                reduce::reduce_left(op, job.dtype, own, into).map_err(ChunkFailure::Operation)?;
             } else {
                 read(0, into)?;
             }
             for rank in if self.rank == 0 { 2 } else { 1 }..self.size {
                 if rank == self.rank {
-                    reduce::reduce_right(op, job.dtype, into, own).map_err(Broken::Operation)?;
+                    reduce::reduce_right(op, job.dtype, into, own).map_err(ChunkFailure::Operation)?;
                 } else {
                     read(rank, theirs)?;
-                    reduce::reduce_right(op, job.dtype, into, theirs).map_err(Broken::Operation)?;
+                    reduce::reduce_right(op, job.dtype, into, theirs).map_err(ChunkFailure::Operation)?;
                 }
             }
             return Ok(());
@@ -304,15 +326,15 @@ impl Direct {
                 read(rank, lower)?;
             } else {
                 read(rank, theirs)?;
-                reduce::reduce_right(op, job.dtype, lower, theirs).map_err(Broken::Operation)?;
+                reduce::reduce_right(op, job.dtype, lower, theirs).map_err(ChunkFailure::Operation)?;
             }
         }
         if self.rank > 0 {
-            reduce::reduce_left(op, job.dtype, lower, into).map_err(Broken::Operation)?;
+            reduce::reduce_left(op, job.dtype, lower, into).map_err(ChunkFailure::Operation)?;
         }
         for rank in self.rank + 1..self.size {
             read(rank, theirs)?;
-            reduce::reduce_right(op, job.dtype, into, theirs).map_err(Broken::Operation)?;
+            reduce::reduce_right(op, job.dtype, into, theirs).map_err(ChunkFailure::Operation)?;
         }
         Ok(())
     }

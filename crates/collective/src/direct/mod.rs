@@ -24,19 +24,19 @@ mod large;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use tidemill_net::{NetError, Region, copy_slice};
+use tidemill_net::{MemoryRegion, NetError, copy_slice};
 
-pub(crate) use area::{Area, DATA_BYTES};
-pub(crate) use choose::Chooser;
+pub(crate) use area::{DATA_BYTES, SharedArea};
 pub use choose::direct_algorithms;
+pub(crate) use choose::{BlockingRules, DirectChooser};
 pub(crate) use large::LargeProgress;
 
-use crate::{Block, Collective, DType, Op, reduce};
+use crate::{Collective, DType, ReduceOp, VectorBlock, reduce};
 use area::SLOTS;
 
 /// One rank's side of an area, over the life of a communicator.
-pub(crate) struct Direct {
-    area: Area,
+pub(crate) struct DirectChannel {
+    area: SharedArea,
     rank: usize,
     size: usize,
     /// The last turn begun.
@@ -47,62 +47,62 @@ pub(crate) struct Direct {
 }
 
 /// What a call does, as the direct collectives need it.
-pub(crate) struct Job {
+pub(crate) struct DirectOperation {
     pub collective: Collective,
     pub root: usize,
     pub dtype: DType,
     pub signature: u32,
     /// The caller's contribution; for in-place calls it may be part of `recv`.
-    pub send: Region,
-    pub recv: Region,
+    pub send: MemoryRegion,
+    pub recv: MemoryRegion,
     /// Of a vector variant: the block of each rank, in bytes. Their lengths are alike on every rank.
-    pub blocks: Option<Arc<[Block]>>,
+    pub blocks: Option<Arc<[VectorBlock]>>,
 }
 
-impl Job {
+impl DirectOperation {
     /// The block of a rank, in bytes; `len` bytes for each where all are equal.
     #[inline]
-    fn block(&self, rank: usize, len: usize) -> Block {
+    fn block(&self, rank: usize, len: usize) -> VectorBlock {
         match &self.blocks {
             Some(blocks) => blocks[rank],
-            None => Block { start: rank * len, len },
+            None => VectorBlock { start: rank * len, len },
         }
     }
 }
 
 /// Where a call has got to. Advanced between polls until it is over.
-pub(crate) struct Progress {
+pub(crate) struct DirectProgress {
     /// First byte of the current chunk.
     offset: usize,
-    stage: Stage,
+    stage: DirectStage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum DirectStage {
     /// A turn is to be begun.
     Publish,
     /// Contributions of ranks from this one on are still to be read.
     Read(usize),
 }
 
-impl Progress {
+impl DirectProgress {
     /// Changes whenever this rank has published something or is done with something.
     pub(crate) fn moved(&self) -> (usize, bool) {
-        (self.offset, self.stage == Stage::Publish)
+        (self.offset, self.stage == DirectStage::Publish)
     }
 }
 
 /// Bytes of a turn of a chunked call. A broadcast's readers copy while the root publishes the next chunk, so its chunks
 /// are smaller than a slot.
 #[inline]
-fn chunk_bytes(job: &Job) -> usize {
+fn chunk_bytes(job: &DirectOperation) -> usize {
     if job.collective == Collective::Bcast { BCAST_CHUNK_BYTES } else { DATA_BYTES }
 }
 
 const BCAST_CHUNK_BYTES: usize = 16 << 10;
 
 /// What a poll of a direct call found.
-pub(crate) enum Poll {
+pub(crate) enum DirectPoll {
     /// Something a peer has to do first.
     Waiting,
     /// Something was done, and more can be.
@@ -115,24 +115,24 @@ pub(crate) enum Poll {
     Failed(NetError),
 }
 
-impl Direct {
-    pub(crate) fn new(area: Area, rank: usize, size: usize) -> Self {
-        Direct { area, rank, size, turn: 0, done_by_all: 0, chain: 0 }
+impl DirectChannel {
+    pub(crate) fn new(area: SharedArea, rank: usize, size: usize) -> Self {
+        DirectChannel { area, rank, size, turn: 0, done_by_all: 0, chain: 0 }
     }
 
-    pub(crate) fn area(&self) -> &Area {
+    pub(crate) fn area(&self) -> &SharedArea {
         &self.area
     }
 
-    pub(crate) fn start() -> Progress {
-        Progress { offset: 0, stage: Stage::Publish }
+    pub(crate) fn start() -> DirectProgress {
+        DirectProgress { offset: 0, stage: DirectStage::Publish }
     }
 
     /// Whom a stuck call waits for.
-    pub(crate) fn waiting_for(&self, progress: &Progress) -> Option<usize> {
+    pub(crate) fn waiting_for(&self, progress: &DirectProgress) -> Option<usize> {
         match progress.stage {
-            Stage::Read(rank) => Some(rank),
-            Stage::Publish => {
+            DirectStage::Read(rank) => Some(rank),
+            DirectStage::Publish => {
                 let needed = self.turn.wrapping_add(1).wrapping_sub(SLOTS);
                 (0..self.size).find(|&r| (self.area.done(r).load(Ordering::Relaxed).wrapping_sub(needed) as i32) < 0)
             }
@@ -172,45 +172,50 @@ impl Direct {
     ///
     /// # Safety
     /// `job`'s regions are valid (`send` readable, `recv` writable), of the lengths its collective needs, and the same
-    /// on each call for one `progress`. Calls on one `Direct` are made one after the other.
+    /// on each call for one `progress`. Calls on one `DirectChannel` are made one after the other.
     #[inline]
-    pub(crate) unsafe fn poll(&mut self, job: &Job, op: &Op, progress: &mut Progress) -> Poll {
+    pub(crate) unsafe fn poll(
+        &mut self,
+        job: &DirectOperation,
+        op: &ReduceOp,
+        progress: &mut DirectProgress,
+    ) -> DirectPoll {
         loop {
             match progress.stage {
-                Stage::Publish => {
+                DirectStage::Publish => {
                     let turn = self.turn.wrapping_add(1);
                     if !self.slot_is_free(turn) {
-                        return Poll::Waiting;
+                        return DirectPoll::Waiting;
                     }
                     self.turn = turn;
                     if self.publishes(job) {
                         // SAFETY: the slot is free, and this is its rank.
                         unsafe { self.area.publish(self.rank, turn, job.signature, self.contribution(job, progress)) };
                     }
-                    progress.stage = Stage::Read(self.first_to_read(job));
+                    progress.stage = DirectStage::Read(self.first_to_read(job));
                 }
-                Stage::Read(from) => {
+                DirectStage::Read(from) => {
                     let reads_from = self.readers_sources(job);
                     for rank in from.max(reads_from.start)..reads_from.end {
                         match self.area.published(rank, self.turn) {
                             None => {
-                                progress.stage = Stage::Read(rank);
-                                return Poll::Waiting;
+                                progress.stage = DirectStage::Read(rank);
+                                return DirectPoll::Waiting;
                             }
-                            Some(signature) if signature != job.signature => return Poll::Contradicted(rank),
+                            Some(signature) if signature != job.signature => return DirectPoll::Contradicted(rank),
                             Some(_) => {}
                         }
                         // SAFETY: published under our own signature, hence with our own lengths.
                         if let Err(error) = unsafe { self.take(job, op, progress, rank) } {
-                            return Poll::Failed(error);
+                            return DirectPoll::Failed(error);
                         }
                     }
                     self.finish_turn(reads_from.len() == self.size);
                     progress.offset += chunk_bytes(job);
                     if progress.offset >= self.total(job) {
-                        return Poll::Done;
+                        return DirectPoll::Done;
                     }
-                    progress.stage = Stage::Publish;
+                    progress.stage = DirectStage::Publish;
                 }
             }
         }
@@ -240,7 +245,7 @@ impl Direct {
     }
 
     #[inline]
-    fn publishes(&self, job: &Job) -> bool {
+    fn publishes(&self, job: &DirectOperation) -> bool {
         match job.collective {
             Collective::Bcast | Collective::Scatter => self.rank == job.root,
             _ => true,
@@ -249,7 +254,7 @@ impl Direct {
 
     /// Whose contributions this rank reads.
     #[inline]
-    fn readers_sources(&self, job: &Job) -> std::ops::Range<usize> {
+    fn readers_sources(&self, job: &DirectOperation) -> std::ops::Range<usize> {
         match job.collective {
             Collective::Bcast if self.rank == job.root => 0..0,
             Collective::Bcast | Collective::Scatter => job.root..job.root + 1,
@@ -261,13 +266,13 @@ impl Direct {
     }
 
     #[inline]
-    fn first_to_read(&self, job: &Job) -> usize {
+    fn first_to_read(&self, job: &DirectOperation) -> usize {
         self.readers_sources(job).start
     }
 
     /// Bytes of the whole call that go through chunks.
     #[inline]
-    fn total(&self, job: &Job) -> usize {
+    fn total(&self, job: &DirectOperation) -> usize {
         match job.collective {
             Collective::Bcast => job.recv.len,
             Collective::Reduce | Collective::Allreduce => job.send.len,
@@ -275,7 +280,7 @@ impl Direct {
         }
     }
 
-    fn contribution<'a>(&self, job: &'a Job, progress: &Progress) -> &'a [u8] {
+    fn contribution<'a>(&self, job: &'a DirectOperation, progress: &DirectProgress) -> &'a [u8] {
         let whole = if job.collective == Collective::Bcast { job.recv } else { job.send };
         let chunk = match job.collective {
             Collective::Bcast | Collective::Reduce | Collective::Allreduce => {
@@ -292,7 +297,13 @@ impl Direct {
     /// # Safety
     /// It is published, under the job's signature.
     #[inline]
-    unsafe fn take(&self, job: &Job, op: &Op, progress: &Progress, rank: usize) -> Result<(), NetError> {
+    unsafe fn take(
+        &self,
+        job: &DirectOperation,
+        op: &ReduceOp,
+        progress: &DirectProgress,
+        rank: usize,
+    ) -> Result<(), NetError> {
         let recv = |start: usize, len: usize| {
             assert!(start + len <= job.recv.len, "a direct collective stays within its receive buffer");
             // SAFETY: in bounds of the region, which is writable and ours by `poll`'s contract.
@@ -312,7 +323,7 @@ impl Direct {
                 copy_slice(recv(0, len), &theirs(len * self.size)[self.rank * len..][..len]);
             }
             Collective::Gather | Collective::Allgather | Collective::Allgatherv => {
-                let Block { start, len } = job.block(rank, n);
+                let VectorBlock { start, len } = job.block(rank, n);
                 copy_slice(recv(start, len), theirs(len));
             }
             Collective::Alltoall => {
@@ -325,7 +336,7 @@ impl Direct {
             }
             Collective::Scan | Collective::Exscan => return self.fold(job, op, rank, theirs(n), recv(0, n)),
             Collective::ReduceScatterBlock | Collective::ReduceScatter => {
-                let Block { start, len } = job.block(self.rank, n / self.size);
+                let VectorBlock { start, len } = job.block(self.rank, n / self.size);
                 return self.fold(job, op, rank, &theirs(n)[start..][..len], recv(0, len));
             }
             _ => unreachable!("the communicator sends no other collective here"),
@@ -335,7 +346,14 @@ impl Direct {
 
     /// Combines in rank order: rank 0's contribution is copied, rank 1's read together with it, and so on.
     #[inline]
-    fn fold(&self, job: &Job, op: &Op, rank: usize, theirs: &[u8], into: &mut [u8]) -> Result<(), NetError> {
+    fn fold(
+        &self,
+        job: &DirectOperation,
+        op: &ReduceOp,
+        rank: usize,
+        theirs: &[u8],
+        into: &mut [u8],
+    ) -> Result<(), NetError> {
         if rank == 0 {
             copy_slice(into, theirs);
             return Ok(());

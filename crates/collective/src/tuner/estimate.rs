@@ -3,12 +3,12 @@
 //!
 //! Ranks are taken to be spread evenly over the hosts, neighbours together.
 
-use super::{Link, Model, Query};
+use super::{CostModel, LinkCost, TuneQuery};
 use crate::{Algorithm, Collective};
 
 /// Seconds that `algorithm` takes for the call with chunks of `chunk_bytes` (0: no chunks).
-pub(crate) fn seconds(model: &Model, q: &Query, algorithm: Algorithm, chunk_bytes: usize) -> f64 {
-    let net = Net::new(model, q);
+pub(crate) fn seconds(model: &CostModel, q: &TuneQuery, algorithm: Algorithm, chunk_bytes: usize) -> f64 {
+    let net = NetworkShape::new(model, q);
     let n = q.bytes as f64;
     let chunks = if chunk_bytes == 0 { 1.0 } else { (n / chunk_bytes as f64).ceil().max(1.0) };
     let (p, block) = (net.p, n / net.p);
@@ -78,20 +78,20 @@ pub(crate) fn seconds(model: &Model, q: &Query, algorithm: Algorithm, chunk_byte
 
 /// A communicator as the formulas see it.
 #[derive(Clone, Copy)]
-struct Net {
+struct NetworkShape {
     /// Within a host, and between hosts.
-    near: Link,
-    far: Link,
+    near: LinkCost,
+    far: LinkCost,
     /// Ranks, and how many of them a host has.
     p: f64,
     per_host: f64,
 }
 
-impl Net {
-    fn new(model: &Model, q: &Query) -> Net {
+impl NetworkShape {
+    fn new(model: &CostModel, q: &TuneQuery) -> NetworkShape {
         let p = f64::from(q.ranks.max(1));
         let (near, far) = model.links(q.within_host);
-        Net { near, far, p, per_host: (p / f64::from(q.hosts.max(1))).max(1.0) }
+        NetworkShape { near, far, p, per_host: (p / f64::from(q.hosts.max(1))).max(1.0) }
     }
 
     fn hosts(&self) -> f64 {
@@ -99,13 +99,13 @@ impl Net {
     }
 
     /// The ranks of one host.
-    fn within_host(&self) -> Net {
-        Net { p: self.per_host, ..*self }
+    fn within_host(&self) -> NetworkShape {
+        NetworkShape { p: self.per_host, ..*self }
     }
 
     /// One rank of each host.
-    fn between_hosts(&self) -> Net {
-        Net { p: self.hosts(), per_host: 1.0, ..*self }
+    fn between_hosts(&self) -> NetworkShape {
+        NetworkShape { p: self.hosts(), per_host: 1.0, ..*self }
     }
 
     /// Distances 1, 2, 4, ... below P.

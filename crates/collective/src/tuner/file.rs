@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{Order, Rule, Table};
+use super::{CombineOrder, TuneRule, TuneTable};
 use crate::{Algorithm, Collective};
 
 /// The format this code reads and writes.
@@ -51,15 +51,15 @@ pub enum TableError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct TuneFile {
     version: Spanned<u32>,
     #[serde(default)]
-    rules: Vec<Spanned<Line>>,
+    rules: Vec<Spanned<RuleLine>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct RuleLine {
     collective: String,
     algorithm: String,
     ranks: u32,
@@ -70,7 +70,7 @@ struct Line {
     blocking: Option<String>,
 }
 
-impl Table {
+impl TuneTable {
     /// Where the table of this user is: `$TIDEMILL_TUNE`, else `tidemill/tune.toml` in `$XDG_CONFIG_HOME` or
     /// `~/.config`.
     pub fn default_path() -> Option<PathBuf> {
@@ -84,12 +84,12 @@ impl Table {
     /// The table of this user. If none was named and none is in the usual place, one without rules.
     ///
     /// # Errors
-    /// As [`Table::load`]; also when `$TIDEMILL_TUNE` names a file that does not exist.
-    pub fn load_default() -> Result<Table, TableError> {
+    /// As [`TuneTable::load`]; also when `$TIDEMILL_TUNE` names a file that does not exist.
+    pub fn load_default() -> Result<TuneTable, TableError> {
         let named = std::env::var_os("TIDEMILL_TUNE").is_some_and(|value| !value.is_empty());
-        match Table::default_path() {
-            Some(path) if named || path.exists() => Table::load(&path),
-            _ => Ok(Table::default()),
+        match TuneTable::default_path() {
+            Some(path) if named || path.exists() => TuneTable::load(&path),
+            _ => Ok(TuneTable::default()),
         }
     }
 
@@ -97,7 +97,7 @@ impl Table {
     ///
     /// # Errors
     /// [`TableError::File`]; [`TableError::Bad`], naming file and line.
-    pub fn load(path: &Path) -> Result<Table, TableError> {
+    pub fn load(path: &Path) -> Result<TuneTable, TableError> {
         let name = path.display().to_string();
         let failed = |source| TableError::File { path: name.clone(), source };
         let bytes = std::fs::metadata(path).map_err(failed)?.len();
@@ -105,25 +105,25 @@ impl Table {
             let reason = format!("file of {bytes} bytes exceeds the limit of {FILE_BYTES_MAX} for a tuning table");
             return Err(TableError::Bad { path: name, line: 1, reason });
         }
-        Table::parse(&std::fs::read_to_string(path).map_err(failed)?, &name)
+        TuneTable::parse(&std::fs::read_to_string(path).map_err(failed)?, &name)
     }
 
     /// Reads a table from the text of a file; `origin` stands for the file in errors.
     ///
     /// # Errors
     /// [`TableError::Bad`], naming `origin` and the line.
-    pub fn parse(text: &str, origin: &str) -> Result<Table, TableError> {
+    pub fn parse(text: &str, origin: &str) -> Result<TuneTable, TableError> {
         let bad = |at: usize, reason: String| {
             let line = text.as_bytes()[..at.min(text.len())].iter().filter(|&&b| b == b'\n').count() + 1;
             TableError::Bad { path: origin.to_owned(), line, reason }
         };
-        let file: File = toml::from_str(text)
+        let file: TuneFile = toml::from_str(text)
             .map_err(|error| bad(error.span().map_or(0, |span| span.start), error.message().to_owned()))?;
         if *file.version.get_ref() != VERSION {
             let reason = format!("version {} is not {VERSION}; run `tidemill tune` again", file.version.get_ref());
             return Err(bad(file.version.span().start, reason));
         }
-        let mut table = Table::default();
+        let mut table = TuneTable::default();
         for line in file.rules {
             let at = line.span().start;
             let rule = line.into_inner().rule().map_err(|reason| bad(at, reason))?;
@@ -137,7 +137,7 @@ impl Table {
         let mut text = format!(
             "# Written by `tidemill tune`. The format is described in the crate tidemill-collective, module tuner.\nversion = {VERSION}\nrules = [\n"
         );
-        for Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes, blocking } in self.rules() {
+        for TuneRule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes, blocking } in self.rules() {
             let _ = write!(text, "  {{ collective = \"{collective}\", ranks = {ranks}, hosts = {hosts}");
             if bytes_max < usize::MAX {
                 let _ = write!(text, ", bytes_max = {bytes_max}");
@@ -149,7 +149,7 @@ impl Table {
             if let Some(direct) = blocking {
                 let _ = write!(text, ", blocking = \"{direct}\"");
             }
-            if order != Order::Any {
+            if order != CombineOrder::Any {
                 let _ = write!(text, ", order = \"{}\"", order.name());
             }
             text.push_str(" },\n");
@@ -179,11 +179,11 @@ impl Table {
     }
 }
 
-impl Line {
-    fn rule(self) -> Result<Rule, String> {
+impl RuleLine {
+    fn rule(self) -> Result<TuneRule, String> {
         let order = match self.order.as_deref() {
-            None => Order::Any,
-            Some(name) => *Order::ALL
+            None => CombineOrder::Any,
+            Some(name) => *CombineOrder::ALL
                 .iter()
                 .find(|order| order.name() == name)
                 .ok_or_else(|| format!("unknown order {name:?}; choose any, in_order or repeatable"))?,
@@ -192,7 +192,7 @@ impl Line {
             return Err("ranks and hosts must be at least 1".into());
         }
         let algorithm = |name: String| name.parse::<Algorithm>().map_err(|e| e.to_string());
-        Ok(Rule {
+        Ok(TuneRule {
             collective: self.collective.parse().map_err(|e: crate::algorithms::UnknownName| e.to_string())?,
             algorithm: algorithm(self.algorithm)?,
             blocking: self.blocking.map(algorithm).transpose()?,
@@ -209,12 +209,12 @@ impl Line {
 mod tests {
     use tidemill_net::topology::HostLinks;
 
-    use super::super::Query;
+    use super::super::TuneQuery;
     use super::*;
-    use crate::{Call, Options};
+    use crate::{CallOptions, CollectiveCall};
 
-    fn query(collective: Collective, bytes: usize, ranks: u32) -> Query {
-        Query {
+    fn query(collective: Collective, bytes: usize, ranks: u32) -> TuneQuery {
+        TuneQuery {
             collective,
             bytes,
             item_bytes: 8,
@@ -226,8 +226,8 @@ mod tests {
         }
     }
 
-    fn rule(bytes_max: usize, ranks: u32, algorithm: Algorithm, order: Order) -> Rule {
-        Rule {
+    fn rule(bytes_max: usize, ranks: u32, algorithm: Algorithm, order: CombineOrder) -> TuneRule {
+        TuneRule {
             collective: Collective::Allreduce,
             order,
             hosts: 1,
@@ -242,20 +242,20 @@ mod tests {
     /// A rule lost or changed on the way to disk and back would silently mistune every later job.
     #[test]
     fn tables_survive_the_way_through_a_file() {
-        let mut table = Table::default();
+        let mut table = TuneTable::default();
         for rule in [
-            rule(8, 2, Algorithm::Linear, Order::Any),
-            rule(usize::MAX, 2, Algorithm::Ring, Order::Any),
-            rule(usize::MAX, 8, Algorithm::Chain, Order::InOrder),
-            rule(100, 8, Algorithm::HalvingDoubling, Order::Repeatable),
-            Rule { blocking: Some(Algorithm::SingleCopy), ..rule(200, 8, Algorithm::Ring, Order::Any) },
+            rule(8, 2, Algorithm::Linear, CombineOrder::Any),
+            rule(usize::MAX, 2, Algorithm::Ring, CombineOrder::Any),
+            rule(usize::MAX, 8, Algorithm::Chain, CombineOrder::InOrder),
+            rule(100, 8, Algorithm::HalvingDoubling, CombineOrder::Repeatable),
+            TuneRule { blocking: Some(Algorithm::SingleCopy), ..rule(200, 8, Algorithm::Ring, CombineOrder::Any) },
         ] {
             table.insert(rule).unwrap();
         }
         let folder = std::env::temp_dir().join(format!("tidemill-tuner-{}", std::process::id()));
         let path = folder.join("deep").join("tune.toml");
         table.save(&path).unwrap();
-        let back = Table::load(&path).unwrap();
+        let back = TuneTable::load(&path).unwrap();
         assert_eq!(table.rules().collect::<Vec<_>>(), back.rules().collect::<Vec<_>>());
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no half-written file stays");
         std::fs::remove_dir_all(folder).unwrap();
@@ -264,10 +264,10 @@ mod tests {
     /// The wrong neighbour in any of the three keys.
     #[test]
     fn lookup_takes_the_nearest_rule() {
-        let mut table = Table::default();
-        table.insert(rule(64, 4, Algorithm::Linear, Order::Any)).unwrap();
-        table.insert(rule(4096, 4, Algorithm::RecursiveDoubling, Order::Any)).unwrap();
-        table.insert(rule(64, 16, Algorithm::Ring, Order::Any)).unwrap();
+        let mut table = TuneTable::default();
+        table.insert(rule(64, 4, Algorithm::Linear, CombineOrder::Any)).unwrap();
+        table.insert(rule(4096, 4, Algorithm::RecursiveDoubling, CombineOrder::Any)).unwrap();
+        table.insert(rule(64, 16, Algorithm::Ring, CombineOrder::Any)).unwrap();
         let found = |bytes, ranks| table.lookup(&query(Collective::Allreduce, bytes, ranks)).unwrap().algorithm;
         assert_eq!(found(0, 4), Algorithm::Linear);
         assert_eq!(found(64, 7), Algorithm::Linear);
@@ -276,37 +276,40 @@ mod tests {
         assert_eq!(found(1, 2), Algorithm::Linear);
         assert_eq!(found(1, 100), Algorithm::Ring);
         assert_eq!(table.lookup(&query(Collective::Allreduce, 1, 4)).unwrap().chunk, 512);
-        let in_order = Query { commutative: false, ..query(Collective::Allreduce, 1, 16) };
+        let in_order = TuneQuery { commutative: false, ..query(Collective::Allreduce, 1, 16) };
         assert_eq!(table.lookup(&in_order), None, "a rule for commutative operations says nothing about others");
-        assert!(table.insert(rule(1, 1, Algorithm::Ring, Order::InOrder)).is_err());
-        assert!(table.insert(rule(1, 1, Algorithm::Bruck, Order::Any)).is_err());
+        assert!(table.insert(rule(1, 1, Algorithm::Ring, CombineOrder::InOrder)).is_err());
+        assert!(table.insert(rule(1, 1, Algorithm::Bruck, CombineOrder::Any)).is_err());
     }
 
     /// Blocking calls of workers who share memory are looked up apart, and a rule for several hosts says nothing about
     /// them.
     #[test]
     fn blocking_calls_have_rules_of_their_own() {
-        let by = |blocking, rule| Rule { blocking, ..rule };
-        let mut table = Table::default();
-        table.insert(Rule { hosts: 2, ..rule(usize::MAX, 4, Algorithm::Ring, Order::Any) }).unwrap();
+        let by = |blocking, rule| TuneRule { blocking, ..rule };
+        let mut table = TuneTable::default();
+        table.insert(TuneRule { hosts: 2, ..rule(usize::MAX, 4, Algorithm::Ring, CombineOrder::Any) }).unwrap();
         assert!(table.blocking(4).is_empty());
-        table.insert(by(Some(Algorithm::SharedMemory), rule(64, 4, Algorithm::Linear, Order::Any))).unwrap();
-        table.insert(rule(4096, 4, Algorithm::Ring, Order::Any)).unwrap();
-        table.insert(by(Some(Algorithm::SingleCopy), rule(8192, 4, Algorithm::Ring, Order::Any))).unwrap();
+        table.insert(by(Some(Algorithm::SharedMemory), rule(64, 4, Algorithm::Linear, CombineOrder::Any))).unwrap();
+        table.insert(rule(4096, 4, Algorithm::Ring, CombineOrder::Any)).unwrap();
+        table.insert(by(Some(Algorithm::SingleCopy), rule(8192, 4, Algorithm::Ring, CombineOrder::Any))).unwrap();
         let blocking = table.blocking(6);
-        let call = Call { op: &crate::Op::Sum, ..Call::new(Collective::Allreduce) };
+        let call = CollectiveCall { op: &crate::ReduceOp::Sum, ..CollectiveCall::new(Collective::Allreduce) };
         let found = [0, 64, 65, 4096, 4097, 1 << 40].map(|bytes| blocking.find(&call, bytes).unwrap());
         use Algorithm::{Ring, SharedMemory, SingleCopy};
         assert_eq!(found, [SharedMemory, SharedMemory, Ring, Ring, SingleCopy, SingleCopy]);
-        let repeatable = Call { options: Options { repeatable: true, ..Options::default() }, ..call };
+        let repeatable = CollectiveCall { options: CallOptions { repeatable: true, ..CallOptions::default() }, ..call };
         assert_eq!(blocking.find(&repeatable, 8), None);
-        assert_eq!(blocking.find(&Call::new(Collective::Bcast), 8), None);
+        assert_eq!(blocking.find(&CollectiveCall::new(Collective::Bcast), 8), None);
         assert_eq!(table.lookup(&query(Collective::Allreduce, 8, 4)).unwrap().algorithm, Algorithm::Linear);
         for wrong in [
-            by(Some(Ring), rule(1, 4, Ring, Order::Any)),
-            by(Some(SharedMemory), Rule { hosts: 2, ..rule(1, 4, Ring, Order::Any) }),
-            by(Some(SingleCopy), Rule { collective: Collective::Barrier, ..rule(1, 4, Algorithm::Flat, Order::Any) }),
-            rule(1, 4, SharedMemory, Order::Any),
+            by(Some(Ring), rule(1, 4, Ring, CombineOrder::Any)),
+            by(Some(SharedMemory), TuneRule { hosts: 2, ..rule(1, 4, Ring, CombineOrder::Any) }),
+            by(
+                Some(SingleCopy),
+                TuneRule { collective: Collective::Barrier, ..rule(1, 4, Algorithm::Flat, CombineOrder::Any) },
+            ),
+            rule(1, 4, SharedMemory, CombineOrder::Any),
         ] {
             assert!(table.insert(wrong).is_err(), "{wrong:?}");
         }
@@ -342,7 +345,7 @@ mod tests {
                 "order",
             ),
         ] {
-            match Table::parse(&text, "tune.toml") {
+            match TuneTable::parse(&text, "tune.toml") {
                 Err(TableError::Bad { path, line: found, reason }) => {
                     assert_eq!((path.as_str(), found), ("tune.toml", line), "{text}: {reason}");
                     assert!(reason.contains(word), "{reason:?} does not say {word:?}");
@@ -355,15 +358,18 @@ mod tests {
     /// A choice that cannot run the call would fail every call of that shape.
     #[test]
     fn every_choice_can_run_its_call() {
-        let table = Table::default();
+        let table = TuneTable::default();
         for &collective in Collective::ALL {
             for ranks in [1, 2, 3, 4, 7, 8, 64, 1000] {
                 for hosts in [1, 2, 4, 64].into_iter().filter(|&hosts| hosts <= ranks) {
                     for bytes in [0, 1, 8, 1000, 65536, 1 << 20, 1 << 26, 1 << 40] {
                         for (commutative, repeatable) in [(true, false), (false, false), (true, true)] {
-                            let q = Query { hosts, commutative, repeatable, ..query(collective, bytes, ranks) };
+                            let q = TuneQuery { hosts, commutative, repeatable, ..query(collective, bytes, ranks) };
                             let choice = table.choose(&q);
-                            assert!(Order::of(&q).allows(collective, choice.algorithm), "{q:?}: {choice:?}");
+                            assert!(
+                                CombineOrder::new(q.commutative, q.repeatable).allows(collective, choice.algorithm),
+                                "{q:?}: {choice:?}"
+                            );
                         }
                     }
                 }

@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use tidemill_net::Region;
+use tidemill_net::MemoryRegion;
 
-use super::{Order, Query, Rule, Table, candidates};
-use crate::{Algorithm, Call, Collective, CollectiveError, Communicator, DType, Op, Options, direct_algorithms};
+use super::{CombineOrder, TuneQuery, TuneRule, TuneTable, candidates};
+use crate::{
+    Algorithm, CallOptions, Collective, CollectiveCall, CollectiveError, Communicator, DType, ReduceOp,
+    direct_algorithms,
+};
 
 /// Sizes to measure unless told otherwise, in bytes of the vector or of one rank's blocks together.
 pub const SIZES_BYTES: [usize; 8] = [8, 128, 2 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
@@ -26,11 +29,11 @@ const MEASURED: [Collective; 11] = [
 const ROUNDS: usize = 3;
 
 /// What was found for one collective and size, for progress reports.
-pub struct Finding {
+pub struct TuneFinding {
     /// The collective.
     pub collective: Collective,
     /// Its order class.
-    pub order: Order,
+    pub order: CombineOrder,
     /// Bytes.
     pub bytes: usize,
     /// The best way by messages, its chunk in bytes and its time per call.
@@ -49,36 +52,37 @@ pub struct Finding {
 /// The job's fault.
 pub fn measure(
     comm: &Communicator,
-    table: &mut Table,
+    table: &mut TuneTable,
     sizes_bytes: &[usize],
     budget: Duration,
-    mut report: impl FnMut(&Finding),
+    mut report: impl FnMut(&TuneFinding),
 ) -> Result<(), CollectiveError> {
     let ranks = comm.size();
     let hosts = comm.hosts();
     for collective in MEASURED {
-        let orders = if Call::new(collective).reduces() { &Order::ALL[..] } else { &Order::ALL[..1] };
+        let orders =
+            if CollectiveCall::new(collective).reduces() { &CombineOrder::ALL[..] } else { &CombineOrder::ALL[..1] };
         for &order in orders {
             let sizes = if collective == Collective::Barrier { &sizes_bytes[..1] } else { sizes_bytes };
             for &bytes in sizes {
-                let query = Query {
+                let query = TuneQuery {
                     collective,
                     bytes,
                     item_bytes: 8,
                     ranks,
                     hosts,
                     within_host: comm.within_host(),
-                    commutative: order == Order::Any,
-                    repeatable: order == Order::Repeatable,
+                    commutative: order == CombineOrder::Any,
+                    repeatable: order == CombineOrder::Repeatable,
                 };
                 let estimate = table.estimate(&query);
-                let mut trial = Trial::new(collective, bytes, ranks);
+                let mut trial = TuneTrial::new(collective, bytes, ranks);
                 let mut best: Option<(Algorithm, usize, Duration)> = None;
                 let mut untuned = Duration::ZERO;
                 for (algorithm, chunk_bytes) in candidates(&query) {
                     let chunk = chunk_bytes / query.item_bytes;
                     let options =
-                        Options { algorithm: Some(algorithm), chunk: Some(chunk), repeatable: query.repeatable };
+                        CallOptions { algorithm: Some(algorithm), chunk: Some(chunk), repeatable: query.repeatable };
                     let time = trial.time(comm, options, budget)?;
                     if (algorithm, chunk) == (estimate.algorithm, estimate.chunk) {
                         untuned = time;
@@ -90,10 +94,10 @@ pub fn measure(
                 let best = best.expect("every collective has an algorithm for every order");
                 let mut blocking: Option<(Algorithm, Duration)> = None;
                 let repeatable = query.repeatable;
-                let plain = Options { repeatable, ..Options::default() };
+                let plain = CallOptions { repeatable, ..CallOptions::default() };
                 let built_in = comm.direct_way(&trial.call(plain));
                 for &direct in direct_algorithms(collective) {
-                    let options = Options { algorithm: Some(direct), ..plain };
+                    let options = CallOptions { algorithm: Some(direct), ..plain };
                     if comm.direct_way(&trial.call(options)).is_none() {
                         continue;
                     }
@@ -111,7 +115,7 @@ pub fn measure(
                 let bytes_max = if last { usize::MAX } else { ((bytes as f64) * (next as f64)).sqrt() as usize };
                 let (algorithm, chunk_bytes, _) = best;
                 table
-                    .insert(Rule {
+                    .insert(TuneRule {
                         collective,
                         order,
                         hosts,
@@ -122,7 +126,7 @@ pub fn measure(
                         blocking: blocking.map(|(direct, _)| direct),
                     })
                     .expect("only able algorithms are measured");
-                report(&Finding { collective, order, bytes, best, blocking, untuned });
+                report(&TuneFinding { collective, order, bytes, best, blocking, untuned });
             }
         }
     }
@@ -130,39 +134,44 @@ pub fn measure(
 }
 
 /// A collective of one size, with its buffers.
-struct Trial {
+struct TuneTrial {
     collective: Collective,
     count: usize,
     send: Vec<u64>,
     recv: Vec<u64>,
 }
 
-impl Trial {
+impl TuneTrial {
     fn new(collective: Collective, bytes: usize, ranks: u32) -> Self {
         use Collective::*;
         let ranks = ranks as usize;
         let in_blocks = matches!(collective, Gather | Allgather | Scatter | Alltoall | ReduceScatterBlock);
         let count = if in_blocks { (bytes / 8).div_ceil(ranks) } else { bytes / 8 };
         let send = vec![1; count * if in_blocks { ranks } else { 1 }];
-        Trial { collective, count, recv: send.clone(), send }
+        TuneTrial { collective, count, recv: send.clone(), send }
     }
 
-    fn call(&mut self, options: Options) -> Call<'static> {
+    fn call(&mut self, options: CallOptions) -> CollectiveCall<'static> {
         use Collective::{Barrier, Bcast};
-        let region = |data: &mut Vec<u64>| Region { ptr: data.as_mut_ptr().cast(), len: data.len() * 8 };
-        Call {
+        let region = |data: &mut Vec<u64>| MemoryRegion { ptr: data.as_mut_ptr().cast(), len: data.len() * 8 };
+        CollectiveCall {
             dtype: DType::U64,
-            op: &Op::Bxor,
+            op: &ReduceOp::Bxor,
             count: self.count,
             send: (!matches!(self.collective, Bcast | Barrier)).then(|| region(&mut self.send)),
             recv: (self.collective != Barrier).then(|| region(&mut self.recv)),
             options,
-            ..Call::new(self.collective)
+            ..CollectiveCall::new(self.collective)
         }
     }
 
     /// Time per call on the slowest rank, the same on all: the median of a few rounds.
-    fn time(&mut self, comm: &Communicator, options: Options, budget: Duration) -> Result<Duration, CollectiveError> {
+    fn time(
+        &mut self,
+        comm: &Communicator,
+        options: CallOptions,
+        budget: Duration,
+    ) -> Result<Duration, CollectiveError> {
         let call = self.call(options);
         let run = |repeats: u64| -> Result<Duration, CollectiveError> {
             comm.barrier()?;
@@ -172,7 +181,7 @@ impl Trial {
                 unsafe { comm.run(&call)? };
             }
             let mut slowest = [0u64];
-            comm.allreduce(&[start.elapsed().as_nanos() as u64], &mut slowest, &Op::Max)?;
+            comm.allreduce(&[start.elapsed().as_nanos() as u64], &mut slowest, &ReduceOp::Max)?;
             Ok(Duration::from_nanos(slowest[0]))
         };
         let once = run(2)? / 2;

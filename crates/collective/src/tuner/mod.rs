@@ -1,8 +1,8 @@
 //! The tuner: which algorithm, and which chunk, runs a collective.
 //!
-//! A [`Table`] of measured rules decides; where it has none, the algorithm with the least estimated cost under a
-//! [`Model`] does. All ranks of a communicator must use equal tables, or their schedules will not fit together: read
-//! the file on one rank and pass its text to the others ([`Table::to_text`], [`Table::parse`]).
+//! A [`TuneTable`] of measured rules decides; where it has none, the algorithm with the least estimated cost under a
+//! [`CostModel`] does. All ranks of a communicator must use equal tables, or their schedules will not fit together:
+//! read the file on one rank and pass its text to the others ([`TuneTable::to_text`], [`TuneTable::parse`]).
 //!
 //! # File format, version 2
 //!
@@ -33,15 +33,17 @@ use parking_lot::Mutex;
 use tidemill_net::topology::HostLinks;
 
 pub use file::TableError;
-pub use measure::{Finding, SIZES_BYTES, measure};
-pub use model::{Link, Model};
+pub use measure::{SIZES_BYTES, TuneFinding, measure};
+pub use model::{CostModel, LinkCost};
 
 use crate::algorithms::supported;
-use crate::{Algorithm, Call, Collective, direct_algorithms};
+pub use crate::call::CombineOrder;
+use crate::direct::BlockingRules;
+use crate::{Algorithm, Collective, direct_algorithms};
 
 /// What the choice may depend on; alike on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Query {
+pub struct TuneQuery {
     /// The collective.
     pub collective: Collective,
     /// Bytes of the vector, or of one rank's blocks together; 0 where ranks do not know it alike.
@@ -62,73 +64,20 @@ pub struct Query {
 
 /// How to run a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct AlgorithmChoice {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Elements of a chunk; 0: no chunks. See [`crate::Params::chunk`].
+    /// Elements of a chunk; 0: no chunks. See [`crate::ScheduleParams::chunk`].
     pub chunk: usize,
-}
-
-/// What a call asks of the order in which contributions are combined. Each class is measured on its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Order {
-    /// None: commutative operations, and collectives that only move data.
-    Any,
-    /// Rank order.
-    InOrder,
-    /// The canonical order.
-    Repeatable,
-}
-
-impl Order {
-    /// All classes.
-    pub const ALL: [Order; 3] = [Order::Any, Order::InOrder, Order::Repeatable];
-
-    /// The name in table files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Order::Any => "any",
-            Order::InOrder => "in_order",
-            Order::Repeatable => "repeatable",
-        }
-    }
-
-    fn of(q: &Query) -> Order {
-        Order::new(q.commutative, q.repeatable)
-    }
-
-    #[inline]
-    fn new(commutative: bool, repeatable: bool) -> Order {
-        match (repeatable, commutative) {
-            (true, _) => Order::Repeatable,
-            (false, false) => Order::InOrder,
-            (false, true) => Order::Any,
-        }
-    }
-
-    /// Whether `algorithm` can run `collective` in this order wherever ranks lie.
-    pub fn allows(self, collective: Collective, algorithm: Algorithm) -> bool {
-        use Collective::{Allreduce, Reduce};
-        // By host is rank order only for some placements, which a query does not tell.
-        let by_host = algorithm == Algorithm::TwoLevel && matches!(collective, Reduce | Allreduce);
-        supported(collective).iter().any(|entry| {
-            entry.algorithm == algorithm
-                && match self {
-                    Order::Any => true,
-                    Order::InOrder => entry.in_order && !by_host,
-                    Order::Repeatable => entry.repeatable,
-                }
-        })
-    }
 }
 
 /// The measured best for one range of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct TuneRule {
     /// The collective.
     pub collective: Collective,
     /// The order class.
-    pub order: Order,
+    pub order: CombineOrder,
     /// Hosts it was measured on.
     pub hosts: u32,
     /// Ranks it was measured with.
@@ -149,33 +98,13 @@ type Best = (Algorithm, usize, Option<Algorithm>);
 /// Rules of one collective and order class: by hosts, then ranks, then the end of the range of bytes.
 type Rules = BTreeMap<u32, BTreeMap<u32, BTreeMap<usize, Best>>>;
 
-/// The rules of blocking calls of some ranks on one host, made flat: they are looked up on each call.
-#[derive(Default)]
-pub(crate) struct Blocking(Vec<Vec<(usize, Algorithm)>>);
-
-impl Blocking {
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The rule for a call of `bytes` in all.
-    pub(crate) fn find(&self, call: &Call, bytes: usize) -> Option<Algorithm> {
-        let reduces = call.reduces();
-        let order = Order::new(!reduces || call.op.is_commutative(), reduces && call.options.repeatable);
-        let rules = self.0.get(call.collective as usize * Order::ALL.len() + order as usize)?;
-        let rule = rules.iter().find(|(bytes_max, _)| bytes <= *bytes_max).or_else(|| rules.last());
-        rule.map(|&(_, algorithm)| algorithm)
-    }
-}
-
 /// Measured rules over a cost model. The default has no rules.
 #[derive(Default)]
-pub struct Table {
-    rules: BTreeMap<(Collective, Order), Rules>,
-    model: Model,
+pub struct TuneTable {
+    rules: BTreeMap<(Collective, CombineOrder), Rules>,
+    model: CostModel,
     /// Answers given, so that a call repeated a million times is looked up once.
-    answers: Mutex<HashMap<Query, Choice>>,
+    answers: Mutex<HashMap<TuneQuery, AlgorithmChoice>>,
 }
 
 /// Answers remembered.
@@ -184,10 +113,10 @@ const ANSWERS_MAX: usize = 1024;
 /// Chunks that are considered.
 const CHUNK_BYTES: [usize; 6] = [0, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20];
 
-impl Table {
+impl TuneTable {
     /// The algorithm and chunk for a call: the table's, or the one that should cost least. Never one that cannot run
     /// it.
-    pub fn choose(&self, query: &Query) -> Choice {
+    pub fn choose(&self, query: &TuneQuery) -> AlgorithmChoice {
         let mut answers = self.answers.lock();
         if let Some(&choice) = answers.get(query) {
             return choice;
@@ -201,8 +130,8 @@ impl Table {
     }
 
     /// The rule for a call, if the table has one.
-    pub fn lookup(&self, query: &Query) -> Option<Choice> {
-        let by_hosts = self.rules.get(&(query.collective, Order::of(query)))?;
+    pub fn lookup(&self, query: &TuneQuery) -> Option<AlgorithmChoice> {
+        let by_hosts = self.rules.get(&(query.collective, CombineOrder::new(query.commutative, query.repeatable)))?;
         let by_ranks = nearest(by_hosts, query.hosts)?;
         let by_bytes = nearest(by_ranks, query.ranks)?;
         // Above the largest size measured, what was best there.
@@ -211,19 +140,19 @@ impl Table {
     }
 
     /// What runs blocking calls of `ranks` on one host. Empty without rules of one host.
-    pub(crate) fn blocking(&self, ranks: u32) -> Blocking {
+    pub(crate) fn blocking(&self, ranks: u32) -> BlockingRules {
         let flat = |collective, order| -> Vec<(usize, Algorithm)> {
             let by_ranks = self.rules.get(&(collective, order)).and_then(|by_hosts| by_hosts.get(&1));
             let Some(by_bytes) = by_ranks.and_then(|by_ranks| nearest(by_ranks, ranks)) else { return Vec::new() };
             by_bytes.iter().map(|(&max, &(algorithm, _, blocking))| (max, blocking.unwrap_or(algorithm))).collect()
         };
-        let all = Collective::ALL.iter().flat_map(|&c| Order::ALL.map(|order| flat(c, order)));
+        let all = Collective::ALL.iter().flat_map(|&c| CombineOrder::ALL.map(|order| flat(c, order)));
         let all: Vec<_> = all.collect();
-        Blocking(if all.iter().all(Vec::is_empty) { Vec::new() } else { all })
+        BlockingRules(if all.iter().all(Vec::is_empty) { Vec::new() } else { all })
     }
 
     /// The choice of the cost model, whatever the table says.
-    pub fn estimate(&self, query: &Query) -> Choice {
+    pub fn estimate(&self, query: &TuneQuery) -> AlgorithmChoice {
         let cost = |way: &(Algorithm, usize)| estimate::seconds(&self.model, query, way.0, way.1);
         let best = candidates(query).min_by(|a, b| cost(a).total_cmp(&cost(b)));
         let (algorithm, chunk_bytes) = best.expect("every collective has an algorithm for every order");
@@ -231,7 +160,7 @@ impl Table {
     }
 
     /// The chunk with which the cost model would run `algorithm`.
-    pub fn estimate_chunk(&self, query: &Query, algorithm: Algorithm) -> usize {
+    pub fn estimate_chunk(&self, query: &TuneQuery, algorithm: Algorithm) -> usize {
         let chunked = supported(query.collective).iter().any(|e| e.algorithm == algorithm && e.chunked);
         let chunks = CHUNK_BYTES.into_iter().filter(|&c| c == 0 || (chunked && c < query.bytes));
         let cost = |&c: &usize| estimate::seconds(&self.model, query, algorithm, c);
@@ -243,8 +172,8 @@ impl Table {
     ///
     /// # Errors
     /// [`TableError::Unable`] when one of its algorithms cannot run the collective in that order.
-    pub fn insert(&mut self, rule: Rule) -> Result<(), TableError> {
-        let Rule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes, blocking } = rule;
+    pub fn insert(&mut self, rule: TuneRule) -> Result<(), TableError> {
+        let TuneRule { collective, order, hosts, ranks, bytes_max, algorithm, chunk_bytes, blocking } = rule;
         let unable = |algorithm| Err(TableError::Unable { collective, algorithm, order: order.name() });
         if !order.allows(collective, algorithm) {
             return unable(algorithm);
@@ -262,11 +191,11 @@ impl Table {
     }
 
     /// All rules, in order.
-    pub fn rules(&self) -> impl Iterator<Item = Rule> {
+    pub fn rules(&self) -> impl Iterator<Item = TuneRule> {
         self.rules.iter().flat_map(|(&(collective, order), by_hosts)| {
             by_hosts.iter().flat_map(move |(&hosts, by_ranks)| {
                 by_ranks.iter().flat_map(move |(&ranks, by_bytes)| {
-                    by_bytes.iter().map(move |(&bytes_max, &(algorithm, chunk_bytes, blocking))| Rule {
+                    by_bytes.iter().map(move |(&bytes_max, &(algorithm, chunk_bytes, blocking))| TuneRule {
                         collective,
                         order,
                         hosts,
@@ -283,8 +212,8 @@ impl Table {
 }
 
 /// Every algorithm and chunk, in bytes, that can run a call: what `tidemill tune` measures.
-pub fn candidates(query: &Query) -> impl Iterator<Item = (Algorithm, usize)> + use<> {
-    let (q, order) = (*query, Order::of(query));
+pub fn candidates(query: &TuneQuery) -> impl Iterator<Item = (Algorithm, usize)> + use<> {
+    let (q, order) = (*query, CombineOrder::new(query.commutative, query.repeatable));
     let able = supported(q.collective).iter().filter(move |entry| {
         // On one host two levels are one: two_level is then the same as binomial.
         order.allows(q.collective, entry.algorithm) && (q.hosts > 1 || entry.algorithm != Algorithm::TwoLevel)
@@ -300,7 +229,7 @@ fn nearest<T>(map: &BTreeMap<u32, T>, key: u32) -> Option<&T> {
     map.range(..=key).next_back().or_else(|| map.first_key_value()).map(|(_, value)| value)
 }
 
-fn choice(query: &Query, algorithm: Algorithm, chunk_bytes: usize) -> Choice {
+fn choice(query: &TuneQuery, algorithm: Algorithm, chunk_bytes: usize) -> AlgorithmChoice {
     let chunk = if chunk_bytes == 0 { 0 } else { (chunk_bytes / query.item_bytes.max(1)).max(1) };
-    Choice { algorithm, chunk }
+    AlgorithmChoice { algorithm, chunk }
 }

@@ -4,7 +4,7 @@ use tidemill_net::topology::HostLinks;
 
 /// The cost of messages between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct LinkCost {
     /// Seconds from the end of sending to the earliest end of receiving.
     pub latency_s: f64,
     /// Seconds of each side's processor per message.
@@ -15,13 +15,13 @@ pub struct Link {
 
 /// The cost of everything a schedule does.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Model {
+pub struct CostModel {
     /// Between ranks of one host, by shared memory.
-    pub same_host: Link,
+    pub same_host: LinkCost,
     /// Between ranks of one host that share no memory: TCP over the loopback interface.
-    pub loopback: Link,
+    pub loopback: LinkCost,
     /// Between ranks of different hosts.
-    pub other_host: Link,
+    pub other_host: LinkCost,
     /// Seconds per byte of a result to combine two operands.
     pub reduce_per_byte_s: f64,
     /// Seconds per byte to copy within a rank.
@@ -31,28 +31,28 @@ pub struct Model {
     pub switch_s: f64,
 }
 
-impl Model {
+impl CostModel {
     /// Shared memory within hosts, else their loopback; 10 Gbit/s Ethernet with TCP between them.
-    pub const TYPICAL: Model = Model {
-        same_host: Link { latency_s: 0.3e-6, overhead_s: 0.1e-6, per_byte_s: 1.0 / 10e9 },
-        loopback: Link { latency_s: 3e-6, overhead_s: 2e-6, per_byte_s: 1.0 / 5e9 },
-        other_host: Link { latency_s: 12e-6, overhead_s: 3e-6, per_byte_s: 1.0 / 1.15e9 },
+    pub const TYPICAL: CostModel = CostModel {
+        same_host: LinkCost { latency_s: 0.3e-6, overhead_s: 0.1e-6, per_byte_s: 1.0 / 10e9 },
+        loopback: LinkCost { latency_s: 3e-6, overhead_s: 2e-6, per_byte_s: 1.0 / 5e9 },
+        other_host: LinkCost { latency_s: 12e-6, overhead_s: 3e-6, per_byte_s: 1.0 / 1.15e9 },
         reduce_per_byte_s: 1.0 / 8e9,
         copy_per_byte_s: 1.0 / 10e9,
         switch_s: 2e-6,
     };
 
     /// The cost of messages within a host and between hosts, on hosts like these.
-    pub fn links(&self, within_host: HostLinks) -> (Link, Link) {
+    pub fn links(&self, within_host: HostLinks) -> (LinkCost, LinkCost) {
         let near = if within_host.shared_memory { self.same_host } else { self.loopback };
         let switch_s = if within_host.own_cores { 0.0 } else { self.switch_s };
-        let switched = |link: Link| Link { overhead_s: link.overhead_s + switch_s, ..link };
+        let switched = |link: LinkCost| LinkCost { overhead_s: link.overhead_s + switch_s, ..link };
         (switched(near), switched(self.other_host))
     }
 }
 
-impl Default for Model {
+impl Default for CostModel {
     fn default() -> Self {
-        Model::TYPICAL
+        CostModel::TYPICAL
     }
 }

@@ -10,11 +10,11 @@ use proptest::prelude::*;
 use runner::Random;
 use tidemill_collective::algorithms::{schedule, supported};
 use tidemill_collective::schedule::Schedule;
-use tidemill_collective::{Algorithm, Collective, Unsupported};
+use tidemill_collective::{Algorithm, Collective, UnsupportedAlgorithm};
 
 const RANKS_MAX: u32 = 17;
 
-fn schedules(case: &Case) -> Result<Vec<Schedule>, Unsupported> {
+fn schedules(case: &Case) -> Result<Vec<Schedule>, UnsupportedAlgorithm> {
     let one = |rank| {
         let (send_blocks, recv_blocks) = case.blocks(rank);
         schedule(case.collective, case.algorithm, &case.params(rank, &send_blocks, &recv_blocks))

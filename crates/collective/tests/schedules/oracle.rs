@@ -1,7 +1,7 @@
 //! What each collective must leave in `Recv`, computed from everybody's input in the plainest way.
 
 use crate::runner::{Alias, Memory, POISON, Random};
-use tidemill_collective::{Algorithm, Block, Collective, Params};
+use tidemill_collective::{Algorithm, Collective, ScheduleParams, VectorBlock};
 
 /// One collective call of all ranks.
 #[derive(Clone, Debug)]
@@ -111,24 +111,24 @@ impl Case {
     }
 
     /// Blocks of the given lengths with gaps between them, in an order that differs by rank.
-    fn layout(&self, rank: u32, lens: &[usize]) -> Vec<Block> {
+    fn layout(&self, rank: u32, lens: &[usize]) -> Vec<VectorBlock> {
         let mut random = Random(self.seed ^ u64::from(rank) << 8);
         let mut order: Vec<usize> = (0..lens.len()).collect();
         for i in (1..order.len()).rev() {
             order.swap(i, random.below(i + 1));
         }
-        let mut blocks = vec![Block::default(); lens.len()];
+        let mut blocks = vec![VectorBlock::default(); lens.len()];
         let mut start = 0;
         for i in order {
             start += random.below(3);
-            blocks[i] = Block { start, len: lens[i] };
+            blocks[i] = VectorBlock { start, len: lens[i] };
             start += lens[i];
         }
         blocks
     }
 
-    /// Blocks of `Send` and `Recv` by rank, as [`Params`] wants them.
-    pub fn blocks(&self, rank: u32) -> (Vec<Block>, Vec<Block>) {
+    /// Blocks of `Send` and `Recv` by rank, as [`ScheduleParams`] wants them.
+    pub fn blocks(&self, rank: u32) -> (Vec<VectorBlock>, Vec<VectorBlock>) {
         use Collective::*;
         let all = 0..self.size;
         match self.collective {
@@ -150,7 +150,7 @@ impl Case {
                 let block = |to| {
                     let len = self.len(0, to);
                     start += len;
-                    Block { start: start - len, len }
+                    VectorBlock { start: start - len, len }
                 };
                 (all.map(block).collect(), vec![])
             }
@@ -169,8 +169,13 @@ impl Case {
         }
     }
 
-    pub fn params<'a>(&'a self, rank: u32, send_blocks: &'a [Block], recv_blocks: &'a [Block]) -> Params<'a> {
-        Params {
+    pub fn params<'a>(
+        &'a self,
+        rank: u32,
+        send_blocks: &'a [VectorBlock],
+        recv_blocks: &'a [VectorBlock],
+    ) -> ScheduleParams<'a> {
+        ScheduleParams {
             root: self.root,
             count: self.own_count(rank),
             send_blocks,
@@ -180,7 +185,7 @@ impl Case {
             commutative: self.commutative,
             repeatable: self.repeatable,
             in_place: self.is_in_place(rank),
-            ..Params::new(rank, self.size)
+            ..ScheduleParams::new(rank, self.size)
         }
     }
 
@@ -208,10 +213,10 @@ impl Case {
         use Collective::*;
         let (size, p, at_root) = (self.size, self.size as usize, rank == self.root);
         let (send_blocks, recv_blocks) = self.blocks(rank);
-        let even: Vec<Block> = (0..p).map(|i| Block { start: i * self.count, len: self.count }).collect();
-        let whole = |len| vec![Block { start: 0, len }];
-        let or_even = |blocks: &Vec<Block>| if blocks.is_empty() { even.clone() } else { blocks.clone() };
-        let end = |blocks: &[Block]| blocks.iter().map(|b| b.start + b.len).max().unwrap_or(0);
+        let even: Vec<VectorBlock> = (0..p).map(|i| VectorBlock { start: i * self.count, len: self.count }).collect();
+        let whole = |len| vec![VectorBlock { start: 0, len }];
+        let or_even = |blocks: &Vec<VectorBlock>| if blocks.is_empty() { even.clone() } else { blocks.clone() };
+        let end = |blocks: &[VectorBlock]| blocks.iter().map(|b| b.start + b.len).max().unwrap_or(0);
         let count = self.own_count(rank);
 
         // Send: our contribution, laid out.
@@ -233,7 +238,7 @@ impl Case {
             let vectors = ranks.map(|r| others[r as usize][part].clone());
             vectors.reduce(|left, right| left.iter().zip(&right).map(|(&l, &r)| op(l, r)).collect())
         };
-        let (recv_layout, result): (Vec<Block>, Vec<Vec<u64>>) = match self.collective {
+        let (recv_layout, result): (Vec<VectorBlock>, Vec<Vec<u64>>) = match self.collective {
             Barrier => (vec![], vec![]),
             Bcast => (whole(count), others[self.root as usize].clone()),
             Reduce if !at_root => (vec![], vec![]),

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use tidemill_collective::schedule::{Buffer, Local, Message, Range, Schedule};
+use tidemill_collective::schedule::{BufferId, BufferRange, LocalStep, Schedule, ScheduleMessage};
 
 /// What an element holds that nobody has written.
 pub const POISON: u64 = 0xdead_beef_dead_beef;
@@ -44,39 +44,43 @@ impl Memory {
     }
 
     /// The range where it really is.
-    fn resolve(&self, range: Range) -> Range {
+    fn resolve(&self, range: BufferRange) -> BufferRange {
         match (range.buffer, self.alias) {
-            (Buffer::Send, Alias::SendInRecv(at)) => Range { buffer: Buffer::Recv, start: at + range.start, ..range },
-            (Buffer::Recv, Alias::RecvInSend(at)) => Range { buffer: Buffer::Send, start: at + range.start, ..range },
+            (BufferId::Send, Alias::SendInRecv(at)) => {
+                BufferRange { buffer: BufferId::Recv, start: at + range.start, ..range }
+            }
+            (BufferId::Recv, Alias::RecvInSend(at)) => {
+                BufferRange { buffer: BufferId::Send, start: at + range.start, ..range }
+            }
             _ => range,
         }
     }
 
-    fn read(&self, range: Range) -> Vec<u64> {
+    fn read(&self, range: BufferRange) -> Vec<u64> {
         let range = self.resolve(range);
         let buffer = match range.buffer {
-            Buffer::Send => &self.send,
-            Buffer::Recv => &self.recv,
-            Buffer::Scratch => &self.scratch,
+            BufferId::Send => &self.send,
+            BufferId::Recv => &self.recv,
+            BufferId::Scratch => &self.scratch,
         };
         buffer[range.start..range.start + range.len].to_vec()
     }
 
-    fn write(&mut self, range: Range, data: &[u64]) {
+    fn write(&mut self, range: BufferRange, data: &[u64]) {
         let range = self.resolve(range);
         let buffer = match range.buffer {
-            Buffer::Send => &mut self.send,
-            Buffer::Recv => &mut self.recv,
-            Buffer::Scratch => &mut self.scratch,
+            BufferId::Send => &mut self.send,
+            BufferId::Recv => &mut self.recv,
+            BufferId::Scratch => &mut self.scratch,
         };
         buffer[range.start..range.start + range.len].copy_from_slice(data);
     }
 
-    fn len_of(&self, buffer: Buffer) -> usize {
+    fn len_of(&self, buffer: BufferId) -> usize {
         match buffer {
-            Buffer::Send => self.send.len(),
-            Buffer::Recv => self.recv.len(),
-            Buffer::Scratch => self.scratch.len(),
+            BufferId::Send => self.send.len(),
+            BufferId::Recv => self.recv.len(),
+            BufferId::Scratch => self.scratch.len(),
         }
     }
 }
@@ -98,7 +102,7 @@ impl Random {
     }
 }
 
-fn overlap(a: Range, b: Range) -> bool {
+fn overlap(a: BufferRange, b: BufferRange) -> bool {
     a.buffer == b.buffer && a.len > 0 && b.len > 0 && a.start < b.start + b.len && b.start < a.start + a.len
 }
 
@@ -109,24 +113,24 @@ pub fn check(schedules: &[Schedule], memory: &[Memory]) {
     let mut recvs = vec![vec![Vec::new(); size]; size];
     for (rank, schedule) in schedules.iter().enumerate() {
         let m = &memory[rank];
-        let inside = |range: Range| {
+        let inside = |range: BufferRange| {
             let range = m.resolve(range);
-            let len = if range.buffer == Buffer::Scratch { schedule.scratch_len } else { m.len_of(range.buffer) };
+            let len = if range.buffer == BufferId::Scratch { schedule.scratch_len } else { m.len_of(range.buffer) };
             assert!(range.start + range.len <= len, "rank {rank}: {range:?} outside its buffer of {len}");
         };
         for (i, round) in schedule.rounds.iter().enumerate() {
             let (mut reads, mut writes) = (Vec::new(), Vec::new());
             for message in &round.messages {
                 match *message {
-                    Message::Send { to, range } => {
+                    ScheduleMessage::Send { to, range } => {
                         inside(range);
                         assert!(to as usize != rank, "rank {rank} sends to itself");
                         sends[rank][to as usize].push(range.len);
                         reads.push(m.resolve(range));
                     }
-                    Message::Recv { from, range } => {
+                    ScheduleMessage::Recv { from, range } => {
                         inside(range);
-                        assert!(range.buffer != Buffer::Send, "rank {rank} receives into Send");
+                        assert!(range.buffer != BufferId::Send, "rank {rank} receives into Send");
                         recvs[from as usize][rank].push(range.len);
                         writes.push(m.resolve(range));
                     }
@@ -137,14 +141,15 @@ pub fn check(schedules: &[Schedule], memory: &[Memory]) {
                 assert!(clash.is_none(), "rank {rank} round {i}: receives into {write:?} while {clash:?} is in use");
             }
             for local in &round.local {
-                let (Local::Copy { from, into } | Local::ReduceLeft { from, into } | Local::ReduceRight { from, into }) =
-                    *local;
+                let (LocalStep::Copy { from, into }
+                | LocalStep::ReduceLeft { from, into }
+                | LocalStep::ReduceRight { from, into }) = *local;
                 inside(from);
                 inside(into);
                 assert_eq!(from.len, into.len, "rank {rank} round {i}: {local:?}");
-                assert!(into.buffer != Buffer::Send, "rank {rank} round {i} writes Send: {local:?}");
+                assert!(into.buffer != BufferId::Send, "rank {rank} round {i} writes Send: {local:?}");
                 let (from, into) = (m.resolve(from), m.resolve(into));
-                let same_copy = matches!(local, Local::Copy { .. }) && from == into;
+                let same_copy = matches!(local, LocalStep::Copy { .. }) && from == into;
                 assert!(same_copy || !overlap(from, into), "rank {rank} round {i}: operands overlap: {local:?}");
             }
         }
@@ -155,7 +160,7 @@ pub fn check(schedules: &[Schedule], memory: &[Memory]) {
 /// A message on its way: read at once, or when it is taken.
 enum Outgoing {
     Eager(Vec<u64>),
-    Synchronous(Range),
+    Synchronous(BufferRange),
 }
 
 /// Runs all schedules to the end. `op(left, right)` combines elements.
@@ -168,7 +173,7 @@ pub fn run(schedules: &[Schedule], memory: &mut [Memory], op: &dyn Fn(u64, u64) 
         m.scratch = vec![POISON; schedule.scratch_len];
     }
     let mut outgoing: Vec<VecDeque<Outgoing>> = (0..size * size).map(|_| VecDeque::new()).collect();
-    let mut expected: Vec<VecDeque<Range>> = (0..size * size).map(|_| VecDeque::new()).collect();
+    let mut expected: Vec<VecDeque<BufferRange>> = (0..size * size).map(|_| VecDeque::new()).collect();
     let mut round = vec![0; size];
     let mut waiting = vec![0usize; size];
     let mut ready: Vec<usize> = (0..size).collect();
@@ -188,7 +193,7 @@ pub fn run(schedules: &[Schedule], memory: &mut [Memory], op: &dyn Fn(u64, u64) 
             let eager_bits = random.next();
             for (i, message) in current.messages.iter().enumerate() {
                 match *message {
-                    Message::Send { to, range } => {
+                    ScheduleMessage::Send { to, range } => {
                         let pair = rank * size + to as usize;
                         if eager_bits >> (i % 64) & 1 == 0 {
                             outgoing[pair].push_back(Outgoing::Eager(memory[rank].read(range)));
@@ -198,7 +203,7 @@ pub fn run(schedules: &[Schedule], memory: &mut [Memory], op: &dyn Fn(u64, u64) 
                         }
                         deliverable.push(pair);
                     }
-                    Message::Recv { from, range } => {
+                    ScheduleMessage::Recv { from, range } => {
                         let pair = from as usize * size + rank;
                         expected[pair].push_back(range);
                         waiting[rank] += 1;
@@ -242,15 +247,16 @@ pub fn run(schedules: &[Schedule], memory: &mut [Memory], op: &dyn Fn(u64, u64) 
     }
 }
 
-fn finish_round(locals: &[Local], memory: &mut Memory, op: &dyn Fn(u64, u64) -> u64) {
+fn finish_round(locals: &[LocalStep], memory: &mut Memory, op: &dyn Fn(u64, u64) -> u64) {
     for local in locals {
-        let (Local::Copy { from, into } | Local::ReduceLeft { from, into } | Local::ReduceRight { from, into }) =
-            *local;
+        let (LocalStep::Copy { from, into }
+        | LocalStep::ReduceLeft { from, into }
+        | LocalStep::ReduceRight { from, into }) = *local;
         let (mut from, old) = (memory.read(from), memory.read(into));
         match local {
-            Local::Copy { .. } => {}
-            Local::ReduceLeft { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(*f, o)),
-            Local::ReduceRight { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(o, *f)),
+            LocalStep::Copy { .. } => {}
+            LocalStep::ReduceLeft { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(*f, o)),
+            LocalStep::ReduceRight { .. } => from.iter_mut().zip(&old).for_each(|(f, &o)| *f = op(o, *f)),
         }
         memory.write(into, &from);
     }

@@ -21,7 +21,7 @@ use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 use tidemill_batch::rooms::{Room, Rooms};
 use tidemill_batch::wire::{Frame, Header, Kind};
-use tidemill_net::{Endpoint, Engine, Envelope, Rank, Region};
+use tidemill_net::{Endpoint, Engine, Envelope, MemoryRegion, Rank};
 
 pub(crate) use credit::{Account, Debt, Guard, Valve, WINDOW_BYTES_MIN};
 pub(crate) use loans::Loans;
@@ -312,7 +312,7 @@ impl Links {
         let envelope = Envelope { context: self.context, tag: 0, seq: 0, signature: 0 };
         // SAFETY: `message` owns the bytes, which stay where they are when it moves; the engine keeps it until the send
         // is over, or the send is over already.
-        unsafe { engine.post_send(group, peer.rank, &envelope, Region::of(&message.bytes)) };
+        unsafe { engine.post_send(group, peer.rank, &envelope, MemoryRegion::of(&message.bytes)) };
         if engine.is_complete(group) {
             // A send that fails at once does so because the job has: every wait learns of that by itself.
             let _ = engine.take(group);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidemill_batch::rooms::Room;
 use tidemill_batch::wire::{HEADER_BYTES, Kind, Received};
-use tidemill_net::{Engine, GroupId, NetError, Pattern, Rank, Region, Task};
+use tidemill_net::{Engine, EngineTask, GroupId, MatchPattern, MemoryRegion, NetError, Rank};
 
 use super::Links;
 
@@ -47,7 +47,7 @@ impl Pump {
     }
 
     fn take_messages(&mut self, engine: &mut Engine) {
-        let pattern = Pattern { source: None, tag: Some(0), seq: 0 };
+        let pattern = MatchPattern { source: None, tag: Some(0), seq: 0 };
         while let Some(matched) = engine.take_matched(self.links.context, &pattern) {
             let status = matched.status();
             let Some(worker) = self.links.worker(status.source) else {
@@ -58,7 +58,7 @@ impl Pump {
             // Aligned for every type. The length is a peer's, who holds as many bytes: what it may send is what it has
             // credit for.
             let mut room = self.links.room(len.next_multiple_of(HEADER_BYTES));
-            let region = Region { ptr: room.spare().as_mut_ptr().cast(), len };
+            let region = MemoryRegion { ptr: room.spare().as_mut_ptr().cast(), len };
             let group = engine.new_group();
             // SAFETY: `room` has `len` bytes of capacity and is neither read nor moved out of `landing` before the
             // group is complete; when the engine dies, it ends its ops before it drops its tasks.
@@ -115,7 +115,7 @@ impl Pump {
 
     fn look_for_leavers(&self, engine: &mut Engine) {
         for worker in self.links.others().filter(|&worker| !self.inbox.is_finished(worker)) {
-            let pattern = Pattern { source: Some(self.links.rank(worker)), tag: Some(0), seq: 0 };
+            let pattern = MatchPattern { source: Some(self.links.rank(worker)), tag: Some(0), seq: 0 };
             if let Some(error) = engine.never(self.links.context, &pattern) {
                 self.inbox.left(error);
             }
@@ -123,7 +123,7 @@ impl Pump {
     }
 }
 
-impl Task for Pump {
+impl EngineTask for Pump {
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
         self.take_messages(engine);
         self.deliver(engine);

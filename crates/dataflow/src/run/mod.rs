@@ -18,9 +18,9 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tidemill_checkpoint::CheckpointSettings;
 use tidemill_checkpoint::store::Hold;
-use tidemill_collective::{Communicator, Op};
+use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_net::topology::HostShare;
-use tidemill_net::{Caller, Endpoint, Engine, GroupId, Rank, Wait, notice};
+use tidemill_net::{CallDescriber, CallWait, Endpoint, Engine, GroupId, Rank, notice};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
 
@@ -145,7 +145,7 @@ impl Runner {
         let hosts = places
             .iter()
             .map(|place| places.iter().position(|other| other.host == place.host).expect("it equals itself") as u32);
-        let info = |(place, memory): (&&tidemill_net::topology::Placement, u64)| WorkerInfo {
+        let info = |(place, memory): (&&tidemill_net::topology::WorkerPlacement, u64)| WorkerInfo {
             host: place.hostname.clone(),
             location: place.location.clone(),
             cores: place.cores_allowed as f32,
@@ -259,7 +259,7 @@ impl Runner {
         let hashes = fingerprint::hashes(&all);
         let size = self.comm.size() as usize;
         let mut longest = [0u64];
-        self.comm.allreduce(&[hashes.len() as u64], &mut longest, &Op::Max)?;
+        self.comm.allreduce(&[hashes.len() as u64], &mut longest, &ReduceOp::Max)?;
         let longest = longest[0] as usize;
         let mut mine = hashes;
         mine.resize(longest, 0);
@@ -580,7 +580,7 @@ impl Run {
         let mut stalls = StallMonitor::new(self.endpoint.stall_warning());
         loop {
             // A wait of its own for each slice: a run that takes long is no stall.
-            let waited = self.endpoint.wait_slice(&mut Wait::giving_way(), &Who(links), |engine| {
+            let waited = self.endpoint.wait_slice(&mut CallWait::giving_way(), &Who(links), |engine| {
                 if links.is_dirty() {
                     links.pump(engine);
                     engine.flush();
@@ -626,7 +626,7 @@ impl Drop for Run {
 /// For stall reports of others: what this worker is doing.
 struct Who<'a>(&'a Links);
 
-impl Caller for Who<'_> {
+impl CallDescriber for Who<'_> {
     fn describe(&self, text: &mut String) {
         text.push_str("a dataflow run");
     }

@@ -9,8 +9,8 @@ use tidemill_batch::route_map::{BUCKETS, RouteMap};
 use tidemill_checkpoint::coordinator::{Begin, Member};
 use tidemill_checkpoint::store::{Hold, Kept};
 use tidemill_checkpoint::{CheckpointSettings, CheckpointStore, Manifest, Restored, StoreError, TaskState};
-use tidemill_collective::{Communicator, Op};
-use tidemill_net::{Caller, Engine, Rank, notice};
+use tidemill_collective::{Communicator, ReduceOp};
+use tidemill_net::{CallDescriber, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
 use crate::checkpoint::Resume;
@@ -132,7 +132,7 @@ impl Resume {
                     let read = pool.block_on(resume.read(&manifest, flow, governor, comm.rank()));
                     let mut damage = None;
                     let mut all = [0u8];
-                    comm.allreduce(&[Read::of(&read) as u8], &mut all, &Op::Min)?;
+                    comm.allreduce(&[Read::of(&read) as u8], &mut all, &ReduceOp::Min)?;
                     match read {
                         Ok(restored) if all[0] == Read::Whole as u8 => {
                             resume.restored = restored;
@@ -436,7 +436,7 @@ fn forgets(settings: &CheckpointSettings, task: &str) -> bool {
 /// For stall reports: what worker 0 is doing.
 struct WaitsForPlace;
 
-impl Caller for WaitsForPlace {
+impl CallDescriber for WaitsForPlace {
     fn describe(&self, text: &mut String) {
         text.push_str("a job that makes checkpoints");
     }

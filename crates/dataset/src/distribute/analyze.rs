@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use datafusion::physical_plan::{ExecutionPlan, displayable};
-use tidemill_collective::Op;
+use tidemill_collective::ReduceOp;
 use tidemill_dataflow::RunReport;
 
 use super::prepare::Share;
@@ -40,8 +40,8 @@ impl Workers {
             .for_each(|stage| each_step(&stage.plan, 0, &mut |step, rows, _| counts.see_step(step, rows)));
         counts.see_run(&report);
         let mine = (counts.sums.clone(), counts.most.clone());
-        self.comm.allreduce(&mine.0, &mut counts.sums, &Op::Sum)?;
-        self.comm.allreduce(&mine.1, &mut counts.most, &Op::Max)?;
+        self.comm.allreduce(&mine.0, &mut counts.sums, &ReduceOp::Sum)?;
+        self.comm.allreduce(&mine.1, &mut counts.most, &ReduceOp::Max)?;
         Ok(counts.told(&stages, &report))
     }
 }

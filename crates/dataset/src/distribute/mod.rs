@@ -33,7 +33,7 @@ use datafusion::physical_plan::repartition::REPARTITION_RANDOM_STATE;
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
 use futures::StreamExt;
-use tidemill_collective::{CollectiveError, Communicator, Op};
+use tidemill_collective::{CollectiveError, Communicator, ReduceOp};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Sort};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::Allocations;
@@ -112,14 +112,14 @@ impl Workers {
         let comm = comm.dup()?;
         comm.set_name("queries");
         let mut threads = [0u64];
-        comm.allreduce(&[config.threads as u64], &mut threads, &Op::Max)?;
+        comm.allreduce(&[config.threads as u64], &mut threads, &ReduceOp::Max)?;
         let memory = engine.governor().settings().clone();
         let settings = Settings { threads: config.threads, memory, ..Settings::default() };
         let runner = Runner::governed(&comm, settings, engine.governor().clone()).map_err(failed)?;
         let partitions = threads[0] as usize * comm.size() as usize;
         let mut memory = [0u64];
         let mine = engine.governor().settings().budget_bytes;
-        comm.allreduce(&[if mine == 0 { u64::MAX } else { mine }], &mut memory, &Op::Min)?;
+        comm.allreduce(&[if mine == 0 { u64::MAX } else { mine }], &mut memory, &ReduceOp::Min)?;
         let memory_bytes = usize::try_from(memory[0]).ok().filter(|&bytes| bytes < usize::MAX);
         let placements = comm.endpoint().placements();
         let places = || comm.world_ranks().iter().map(|rank| &placements[rank.index()]);
@@ -251,7 +251,7 @@ impl Workers {
     fn same_files(&self, mut seen: Seen) -> Result<()> {
         let digest = seen.digest();
         let mut ends = [0u64; 2];
-        self.comm.allreduce(&[digest, !digest], &mut ends, &Op::Max)?;
+        self.comm.allreduce(&[digest, !digest], &mut ends, &ReduceOp::Max)?;
         if ends[0] == !ends[1] {
             return Ok(());
         }
@@ -267,7 +267,7 @@ impl Workers {
     /// Files that hold what the first worker's do have its times from here on.
     fn find_copies(&self, first: &Seen, seen: &mut Seen) -> Result<()> {
         let mut retimed = first.retimed(seen);
-        self.comm.allreduce(&retimed.clone(), &mut retimed, &Op::Max)?;
+        self.comm.allreduce(&retimed.clone(), &mut retimed, &ReduceOp::Max)?;
         let (compared, is_first) = (first.compared(&retimed), self.comm.rank() == 0);
         let sum = |path: &String| if is_first || first.is_retimed(path, seen) { contents(path) } else { Ok(0) };
         let mine = self.agree(compared.iter().map(sum).collect::<Result<Vec<u64>, DataSetError>>())?;
@@ -296,7 +296,7 @@ impl Workers {
             }
         });
         let mut whole = sums;
-        self.comm.allreduce(&sums, &mut whole, &Op::Sum)?;
+        self.comm.allreduce(&sums, &mut whole, &ReduceOp::Sum)?;
         let size = u64::from(self.comm.size());
         let mut sums_of_columns = sums[1..].chunks_exact(WORDS).zip(whole[1..].chunks_exact(WORDS));
         if !sums_of_columns.all(|(mine, whole)| mine[2] * size == whole[2]) {
@@ -336,7 +336,7 @@ impl Workers {
     pub fn agree<T>(&self, mine: Result<T, DataSetError>) -> Result<T> {
         let size = u64::from(self.comm.size());
         let (mut first, me) = ([size], u64::from(self.comm.rank()));
-        self.comm.allreduce(&[if mine.is_err() { me } else { size }], &mut first, &Op::Min)?;
+        self.comm.allreduce(&[if mine.is_err() { me } else { size }], &mut first, &ReduceOp::Min)?;
         if first[0] == size {
             return Ok(mine?);
         }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use tidemill_collective::Op;
+use tidemill_collective::ReduceOp;
 use tidemill_dataflow::stream::source::ListFiles;
 
 use super::{Result, Workers};
@@ -42,7 +42,7 @@ impl Workers {
                     (0..self.comm.size()).map(|root| self.tell(root, told.clone())).collect::<Result<Vec<_>>>()?;
                 let sees = self.agree(self.sees(name, &mine, &all, look))?;
                 let mut least = [0u64];
-                self.comm.allreduce(&[sees as u64], &mut least, &Op::Max)?;
+                self.comm.allreduce(&[sees as u64], &mut least, &ReduceOp::Max)?;
                 if least[0] == Sees::All as u64 {
                     break;
                 }

@@ -15,7 +15,9 @@ use arrow::compute::nullif;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use regex::Regex;
-use tidemill_json::{Cuts, Exact, Rows, has_overflown, is_canonical, is_code, rounded, with_guard_digits};
+use tidemill_json::{
+    LossDetector, LosslessReader, RowReader, has_overflown, is_canonical, is_code, rounded, with_guard_digits,
+};
 
 use crate::bad_rows::{BadRow, BadRows};
 use crate::error::{DataSetError, Result};
@@ -60,14 +62,14 @@ pub(crate) struct Decoder {
     /// Of JSON: the same, decimals with a digit more.
     guarded: SchemaRef,
     /// Of CSV: reads values whole.
-    exact: Exact,
+    exact: LosslessReader,
     /// Of values that are null.
     null: Option<Regex>,
     /// Columns of CSV that are wanted; all without.
     projection: Option<Vec<usize>>,
     /// Of JSON: reads most rows, and finds values that would be cut in the others.
-    plain: Option<Rows>,
-    cuts: Option<Cuts>,
+    plain: Option<RowReader>,
+    cuts: Option<LossDetector>,
 }
 
 /// What a piece of a file holds.
@@ -87,11 +89,11 @@ impl Decoder {
             _ => None,
         };
         let (guarded, is_json) = (with_guard_digits(&schema), matches!(layout, Layout::Json));
-        let plain = if is_json { Rows::new(&guarded, false) } else { None };
-        let cuts = is_json.then(|| Cuts::of(schema.fields()));
+        let plain = if is_json { RowReader::new(&guarded, false) } else { None };
+        let cuts = is_json.then(|| LossDetector::of(schema.fields()));
         let exact = match &layout {
-            Layout::Csv(layout) if layout.strict => Exact::strict(&schema),
-            _ => Exact::new(&schema),
+            Layout::Csv(layout) if layout.strict => LosslessReader::strict(&schema),
+            _ => LosslessReader::new(&schema),
         };
         Ok(Decoder { layout, guarded, exact, schema, null, projection: None, plain, cuts })
     }

@@ -1,28 +1,28 @@
 //! What is asked of centres outside a fit: labels of new rows, all distances, inertia, and the rows farthest out.
 
 use super::TileWidth;
-use super::exact::{self, Rounding, squared_distance};
-use super::rows::{Panel, Rows};
-use super::tile::{Centres, Nearest, search};
+use super::exact::{self, RoundingBounds, squared_distance};
+use super::rows::{PointPanel, PointRows};
+use super::tile::{NearestCentres, TiledCentres, search};
 use crate::pool::{Pool, share};
-use crate::simd::{Element, Isa, Kernel, Simd, WIDE, dispatch};
+use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch};
 
 /// Calls `found(row, label)` for every row of `range`, in order, with its nearest centre.
-pub(super) struct Sweep<'a, T, F> {
-    pub(super) rows: Rows<'a, T>,
+pub(super) struct LabelSweep<'a, T, F> {
+    pub(super) rows: PointRows<'a, T>,
     pub(super) range: std::ops::Range<usize>,
-    pub(super) centres: &'a Centres<T>,
+    pub(super) centres: &'a TiledCentres<T>,
     pub(super) found: F,
 }
 
-impl<T: Element, F: FnMut(usize, u32)> Kernel<T> for Sweep<'_, T, F> {
+impl<T: FloatElement, F: FnMut(usize, u32)> Kernel<T> for LabelSweep<'_, T, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = T>>(mut self, s: S) {
-        let rounding = Rounding::new::<T>(self.rows.d(), self.centres.norm_max);
-        let mut panel = Panel::new(self.rows.d());
-        let mut nearest = Nearest::new();
+        let rounding = RoundingBounds::new::<T>(self.rows.d(), self.centres.norm_max);
+        let mut panel = PointPanel::new(self.rows.d());
+        let mut nearest = NearestCentres::new();
         let points = WIDE * S::LANES;
         for first in self.range.clone().step_by(points) {
             let count = points.min(self.range.end - first);
@@ -48,8 +48,8 @@ impl<T: Element, F: FnMut(usize, u32)> Kernel<T> for Sweep<'_, T, F> {
 }
 
 /// Lays out centres for an instruction set.
-pub(super) fn lay_out<T: Element>(isa: Isa, centres: &[f64], d: usize) -> Centres<T> {
-    Centres::new(centres, d, dispatch::<T, _>(isa, TileWidth))
+pub(super) fn lay_out<T: FloatElement>(isa: Isa, centres: &[f64], d: usize) -> TiledCentres<T> {
+    TiledCentres::new(centres, d, dispatch::<T, _>(isa, TileWidth))
 }
 
 /// Splits `slice`, `per` elements for each of `n` rows, into each thread's share.
@@ -68,14 +68,14 @@ pub(super) fn split<'a, V>(mut slice: &'a mut [V], n: usize, per: usize, pool: &
 ///
 /// # Panics
 /// If a shape does not fit.
-pub fn assign<T: Element>(pool: &Pool, isa: Isa, rows: Rows<'_, T>, centres: &[f64], labels: &mut [i32]) {
+pub fn assign<T: FloatElement>(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, centres: &[f64], labels: &mut [i32]) {
     assert_eq!(labels.len(), rows.n(), "one label for each row");
     let centres = lay_out(isa, centres, rows.d());
     let mut parts = split(labels, rows.n(), 1, pool);
     pool.each(&mut parts, |_, (first, part)| {
         let (first, range) = (*first, *first..*first + part.len());
         let found = |i: usize, label: u32| part[i - first] = label as i32;
-        dispatch(isa, Sweep { rows, range, centres: &centres, found });
+        dispatch(isa, LabelSweep { rows, range, centres: &centres, found });
     });
 }
 
@@ -84,24 +84,24 @@ pub fn assign<T: Element>(pool: &Pool, isa: Isa, rows: Rows<'_, T>, centres: &[f
 /// # Panics
 /// If a shape does not fit or a label names no centre.
 #[must_use]
-pub fn inertia<T: Element>(pool: &Pool, isa: Isa, rows: Rows<'_, T>, centres: &[f64], labels: &[i32]) -> f64 {
+pub fn inertia<T: FloatElement>(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, centres: &[f64], labels: &[i32]) -> f64 {
     assert_eq!(labels.len(), rows.n(), "one label for each row");
     let mut sums = vec![0.0; pool.threads()];
     pool.each(&mut sums, |worker, sum| {
         let range = worker.share(rows.n(), 256);
-        *sum = dispatch(isa, Inertia { rows, range, centres, labels });
+        *sum = dispatch(isa, InertiaKernel { rows, range, centres, labels });
     });
     sums.iter().sum()
 }
 
-struct Inertia<'a, T> {
-    rows: Rows<'a, T>,
+struct InertiaKernel<'a, T> {
+    rows: PointRows<'a, T>,
     range: std::ops::Range<usize>,
     centres: &'a [f64],
     labels: &'a [i32],
 }
 
-impl<T: Element> Kernel<T> for Inertia<'_, T> {
+impl<T: FloatElement> Kernel<T> for InertiaKernel<'_, T> {
     type Output = f64;
 
     #[inline(always)]
@@ -111,7 +111,7 @@ impl<T: Element> Kernel<T> for Inertia<'_, T> {
 }
 
 #[inline(always)]
-fn own_distance<T: Element>(rows: &Rows<'_, T>, i: usize, centres: &[f64], labels: &[i32]) -> f64 {
+fn own_distance<T: FloatElement>(rows: &PointRows<'_, T>, i: usize, centres: &[f64], labels: &[i32]) -> f64 {
     let (d, label) = (rows.d(), labels[i] as usize);
     squared_distance(rows.raw(i), rows.shift(), &centres[label * d..(label + 1) * d])
 }
@@ -122,7 +122,12 @@ fn own_distance<T: Element>(rows: &Rows<'_, T>, i: usize, centres: &[f64], label
 /// # Panics
 /// If a shape does not fit or a label names no centre.
 #[must_use]
-pub fn farthest<T: Element>(rows: Rows<'_, T>, centres: &[f64], labels: &[i32], count: usize) -> Vec<(f64, usize)> {
+pub fn farthest<T: FloatElement>(
+    rows: PointRows<'_, T>,
+    centres: &[f64],
+    labels: &[i32],
+    count: usize,
+) -> Vec<(f64, usize)> {
     assert_eq!(labels.len(), rows.n(), "one label for each row");
     let mut far: Vec<(f64, usize)> = (0..rows.n())
         .filter(|&i| rows.weight(i) > 0.0)
@@ -145,21 +150,21 @@ pub fn farthest<T: Element>(rows: Rows<'_, T>, centres: &[f64], labels: &[i32], 
 ///
 /// # Panics
 /// If a shape does not fit.
-pub fn transform<T: Element>(pool: &Pool, isa: Isa, rows: Rows<'_, T>, centres: &[f64], distances: &mut [T]) {
+pub fn transform<T: FloatElement>(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, centres: &[f64], distances: &mut [T]) {
     let k = centres.len() / rows.d();
     assert_eq!(distances.len(), rows.n() * k, "one distance for each row and centre");
     let mut parts = split(distances, rows.n(), k, pool);
-    pool.each(&mut parts, |_, (first, part)| dispatch(isa, Distances { rows, first: *first, centres, part }));
+    pool.each(&mut parts, |_, (first, part)| dispatch(isa, DistanceKernel { rows, first: *first, centres, part }));
 }
 
-struct Distances<'a, T> {
-    rows: Rows<'a, T>,
+struct DistanceKernel<'a, T> {
+    rows: PointRows<'a, T>,
     first: usize,
     centres: &'a [f64],
     part: &'a mut [T],
 }
 
-impl<T: Element> Kernel<T> for Distances<'_, T> {
+impl<T: FloatElement> Kernel<T> for DistanceKernel<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -1,16 +1,16 @@
 //! What Hamerly's bounds need besides the rows: how far centres have moved and lie apart, and when bounds are worth it.
 
 use super::exact::squared_distance;
-use super::tile::Centres;
+use super::tile::TiledCentres;
 use crate::pool::{Pool, share};
-use crate::simd::{Element, Isa, Kernel, Simd, dispatch};
+use crate::simd::{FloatElement, Isa, Kernel, Simd, dispatch};
 
 /// Larger and smaller by more than the rounding of two operations in `f32`.
 pub(super) const UP: f32 = 1.0 + 4.0 * f32::EPSILON;
 pub(super) const DOWN: f32 = 1.0 - 4.0 * f32::EPSILON;
 
 /// What one step says about the centres, for the bounds.
-pub(super) struct Motion {
+pub(super) struct CentreMotion {
     /// How far each centre has moved, rounded up.
     pub(super) moved: Vec<f32>,
     /// The centre that moved furthest, how far, and how far the second did.
@@ -19,8 +19,8 @@ pub(super) struct Motion {
     pub(super) separation: Vec<f32>,
 }
 
-impl Motion {
-    pub(super) fn new<T: Element>(pool: &Pool, isa: Isa, previous: &[f64], centres: &Centres<T>) -> Self {
+impl CentreMotion {
+    pub(super) fn new<T: FloatElement>(pool: &Pool, isa: Isa, previous: &[f64], centres: &TiledCentres<T>) -> Self {
         let (k, d) = (centres.k, centres.d);
         let zeros = vec![0.0f64; d];
         let mut moved = vec![0.0; k];
@@ -44,21 +44,21 @@ impl Motion {
             parts.push((range.start, mine));
         }
         pool.each(&mut parts, |_, (first, part)| {
-            dispatch(isa, Separate { first: *first, part, centres, zeros: &zeros })
+            dispatch(isa, CentreSeparation { first: *first, part, centres, zeros: &zeros })
         });
-        Motion { moved, farthest, separation }
+        CentreMotion { moved, farthest, separation }
     }
 }
 
 /// Half distances from centres `first..` to the nearest other one.
-struct Separate<'a, T> {
+struct CentreSeparation<'a, T> {
     first: usize,
     part: &'a mut [f32],
-    centres: &'a Centres<T>,
+    centres: &'a TiledCentres<T>,
     zeros: &'a [f64],
 }
 
-impl<T: Element> Kernel<T> for Separate<'_, T> {
+impl<T: FloatElement> Kernel<T> for CentreSeparation<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -77,13 +77,13 @@ impl<T: Element> Kernel<T> for Separate<'_, T> {
 /// Steps without bounds, where they would decide too little to be worth their while: while the centres still move far,
 /// or where all rows are about as far from several centres.
 #[derive(Default)]
-pub(super) struct Rest {
+pub(super) struct BoundsPause {
     /// Steps to come, and how many there were the last time.
     pub(super) left: u32,
     length: u32,
 }
 
-impl Rest {
+impl BoundsPause {
     /// Most steps in one go.
     const MAX: u32 = 8;
 
@@ -102,12 +102,12 @@ impl Rest {
 
 /// Whether it has paid, in this step, to replace a failing upper bound by the true distance.
 #[derive(Default)]
-pub(super) struct Tightening {
+pub(super) struct TighteningPolicy {
     pub(super) tried: u32,
     pub(super) kept: u32,
 }
 
-impl Tightening {
+impl TighteningPolicy {
     /// One distance costs as much as the search of about thirty centres, most of it for fetching the row; of a hundred
     /// where there is a first look.
     pub(super) fn pays(&self, k: usize, looks: bool) -> bool {

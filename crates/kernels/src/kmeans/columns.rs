@@ -6,11 +6,11 @@
 //! labels are those of exact arithmetic. So are the sums, which read the rows as they came too.
 
 use super::exact;
-use super::rows::Rows;
-use super::sums::{Sums, apart};
-use crate::memory::Aligned;
+use super::rows::PointRows;
+use super::sums::{ClusterSums, apart};
+use crate::memory::AlignedBuffer;
 use crate::pool::{Pool, share};
-use crate::simd::{Element, Isa, Kernel, Simd, WIDE, dispatch, prefetch};
+use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch, prefetch};
 use std::ops::Range;
 
 /// The most features it is compiled for: with more, the tile's transposition costs little beside its arithmetic.
@@ -20,21 +20,28 @@ pub(crate) const FEATURES_MAX: usize = 4;
 const PADDING: usize = super::rows::PANEL_MAX;
 
 /// Rows of any number of features up to [`FEATURES_MAX`].
-pub(crate) struct Columns<T>(Box<dyn AnyColumns<T>>);
+pub(crate) struct ColumnFit<T>(Box<dyn AnyColumns<T>>);
 
 trait AnyColumns<T>: Send + Sync {
-    fn step(&mut self, pool: &Pool, isa: Isa, rows: Rows<'_, T>, centres: &[f64], total: &mut Sums, renew: bool)
-    -> u64;
+    fn step(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        rows: PointRows<'_, T>,
+        centres: &[f64],
+        total: &mut ClusterSums,
+        renew: bool,
+    ) -> u64;
     fn labels(&self, pool: &Pool, out: &mut [i32]);
 }
 
-impl<T: Element> Columns<T> {
-    pub(crate) fn new(pool: &Pool, rows: Rows<'_, T>, k: usize) -> Self {
-        Columns(match rows.d() {
-            1 => Box::new(All::<1>::new(pool, rows, k)),
-            2 => Box::new(All::<2>::new(pool, rows, k)),
-            3 => Box::new(All::<3>::new(pool, rows, k)),
-            4 => Box::new(All::<4>::new(pool, rows, k)),
+impl<T: FloatElement> ColumnFit<T> {
+    pub(crate) fn new(pool: &Pool, rows: PointRows<'_, T>, k: usize) -> Self {
+        ColumnFit(match rows.d() {
+            1 => Box::new(ColumnParts::<1>::new(pool, rows, k)),
+            2 => Box::new(ColumnParts::<2>::new(pool, rows, k)),
+            3 => Box::new(ColumnParts::<3>::new(pool, rows, k)),
+            4 => Box::new(ColumnParts::<4>::new(pool, rows, k)),
             d => panic!("columns take at most {FEATURES_MAX} features, not {d}"),
         })
     }
@@ -45,9 +52,9 @@ impl<T: Element> Columns<T> {
         &mut self,
         pool: &Pool,
         isa: Isa,
-        rows: Rows<'_, T>,
+        rows: PointRows<'_, T>,
         centres: &[f64],
-        total: &mut Sums,
+        total: &mut ClusterSums,
         renew: bool,
     ) -> u64 {
         self.0.step(pool, isa, rows, centres, total, renew)
@@ -60,42 +67,42 @@ impl<T: Element> Columns<T> {
 }
 
 /// What all threads keep.
-struct All<const D: usize> {
-    parts: Vec<Part<D>>,
+struct ColumnParts<const D: usize> {
+    parts: Vec<ColumnPart<D>>,
 }
 
 /// What one thread keeps. Aligned, as threads write to their own all the time.
 #[repr(align(128))]
-struct Part<const D: usize> {
+struct ColumnPart<const D: usize> {
     range: Range<usize>,
     /// Whether a step has made the columns and labels.
     labelled: bool,
     /// Elements of a column, [`PADDING`] more than rows.
     stride: usize,
     /// Column after column.
-    points: Aligned<f32>,
+    points: AlignedBuffer<f32>,
     /// Numbers of centres as elements, to be compared in vectors.
-    labels: Aligned<f32>,
+    labels: AlignedBuffer<f32>,
     /// What each cluster has gained in this step.
-    gains: Vec<Gain<D>>,
+    gains: Vec<ClusterGain<D>>,
     changed: u64,
     unsure: u64,
-    block: Box<Block>,
+    block: Box<BlockSearch>,
     /// Points of the block that may change their label.
     pending: Vec<usize>,
 }
 
 /// What a cluster has gained: side by side, because a row adds to all of it.
 #[derive(Clone, Copy)]
-struct Gain<const D: usize> {
+struct ClusterGain<const D: usize> {
     sum: [f64; D],
     weight: f64,
     /// Rows with a weight; not kept where all weigh 1.
     count: i64,
 }
 
-impl<const D: usize> Gain<D> {
-    const NONE: Self = Gain { sum: [0.0; D], weight: 0.0, count: 0 };
+impl<const D: usize> ClusterGain<D> {
+    const NONE: Self = ClusterGain { sum: [0.0; D], weight: 0.0, count: 0 };
 }
 
 /// Points that are searched before anything is done with what was found: a search waits for no branch, and the memory
@@ -105,7 +112,7 @@ const _: () = assert!(BLOCK.is_multiple_of(PADDING) && 64usize.is_multiple_of(PA
 
 /// What a search found for a block of points.
 #[repr(align(64))]
-struct Block {
+struct BlockSearch {
     found: [f32; BLOCK],
     numbers: [u32; BLOCK],
     /// A bit for each point whose label differs or is unsure, and for each that is unsure.
@@ -113,20 +120,20 @@ struct Block {
     unsure: [u64; BLOCK / 64],
 }
 
-impl<const D: usize> All<D> {
-    fn new<T: Element>(pool: &Pool, rows: Rows<'_, T>, k: usize) -> Self {
+impl<const D: usize> ColumnParts<D> {
+    fn new<T: FloatElement>(pool: &Pool, rows: PointRows<'_, T>, k: usize) -> Self {
         assert!((k as u64) < f32::INTEGER_MAX, "labels travel as f32");
-        let parts: Vec<Part<D>> = (0..pool.threads())
-            .map(|thread| Part {
+        let parts: Vec<ColumnPart<D>> = (0..pool.threads())
+            .map(|thread| ColumnPart {
                 range: share(rows.n(), PADDING, thread, pool.threads()),
                 labelled: false,
                 stride: 0,
-                points: Aligned::default(),
-                labels: Aligned::default(),
-                gains: apart(k, Gain::NONE),
+                points: AlignedBuffer::default(),
+                labels: AlignedBuffer::default(),
+                gains: apart(k, ClusterGain::NONE),
                 changed: 0,
                 unsure: 0,
-                block: Box::new(Block {
+                block: Box::new(BlockSearch {
                     found: [0.0; BLOCK],
                     numbers: [0; BLOCK],
                     open: [0; BLOCK / 64],
@@ -135,22 +142,24 @@ impl<const D: usize> All<D> {
                 pending: Vec::new(),
             })
             .collect();
-        All { parts }
+        ColumnParts { parts }
     }
 }
 
-impl<T: Element, const D: usize> AnyColumns<T> for All<D> {
+impl<T: FloatElement, const D: usize> AnyColumns<T> for ColumnParts<D> {
     fn step(
         &mut self,
         pool: &Pool,
         isa: Isa,
-        rows: Rows<'_, T>,
+        rows: PointRows<'_, T>,
         centres: &[f64],
-        total: &mut Sums,
+        total: &mut ClusterSums,
         renew: bool,
     ) -> u64 {
-        let near = Centre::<D>::all(centres);
-        pool.each(&mut self.parts, |_, part| dispatch(isa, Step { part, rows, centres: &near, exact: centres, renew }));
+        let near = SingleCentre::<D>::all(centres);
+        pool.each(&mut self.parts, |_, part| {
+            dispatch(isa, ColumnStep { part, rows, centres: &near, exact: centres, renew })
+        });
         if renew {
             total.clear();
         }
@@ -183,44 +192,44 @@ impl<T: Element, const D: usize> AnyColumns<T> for All<D> {
 
 /// A centre in `f32`.
 #[derive(Clone, Copy)]
-struct Centre<const D: usize> {
+struct SingleCentre<const D: usize> {
     x: [f32; D],
     /// `|c|^2 / 2`.
     half: f32,
     number: f32,
 }
 
-impl<const D: usize> Centre<D> {
+impl<const D: usize> SingleCentre<D> {
     fn all(centres: &[f64]) -> Vec<Self> {
         let (centres, _) = centres.as_chunks::<D>();
         let rounded = |(j, centre): (usize, &[f64; D])| {
             let squared: f64 = centre.iter().map(|x| x * x).sum();
-            Centre { x: centre.map(|x| x as f32), half: (squared / 2.0) as f32, number: j as f32 }
+            SingleCentre { x: centre.map(|x| x as f32), half: (squared / 2.0) as f32, number: j as f32 }
         };
         centres.iter().enumerate().map(rounded).collect()
     }
 }
 
-struct Step<'a, T, const D: usize> {
-    part: &'a mut Part<D>,
-    rows: Rows<'a, T>,
-    centres: &'a [Centre<D>],
+struct ColumnStep<'a, T, const D: usize> {
+    part: &'a mut ColumnPart<D>,
+    rows: PointRows<'a, T>,
+    centres: &'a [SingleCentre<D>],
     exact: &'a [f64],
     renew: bool,
 }
 
-impl<T: Element, const D: usize> Kernel<f32> for Step<'_, T, D> {
+impl<T: FloatElement, const D: usize> Kernel<f32> for ColumnStep<'_, T, D> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = f32>>(mut self, s: S) {
         let n = self.part.range.len();
-        self.part.gains.fill(Gain::NONE);
+        self.part.gains.fill(ClusterGain::NONE);
         (self.part.changed, self.part.unsure) = (0, 0);
         if !self.part.labelled {
             self.part.stride = n + PADDING;
-            self.part.labels = Aligned::zeroed(self.part.stride);
-            self.part.points = Aligned::zeroed(self.part.stride * D);
+            self.part.labels = AlignedBuffer::zeroed(self.part.stride);
+            self.part.points = AlignedBuffer::zeroed(self.part.stride * D);
         }
         for first in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - first);
@@ -235,9 +244,9 @@ impl<T: Element, const D: usize> Kernel<f32> for Step<'_, T, D> {
         }
         self.part.labelled = true;
         if self.renew {
-            self.part.gains.fill(Gain::NONE);
-            let Part { range, labels, gains, .. } = &mut *self.part;
-            let mut gains = Gains::new(self.rows, gains);
+            self.part.gains.fill(ClusterGain::NONE);
+            let ColumnPart { range, labels, gains, .. } = &mut *self.part;
+            let mut gains = GainRows::new(self.rows, gains);
             for (i, &label) in range.clone().zip(labels.as_slice()) {
                 gains.add(i, label as u32, 1.0);
             }
@@ -245,7 +254,7 @@ impl<T: Element, const D: usize> Kernel<f32> for Step<'_, T, D> {
     }
 }
 
-impl<T: Element, const D: usize> Step<'_, T, D> {
+impl<T: FloatElement, const D: usize> ColumnStep<'_, T, D> {
     /// Makes columns of a block of rows.
     #[inline(always)]
     fn load(&mut self, first: usize, count: usize) {
@@ -263,8 +272,8 @@ impl<T: Element, const D: usize> Step<'_, T, D> {
     #[inline(always)]
     fn search<S: Simd<Elem = f32>>(&mut self, s: S, first: usize, count: usize) {
         let infinity = s.splat(f32::INFINITY);
-        let margin = Margin::new(s, D);
-        let Part { stride, points: columns, labels, block, .. } = &mut *self.part;
+        let margin = RoundingMargin::new(s, D);
+        let ColumnPart { stride, points: columns, labels, block, .. } = &mut *self.part;
         block.open.fill(0);
         block.unsure.fill(0);
         for at in (0..count).step_by(WIDE * S::LANES) {
@@ -314,12 +323,12 @@ impl<T: Element, const D: usize> Step<'_, T, D> {
     #[inline(always)]
     fn settle_first(&mut self, first: usize, count: usize) {
         self.decide(first, count);
-        let Part { range, block, labels, gains, changed, .. } = &mut *self.part;
+        let ColumnPart { range, block, labels, gains, changed, .. } = &mut *self.part;
         labels.as_mut_slice()[first..first + count].copy_from_slice(&block.found[..count]);
         for (number, &found) in block.numbers.iter_mut().zip(&block.found) {
             *number = found as i32 as u32;
         }
-        let mut gains = Gains::new(self.rows, gains);
+        let mut gains = GainRows::new(self.rows, gains);
         for (i, &number) in (range.start + first..).zip(&block.numbers[..count]) {
             gains.add(i, number, 1.0);
         }
@@ -329,7 +338,7 @@ impl<T: Element, const D: usize> Step<'_, T, D> {
     /// Moves the points whose label differs.
     #[inline(always)]
     fn settle(&mut self, first: usize, count: usize) {
-        let Part { block, pending, range, .. } = &mut *self.part;
+        let ColumnPart { block, pending, range, .. } = &mut *self.part;
         pending.clear();
         for (word, &bits) in block.open[..count.div_ceil(64)].iter().enumerate() {
             let mut bits = bits;
@@ -341,8 +350,8 @@ impl<T: Element, const D: usize> Step<'_, T, D> {
             }
         }
         self.decide(first, count);
-        let Part { range, block, labels, gains, changed, pending, .. } = &mut *self.part;
-        let mut gains = Gains::new(self.rows, gains);
+        let ColumnPart { range, block, labels, gains, changed, pending, .. } = &mut *self.part;
+        let mut gains = GainRows::new(self.rows, gains);
         let labels = &mut labels.as_mut_slice()[first..first + count];
         for &at in pending.iter() {
             let (label, old) = (block.found[at], labels[at]);
@@ -358,7 +367,7 @@ impl<T: Element, const D: usize> Step<'_, T, D> {
     /// Finds the labels of the unsure points of the block, exactly.
     #[inline(always)]
     fn decide(&mut self, first: usize, count: usize) {
-        let Part { range, block, unsure, .. } = &mut *self.part;
+        let ColumnPart { range, block, unsure, .. } = &mut *self.part;
         for word in 0..count.div_ceil(64) {
             // Beyond the last point all are unsure, and none is open.
             let mut bits = block.unsure[word] & block.open[word];
@@ -373,16 +382,16 @@ impl<T: Element, const D: usize> Step<'_, T, D> {
 }
 
 /// Rows as what clusters gain.
-struct Gains<'a, T, const D: usize> {
-    rows: Rows<'a, T>,
+struct GainRows<'a, T, const D: usize> {
+    rows: PointRows<'a, T>,
     shift: [T; D],
-    clusters: &'a mut [Gain<D>],
+    clusters: &'a mut [ClusterGain<D>],
 }
 
-impl<'a, T: Element, const D: usize> Gains<'a, T, D> {
+impl<'a, T: FloatElement, const D: usize> GainRows<'a, T, D> {
     #[inline(always)]
-    fn new(rows: Rows<'a, T>, clusters: &'a mut [Gain<D>]) -> Self {
-        Gains { rows, shift: rows.shift().try_into().expect("D features"), clusters }
+    fn new(rows: PointRows<'a, T>, clusters: &'a mut [ClusterGain<D>]) -> Self {
+        GainRows { rows, shift: rows.shift().try_into().expect("D features"), clusters }
     }
 
     /// Gives a cluster row `i`, or takes it away, by the sign.
@@ -405,19 +414,23 @@ impl<'a, T: Element, const D: usize> Gains<'a, T, D> {
 
 /// A bound of what rounding can do to the difference of the two smallest `v` of a point: `12 |x|^2 + 5 |v|` for each,
 /// times `(d + 8) u`; `exact` says why. There is one rounding more than in the tile, that of the point.
-struct Margin<S: Simd> {
+struct RoundingMargin<S: Simd> {
     per_squared_norm: S::V,
     per_v: S::V,
     tiny: S::V,
 }
 
-impl<S: Simd<Elem = f32>> Margin<S> {
+impl<S: Simd<Elem = f32>> RoundingMargin<S> {
     #[inline(always)]
     fn new(s: S, d: usize) -> Self {
         // Both together, and a little for the rounding of the margin itself.
         let relative = (d as f32 + 8.0) * f32::EPSILON * 1.001;
         let tiny = (2 * d + 8) as f32 * f32::MIN_POSITIVE;
-        Margin { per_squared_norm: s.splat(12.0 * relative), per_v: s.splat(5.0 * relative), tiny: s.splat(tiny) }
+        RoundingMargin {
+            per_squared_norm: s.splat(12.0 * relative),
+            per_v: s.splat(5.0 * relative),
+            tiny: s.splat(tiny),
+        }
     }
 
     #[inline(always)]

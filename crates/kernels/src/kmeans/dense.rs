@@ -9,38 +9,38 @@
 //!
 //! Source: Hamerly, "Making k-means even faster" (2010).
 
-use super::bounds::{DOWN, Motion, Rest, Tightening, UP};
-use super::exact::{self, Rounding, squared_distance};
+use super::bounds::{BoundsPause, CentreMotion, DOWN, TighteningPolicy, UP};
+use super::exact::{self, RoundingBounds, squared_distance};
 #[cfg(target_arch = "x86_64")]
-use super::look::{self, Look};
-use super::rows::{PANEL_MAX, Panel, Rows};
-use super::sums::{NONE, Sums};
-use super::tile::{Centres, Nearest, search};
+use super::first_pass::{self, FirstPass};
+use super::rows::{PANEL_MAX, PointPanel, PointRows};
+use super::sums::{ClusterSums, NONE};
+use super::tile::{NearestCentres, TiledCentres, search};
 use crate::pool::{Pool, share};
-use crate::simd::{Element, Isa, Kernel, Simd, WIDE, dispatch};
+use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch};
 
 /// Rows whose bounds are looked at in one go.
 const BLOCK: usize = 256;
 
 /// The state of one fit.
-pub(crate) struct Dense<T> {
+pub(crate) struct DenseFit<T> {
     pub(crate) labels: Vec<u32>,
     /// Empty without bounds.
     upper: Vec<f32>,
     lower: Vec<f32>,
     /// The centres that the bounds were made for; empty where there are none.
     previous: Vec<f64>,
-    rest: Rest,
-    scratch: Vec<Scratch<T>>,
+    rest: BoundsPause,
+    scratch: Vec<DenseScratch<T>>,
 }
 
 /// What one thread works with.
-struct Scratch<T> {
-    panel: Panel<T>,
-    nearest: Nearest<T>,
+struct DenseScratch<T> {
+    panel: PointPanel<T>,
+    nearest: NearestCentres<T>,
     /// Rows whose bounds failed.
     pending: Vec<usize>,
-    delta: Sums,
+    delta: ClusterSums,
     searched: u64,
     /// Of this step, rows that had a first look, and those of them that it left open.
     #[cfg(target_arch = "x86_64")]
@@ -53,26 +53,26 @@ struct Scratch<T> {
     #[cfg(target_arch = "x86_64")]
     candidates: Vec<usize>,
     #[cfg(target_arch = "x86_64")]
-    look: Look,
+    look: FirstPass,
     /// Rows of the block that change their label, with the new one.
     moved: Vec<(usize, u32)>,
 }
 
-impl<T: Element> Dense<T> {
+impl<T: FloatElement> DenseFit<T> {
     pub(crate) fn new(n: usize, k: usize, d: usize, threads: usize, bounded: bool) -> Self {
         let bounds = if bounded { n } else { 0 };
-        Dense {
+        DenseFit {
             labels: vec![NONE; n],
             upper: vec![0.0; bounds],
             lower: vec![0.0; bounds],
             previous: Vec::new(),
-            rest: Rest::default(),
+            rest: BoundsPause::default(),
             scratch: (0..threads)
-                .map(|_| Scratch {
-                    panel: Panel::new(d),
-                    nearest: Nearest::new(),
+                .map(|_| DenseScratch {
+                    panel: PointPanel::new(d),
+                    nearest: NearestCentres::new(),
                     pending: Vec::new(),
-                    delta: Sums::new(k, d),
+                    delta: ClusterSums::new(k, d),
                     searched: 0,
                     #[cfg(target_arch = "x86_64")]
                     looked: 0,
@@ -83,7 +83,7 @@ impl<T: Element> Dense<T> {
                     #[cfg(target_arch = "x86_64")]
                     candidates: Vec::new(),
                     #[cfg(target_arch = "x86_64")]
-                    look: Look::default(),
+                    look: FirstPass::default(),
                     moved: Vec::new(),
                 })
                 .collect(),
@@ -92,7 +92,7 @@ impl<T: Element> Dense<T> {
 
     /// Without bounds, for rows that have labels.
     pub(crate) fn with_labels(labels: Vec<u32>, k: usize, d: usize, threads: usize) -> Self {
-        Dense { labels, ..Dense::new(0, k, d, threads, false) }
+        DenseFit { labels, ..DenseFit::new(0, k, d, threads, false) }
     }
 
     /// Gives every row its nearest centre; `total` follows the rows that change. Returns how many rows were searched.
@@ -100,17 +100,18 @@ impl<T: Element> Dense<T> {
         &mut self,
         pool: &Pool,
         isa: Isa,
-        rows: Rows<'_, T>,
-        centres: &Centres<T>,
-        total: &mut Sums,
+        rows: PointRows<'_, T>,
+        centres: &TiledCentres<T>,
+        total: &mut ClusterSums,
     ) -> u64 {
         let bounded = self.upper.len() == rows.n() && rows.n() > 0 && self.rest.left == 0;
-        let motion = (bounded && !self.previous.is_empty()).then(|| Motion::new(pool, isa, &self.previous, centres));
+        let motion =
+            (bounded && !self.previous.is_empty()).then(|| CentreMotion::new(pool, isa, &self.previous, centres));
         self.previous.clear();
         if bounded {
             self.previous.extend_from_slice(&centres.exact);
         }
-        let rounding = Rounding::new::<T>(rows.d(), centres.norm_max);
+        let rounding = RoundingBounds::new::<T>(rows.d(), centres.norm_max);
         let mut parts = Vec::new();
         let (mut labels, mut upper, mut lower) = (&mut self.labels[..], &mut self.upper[..], &mut self.lower[..]);
         for (thread, scratch) in self.scratch.iter_mut().enumerate() {
@@ -122,13 +123,13 @@ impl<T: Element> Dense<T> {
             upper = rest;
             let (lower_mine, rest) = lower.split_at_mut(bounds);
             lower = rest;
-            let part = Part { first: range.start, labels: mine, upper: upper_mine, lower: lower_mine, scratch };
+            let part = DensePart { first: range.start, labels: mine, upper: upper_mine, lower: lower_mine, scratch };
             parts.push(part);
         }
         #[cfg(target_arch = "x86_64")]
-        let coarse = look::Centres::new(isa, &centres.exact, rows.d());
+        let coarse = first_pass::CoarseCentres::new(isa, &centres.exact, rows.d());
         pool.each(&mut parts, |_, part| {
-            let step = Step {
+            let step = DenseStep {
                 part,
                 rows,
                 centres,
@@ -152,26 +153,26 @@ impl<T: Element> Dense<T> {
 }
 
 /// One thread's rows.
-struct Part<'a, T> {
+struct DensePart<'a, T> {
     first: usize,
     labels: &'a mut [u32],
     upper: &'a mut [f32],
     lower: &'a mut [f32],
-    scratch: &'a mut Scratch<T>,
+    scratch: &'a mut DenseScratch<T>,
 }
 
-struct Step<'a, 'b, T> {
-    part: &'a mut Part<'b, T>,
-    rows: Rows<'a, T>,
-    centres: &'a Centres<T>,
-    rounding: Rounding,
-    motion: Option<&'a Motion>,
+struct DenseStep<'a, 'b, T> {
+    part: &'a mut DensePart<'b, T>,
+    rows: PointRows<'a, T>,
+    centres: &'a TiledCentres<T>,
+    rounding: RoundingBounds,
+    motion: Option<&'a CentreMotion>,
     /// The centres for a first look, where the instruction set has one and it pays.
     #[cfg(target_arch = "x86_64")]
-    coarse: Option<&'a look::Centres>,
+    coarse: Option<&'a first_pass::CoarseCentres>,
 }
 
-impl<T: Element> Kernel<T> for Step<'_, '_, T> {
+impl<T: FloatElement> Kernel<T> for DenseStep<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -187,7 +188,7 @@ impl<T: Element> Kernel<T> for Step<'_, '_, T> {
         }
         let mut pending = std::mem::take(&mut self.part.scratch.pending);
         pending.clear();
-        let mut tightening = Tightening::default();
+        let mut tightening = TighteningPolicy::default();
         for block in (0..n).step_by(BLOCK) {
             let block = block..(block + BLOCK).min(n);
             let last = block.end == n;
@@ -219,15 +220,15 @@ impl<T: Element> Kernel<T> for Step<'_, '_, T> {
     }
 }
 
-impl<T: Element> Step<'_, '_, T> {
+impl<T: FloatElement> DenseStep<'_, '_, T> {
     /// Moves the bounds of the rows in `block` with the centres, and adds to `pending` the rows they do not decide.
     #[inline(always)]
     fn filter(
         &mut self,
-        motion: &Motion,
+        motion: &CentreMotion,
         block: std::ops::Range<usize>,
         pending: &mut Vec<usize>,
-        tightening: &mut Tightening,
+        tightening: &mut TighteningPolicy,
     ) {
         let old = pending.len();
         let (farthest, most, second) = motion.farthest;
@@ -284,7 +285,7 @@ impl<T: Element> Step<'_, '_, T> {
     fn settle_by_tile<S: Simd<Elem = T>>(&mut self, s: S, pending: &[usize], all: bool) -> usize {
         let points = WIDE * S::LANES;
         let (rows, first) = (self.rows, self.part.first);
-        let mut found = Found::new();
+        let mut found = SearchResult::new();
         let mut taken = 0;
         while pending.len() - taken >= if all { 1 } else { points } {
             let (now, next) = pending[taken..].split_at(points.min(pending.len() - taken));
@@ -322,25 +323,25 @@ impl<T: Element> Step<'_, '_, T> {
     fn settle_by_look<S: Simd<Elem = T>>(
         &mut self,
         s: S,
-        coarse: &look::Centres,
+        coarse: &first_pass::CoarseCentres,
         pending: &[usize],
         all: bool,
     ) -> usize {
-        let rounding = Rounding::coarse(self.centres.norm_max);
+        let rounding = RoundingBounds::coarse(self.centres.norm_max);
         let precision = coarse.precision();
-        let mut found = Found::new();
+        let mut found = SearchResult::new();
         let mut taken = 0;
-        while pending.len() - taken >= if all { 1 } else { look::POINTS } {
+        while pending.len() - taken >= if all { 1 } else { first_pass::POINTS } {
             // Where most rows stay open, as with one centre far beyond all others, the first look is a waste.
             let scratch = &mut *self.part.scratch;
             if scratch.looked >= 1024 && scratch.open_total * 4 > scratch.looked {
                 return taken + self.settle_by_tile(s, &pending[taken..], all);
             }
-            let (now, next) = pending[taken..].split_at(look::POINTS.min(pending.len() - taken));
+            let (now, next) = pending[taken..].split_at(first_pass::POINTS.min(pending.len() - taken));
             // SAFETY: a first look is made only for an instruction set that has it, and `run` has begun it with
             // `coarse`.
-            let glance = unsafe { scratch.look.search(coarse, now, &next[..next.len().min(look::POINTS)]) };
-            for lane in 0..look::POINTS {
+            let glance = unsafe { scratch.look.search(coarse, now, &next[..next.len().min(first_pass::POINTS)]) };
+            for lane in 0..first_pass::POINTS {
                 let scale = f64::from(glance.scale[lane]);
                 found.squared[lane] = glance.norms[lane];
                 found.error[lane] = f64::from(glance.errors[lane]);
@@ -349,7 +350,7 @@ impl<T: Element> Step<'_, '_, T> {
                 found.label[lane] = glance.index[lane] as u32;
             }
             if let Some(precision) = &precision {
-                found.judge_distances(look::POINTS, precision);
+                found.judge_distances(first_pass::POINTS, precision);
                 for (lane, &i) in now.iter().enumerate() {
                     if found.certain[lane] {
                         continue;
@@ -369,7 +370,7 @@ impl<T: Element> Step<'_, '_, T> {
                     }
                 }
             } else {
-                found.judge(look::POINTS, rounding, look::NORM_ERROR, !self.part.upper.is_empty());
+                found.judge(first_pass::POINTS, rounding, first_pass::NORM_ERROR, !self.part.upper.is_empty());
             }
             scratch.looked += now.len() as u64;
             for (lane, &i) in now.iter().enumerate() {
@@ -405,7 +406,7 @@ impl<T: Element> Step<'_, '_, T> {
     /// Moves the rows that were noted; the memory of most is there by now.
     #[inline(always)]
     fn relocate(&mut self) {
-        let Scratch { moved, delta, .. } = &mut *self.part.scratch;
+        let DenseScratch { moved, delta, .. } = &mut *self.part.scratch;
         for (i, label) in moved.drain(..) {
             delta.relocate(&self.rows, self.part.first + i, self.part.labels[i], label);
             self.part.labels[i] = label;
@@ -414,10 +415,10 @@ impl<T: Element> Step<'_, '_, T> {
 }
 
 /// What a search found for a panel of points, and what follows from it.
-struct Found {
+struct SearchResult {
     /// Squared norms of the points.
     squared: [f64; PANEL_MAX],
-    /// Errors of `best` and `second`, as `Rounding::relative`.
+    /// Errors of `best` and `second`, as `RoundingBounds::relative`.
     error: [f64; PANEL_MAX],
     best: [f64; PANEL_MAX],
     second: [f64; PANEL_MAX],
@@ -427,9 +428,9 @@ struct Found {
     lower: [f32; PANEL_MAX],
 }
 
-impl Found {
+impl SearchResult {
     fn new() -> Self {
-        Found {
+        SearchResult {
             squared: [0.0; PANEL_MAX],
             error: [0.0; PANEL_MAX],
             best: [0.0; PANEL_MAX],
@@ -444,7 +445,7 @@ impl Found {
     /// Whether each label is certain, given the errors of `best` and `second`, and with `bounds` also those of the
     /// distances; `relative` is the error of a squared norm.
     #[inline(always)]
-    fn judge(&mut self, points: usize, rounding: Rounding, relative: f64, bounds: bool) {
+    fn judge(&mut self, points: usize, rounding: RoundingBounds, relative: f64, bounds: bool) {
         assert!(points <= PANEL_MAX, "a panel holds at most {PANEL_MAX} points");
         let mut errors = [(0.0, 0.0); PANEL_MAX];
         for (lane, error) in errors.iter_mut().enumerate().take(points) {
@@ -466,10 +467,10 @@ impl Found {
     }
 
     /// Whether each label is certain, and bounds of the distances, where errors are bounded in distances: `error` is
-    /// what `Precision::bounds` calls `lost`.
+    /// what `CoarsePrecision::bounds` calls `lost`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn judge_distances(&mut self, points: usize, precision: &look::Precision) {
+    fn judge_distances(&mut self, points: usize, precision: &first_pass::CoarsePrecision) {
         assert!(points <= PANEL_MAX, "a panel holds at most {PANEL_MAX} points");
         for lane in 0..points {
             let (squared, lost) = (self.squared[lane], self.error[lane]);

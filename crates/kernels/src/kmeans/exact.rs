@@ -6,12 +6,12 @@
 //! one. Otherwise all centres are compared again by `sum (x - c)^2` in `f64`, which does not cancel. So every kernel,
 //! algorithm and instruction set gives a point the same label; of equal distances the lowest centre wins.
 
-use super::rows::Rows;
-use crate::simd::Element;
+use super::rows::PointRows;
+use crate::simd::FloatElement;
 
 /// Bounds of `E` for the centres of one step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rounding {
+pub(crate) struct RoundingBounds {
     /// `(d + 4) u`, or what takes its place.
     pub(crate) relative: f64,
     norm_max: f64,
@@ -19,8 +19,8 @@ pub(crate) struct Rounding {
     tiny: f64,
 }
 
-impl Rounding {
-    pub(crate) fn new<T: Element>(d: usize, norm_max: f64) -> Self {
+impl RoundingBounds {
+    pub(crate) fn new<T: FloatElement>(d: usize, norm_max: f64) -> Self {
         let (tiny, huge) = if size_of::<T>() == 4 {
             (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX))
         } else {
@@ -29,19 +29,19 @@ impl Rounding {
         // Where |c|^2 / 2 overflows, a centre is seen as far from all rows: then nothing is certain.
         let overflows = norm_max * norm_max >= huge;
         let relative = if overflows { f64::INFINITY } else { (d as f64 + 4.0) * T::EPSILON / 2.0 };
-        Rounding { relative, norm_max, tiny: (d as f64 + 4.0) * tiny }
+        RoundingBounds { relative, norm_max, tiny: (d as f64 + 4.0) * tiny }
     }
 
     /// For a first look, where `relative` differs from point to point.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn coarse(norm_max: f64) -> Self {
-        Rounding { relative: f64::INFINITY, norm_max, tiny: f64::from(f32::MIN_POSITIVE) }
+        RoundingBounds { relative: f64::INFINITY, norm_max, tiny: f64::from(f32::MIN_POSITIVE) }
     }
 
     /// The same with another `relative`.
     #[inline(always)]
     pub(crate) fn with(self, relative: f64) -> Self {
-        Rounding { relative, ..self }
+        RoundingBounds { relative, ..self }
     }
 
     /// Bound of the error of a point's `v`, for this centre and every centre whose `v` is larger: `norm` is the
@@ -60,7 +60,7 @@ impl Rounding {
 /// The squared distance of a raw row, once shifted, from a centre, in `f64`. Eight sums that are added in a fixed
 /// order: the same on every instruction set, and fast on each.
 #[inline(always)]
-pub(crate) fn squared_distance<T: Element>(raw: &[T], shift: &[T], centre: &[f64]) -> f64 {
+pub(crate) fn squared_distance<T: FloatElement>(raw: &[T], shift: &[T], centre: &[f64]) -> f64 {
     assert!(raw.len() == shift.len() && raw.len() == centre.len(), "a row, the shift and a centre are equally long");
     sum_of_squares(raw.len(), |f| raw[f].minus(shift[f]).to_f64() - centre[f])
 }
@@ -91,7 +91,7 @@ fn sum_of_squares(d: usize, part: impl Fn(usize) -> f64) -> f64 {
 
 /// The nearest of `centres` (`k x d`) to row `i`, its squared distance, and the second smallest squared distance.
 #[inline(always)]
-pub(crate) fn nearest<T: Element>(rows: &Rows<'_, T>, i: usize, centres: &[f64]) -> (usize, f64, f64) {
+pub(crate) fn nearest<T: FloatElement>(rows: &PointRows<'_, T>, i: usize, centres: &[f64]) -> (usize, f64, f64) {
     let (mut index, mut best, mut second) = (0, f64::INFINITY, f64::INFINITY);
     // Shifted once for all centres, where that is worth the memory.
     let (raw, shift, d) = (rows.raw(i), rows.shift(), rows.d());
@@ -115,8 +115,8 @@ pub(crate) fn nearest<T: Element>(rows: &Rows<'_, T>, i: usize, centres: &[f64])
 
 /// As [`nearest`], of the centres with these numbers, which grow.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn nearest_of<T: Element>(
-    rows: &Rows<'_, T>,
+pub(crate) fn nearest_of<T: FloatElement>(
+    rows: &PointRows<'_, T>,
     i: usize,
     centres: &[f64],
     numbers: &[usize],

@@ -1,7 +1,8 @@
 //! K-means: Lloyd's algorithm on the rows of one worker.
 //!
-//! A [`Fit`] keeps labels, bounds and sums between steps. Each [`Fit::step`] gives every row its nearest centre and
-//! leaves the sums and weights of the clusters; the caller adds those of all workers (one all-reduce) and divides.
+//! A [`KmeansFit`] keeps labels, bounds and sums between steps. Each [`KmeansFit::step`] gives every row its nearest
+//! centre and leaves the sums and weights of the clusters; the caller adds those of all workers (one all-reduce) and
+//! divides.
 //!
 //! | algorithm | work of a step                                             | chosen for                        |
 //! |-----------|------------------------------------------------------------|-----------------------------------|
@@ -17,7 +18,7 @@ mod columns;
 mod dense;
 mod exact;
 #[cfg(target_arch = "x86_64")]
-mod look;
+mod first_pass;
 mod rows;
 mod seed;
 mod sums;
@@ -25,45 +26,45 @@ mod tile;
 mod tree;
 
 pub use assign::{assign, farthest, inertia, transform};
-pub use rows::Rows;
-pub use seed::{Statistics, draw, locate, nearest_update, potentials, statistics};
+pub use rows::PointRows;
+pub use seed::{RowStatistics, draw, locate, nearest_update, potentials, statistics};
 
 use crate::pool::Pool;
-use crate::simd::{Element, Isa, Kernel, Simd};
-use columns::Columns;
-use dense::Dense;
+use crate::simd::{FloatElement, Isa, Kernel, Simd};
+use columns::ColumnFit;
+use dense::DenseFit;
 use std::str::FromStr;
-use sums::Sums;
-use tree::Tree;
+use sums::ClusterSums;
+use tree::TreeFit;
 
 /// How a step avoids work; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
+pub enum KmeansAlgorithm {
     /// All rows against all centres.
     Lloyd,
     /// Bounds on distances.
     Hamerly,
-    /// A k-d tree over the rows; at most [`Algorithm::TREE_FEATURES_MAX`] features.
+    /// A k-d tree over the rows; at most [`KmeansAlgorithm::TREE_FEATURES_MAX`] features.
     Tree,
 }
 
-impl Algorithm {
+impl KmeansAlgorithm {
     /// The most features the tree is made for.
     pub const TREE_FEATURES_MAX: usize = tree::FEATURES_MAX;
 
     /// The fastest for `n` rows, `d` features, `k` centres and at most `steps_max` steps.
     #[must_use]
-    pub fn choose(n: usize, d: usize, k: usize, steps_max: usize) -> Algorithm {
+    pub fn choose(n: usize, d: usize, k: usize, steps_max: usize) -> KmeansAlgorithm {
         // Building the tree costs as much as comparing every row with about 400 centres, and comes back within one step
         // and the last look at the labels where there are more.
         let pays = if steps_max <= 2 { k >= 256 } else { k > 32 };
         let few = d <= columns::FEATURES_MAX;
         if few && n >= 2000 && n / k >= 8 && pays {
-            Algorithm::Tree
+            KmeansAlgorithm::Tree
         } else if k == 1 || steps_max <= 1 || d * k < 32 || few && k <= 32 {
-            Algorithm::Lloyd
+            KmeansAlgorithm::Lloyd
         } else {
-            Algorithm::Hamerly
+            KmeansAlgorithm::Hamerly
         }
     }
 
@@ -71,18 +72,18 @@ impl Algorithm {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Algorithm::Lloyd => "lloyd",
-            Algorithm::Hamerly => "hamerly",
-            Algorithm::Tree => "tree",
+            KmeansAlgorithm::Lloyd => "lloyd",
+            KmeansAlgorithm::Hamerly => "hamerly",
+            KmeansAlgorithm::Tree => "tree",
         }
     }
 }
 
-impl FromStr for Algorithm {
+impl FromStr for KmeansAlgorithm {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        [Algorithm::Lloyd, Algorithm::Hamerly, Algorithm::Tree]
+        [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly, KmeansAlgorithm::Tree]
             .into_iter()
             .find(|algorithm| algorithm.name() == name)
             .ok_or_else(|| format!("unknown algorithm {name:?}: use \"lloyd\", \"hamerly\" or \"tree\""))
@@ -91,7 +92,7 @@ impl FromStr for Algorithm {
 
 /// What one step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct StepReport {
     /// Rows that changed their cluster.
     pub changed: u64,
     /// Rows that were compared with more than their own centre.
@@ -110,65 +111,66 @@ pub struct Step {
 /// assert_eq!(fit.sums(), [1.0, 21.0]);
 /// assert_eq!(fit.labels(&pool), [0, 0, 1, 1]);
 /// ```
-pub struct Fit<T> {
+pub struct KmeansFit<T> {
     n: usize,
     d: usize,
     k: usize,
     isa: Isa,
-    state: State<T>,
-    total: Sums,
+    state: FitState<T>,
+    total: ClusterSums,
     steps: u64,
 }
 
-enum State<T> {
-    Columns(Columns<T>),
-    Dense(Dense<T>),
-    Tree(Tree<T>),
+enum FitState<T> {
+    Columns(ColumnFit<T>),
+    Dense(DenseFit<T>),
+    Tree(TreeFit<T>),
 }
 
 /// After so many steps the sums are formed anew, which takes away what rounding has piled up.
 const RENEWAL: u64 = 64;
 
-impl<T: Element> Fit<T> {
+impl<T: FloatElement> KmeansFit<T> {
     /// Prepares a fit of `k` centres.
     ///
     /// # Panics
-    /// If `k` is 0 or too large for labels of 31 bits, or `Algorithm::Tree` is asked for too many features.
+    /// If `k` is 0 or too large for labels of 31 bits, or `KmeansAlgorithm::Tree` is asked for too many features.
     #[must_use]
-    pub fn new(pool: &Pool, isa: Isa, rows: Rows<'_, T>, k: usize, algorithm: Algorithm) -> Self {
+    pub fn new(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, k: usize, algorithm: KmeansAlgorithm) -> Self {
         let (n, d) = (rows.n(), rows.d());
         assert!(k > 0 && i32::try_from(k).is_ok(), "between 1 and 2^31 - 1 centres");
         let state = match algorithm {
-            Algorithm::Tree => State::Tree(Tree::new(pool, isa, rows, k)),
-            Algorithm::Lloyd if d <= columns::FEATURES_MAX && (2..1 << f32::MANTISSA_DIGITS).contains(&k) => {
-                State::Columns(Columns::new(pool, rows, k))
+            KmeansAlgorithm::Tree => FitState::Tree(TreeFit::new(pool, isa, rows, k)),
+            KmeansAlgorithm::Lloyd if d <= columns::FEATURES_MAX && (2..1 << f32::MANTISSA_DIGITS).contains(&k) => {
+                FitState::Columns(ColumnFit::new(pool, rows, k))
             }
-            _ => State::Dense(Dense::new(n, k, d, pool.threads(), algorithm == Algorithm::Hamerly)),
+            _ => FitState::Dense(DenseFit::new(n, k, d, pool.threads(), algorithm == KmeansAlgorithm::Hamerly)),
         };
-        Fit { n, d, k, isa, state, total: Sums::new(k, d), steps: 0 }
+        KmeansFit { n, d, k, isa, state, total: ClusterSums::new(k, d), steps: 0 }
     }
 
-    /// Gives every row its nearest of `centres`, `k x d` less the shift of `rows`. The rows are those of [`Fit::new`].
+    /// Gives every row its nearest of `centres`, `k x d` less the shift of `rows`. The rows are those of
+    /// [`KmeansFit::new`].
     ///
     /// # Panics
-    /// If the pool has another number of threads than that of [`Fit::new`], or a shape differs.
-    pub fn step(&mut self, pool: &Pool, rows: Rows<'_, T>, centres: &[f64]) -> Step {
+    /// If the pool has another number of threads than that of [`KmeansFit::new`], or a shape differs.
+    pub fn step(&mut self, pool: &Pool, rows: PointRows<'_, T>, centres: &[f64]) -> StepReport {
         assert_eq!((rows.n(), rows.d()), (self.n, self.d), "the rows must be those the fit was made for");
         assert_eq!(centres.len(), self.k * self.d, "the centres must be k x d");
         self.total.changed = 0;
         self.steps += 1;
         let renew = self.steps.is_multiple_of(RENEWAL);
         let searched = match &mut self.state {
-            State::Columns(columns) => {
+            FitState::Columns(columns) => {
                 let unsure = columns.step(pool, self.isa, rows, centres, &mut self.total, renew);
                 if unsure > self.n as u64 / 8 && T::EPSILON < f64::from(f32::EPSILON) {
                     // Data that f32 cannot tell apart: rows crowd together, and a few lie very far from them.
                     let labels = self.labels(pool).into_iter().map(|label| label as u32).collect();
-                    self.state = State::Dense(Dense::with_labels(labels, self.k, self.d, pool.threads()));
+                    self.state = FitState::Dense(DenseFit::with_labels(labels, self.k, self.d, pool.threads()));
                 }
                 self.n as u64
             }
-            State::Dense(dense) => {
+            FitState::Dense(dense) => {
                 let centres = assign::lay_out(self.isa, centres, self.d);
                 let searched = dense.step(pool, self.isa, rows, &centres, &mut self.total);
                 if renew {
@@ -181,10 +183,10 @@ impl<T: Element> Fit<T> {
                 }
                 searched
             }
-            State::Tree(tree) => tree.step(pool, self.isa, centres, &mut self.total, renew),
+            FitState::Tree(tree) => tree.step(pool, self.isa, centres, &mut self.total, renew),
         };
         self.total.sweep();
-        Step { changed: self.total.changed, searched }
+        StepReport { changed: self.total.changed, searched }
     }
 
     /// The sums of the shifted rows of each cluster, `k x d`, weights applied.
@@ -202,18 +204,18 @@ impl<T: Element> Fit<T> {
     /// The label of each row, after at least one step.
     ///
     /// # Panics
-    /// If the pool has another number of threads than that of [`Fit::new`].
+    /// If the pool has another number of threads than that of [`KmeansFit::new`].
     #[must_use]
     pub fn labels(&self, pool: &Pool) -> Vec<i32> {
         let mut labels = vec![0; self.n];
         match &self.state {
-            State::Columns(columns) => columns.labels(pool, &mut labels),
-            State::Dense(dense) => {
+            FitState::Columns(columns) => columns.labels(pool, &mut labels),
+            FitState::Dense(dense) => {
                 for (out, &label) in labels.iter_mut().zip(&dense.labels) {
                     *out = label as i32;
                 }
             }
-            State::Tree(tree) => tree.labels(&mut labels),
+            FitState::Tree(tree) => tree.labels(&mut labels),
         }
         labels
     }
@@ -222,7 +224,7 @@ impl<T: Element> Fit<T> {
 /// The widest tile of an instruction set.
 struct TileWidth;
 
-impl<T: Element> Kernel<T> for TileWidth {
+impl<T: FloatElement> Kernel<T> for TileWidth {
     type Output = usize;
 
     #[inline(always)]

@@ -3,18 +3,18 @@
 //! All kernels see `x - shift`, rounded to the element type, never `x`: with the mean as shift, squared norms stay as
 //! small as the data's spread, so that `|c|^2 / 2 - x.c` does not cancel when the data lies far from the origin.
 
-use crate::memory::Aligned;
-use crate::simd::{Element, Simd, WIDE, prefetch};
+use crate::memory::AlignedBuffer;
+use crate::simd::{FloatElement, Simd, WIDE, prefetch};
 
 /// Rows of one worker: `n x d`, row after row.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a, T> {
+pub struct PointRows<'a, T> {
     x: &'a [T],
     shift: &'a [T],
     weights: Option<&'a [f64]>,
 }
 
-impl<'a, T: Element> Rows<'a, T> {
+impl<'a, T: FloatElement> PointRows<'a, T> {
     /// Rows of `shift.len()` features each, seen less `shift`; `weights` has one number for each row, or is absent for
     /// ones.
     ///
@@ -25,7 +25,7 @@ impl<'a, T: Element> Rows<'a, T> {
         assert!(!shift.is_empty(), "rows need at least one feature");
         assert_eq!(x.len() % shift.len(), 0, "the rows must be complete");
         assert!(weights.is_none_or(|weights| weights.len() == x.len() / shift.len()), "one weight for each row");
-        Rows { x, shift, weights }
+        PointRows { x, shift, weights }
     }
 
     /// Rows.
@@ -88,15 +88,15 @@ pub(crate) const PANEL_MAX: usize = WIDE * 16;
 
 /// `WIDE * LANES` shifted rows, transposed: feature `f` of all points, then feature `f + 1`.
 #[derive(Debug)]
-pub(crate) struct Panel<T> {
-    pub(crate) values: Aligned<T>,
+pub(crate) struct PointPanel<T> {
+    pub(crate) values: AlignedBuffer<T>,
     /// Squared norm of each shifted point, in the arithmetic of `T`.
     pub(crate) norms: [f64; PANEL_MAX],
 }
 
-impl<T: Element> Panel<T> {
+impl<T: FloatElement> PointPanel<T> {
     pub(crate) fn new(d: usize) -> Self {
-        Panel { values: Aligned::zeroed(d * PANEL_MAX), norms: [0.0; PANEL_MAX] }
+        PointPanel { values: AlignedBuffer::zeroed(d * PANEL_MAX), norms: [0.0; PANEL_MAX] }
     }
 
     /// Fills the panel with `count` rows, `row(0)` to `row(count - 1)`; the lanes beyond repeat the last.
@@ -104,7 +104,7 @@ impl<T: Element> Panel<T> {
     pub(crate) fn fill<S: Simd<Elem = T>>(
         &mut self,
         s: S,
-        rows: &Rows<'_, T>,
+        rows: &PointRows<'_, T>,
         count: usize,
         row: impl Fn(usize) -> usize,
     ) {

@@ -5,16 +5,16 @@
 //!
 //! Source: Arthur and Vassilvitskii, "k-means++" (2007); Bahmani et al., "Scalable k-means++" (2012).
 
-use super::assign::{Sweep, lay_out, split};
+use super::assign::{LabelSweep, lay_out, split};
 use super::exact::squared_distance;
-use super::rows::{Panel, Rows};
+use super::rows::{PointPanel, PointRows};
 use crate::pool::Pool;
 use crate::random;
-use crate::simd::{Element, Isa, Kernel, Simd, WIDE, dispatch};
+use crate::simd::{FloatElement, Isa, Kernel, Simd, WIDE, dispatch};
 
 /// Sums over the shifted rows of one worker, in `f64` without rounding the shifted values first.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Statistics {
+pub struct RowStatistics {
     /// Sum of each feature.
     pub sums: Vec<f64>,
     /// Sum of the square of each feature.
@@ -31,23 +31,23 @@ pub struct Statistics {
 
 /// One pass over the rows. A shift near the mean keeps the squares from drowning the spread.
 #[must_use]
-pub fn statistics<T: Element>(pool: &Pool, isa: Isa, rows: Rows<'_, T>) -> Statistics {
+pub fn statistics<T: FloatElement>(pool: &Pool, isa: Isa, rows: PointRows<'_, T>) -> RowStatistics {
     let (n, d) = (rows.n(), rows.d());
-    let mut parts: Vec<Moments> = (0..pool.threads()).map(|_| Moments::new(d)).collect();
+    let mut parts: Vec<MomentSums> = (0..pool.threads()).map(|_| MomentSums::new(d)).collect();
     pool.each(&mut parts, |worker, part| {
-        dispatch(isa, Gather { rows, range: worker.share(n, 256), part });
+        dispatch(isa, MomentKernel { rows, range: worker.share(n, 256), part });
     });
-    let mut total = Moments::new(d);
+    let mut total = MomentSums::new(d);
     for part in &parts {
         total.merge(part);
     }
-    let Moments { sums, squares, weighted_sums, weighted_squares, weight } = total;
+    let MomentSums { sums, squares, weighted_sums, weighted_squares, weight } = total;
     // A value that is not finite leaves none of its sums finite. The other way round, squares may overflow.
     let finite = squares.iter().all(|square| square.is_finite()) || (0..n).all(|i| all_finite(rows.raw(i)));
     if rows.is_weighted() {
-        return Statistics { sums, squares, weighted_sums, weighted_squares, weight, finite };
+        return RowStatistics { sums, squares, weighted_sums, weighted_squares, weight, finite };
     }
-    Statistics {
+    RowStatistics {
         weighted_sums: sums.clone(),
         weighted_squares: squares.clone(),
         sums,
@@ -57,12 +57,12 @@ pub fn statistics<T: Element>(pool: &Pool, isa: Isa, rows: Rows<'_, T>) -> Stati
     }
 }
 
-fn all_finite<T: Element>(raw: &[T]) -> bool {
+fn all_finite<T: FloatElement>(raw: &[T]) -> bool {
     raw.iter().all(|x| x.to_f64().is_finite())
 }
 
 /// Sums of one thread.
-struct Moments {
+struct MomentSums {
     sums: Vec<f64>,
     squares: Vec<f64>,
     weighted_sums: Vec<f64>,
@@ -70,13 +70,13 @@ struct Moments {
     weight: f64,
 }
 
-impl Moments {
+impl MomentSums {
     fn new(d: usize) -> Self {
         let zeros = || vec![0.0; d];
-        Moments { sums: zeros(), squares: zeros(), weighted_sums: zeros(), weighted_squares: zeros(), weight: 0.0 }
+        MomentSums { sums: zeros(), squares: zeros(), weighted_sums: zeros(), weighted_squares: zeros(), weight: 0.0 }
     }
 
-    fn merge(&mut self, other: &Moments) {
+    fn merge(&mut self, other: &MomentSums) {
         let pairs = [
             (&mut self.sums, &other.sums),
             (&mut self.squares, &other.squares),
@@ -90,13 +90,13 @@ impl Moments {
     }
 }
 
-struct Gather<'a, T> {
-    rows: Rows<'a, T>,
+struct MomentKernel<'a, T> {
+    rows: PointRows<'a, T>,
     range: std::ops::Range<usize>,
-    part: &'a mut Moments,
+    part: &'a mut MomentSums,
 }
 
-impl<T: Element> Kernel<T> for Gather<'_, T> {
+impl<T: FloatElement> Kernel<T> for MomentKernel<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -140,10 +140,10 @@ impl<T: Element> Kernel<T> for Gather<'_, T> {
 ///
 /// # Panics
 /// If a shape does not fit.
-pub fn nearest_update<T: Element>(
+pub fn nearest_update<T: FloatElement>(
     pool: &Pool,
     isa: Isa,
-    rows: Rows<'_, T>,
+    rows: PointRows<'_, T>,
     seeds: &[f64],
     first: u32,
     closest: &mut [f64],
@@ -166,7 +166,7 @@ pub fn nearest_update<T: Element>(
             }
             *sum += rows.weight(i) * closest[i - start];
         };
-        dispatch(isa, Sweep { rows, range, centres: &centres, found });
+        dispatch(isa, LabelSweep { rows, range, centres: &centres, found });
     });
     parts.iter().map(|part| part.3).sum()
 }
@@ -177,33 +177,39 @@ pub fn nearest_update<T: Element>(
 /// # Panics
 /// If a shape does not fit.
 #[must_use]
-pub fn potentials<T: Element>(pool: &Pool, isa: Isa, rows: Rows<'_, T>, trials: &[f64], closest: &[f64]) -> Vec<f64> {
+pub fn potentials<T: FloatElement>(
+    pool: &Pool,
+    isa: Isa,
+    rows: PointRows<'_, T>,
+    trials: &[f64],
+    closest: &[f64],
+) -> Vec<f64> {
     assert_eq!(closest.len(), rows.n(), "one distance for each row");
     let trials: Vec<T> = trials.iter().map(|&x| T::from_f64(x)).collect();
     let m = trials.len() / rows.d();
     let mut parts = vec![vec![0.0; m]; pool.threads()];
     pool.each(&mut parts, |worker, sums| {
         let range = worker.share(rows.n(), 256);
-        dispatch(isa, Potentials { rows, range, trials: &trials, closest, sums });
+        dispatch(isa, PotentialKernel { rows, range, trials: &trials, closest, sums });
     });
     (0..m).map(|trial| parts.iter().map(|part| part[trial]).sum()).collect()
 }
 
-struct Potentials<'a, T> {
-    rows: Rows<'a, T>,
+struct PotentialKernel<'a, T> {
+    rows: PointRows<'a, T>,
     range: std::ops::Range<usize>,
     trials: &'a [T],
     closest: &'a [f64],
     sums: &'a mut [f64],
 }
 
-impl<T: Element> Kernel<T> for Potentials<'_, T> {
+impl<T: FloatElement> Kernel<T> for PotentialKernel<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = T>>(self, s: S) {
         let (d, points) = (self.rows.d(), WIDE * S::LANES);
-        let mut panel = Panel::new(d);
+        let mut panel = PointPanel::new(d);
         let mut distances = [T::default(); super::rows::PANEL_MAX];
         for first in self.range.clone().step_by(points) {
             let count = points.min(self.range.end - first);
@@ -235,8 +241,8 @@ impl<T: Element> Kernel<T> for Potentials<'_, T> {
 /// The rows that k-means|| draws in one round: row `i` with probability `scale * weight * closest`, independently.
 /// `offset` is the number of the first row in the whole data set.
 #[must_use]
-pub fn draw<T: Element>(
-    rows: Rows<'_, T>,
+pub fn draw<T: FloatElement>(
+    rows: PointRows<'_, T>,
     closest: &[f64],
     scale: f64,
     seed: u64,
@@ -253,7 +259,7 @@ pub fn draw<T: Element>(
 /// For each of `targets` the first row at which the running sum of weight times `closest` exceeds it, or the last row
 /// that adds anything, should rounding leave the target beyond the end.
 #[must_use]
-pub fn locate<T: Element>(rows: Rows<'_, T>, closest: &[f64], targets: &[f64]) -> Vec<usize> {
+pub fn locate<T: FloatElement>(rows: PointRows<'_, T>, closest: &[f64], targets: &[f64]) -> Vec<usize> {
     const BLOCK: usize = 1024;
     let value = |i: usize| rows.weight(i) * closest[i];
     let blocks: Vec<f64> =
@@ -300,7 +306,7 @@ mod tests {
             let weights: Vec<f64> = (0..n).map(|i| (i % 5) as f64).collect();
             for given in [None, Some(&weights[..])] {
                 for isa in Isa::available() {
-                    let found = statistics(&pool, isa, Rows::new(&x, &shift, given));
+                    let found = statistics(&pool, isa, PointRows::new(&x, &shift, given));
                     for f in 0..d {
                         let column = |i: usize| f64::from(x[i * d + f]) - f64::from(shift[f]);
                         let weight = |i: usize| given.map_or(1.0, |weights| weights[i]);
@@ -318,7 +324,7 @@ mod tests {
         }
         // Squares that overflow come from values that are finite.
         let big = [1e300f64; 4];
-        assert!(statistics(&pool, Isa::best(), Rows::new(&big, &[0.0; 2], None)).finite);
+        assert!(statistics(&pool, Isa::best(), PointRows::new(&big, &[0.0; 2], None)).finite);
     }
 
     #[test]
@@ -327,9 +333,9 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for at in 0..30 {
                 let mut x = vec![1.0f32; 30];
-                assert!(statistics(&pool, Isa::best(), Rows::new(&x, &[0.0; 3], None)).finite);
+                assert!(statistics(&pool, Isa::best(), PointRows::new(&x, &[0.0; 3], None)).finite);
                 x[at] = bad;
-                assert!(!statistics(&pool, Isa::best(), Rows::new(&x, &[0.0; 3], None)).finite);
+                assert!(!statistics(&pool, Isa::best(), PointRows::new(&x, &[0.0; 3], None)).finite);
             }
         }
     }
@@ -340,7 +346,7 @@ mod tests {
         let n = 3000;
         let x = vec![0.0f64; n];
         let closest: Vec<f64> = (0..n).map(|i| f64::from(u32::from(i % 3 != 0)) * (i % 7) as f64).collect();
-        let rows = Rows::new(&x, &[0.0], None);
+        let rows = PointRows::new(&x, &[0.0], None);
         let mut sum = 0.0;
         for i in 0..n {
             if closest[i] > 0.0 {

@@ -1,14 +1,14 @@
 //! Sums and weights of clusters, kept by what changed: a row that moves is taken from one cluster and given to another.
 
-use super::rows::Rows;
-use crate::simd::Element;
+use super::rows::PointRows;
+use crate::simd::FloatElement;
 
 /// No cluster yet.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Sums of the shifted rows of each cluster, in `f64`.
 #[derive(Clone, Debug)]
-pub(crate) struct Sums {
+pub(crate) struct ClusterSums {
     d: usize,
     /// `k x d`.
     pub(crate) sums: Vec<f64>,
@@ -20,9 +20,9 @@ pub(crate) struct Sums {
     pub(crate) changed: u64,
 }
 
-impl Sums {
+impl ClusterSums {
     pub(crate) fn new(k: usize, d: usize) -> Self {
-        Sums { d, sums: apart(k * d, 0.0), weights: apart(k, 0.0), counts: apart(k, 0), changed: 0 }
+        ClusterSums { d, sums: apart(k * d, 0.0), weights: apart(k, 0.0), counts: apart(k, 0), changed: 0 }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -34,7 +34,7 @@ impl Sums {
 
     /// Adds `weight` times row `i` to cluster `to`; a negative weight takes the row away.
     #[inline(always)]
-    pub(crate) fn add<T: Element>(&mut self, rows: &Rows<'_, T>, i: usize, weight: f64, to: u32) {
+    pub(crate) fn add<T: FloatElement>(&mut self, rows: &PointRows<'_, T>, i: usize, weight: f64, to: u32) {
         let to = to as usize;
         let sums = &mut self.sums[to * self.d..(to + 1) * self.d];
         for ((sum, &x), &shift) in sums.iter_mut().zip(rows.raw(i)).zip(rows.shift()) {
@@ -46,7 +46,7 @@ impl Sums {
 
     /// Moves row `i`.
     #[inline(always)]
-    pub(crate) fn relocate<T: Element>(&mut self, rows: &Rows<'_, T>, i: usize, from: u32, to: u32) {
+    pub(crate) fn relocate<T: FloatElement>(&mut self, rows: &PointRows<'_, T>, i: usize, from: u32, to: u32) {
         let weight = rows.weight(i);
         self.changed += 1;
         self.add(rows, i, weight, to);
@@ -86,7 +86,7 @@ impl Sums {
     }
 
     /// Adds all of `other`.
-    pub(crate) fn merge(&mut self, other: &Sums) {
+    pub(crate) fn merge(&mut self, other: &ClusterSums) {
         for (sum, x) in self.sums.iter_mut().zip(&other.sums) {
             *sum += x;
         }

@@ -6,7 +6,7 @@ use crate::random;
 use proptest::prelude::*;
 
 /// Nearest centres by the definition, in `f64`, on the shifted and rounded rows; the first of equally near ones.
-fn plain<T: Element>(x: &[T], shift: &[T], centres: &[f64]) -> Vec<i32> {
+fn plain<T: FloatElement>(x: &[T], shift: &[T], centres: &[f64]) -> Vec<i32> {
     let d = shift.len();
     let distance = |row: &[T], centre: &[f64]| exact::squared_distance(row, shift, centre);
     x.chunks_exact(d)
@@ -41,17 +41,17 @@ fn number(shape: Shape, stream: u64, i: usize) -> f64 {
 }
 
 /// Runs steps with moving centres; after each, labels, sums and weights must be those of the definition.
-fn check<T: Element>(shape: Shape, algorithm: Algorithm, isa: Isa, threads: usize) {
+fn check<T: FloatElement>(shape: Shape, algorithm: KmeansAlgorithm, isa: Isa, threads: usize) {
     let Shape { n, d, k, offset, .. } = shape;
-    if algorithm == Algorithm::Tree && d > Algorithm::TREE_FEATURES_MAX {
+    if algorithm == KmeansAlgorithm::Tree && d > KmeansAlgorithm::TREE_FEATURES_MAX {
         return;
     }
     let pool = Pool::new(PoolConfig { threads, spins: 10, ..PoolConfig::default() });
     let x: Vec<T> = (0..n * d).map(|i| T::from_f64(offset + number(shape, 1, i))).collect();
     let shift: Vec<T> = (0..d).map(|f| T::from_f64(offset + f as f64 * 0.01)).collect();
     let weights: Vec<f64> = (0..n).map(|i| (random::uniform(shape.seed, 2, i as u64) * 4.0).floor() * 0.1).collect();
-    let rows = Rows::new(&x, &shift, shape.weighted.then_some(&weights[..]));
-    let mut fit = Fit::new(&pool, isa, rows, k, algorithm);
+    let rows = PointRows::new(&x, &shift, shape.weighted.then_some(&weights[..]));
+    let mut fit = KmeansFit::new(&pool, isa, rows, k, algorithm);
     let mut centres: Vec<f64> = (0..k * d).map(|i| number(shape, 3, i)).collect();
     let mut before = vec![-1; n];
     for step in 0..5 {
@@ -61,7 +61,7 @@ fn check<T: Element>(shape: Shape, algorithm: Algorithm, isa: Isa, threads: usiz
         assert_eq!(fit.labels(&pool), labels, "{what}");
         let changed = labels.iter().zip(&before).filter(|(a, b)| a != b).count() as u64;
         assert_eq!(result.changed, changed, "{what}");
-        let mut total = Sums::new(k, d);
+        let mut total = ClusterSums::new(k, d);
         for (i, &label) in labels.iter().enumerate() {
             total.add(&rows, i, rows.weight(i), label as u32);
         }
@@ -89,7 +89,7 @@ fn check<T: Element>(shape: Shape, algorithm: Algorithm, isa: Isa, threads: usiz
 }
 
 fn check_all(shape: Shape, threads: usize) {
-    for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly, Algorithm::Tree] {
+    for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly, KmeansAlgorithm::Tree] {
         for isa in Isa::available() {
             check::<f32>(shape, algorithm, isa, threads);
             check::<f64>(shape, algorithm, isa, threads);
@@ -124,8 +124,8 @@ fn edges_of_the_tile() {
             for n in [1, 31, 32, 33, 65] {
                 let shape = Shape { n, d, k, lattice: false, offset: 0.0, weighted: false, seed: 5 };
                 for isa in Isa::available() {
-                    check::<f32>(shape, Algorithm::Hamerly, isa, 1);
-                    check::<f64>(shape, Algorithm::Lloyd, isa, 1);
+                    check::<f32>(shape, KmeansAlgorithm::Hamerly, isa, 1);
+                    check::<f64>(shape, KmeansAlgorithm::Lloyd, isa, 1);
                 }
             }
         }
@@ -136,11 +136,11 @@ fn edges_of_the_tile() {
 #[test]
 fn nothing_but_ties() {
     let pool = Pool::new(PoolConfig::default());
-    for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly, Algorithm::Tree] {
+    for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly, KmeansAlgorithm::Tree] {
         for isa in Isa::available() {
             let x = vec![3.5f32; 2 * 500];
-            let rows = Rows::new(&x, &[1.0, 1.0], None);
-            let mut fit = Fit::new(&pool, isa, rows, 7, algorithm);
+            let rows = PointRows::new(&x, &[1.0, 1.0], None);
+            let mut fit = KmeansFit::new(&pool, isa, rows, 7, algorithm);
             for _ in 0..3 {
                 fit.step(&pool, rows, &[2.5; 14]);
                 assert!(fit.labels(&pool).iter().all(|&label| label == 0));
@@ -158,9 +158,9 @@ fn cancellation_is_noticed() {
     let shift = [0.0f32];
     let centres = [5000.0 + 1.0 / 2048.0, 5000.0 + 5.0 / 2048.0, -5000.0];
     for isa in Isa::available() {
-        for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly, Algorithm::Tree] {
-            let rows = Rows::new(&x, &shift, None);
-            let mut fit = Fit::new(&pool, isa, rows, 3, algorithm);
+        for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly, KmeansAlgorithm::Tree] {
+            let rows = PointRows::new(&x, &shift, None);
+            let mut fit = KmeansFit::new(&pool, isa, rows, 3, algorithm);
             fit.step(&pool, rows, &centres);
             assert_eq!(fit.labels(&pool), plain(&x, &shift, &centres), "{algorithm:?} {isa:?}");
         }
@@ -196,9 +196,9 @@ fn check_far_centre(d: usize, k: usize, spread: f64) {
     let mut centres: Vec<f64> = x[..k * d].to_vec();
     centres[3 * d..4 * d].fill(1e8 * spread);
     for isa in Isa::available() {
-        for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly] {
-            let rows = Rows::new(&x, &shift, None);
-            let mut fit = Fit::new(&pool, isa, rows, k, algorithm);
+        for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly] {
+            let rows = PointRows::new(&x, &shift, None);
+            let mut fit = KmeansFit::new(&pool, isa, rows, k, algorithm);
             for _ in 0..3 {
                 fit.step(&pool, rows, &centres);
                 assert_eq!(fit.labels(&pool), plain(&x, &shift, &centres), "{algorithm:?} {isa:?} {d} {spread}");
@@ -219,7 +219,7 @@ fn correlated_rows_are_lloyds() {
     }
 }
 
-fn check_line<T: Element>(d: usize, k: usize, length: f64, scale: f64) {
+fn check_line<T: FloatElement>(d: usize, k: usize, length: f64, scale: f64) {
     let (n, pool) = (3000, Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }));
     let noise = |stream, i: usize| random::uniform(7, stream, i as u64) - 0.5;
     let along: Vec<f64> = (0..d).map(|f| noise(1, f)).collect();
@@ -227,9 +227,9 @@ fn check_line<T: Element>(d: usize, k: usize, length: f64, scale: f64) {
     let x: Vec<T> = (0..n * d).map(|at| T::from_f64(scale * value(at / d, at % d))).collect();
     let shift = vec![T::default(); d];
     for isa in Isa::available() {
-        for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly] {
-            let rows = Rows::new(&x, &shift, None);
-            let mut fit = Fit::new(&pool, isa, rows, k, algorithm);
+        for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly] {
+            let rows = PointRows::new(&x, &shift, None);
+            let mut fit = KmeansFit::new(&pool, isa, rows, k, algorithm);
             let mut centres: Vec<f64> = x[..k * d].iter().map(|x| x.to_f64()).collect();
             for step in 0..6 {
                 fit.step(&pool, rows, &centres);
@@ -250,14 +250,14 @@ fn check_line<T: Element>(d: usize, k: usize, length: f64, scale: f64) {
 fn renewal_keeps_the_sums() {
     let pool = Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() });
     let x: Vec<f64> = (0..2000).map(|i| random::uniform(1, 1, i)).collect();
-    let rows = Rows::new(&x, &[0.5, 0.5], None);
-    for algorithm in [Algorithm::Lloyd, Algorithm::Hamerly, Algorithm::Tree] {
-        let mut fit = Fit::new(&pool, Isa::best(), rows, 2, algorithm);
+    let rows = PointRows::new(&x, &[0.5, 0.5], None);
+    for algorithm in [KmeansAlgorithm::Lloyd, KmeansAlgorithm::Hamerly, KmeansAlgorithm::Tree] {
+        let mut fit = KmeansFit::new(&pool, Isa::best(), rows, 2, algorithm);
         for step in 0..2 * RENEWAL + 1 {
             // Around the first renewal something changes, around the second nothing does.
             let at = (step.min(RENEWAL + 10) as f64 * 0.37).sin() * 0.4;
             fit.step(&pool, rows, &[at, 0.1, -at, -0.1]);
-            let mut total = Sums::new(2, 2);
+            let mut total = ClusterSums::new(2, 2);
             for (i, &label) in fit.labels(&pool).iter().enumerate() {
                 total.add(&rows, i, 1.0, label as u32);
             }
@@ -273,7 +273,7 @@ fn assigning_measuring_and_ranking_agree() {
     let (n, d, k) = (700, 5, 9);
     let x: Vec<f32> = (0..n * d).map(|i| random::uniform(4, 1, i as u64) as f32).collect();
     let shift = vec![0.25f32; d];
-    let rows = Rows::new(&x, &shift, None);
+    let rows = PointRows::new(&x, &shift, None);
     let centres: Vec<f64> = (0..k * d).map(|i| random::uniform(4, 2, i as u64) - 0.25).collect();
     for isa in Isa::available() {
         let mut labels = vec![0; n];

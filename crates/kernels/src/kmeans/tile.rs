@@ -5,29 +5,29 @@
 //! because `|x - c|^2 = |x|^2 + 2 v`. Each feature costs one multiply-add for each pair. Points lie along the lanes, so
 //! that the search needs no work across lanes.
 
-use super::rows::{PANEL_MAX, Panel};
-use crate::memory::Aligned;
-use crate::simd::{Element, Simd, WIDE};
+use super::rows::{PANEL_MAX, PointPanel};
+use crate::memory::AlignedBuffer;
+use crate::simd::{FloatElement, Simd, WIDE};
 
 /// Centres as the tile wants them: tile after tile, in each feature after feature, `width` centres side by side.
 #[derive(Debug)]
-pub(crate) struct Centres<T> {
+pub(crate) struct TiledCentres<T> {
     pub(crate) k: usize,
     pub(crate) d: usize,
     /// As given, `k x d`, in `f64`: what near ties are decided by.
     pub(crate) exact: Vec<f64>,
-    values: Aligned<T>,
+    values: AlignedBuffer<T>,
     /// `|c|^2 / 2`, infinite for the centres that only fill up a tile.
     half: Vec<T>,
     /// The centre's number, as an element.
     index: Vec<T>,
-    tiles: Vec<Tile>,
+    tiles: Vec<CentreTile>,
     /// Largest norm of a centre.
     pub(crate) norm_max: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Tile {
+struct CentreTile {
     first: usize,
     width: usize,
 }
@@ -35,7 +35,7 @@ struct Tile {
 /// Widths that are compiled; a last tile takes the next one up.
 const WIDTHS: [usize; 9] = [1, 2, 3, 4, 5, 6, 8, 10, 12];
 
-impl<T: Element> Centres<T> {
+impl<T: FloatElement> TiledCentres<T> {
     /// Lays out `k` centres of `d` features, less nothing: they are in the shifted frame already.
     pub(crate) fn new(exact: &[f64], d: usize, width_max: usize) -> Self {
         let k = exact.len() / d;
@@ -46,11 +46,11 @@ impl<T: Element> Centres<T> {
         while first < k {
             let left = (k - first).min(width_max);
             let width = WIDTHS.into_iter().find(|&width| width >= left).expect("no tile is wider than the widest");
-            tiles.push(Tile { first, width });
+            tiles.push(CentreTile { first, width });
             first += width;
         }
         let padded = first;
-        let mut values = Aligned::zeroed(padded * d);
+        let mut values = AlignedBuffer::zeroed(padded * d);
         let mut half = vec![T::from_f64(f64::INFINITY); padded];
         let mut norm_max = 0.0f64;
         for tile in &tiles {
@@ -66,7 +66,7 @@ impl<T: Element> Centres<T> {
             }
         }
         let index = (0..padded).map(|i| T::from_f64(i as f64)).collect();
-        Centres { k, d, exact: exact.to_vec(), values, half, index, tiles, norm_max: norm_max.sqrt() }
+        TiledCentres { k, d, exact: exact.to_vec(), values, half, index, tiles, norm_max: norm_max.sqrt() }
     }
 
     /// Centre `j`.
@@ -78,20 +78,24 @@ impl<T: Element> Centres<T> {
 
 /// For each point of a panel: the nearest centre, its `v`, and the second smallest `v` (infinite if there is one
 /// centre).
-pub(crate) struct Nearest<T> {
+pub(crate) struct NearestCentres<T> {
     pub(crate) best: [T; PANEL_MAX],
     pub(crate) second: [T; PANEL_MAX],
     pub(crate) index: [T; PANEL_MAX],
 }
 
-impl<T: Element> Nearest<T> {
+impl<T: FloatElement> NearestCentres<T> {
     pub(crate) fn new() -> Self {
-        Nearest { best: [T::default(); PANEL_MAX], second: [T::default(); PANEL_MAX], index: [T::default(); PANEL_MAX] }
+        NearestCentres {
+            best: [T::default(); PANEL_MAX],
+            second: [T::default(); PANEL_MAX],
+            index: [T::default(); PANEL_MAX],
+        }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Running<V> {
+struct RunningNearest<V> {
     best: [V; WIDE],
     second: [V; WIDE],
     index: [V; WIDE],
@@ -102,21 +106,21 @@ struct Running<V> {
 #[inline(always)]
 pub(crate) fn search<S: Simd>(
     s: S,
-    panel: &Panel<S::Elem>,
-    centres: &Centres<S::Elem>,
-    found: &mut Nearest<S::Elem>,
+    panel: &PointPanel<S::Elem>,
+    centres: &TiledCentres<S::Elem>,
+    found: &mut NearestCentres<S::Elem>,
     ahead: impl Fn(usize, usize),
 ) {
     let infinity = s.splat(S::Elem::from_f64(f64::INFINITY));
     let zero = s.splat(S::Elem::default());
-    let mut running = Running { best: [infinity; WIDE], second: [infinity; WIDE], index: [zero; WIDE] };
+    let mut running = RunningNearest { best: [infinity; WIDE], second: [infinity; WIDE], index: [zero; WIDE] };
     assert!(panel.values.as_slice().len() >= centres.d * WIDE * S::LANES, "panel and centres differ in features");
     for (number, tile) in centres.tiles.iter().enumerate() {
         ahead(number, centres.tiles.len());
         // SAFETY: the panel was checked above; a tile's centres lie within `values`, `half` and `index` by
         // construction.
         unsafe {
-            let scan = Scan {
+            let scan = TileScan {
                 points: panel.values.as_slice().as_ptr(),
                 d: centres.d,
                 values: centres.values.as_slice().as_ptr().add(tile.first * centres.d),
@@ -150,7 +154,7 @@ pub(crate) fn search<S: Simd>(
 }
 
 /// One tile's operands.
-struct Scan<T> {
+struct TileScan<T> {
     points: *const T,
     d: usize,
     values: *const T,
@@ -158,11 +162,15 @@ struct Scan<T> {
     index: *const T,
 }
 
-impl<T: Element> Scan<T> {
+impl<T: FloatElement> TileScan<T> {
     /// # Safety
     /// `points` holds `d * WIDE * LANES` elements, `values` `d * W`, `half` and `index` `W`.
     #[inline(always)]
-    unsafe fn run<S: Simd<Elem = T>, const W: usize>(&self, s: S, mut running: Running<S::V>) -> Running<S::V> {
+    unsafe fn run<S: Simd<Elem = T>, const W: usize>(
+        &self,
+        s: S,
+        mut running: RunningNearest<S::V>,
+    ) -> RunningNearest<S::V> {
         // SAFETY: the caller's promise bounds every offset below.
         unsafe {
             let mut v = [[s.splat(T::default()); WIDE]; W];

@@ -1,9 +1,9 @@
 //! The distances, and weights, of one worker's points to all points, as they lie in memory.
 
 use super::{PADDING, split};
-use crate::memory::Aligned;
+use crate::memory::AlignedBuffer;
 use crate::pool::Pool;
-use crate::simd::Element;
+use crate::simd::FloatElement;
 use std::ops::Range;
 use std::str::FromStr;
 
@@ -18,7 +18,7 @@ use std::str::FromStr;
 /// A weight above 0 stays above 0, as 0 means that there is none: what would become 0 becomes the least number there
 /// is, 2^-39 or 1 / 65535 of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Storage {
+pub enum CellStorage {
     /// IEEE single precision.
     F32,
     /// IEEE half precision, scaled so that the unit is 2^15.
@@ -27,43 +27,43 @@ pub enum Storage {
     Fixed16,
 }
 
-impl FromStr for Storage {
+impl FromStr for CellStorage {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
-            "float32" => Ok(Storage::F32),
-            "float16" => Ok(Storage::F16),
-            "fixed16" => Ok(Storage::Fixed16),
+            "float32" => Ok(CellStorage::F32),
+            "float16" => Ok(CellStorage::F16),
+            "fixed16" => Ok(CellStorage::Fixed16),
             _ => Err(format!("unknown storage {name:?}: use \"float32\", \"float16\" or \"fixed16\"")),
         }
     }
 }
 
 /// Numbers from 0 to 1 as they lie in memory, rows of `stride`.
-pub(super) enum Table {
-    F32(Aligned<f32>),
-    F16(Aligned<u16>),
-    Fixed16(Aligned<u16>),
+pub(super) enum CellTable {
+    F32(AlignedBuffer<f32>),
+    F16(AlignedBuffer<u16>),
+    Fixed16(AlignedBuffer<u16>),
 }
 
 /// Distances as they lie in memory.
-pub(super) enum Cells {
-    Table(Table),
+pub(super) enum DistanceCells {
+    Table(CellTable),
     /// Distances are those of row vectors to column vectors. Columns lie in panels of `PADDING`: feature 0 of all,
     /// feature 1, ...
     Vectors {
         rows: Vec<f32>,
-        columns: Aligned<f32>,
+        columns: AlignedBuffer<f32>,
         d: usize,
     },
 }
 
 /// Distances of some points, the rows, to `n` points, the columns, and a weight for each where they are not alike.
-pub struct Distances {
-    pub(super) cells: Cells,
+pub struct DistanceBlock {
+    pub(super) cells: DistanceCells,
     /// `rows x stride`; 0 where a distance is missing.
-    pub(super) weights: Option<Table>,
+    pub(super) weights: Option<CellTable>,
     pub(super) rows: usize,
     pub(super) n: usize,
     pub(super) stride: usize,
@@ -71,16 +71,16 @@ pub struct Distances {
     pub(super) first: Option<usize>,
 }
 
-impl Distances {
-    /// Room for `rows x n` distances, all 0, to be [`Distances::fill`]ed. `first` is the column that is the same point
-    /// as row 0; `None` where rows are not among the columns.
+impl DistanceBlock {
+    /// Room for `rows x n` distances, all 0, to be [`DistanceBlock::fill`]ed. `first` is the column that is the same
+    /// point as row 0; `None` where rows are not among the columns.
     ///
     /// # Panics
     /// If there are no columns, or rows reach beyond the last column.
     #[must_use]
-    pub fn new(rows: usize, n: usize, first: Option<usize>, storage: Storage) -> Self {
-        let cells = Table::zeroed(storage, rows * n.next_multiple_of(PADDING));
-        Self::with(Cells::Table(cells), rows, n, first)
+    pub fn new(rows: usize, n: usize, first: Option<usize>, storage: CellStorage) -> Self {
+        let cells = CellTable::zeroed(storage, rows * n.next_multiple_of(PADDING));
+        Self::with(DistanceCells::Table(cells), rows, n, first)
     }
 
     /// Distances between vectors of `d` features, computed whenever they are needed. Rows are `rows x d`, columns
@@ -92,20 +92,20 @@ impl Distances {
     pub fn of_vectors(rows: &[f32], columns: &[f32], d: usize, first: Option<usize>) -> Self {
         assert!(d > 0 && rows.len().is_multiple_of(d) && columns.len().is_multiple_of(d), "vectors must be complete");
         let (count, n) = (rows.len() / d, columns.len() / d);
-        let mut panels = Aligned::zeroed(n.next_multiple_of(PADDING) * d);
+        let mut panels = AlignedBuffer::zeroed(n.next_multiple_of(PADDING) * d);
         for (j, vector) in columns.chunks_exact(d).enumerate() {
             let panel = &mut panels.as_mut_slice()[j / PADDING * PADDING * d..];
             for (f, &x) in vector.iter().enumerate() {
                 panel[f * PADDING + j % PADDING] = x;
             }
         }
-        Self::with(Cells::Vectors { rows: rows.to_vec(), columns: panels, d }, count, n, first)
+        Self::with(DistanceCells::Vectors { rows: rows.to_vec(), columns: panels, d }, count, n, first)
     }
 
-    fn with(cells: Cells, rows: usize, n: usize, first: Option<usize>) -> Self {
+    fn with(cells: DistanceCells, rows: usize, n: usize, first: Option<usize>) -> Self {
         assert!(n > 0, "distances need at least one column");
         assert!(first.is_none_or(|first| first + rows <= n), "rows extend beyond the last column");
-        Distances { cells, weights: None, rows, n, stride: n.next_multiple_of(PADDING), first }
+        DistanceBlock { cells, weights: None, rows, n, stride: n.next_multiple_of(PADDING), first }
     }
 
     /// Rows.
@@ -124,10 +124,10 @@ impl Distances {
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         let cells = match &self.cells {
-            Cells::Table(cells) => cells.len_bytes(),
-            Cells::Vectors { rows, columns, .. } => size_of_val(&rows[..]) + size_of_val(columns.as_slice()),
+            DistanceCells::Table(cells) => cells.len_bytes(),
+            DistanceCells::Vectors { rows, columns, .. } => size_of_val(&rows[..]) + size_of_val(columns.as_slice()),
         };
-        cells + self.weights.as_ref().map_or(0, Table::len_bytes)
+        cells + self.weights.as_ref().map_or(0, CellTable::len_bytes)
     }
 
     /// Whether each distance has a weight of its own.
@@ -141,7 +141,7 @@ impl Distances {
     ///
     /// # Panics
     /// If the block does not consist of rows that there are, or distances come from vectors.
-    pub fn fill<T: Element>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
+    pub fn fill<T: FloatElement>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
         let (n, stride, first) = (self.n, self.stride, self.first);
         let count = block.len() / n;
         assert!(block.len() == count * n && at + count <= self.rows, "the block must consist of existing rows");
@@ -150,13 +150,13 @@ impl Distances {
             let value = block[i * n + j].to_f64() * inverse;
             if value.is_nan() || first.is_some_and(|first| first + at + i == j) { 0.0 } else { value }
         };
-        let Cells::Table(cells) = &mut self.cells else { panic!("distances come from vectors") };
+        let DistanceCells::Table(cells) = &mut self.cells else { panic!("distances come from vectors") };
         cells.keep(pool, at..at + count, n, stride, 0, seen);
     }
 
-    /// Makes room for a weight of each distance, all 0, to be [`Distances::weigh`]ed.
-    pub fn make_weights(&mut self, storage: Storage) {
-        self.weights = Some(Table::zeroed(storage, self.rows * self.stride));
+    /// Makes room for a weight of each distance, all 0, to be [`DistanceBlock::weigh`]ed.
+    pub fn make_weights(&mut self, storage: CellStorage) {
+        self.weights = Some(CellTable::zeroed(storage, self.rows * self.stride));
     }
 
     /// Gives whole rows from row `at` on weights, in units of `unit`: no weight may exceed it. Rows that get none keep
@@ -164,7 +164,7 @@ impl Distances {
     ///
     /// # Panics
     /// If the block does not consist of rows that there are, or there is no room for weights.
-    pub fn weigh<T: Element>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
+    pub fn weigh<T: FloatElement>(&mut self, pool: &Pool, at: usize, block: &[T], unit: f64) {
         let (n, stride, first) = (self.n, self.stride, self.first);
         let count = block.len() / n;
         assert!(block.len() == count * n && at + count <= self.rows, "the block must consist of existing rows");
@@ -204,26 +204,26 @@ impl Distances {
     }
 }
 
-impl Table {
-    fn zeroed(storage: Storage, count: usize) -> Self {
+impl CellTable {
+    fn zeroed(storage: CellStorage, count: usize) -> Self {
         match storage {
-            Storage::F32 => Table::F32(Aligned::zeroed(count)),
-            Storage::F16 => Table::F16(Aligned::zeroed(count)),
-            Storage::Fixed16 => Table::Fixed16(Aligned::zeroed(count)),
+            CellStorage::F32 => CellTable::F32(AlignedBuffer::zeroed(count)),
+            CellStorage::F16 => CellTable::F16(AlignedBuffer::zeroed(count)),
+            CellStorage::Fixed16 => CellTable::Fixed16(AlignedBuffer::zeroed(count)),
         }
     }
 
     fn len_bytes(&self) -> usize {
         match self {
-            Table::F32(cells) => size_of_val(cells.as_slice()),
-            Table::F16(cells) | Table::Fixed16(cells) => size_of_val(cells.as_slice()),
+            CellTable::F32(cells) => size_of_val(cells.as_slice()),
+            CellTable::F16(cells) | CellTable::Fixed16(cells) => size_of_val(cells.as_slice()),
         }
     }
 
     fn is_positive(&self, at: usize) -> bool {
         match self {
-            Table::F32(cells) => cells.as_slice()[at] > 0.0,
-            Table::F16(cells) | Table::Fixed16(cells) => cells.as_slice()[at] > 0,
+            CellTable::F32(cells) => cells.as_slice()[at] > 0.0,
+            CellTable::F16(cells) | CellTable::Fixed16(cells) => cells.as_slice()[at] > 0,
         }
     }
 
@@ -241,15 +241,15 @@ impl Table {
         let range = rows.start * stride..rows.end * stride;
         let floor = |value: f64| if value > 0.0 { least } else { 0 };
         match self {
-            Table::F32(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
+            CellTable::F32(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
                 let value = seen(i, j);
                 (value as f32).max(f32::from(floor(value)) * f32::MIN_POSITIVE)
             }),
-            Table::F16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
+            CellTable::F16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
                 let value = seen(i, j);
                 to_half(value).max(floor(value))
             }),
-            Table::Fixed16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
+            CellTable::Fixed16(cells) => keep(pool, &mut cells.as_mut_slice()[range], n, stride, |i, j| {
                 let value = seen(i, j);
                 // From positive numbers `as` rounds down.
                 ((value * 65535.0 + 0.5) as u16).max(floor(value))

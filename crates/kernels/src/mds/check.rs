@@ -2,14 +2,14 @@
 //! across the diagonal.
 
 use super::GROUP;
-use super::cells::{Cells, Distances, Table};
+use super::cells::{CellTable, DistanceBlock, DistanceCells};
 use crate::pool::Pool;
-use crate::simd::{Element, Isa, Kernel, Simd, dispatch};
+use crate::simd::{FloatElement, Isa, Kernel, Simd, dispatch};
 use std::ops::Range;
 
 /// Why a cell is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum CellError {
     /// Not a number, where the weight is not 0.
     Nan,
     /// Positive infinity.
@@ -20,18 +20,18 @@ pub enum Trouble {
 
 /// What [`inspect`] finds in some rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Inspection {
+pub struct BlockInspection {
     /// The largest value.
     pub max: f64,
     /// The first cell that is refused: row and column.
-    pub bad: Option<(usize, usize, Trouble)>,
+    pub bad: Option<(usize, usize, CellError)>,
     /// The largest value of a point and itself, and its row.
     pub diagonal: Option<(f64, usize)>,
 }
 
 /// Where the diagonal of a block is, and which of its cells may be NaN.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Diagonal<'a, T> {
+pub struct BlockDiagonal<'a, T> {
     /// The column that is the same point as row 0 of the block.
     pub first: Option<usize>,
     /// Weights of the block's cells: where they are 0, NaN is accepted.
@@ -45,19 +45,19 @@ pub struct Diagonal<'a, T> {
 /// # Panics
 /// If a shape does not fit.
 #[must_use]
-pub fn inspect<T: Element>(pool: &Pool, block: &[T], n: usize, about: Diagonal<'_, T>) -> Inspection {
+pub fn inspect<T: FloatElement>(pool: &Pool, block: &[T], n: usize, about: BlockDiagonal<'_, T>) -> BlockInspection {
     let rows = block.len() / n;
     assert!(rows * n == block.len(), "whole rows");
     assert!(about.weights.is_none_or(|weights| weights.len() == block.len()), "one weight for each cell");
     assert!(about.columns.is_none_or(|columns| columns.len() == n), "one weight for each column");
-    let mut found = vec![Inspection::default(); pool.threads()];
+    let mut found = vec![BlockInspection::default(); pool.threads()];
     pool.each(&mut found, |worker, found| {
         for i in worker.share(rows, GROUP) {
             row(i, &block[i * n..(i + 1) * n], about, found);
         }
     });
     // Threads have their rows in order: the first that found something found the first.
-    let mut all = Inspection::default();
+    let mut all = BlockInspection::default();
     for one in found {
         all.max = all.max.max(one.max);
         all.bad = all.bad.or(one.bad);
@@ -68,7 +68,7 @@ pub fn inspect<T: Element>(pool: &Pool, block: &[T], n: usize, about: Diagonal<'
     all
 }
 
-fn row<T: Element>(i: usize, cells: &[T], about: Diagonal<'_, T>, found: &mut Inspection) {
+fn row<T: FloatElement>(i: usize, cells: &[T], about: BlockDiagonal<'_, T>, found: &mut BlockInspection) {
     let n = cells.len();
     let own = about.first.map(|first| first + i).filter(|&own| own < n);
     // Comparing is false for NaN: it never becomes the largest, but nor is it at least 0.
@@ -100,11 +100,11 @@ fn row<T: Element>(i: usize, cells: &[T], about: Diagonal<'_, T>, found: &mut In
             if missing || excused(j) || own.is_some_and(excused) {
                 continue;
             }
-            Trouble::Nan
+            CellError::Nan
         } else if value < 0.0 {
-            Trouble::Negative
+            CellError::Negative
         } else if value.is_infinite() {
-            Trouble::Infinite
+            CellError::Infinite
         } else {
             continue;
         };
@@ -115,7 +115,7 @@ fn row<T: Element>(i: usize, cells: &[T], about: Diagonal<'_, T>, found: &mut In
 
 /// Distances or weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plane {
+pub enum CellPlane {
     /// The distances.
     Distances,
     /// Their weights.
@@ -124,14 +124,14 @@ pub enum Plane {
 
 /// Compares what is kept with what is kept across the diagonal, perhaps by another worker.
 #[derive(Clone, Copy)]
-pub struct Symmetry<'a> {
+pub struct SymmetryCheck<'a> {
     /// Of this worker.
-    pub distances: &'a Distances,
+    pub distances: &'a DistanceBlock,
     /// What is compared.
-    pub plane: Plane,
+    pub plane: CellPlane,
 }
 
-impl Symmetry<'_> {
+impl SymmetryCheck<'_> {
     /// Cells as they are kept, `rows x columns`, in their units.
     ///
     /// # Panics
@@ -144,7 +144,7 @@ impl Symmetry<'_> {
         if out.is_empty() {
             return out;
         }
-        dispatch(isa, Copy { of: *self, rows, columns, out: &mut out });
+        dispatch(isa, CopyKernel { of: *self, rows, columns, out: &mut out });
         out
     }
 
@@ -193,26 +193,26 @@ impl Symmetry<'_> {
 
 const TILE: usize = 64;
 
-struct Copy<'a> {
-    of: Symmetry<'a>,
+struct CopyKernel<'a> {
+    of: SymmetryCheck<'a>,
     rows: Range<usize>,
     columns: Range<usize>,
     out: &'a mut [f32],
 }
 
-impl Kernel<f32> for Copy<'_> {
+impl Kernel<f32> for CopyKernel<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = f32>>(self, s: S) {
-        let Copy { of, rows, columns, out } = self;
+        let CopyKernel { of, rows, columns, out } = self;
         let (distances, width) = (of.distances, columns.len());
         let table = match (of.plane, &distances.cells) {
-            (Plane::Weights, _) => Some(distances.weights.as_ref().expect("the distances have no weights")),
-            (Plane::Distances, Cells::Table(cells)) => Some(cells),
-            (Plane::Distances, Cells::Vectors { .. }) => None,
+            (CellPlane::Weights, _) => Some(distances.weights.as_ref().expect("the distances have no weights")),
+            (CellPlane::Distances, DistanceCells::Table(cells)) => Some(cells),
+            (CellPlane::Distances, DistanceCells::Vectors { .. }) => None,
         };
-        if let Some(Table::F32(cells)) = table {
+        if let Some(CellTable::F32(cells)) = table {
             for (i, out) in rows.zip(out.chunks_exact_mut(width)) {
                 out.copy_from_slice(&cells.as_slice()[i * distances.stride..][columns.clone()]);
             }
@@ -220,8 +220,8 @@ impl Kernel<f32> for Copy<'_> {
         }
         let tile = distances.tile();
         let mut buffer = match of.plane {
-            Plane::Distances => distances.buffer(),
-            Plane::Weights => distances.weight_buffer(),
+            CellPlane::Distances => distances.buffer(),
+            CellPlane::Weights => distances.weight_buffer(),
         };
         let first = columns.start / super::PADDING * super::PADDING;
         for begin in rows.clone().step_by(tile.rows) {
@@ -229,8 +229,8 @@ impl Kernel<f32> for Copy<'_> {
             for at in (first..columns.end).step_by(tile.columns) {
                 let last = distances.stride.min(at + tile.columns);
                 let (cells, step) = match of.plane {
-                    Plane::Distances => distances.decode(s, begin..end, at..last, &mut buffer),
-                    Plane::Weights => distances.decode_weights(begin..end, at..last, &mut buffer),
+                    CellPlane::Distances => distances.decode(s, begin..end, at..last, &mut buffer),
+                    CellPlane::Weights => distances.decode_weights(begin..end, at..last, &mut buffer),
                 };
                 let (from, to) = (at.max(columns.start), last.min(columns.end));
                 for i in begin..end {

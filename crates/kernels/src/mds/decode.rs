@@ -1,7 +1,7 @@
 //! Distances and weights as the loops read them: `f32`, some rows by some columns.
 
 use super::PADDING;
-use super::cells::{Cells, Distances, Table};
+use super::cells::{CellTable, DistanceBlock, DistanceCells};
 use crate::simd::Simd;
 use std::ops::Range;
 
@@ -10,50 +10,52 @@ const FEATURES: usize = 256;
 
 /// Rows and columns of a tile: what lies beside it in the loops stays in the caches, and vectors are read seldom.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct TileShape {
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
 
 /// Room for a decoded tile.
-pub(super) struct Buffer(Vec<f32>);
+pub(super) struct TileBuffer(Vec<f32>);
 
-impl Distances {
+impl DistanceBlock {
     /// The tile that suits these cells; both numbers are multiples of what the loops take.
-    pub(super) fn tile(&self) -> Tile {
+    pub(super) fn tile(&self) -> TileShape {
         match self.cells {
-            Cells::Vectors { .. } => Tile { rows: 64, columns: 512 },
-            Cells::Table(Table::F32(_)) if !self.decodes_weights() => Tile { rows: super::GROUP, columns: 2048 },
-            Cells::Table(_) => Tile { rows: super::GROUP, columns: 1024 },
+            DistanceCells::Vectors { .. } => TileShape { rows: 64, columns: 512 },
+            DistanceCells::Table(CellTable::F32(_)) if !self.decodes_weights() => {
+                TileShape { rows: super::GROUP, columns: 2048 }
+            }
+            DistanceCells::Table(_) => TileShape { rows: super::GROUP, columns: 1024 },
         }
     }
 
     fn decodes_weights(&self) -> bool {
-        matches!(self.weights, Some(Table::F16(_) | Table::Fixed16(_)))
+        matches!(self.weights, Some(CellTable::F16(_) | CellTable::Fixed16(_)))
     }
 
-    /// For [`Distances::decode`].
-    pub(super) fn buffer(&self) -> Buffer {
-        self.room(!matches!(self.cells, Cells::Table(Table::F32(_))))
+    /// For [`DistanceBlock::decode`].
+    pub(super) fn buffer(&self) -> TileBuffer {
+        self.room(!matches!(self.cells, DistanceCells::Table(CellTable::F32(_))))
     }
 
-    /// For [`Distances::decode_weights`].
-    pub(super) fn weight_buffer(&self) -> Buffer {
+    /// For [`DistanceBlock::decode_weights`].
+    pub(super) fn weight_buffer(&self) -> TileBuffer {
         self.room(self.decodes_weights())
     }
 
-    fn room(&self, wanted: bool) -> Buffer {
+    fn room(&self, wanted: bool) -> TileBuffer {
         let tile = self.tile();
-        Buffer(vec![0.0; if wanted { tile.rows * tile.columns } else { 0 }])
+        TileBuffer(vec![0.0; if wanted { tile.rows * tile.columns } else { 0 }])
     }
 
-    /// Weights of rows and columns, as [`Distances::decode`].
+    /// Weights of rows and columns, as [`DistanceBlock::decode`].
     #[inline(always)]
     pub(super) fn decode_weights<'a>(
         &'a self,
         rows: Range<usize>,
         columns: Range<usize>,
-        buffer: &'a mut Buffer,
+        buffer: &'a mut TileBuffer,
     ) -> (&'a [f32], usize) {
         self.weights.as_ref().expect("checked by the caller").decode(self.stride, rows, columns, buffer)
     }
@@ -66,11 +68,11 @@ impl Distances {
         s: S,
         rows: Range<usize>,
         columns: Range<usize>,
-        buffer: &'a mut Buffer,
+        buffer: &'a mut TileBuffer,
     ) -> (&'a [f32], usize) {
         let (vectors, panels, d) = match &self.cells {
-            Cells::Table(cells) => return cells.decode(self.stride, rows, columns, buffer),
-            Cells::Vectors { rows, columns, d } => (rows, columns, *d),
+            DistanceCells::Table(cells) => return cells.decode(self.stride, rows, columns, buffer),
+            DistanceCells::Vectors { rows, columns, d } => (rows, columns, *d),
         };
         let width = columns.len();
         for panel in columns.clone().step_by(PADDING) {
@@ -92,20 +94,20 @@ impl Distances {
     }
 }
 
-impl Table {
+impl CellTable {
     #[inline(always)]
     fn decode<'a>(
         &'a self,
         stride: usize,
         rows: Range<usize>,
         columns: Range<usize>,
-        buffer: &'a mut Buffer,
+        buffer: &'a mut TileBuffer,
     ) -> (&'a [f32], usize) {
         let width = columns.len();
         let at = |i: usize| i * stride + columns.start..i * stride + columns.end;
         match self {
-            Table::F32(cells) => return (&cells.as_slice()[at(rows.start).start..at(rows.end - 1).end], stride),
-            Table::F16(cells) => {
+            CellTable::F32(cells) => return (&cells.as_slice()[at(rows.start).start..at(rows.end - 1).end], stride),
+            CellTable::F16(cells) => {
                 // Half precision shifted into place is 2^-112 of the number, of which 2^15 is the unit.
                 let scale = 2f32.powi(112 - 15);
                 for (i, out) in rows.zip(buffer.0.chunks_exact_mut(width)) {
@@ -114,7 +116,7 @@ impl Table {
                     }
                 }
             }
-            Table::Fixed16(cells) => {
+            CellTable::Fixed16(cells) => {
                 for (i, out) in rows.zip(buffer.0.chunks_exact_mut(width)) {
                     for (out, &cell) in out.iter_mut().zip(&cells.as_slice()[at(i)]) {
                         *out = f32::from(cell) * (1.0 / 65535.0);

@@ -4,10 +4,10 @@
 //! For a row point `z` it sums, over the columns, `w r (z - z_j)`, where `r = delta / |z - z_j|`, or 0 where the points
 //! coincide, and `w (|z - z_j| - delta)^2`. The former is the row of `B(Z) Z` (de Leeuw, 1977).
 
-use super::cells::Distances;
-use super::decode::Buffer;
-use super::{GROUP, Points, padded, split};
-use crate::memory::Aligned;
+use super::cells::DistanceBlock;
+use super::decode::TileBuffer;
+use super::{GROUP, PaddedPoints, padded, split};
+use crate::memory::AlignedBuffer;
 use crate::pool::Pool;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(super) const STRIP: usize = 256;
 
 /// What a pass is made for.
 #[derive(Clone, Copy, Debug)]
-pub struct Pass<'a> {
+pub struct GuttmanPass<'a> {
     /// Where the row points are, `rows x k`.
     pub rows: &'a [f64],
     /// Where the column points are, `n x k`.
@@ -38,42 +38,42 @@ pub struct Pass<'a> {
 ///
 /// # Panics
 /// If a shape does not fit, or weights are neither given nor part of the distances.
-pub fn guttman(pool: &Pool, isa: Isa, distances: &Distances, pass: Pass<'_>, out: &mut [f64]) {
-    let Pass { rows, columns, k, weights, shift } = pass;
+pub fn guttman(pool: &Pool, isa: Isa, distances: &DistanceBlock, pass: GuttmanPass<'_>, out: &mut [f64]) {
+    let GuttmanPass { rows, columns, k, weights, shift } = pass;
     assert!(k > 0 && rows.len() == distances.rows * k && columns.len() == distances.n * k, "positions must be n x k");
     assert_eq!(out.len(), distances.rows * (k + 1), "k sums and a stress for each row");
     assert!(weights.is_none_or(|weights| weights.len() == distances.n), "one weight for each column");
     assert!(weights.is_some() || distances.is_weighted(), "weights of columns or of distances");
-    let points = Points::new(columns, k, distances.stride);
+    let points = PaddedPoints::new(columns, k, distances.stride);
     let weights = weights.map(|weights| padded(weights, distances.stride));
-    let pass = Shared { distances, rows, points: &points, weights: weights.as_ref(), shift: shift as f32 };
+    let pass = PassInputs { distances, rows, points: &points, weights: weights.as_ref(), shift: shift as f32 };
     pool.each(&mut split(out, distances.rows, k + 1, pool), |_, (first, part)| {
         part.fill(0.0);
         let (first, out) = (*first, &mut **part);
         match k {
-            1 => dispatch(isa, Fused::<1> { pass, first, out }),
-            2 => dispatch(isa, Fused::<2> { pass, first, out }),
-            3 => dispatch(isa, Fused::<3> { pass, first, out }),
-            4 => dispatch(isa, Fused::<4> { pass, first, out }),
-            _ => dispatch(isa, Strips { pass, first, out }),
+            1 => dispatch(isa, FusedPass::<1> { pass, first, out }),
+            2 => dispatch(isa, FusedPass::<2> { pass, first, out }),
+            3 => dispatch(isa, FusedPass::<3> { pass, first, out }),
+            4 => dispatch(isa, FusedPass::<4> { pass, first, out }),
+            _ => dispatch(isa, StripPass { pass, first, out }),
         }
     });
 }
 
 /// What all threads read.
 #[derive(Clone, Copy)]
-struct Shared<'a> {
-    distances: &'a Distances,
+struct PassInputs<'a> {
+    distances: &'a DistanceBlock,
     rows: &'a [f64],
-    points: &'a Points,
-    weights: Option<&'a Aligned<f32>>,
+    points: &'a PaddedPoints,
+    weights: Option<&'a AlignedBuffer<f32>>,
     shift: f32,
 }
 
-impl<'a> Shared<'a> {
+impl<'a> PassInputs<'a> {
     /// Weights of a tile, and the step from row to row.
     #[inline(always)]
-    fn weights<'b>(&self, rows: Range<usize>, columns: Range<usize>, buffer: &'b mut Buffer) -> (&'b [f32], usize)
+    fn weights<'b>(&self, rows: Range<usize>, columns: Range<usize>, buffer: &'b mut TileBuffer) -> (&'b [f32], usize)
     where
         'a: 'b,
     {
@@ -85,18 +85,18 @@ impl<'a> Shared<'a> {
 }
 
 /// One thread's rows, with all coordinates in registers.
-struct Fused<'a, const K: usize> {
-    pass: Shared<'a>,
+struct FusedPass<'a, const K: usize> {
+    pass: PassInputs<'a>,
     first: usize,
     out: &'a mut [f64],
 }
 
-impl<const K: usize> Kernel<f32> for Fused<'_, K> {
+impl<const K: usize> Kernel<f32> for FusedPass<'_, K> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = f32>>(self, s: S) {
-        let Fused { pass, first, out } = self;
+        let FusedPass { pass, first, out } = self;
         let distances = pass.distances;
         let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
         let count = out.len() / (K + 1);
@@ -131,7 +131,7 @@ impl<const K: usize> Kernel<f32> for Fused<'_, K> {
 #[inline(always)]
 fn sweep<S: Simd<Elem = f32>, const K: usize, const R: usize>(
     s: S,
-    pass: &Shared<'_>,
+    pass: &PassInputs<'_>,
     i: usize,
     columns: Range<usize>,
     (cells, step): (&[f32], usize),
@@ -185,18 +185,18 @@ pub(super) fn total<S: Simd<Elem = f32>>(s: S, v: S::V) -> f64 {
 
 /// One thread's rows, for any number of coordinates: coefficients of a strip of columns first, then one coordinate
 /// after the other.
-struct Strips<'a> {
-    pass: Shared<'a>,
+struct StripPass<'a> {
+    pass: PassInputs<'a>,
     first: usize,
     out: &'a mut [f64],
 }
 
-impl Kernel<f32> for Strips<'_> {
+impl Kernel<f32> for StripPass<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = f32>>(self, s: S) {
-        let Strips { pass, first, out } = self;
+        let StripPass { pass, first, out } = self;
         let (distances, k) = (pass.distances, pass.points.k);
         let (tile, mut buffer, mut weight_buffer) = (distances.tile(), distances.buffer(), distances.weight_buffer());
         let mut coefficients = [0.0f32; STRIP];
@@ -229,7 +229,7 @@ impl Kernel<f32> for Strips<'_> {
 #[inline(always)]
 fn strip<S: Simd<Elem = f32>>(
     s: S,
-    pass: &Shared<'_>,
+    pass: &PassInputs<'_>,
     i: usize,
     at: usize,
     cells: &[f32],
@@ -265,7 +265,7 @@ fn strip<S: Simd<Elem = f32>>(
 #[inline(always)]
 pub(super) fn add<S: Simd<Elem = f32>>(
     s: S,
-    points: &Points,
+    points: &PaddedPoints,
     z: &[f64],
     at: usize,
     coefficients: &[f32],

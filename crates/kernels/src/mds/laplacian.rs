@@ -1,16 +1,16 @@
 //! Rows of the Laplacian of a weighted graph times vectors: `sum of c_ij (p_i - p_j)`, for weights, or what classical
 //! scaling needs.
 
-use super::cells::Distances;
+use super::cells::DistanceBlock;
 use super::guttman::{STRIP, add, total};
-use super::{Points, split};
+use super::{PaddedPoints, split};
 use crate::pool::Pool;
 use crate::simd::{Isa, Kernel, Simd, dispatch};
 use std::str::FromStr;
 
 /// What the coefficient of a pair is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coefficients {
+pub enum LaplacianCoefficients {
     /// The weight.
     Weights,
     /// The squared distance.
@@ -19,14 +19,14 @@ pub enum Coefficients {
     Missing,
 }
 
-impl FromStr for Coefficients {
+impl FromStr for LaplacianCoefficients {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
-            "weights" => Ok(Coefficients::Weights),
-            "squares" => Ok(Coefficients::Squares),
-            "missing" => Ok(Coefficients::Missing),
+            "weights" => Ok(LaplacianCoefficients::Weights),
+            "squares" => Ok(LaplacianCoefficients::Squares),
+            "missing" => Ok(LaplacianCoefficients::Missing),
             _ => Err(format!("unknown coefficients {name:?}: use \"weights\", \"squares\" or \"missing\"")),
         }
     }
@@ -40,45 +40,45 @@ impl FromStr for Coefficients {
 pub fn laplacian(
     pool: &Pool,
     isa: Isa,
-    distances: &Distances,
-    coefficients: Coefficients,
+    distances: &DistanceBlock,
+    coefficients: LaplacianCoefficients,
     points: &[f64],
     out: &mut [f64],
 ) {
     let k = points.len() / distances.n;
     assert!(k > 0 && points.len() == distances.n * k, "vectors must be n x k");
     assert_eq!(out.len(), distances.rows * (k + 1), "k sums and a degree for each row");
-    assert!(coefficients == Coefficients::Squares || distances.is_weighted(), "the distances have no weights");
+    assert!(coefficients == LaplacianCoefficients::Squares || distances.is_weighted(), "the distances have no weights");
     let first = distances.first.expect("rows are among the columns");
-    let vectors = Points::new(points, k, distances.stride);
+    let vectors = PaddedPoints::new(points, k, distances.stride);
     pool.each(&mut split(out, distances.rows, k + 1, pool), |_, (begin, part)| {
         part.fill(0.0);
         let rows = &points[(first + *begin) * k..];
-        dispatch(isa, Rows { distances, coefficients, vectors: &vectors, rows, first: *begin, out: part });
+        dispatch(isa, LaplacianRows { distances, coefficients, vectors: &vectors, rows, first: *begin, out: part });
     });
 }
 
 /// One thread's rows.
-struct Rows<'a> {
-    distances: &'a Distances,
-    coefficients: Coefficients,
-    vectors: &'a Points,
+struct LaplacianRows<'a> {
+    distances: &'a DistanceBlock,
+    coefficients: LaplacianCoefficients,
+    vectors: &'a PaddedPoints,
     /// The points of the thread's rows and on.
     rows: &'a [f64],
     first: usize,
     out: &'a mut [f64],
 }
 
-impl Kernel<f32> for Rows<'_> {
+impl Kernel<f32> for LaplacianRows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = f32>>(self, s: S) {
-        let Rows { distances, coefficients, vectors, rows, first, out } = self;
+        let LaplacianRows { distances, coefficients, vectors, rows, first, out } = self;
         let k = vectors.k;
         let tile = distances.tile();
         let mut buffer = match coefficients {
-            Coefficients::Squares => distances.buffer(),
+            LaplacianCoefficients::Squares => distances.buffer(),
             _ => distances.weight_buffer(),
         };
         let mut strip = [0.0f32; STRIP];
@@ -89,7 +89,7 @@ impl Kernel<f32> for Rows<'_> {
                 let last = distances.stride.min(column + tile.columns);
                 let seen = first + begin..first + end;
                 let (cells, step) = match coefficients {
-                    Coefficients::Squares => distances.decode(s, seen, column..last, &mut buffer),
+                    LaplacianCoefficients::Squares => distances.decode(s, seen, column..last, &mut buffer),
                     _ => distances.decode_weights(seen, column..last, &mut buffer),
                 };
                 for i in begin..end {
@@ -99,11 +99,11 @@ impl Kernel<f32> for Rows<'_> {
                         let strip = &mut strip[..STRIP.min(last - at)];
                         let cells = &cells[(i - begin) * step + at - column..][..strip.len()];
                         match coefficients {
-                            Coefficients::Weights => strip.copy_from_slice(cells),
-                            Coefficients::Squares => {
+                            LaplacianCoefficients::Weights => strip.copy_from_slice(cells),
+                            LaplacianCoefficients::Squares => {
                                 strip.iter_mut().zip(cells).for_each(|(out, &cell)| *out = cell * cell)
                             }
-                            Coefficients::Missing => missing(distances, first + i, at, cells, strip),
+                            LaplacianCoefficients::Missing => missing(distances, first + i, at, cells, strip),
                         }
                         out[k] += sum(s, strip);
                         add(s, vectors, point, at, strip, out);
@@ -127,7 +127,7 @@ fn sum<S: Simd<Elem = f32>>(s: S, values: &[f32]) -> f64 {
 
 /// 1 where the weights of row `i` from column `at` on are 0, of different points.
 #[inline(always)]
-fn missing(distances: &Distances, i: usize, at: usize, weights: &[f32], out: &mut [f32]) {
+fn missing(distances: &DistanceBlock, i: usize, at: usize, weights: &[f32], out: &mut [f32]) {
     for (out, &weight) in out.iter_mut().zip(weights) {
         *out = f32::from(u8::from(weight == 0.0));
     }

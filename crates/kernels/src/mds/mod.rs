@@ -2,11 +2,11 @@
 //!
 //! | module        | what                                                                                   |
 //! |---------------|----------------------------------------------------------------------------------------|
-//! | [`Distances`] | distances and weights as they are kept: f32, f16, fixed point, or vectors distances are computed from |
+//! | [`DistanceBlock`] | distances and weights as they are kept: f32, f16, fixed point, or vectors distances are computed from |
 //! | [`inspect`]   | what is wrong with distances or weights, and their largest                             |
 //! | [`guttman`]   | a row of B(Z) times Z, and the row's stress: the pass that a SMACOF iteration is       |
 //! | [`laplacian`] | rows of a weighted graph's Laplacian times vectors: conjugate gradients, classical scaling |
-//! | [`Symmetry`]  | cells that differ from those across the diagonal                                       |
+//! | [`SymmetryCheck`]  | cells that differ from those across the diagonal                                       |
 //!
 //! Distances are seen in units in which none exceeds 1, and so are positions: nothing overflows or cancels in `f32`
 //! that did not in the user's units. Sums run in `f32` within a few thousand cells and in `f64` beyond. A row's sums
@@ -19,12 +19,12 @@ mod decode;
 mod guttman;
 mod laplacian;
 
-pub use cells::{Distances, Storage};
-pub use check::{Diagonal, Inspection, Plane, Symmetry, Trouble, inspect};
-pub use guttman::{Pass, guttman};
-pub use laplacian::{Coefficients, laplacian};
+pub use cells::{CellStorage, DistanceBlock};
+pub use check::{BlockDiagonal, BlockInspection, CellError, CellPlane, SymmetryCheck, inspect};
+pub use guttman::{GuttmanPass, guttman};
+pub use laplacian::{LaplacianCoefficients, laplacian};
 
-use crate::memory::Aligned;
+use crate::memory::AlignedBuffer;
 use crate::pool::{Pool, share};
 
 /// Rows are padded to a multiple of the widest vector, with distance and weight 0.
@@ -34,22 +34,22 @@ const PADDING: usize = 16;
 const GROUP: usize = 4;
 
 /// Points coordinate by coordinate, in `f32`, padded with zeros.
-struct Points {
-    values: Aligned<f32>,
+struct PaddedPoints {
+    values: AlignedBuffer<f32>,
     stride: usize,
     k: usize,
 }
 
-impl Points {
+impl PaddedPoints {
     /// From `n x k`, row after row.
     fn new(points: &[f64], k: usize, stride: usize) -> Self {
-        let mut values = Aligned::zeroed(k * stride);
+        let mut values = AlignedBuffer::zeroed(k * stride);
         for (j, point) in points.chunks_exact(k).enumerate() {
             for (c, &x) in point.iter().enumerate() {
                 values.as_mut_slice()[c * stride + j] = x as f32;
             }
         }
-        Points { values, stride, k }
+        PaddedPoints { values, stride, k }
     }
 
     /// Coordinate `c` of the points from `at` on.
@@ -60,8 +60,8 @@ impl Points {
 }
 
 /// One number for each of `n` columns, padded with zeros.
-fn padded(values: &[f64], stride: usize) -> Aligned<f32> {
-    let mut out = Aligned::zeroed(stride);
+fn padded(values: &[f64], stride: usize) -> AlignedBuffer<f32> {
+    let mut out = AlignedBuffer::zeroed(stride);
     for (out, &value) in out.as_mut_slice().iter_mut().zip(values) {
         *out = value as f32;
     }

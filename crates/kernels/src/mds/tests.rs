@@ -62,15 +62,15 @@ fn assert_close(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
 }
 
 /// The largest error of a kept distance, or weight, that is at most 1.
-fn error(storage: Storage) -> f64 {
+fn error(storage: CellStorage) -> f64 {
     match storage {
-        Storage::F32 => 2f64.powi(-24),
-        Storage::F16 => 2f64.powi(-12),
-        Storage::Fixed16 => 1.0 / 131_070.0 + 1e-7,
+        CellStorage::F32 => 2f64.powi(-24),
+        CellStorage::F16 => 2f64.powi(-12),
+        CellStorage::Fixed16 => 1.0 / 131_070.0 + 1e-7,
     }
 }
 
-const STORAGES: [Storage; 3] = [Storage::F32, Storage::F16, Storage::Fixed16];
+const STORAGES: [CellStorage; 3] = [CellStorage::F32, CellStorage::F16, CellStorage::Fixed16];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
@@ -87,7 +87,7 @@ proptest! {
         let weights: Vec<f64> = symmetric(seed ^ 1, n).iter().map(|&w| if w < 0.2 { 0.0 } else { w }).collect();
         let (u, x) = (numbers(seed ^ 2, n), numbers(seed ^ 3, n * k));
         let pool = pool(threads);
-        let mut distances = Distances::new(rows, n, Some(first), storage);
+        let mut distances = DistanceBlock::new(rows, n, Some(first), storage);
         let part = first * n..(first + rows) * n;
         // In two blocks, and from user's units.
         let half = rows / 2 * n;
@@ -104,7 +104,7 @@ proptest! {
         let expected = reference(|i, j| delta[at(i, j)], weight, own, &x, k, shift);
         for isa in Isa::available() {
             let mut out = vec![f64::NAN; rows * (k + 1)];
-            let pass = Pass { rows: own, columns: &x, k, weights: (!matrix).then_some(&u), shift };
+            let pass = GuttmanPass { rows: own, columns: &x, k, weights: (!matrix).then_some(&u), shift };
             guttman(&pool, isa, &distances, pass, &mut out);
             let error = error(storage) + if matrix { error(weight_storage) } else { 0.0 };
             assert_close(&out, &expected, n as f64 * 2.5 * (error + 1e-6), isa.name());
@@ -120,7 +120,7 @@ proptest! {
         let (delta, x, u) = (symmetric(seed, n), numbers(seed ^ 1, n * k), vec![1.0; n]);
         let run = |first: usize, rows: usize, threads: usize| {
             let pool = pool(threads);
-            let mut distances = Distances::new(rows, n, Some(first), Storage::F32);
+            let mut distances = DistanceBlock::new(rows, n, Some(first), CellStorage::F32);
             let part = first * n..(first + rows) * n;
             distances.fill(&pool, 0, &delta[part.clone()], 1.0);
             if let Some(storage) = weighted {
@@ -130,7 +130,7 @@ proptest! {
             let mut out = vec![0.0; rows * (k + 1)];
             let rows = &x[first * k..(first + rows) * k];
             let weights = weighted.is_none().then_some(&u[..]);
-            let pass = Pass { rows, columns: &x, k, weights, shift: 0.0 };
+            let pass = GuttmanPass { rows, columns: &x, k, weights, shift: 0.0 };
             guttman(&pool, Isa::best(), &distances, pass, &mut out);
             out
         };
@@ -147,10 +147,10 @@ proptest! {
         let (x, u) = (numbers(seed ^ 1, n * k), vec![1.0; n]);
         let delta = |i: usize, j: usize| between(&exact[i * d..(i + 1) * d], &exact[j * d..(j + 1) * d]);
         let expected = reference(delta, |_, j| u[j], &x, &x, k, 0.0);
-        let distances = Distances::of_vectors(&vectors, &vectors, d, Some(0));
+        let distances = DistanceBlock::of_vectors(&vectors, &vectors, d, Some(0));
         for isa in Isa::available() {
             let mut out = vec![0.0; n * (k + 1)];
-            let pass = Pass { rows: &x, columns: &x, k, weights: Some(&u), shift: 0.0 };
+            let pass = GuttmanPass { rows: &x, columns: &x, k, weights: Some(&u), shift: 0.0 };
             guttman(&pool(threads), isa, &distances, pass, &mut out);
             assert_close(&out, &expected, n as f64 * 2e-5, isa.name());
         }
@@ -167,15 +167,15 @@ proptest! {
         let p = numbers(seed ^ 2, n * k);
         let pool = pool(threads);
         let part = first * n..(first + rows) * n;
-        let mut distances = Distances::new(rows, n, Some(first), Storage::F32);
+        let mut distances = DistanceBlock::new(rows, n, Some(first), CellStorage::F32);
         distances.fill(&pool, 0, &delta[part.clone()], 1.0);
         distances.make_weights(storage);
         distances.weigh(&pool, 0, &weights[part], 1.0);
         for (name, coefficients) in ["weights", "squares", "missing"].map(|name| (name, name.parse().unwrap())) {
             let c = |i: usize, j: usize| match coefficients {
-                Coefficients::Weights => weights[i * n + j],
-                Coefficients::Squares => delta[i * n + j].powi(2),
-                Coefficients::Missing => f64::from(u8::from(i != j && weights[i * n + j] == 0.0)),
+                LaplacianCoefficients::Weights => weights[i * n + j],
+                LaplacianCoefficients::Squares => delta[i * n + j].powi(2),
+                LaplacianCoefficients::Missing => f64::from(u8::from(i != j && weights[i * n + j] == 0.0)),
             };
             let mut expected = Vec::new();
             for i in first..first + rows {
@@ -187,7 +187,7 @@ proptest! {
             for isa in Isa::available() {
                 let mut out = vec![0.0; rows * (k + 1)];
                 laplacian(&pool, isa, &distances, coefficients, &p, &mut out);
-                let error = if coefficients == Coefficients::Weights { error(storage) } else { 0.0 };
+                let error = if coefficients == LaplacianCoefficients::Weights { error(storage) } else { 0.0 };
                 assert_close(&out, &expected, n as f64 * (error + 1e-5), name);
             }
         }
@@ -205,14 +205,14 @@ fn storages_keep_their_errors() {
     }
     (values[0], values[1]) = (0.0, 1.0);
     for storage in STORAGES {
-        let mut distances = Distances::new(1, n, None, storage);
+        let mut distances = DistanceBlock::new(1, n, None, storage);
         distances.fill(&pool(1), 0, &values, 1.0);
-        let kept = Symmetry { distances: &distances, plane: Plane::Distances }.block(Isa::best(), 0..1, 0..n);
+        let kept = SymmetryCheck { distances: &distances, plane: CellPlane::Distances }.block(Isa::best(), 0..1, 0..n);
         for (&value, &kept) in values.iter().zip(&kept) {
             let bound = match storage {
-                Storage::F32 => value * 2f64.powi(-24),
-                Storage::F16 => (value * 2f64.powi(-11)).max(2f64.powi(-40) * 1.01),
-                Storage::Fixed16 => 1.0 / 131_070.0 + value * 2f64.powi(-23),
+                CellStorage::F32 => value * 2f64.powi(-24),
+                CellStorage::F16 => (value * 2f64.powi(-11)).max(2f64.powi(-40) * 1.01),
+                CellStorage::Fixed16 => 1.0 / 131_070.0 + value * 2f64.powi(-23),
             };
             assert!((value - f64::from(kept)).abs() <= bound, "{storage:?}: {value} became {kept}");
         }
@@ -230,22 +230,22 @@ fn weights_keep_their_errors_and_stay_above_zero() {
     }
     (values[0], values[1]) = (0.0, 1.0);
     for storage in STORAGES {
-        let mut distances = Distances::new(1, n, None, Storage::F32);
+        let mut distances = DistanceBlock::new(1, n, None, CellStorage::F32);
         let unweighted = distances.len_bytes();
         distances.make_weights(storage);
         let (bytes, least) = match storage {
-            Storage::F32 => (4, 0.0),
-            Storage::F16 => (2, 2f64.powi(-39)),
-            Storage::Fixed16 => (2, 1.0 / 65_535.0),
+            CellStorage::F32 => (4, 0.0),
+            CellStorage::F16 => (2, 2f64.powi(-39)),
+            CellStorage::Fixed16 => (2, 1.0 / 65_535.0),
         };
         assert_eq!(distances.len_bytes() - unweighted, bytes * n);
         distances.weigh(&pool(1), 0, &values, 1.0);
-        let kept = Symmetry { distances: &distances, plane: Plane::Weights }.block(Isa::best(), 0..1, 0..n);
+        let kept = SymmetryCheck { distances: &distances, plane: CellPlane::Weights }.block(Isa::best(), 0..1, 0..n);
         for (&value, &kept) in values.iter().zip(&kept) {
             let bound = match storage {
-                Storage::F32 => value * 2f64.powi(-24),
-                Storage::F16 => (value * 2f64.powi(-11)).max(2f64.powi(-40)),
-                Storage::Fixed16 => 1.0 / 131_070.0 + value * 2f64.powi(-23),
+                CellStorage::F32 => value * 2f64.powi(-24),
+                CellStorage::F16 => (value * 2f64.powi(-11)).max(2f64.powi(-40)),
+                CellStorage::Fixed16 => 1.0 / 131_070.0 + value * 2f64.powi(-23),
             };
             let least = if value < least { least * 1.000_001 } else { 0.0 };
             assert!((value - f64::from(kept)).abs() <= bound.max(least), "{storage:?}: {value} became {kept}");
@@ -261,22 +261,24 @@ fn inspection_names_the_first_bad_cell() {
     let n = 37;
     for threads in [1, 3] {
         for (value, trouble) in
-            [(f64::NAN, Trouble::Nan), (f64::INFINITY, Trouble::Infinite), (-0.5, Trouble::Negative)]
+            [(f64::NAN, CellError::Nan), (f64::INFINITY, CellError::Infinite), (-0.5, CellError::Negative)]
         {
             let mut block = symmetric(1, n);
             block[20 * n + 30] = value;
             block[22 * n + 3] = f64::NAN;
-            let found = inspect(&pool(threads), &block, n, Diagonal { first: Some(0), ..Diagonal::default() });
+            let found =
+                inspect(&pool(threads), &block, n, BlockDiagonal { first: Some(0), ..BlockDiagonal::default() });
             assert_eq!(found.bad, Some((20, 30, trouble)));
             let narrow: Vec<f32> = block.iter().map(|&x| x as f32).collect();
-            let found = inspect(&pool(threads), &narrow, n, Diagonal { first: Some(0), ..Diagonal::default() });
+            let found =
+                inspect(&pool(threads), &narrow, n, BlockDiagonal { first: Some(0), ..BlockDiagonal::default() });
             assert_eq!(found.bad, Some((20, 30, trouble)));
         }
     }
     let mut block = symmetric(1, n);
     block[5 * n + 7] = 3.5;
     block[4 * n + 6] = 0.25;
-    let found = inspect(&pool(2), &block, n, Diagonal { first: Some(2), ..Diagonal::default() });
+    let found = inspect(&pool(2), &block, n, BlockDiagonal { first: Some(2), ..BlockDiagonal::default() });
     assert_eq!(found.max, 3.5);
     assert_eq!(found.bad, None);
     assert_eq!(found.diagonal.map(|(_, row)| block[row * n + row + 2]), found.diagonal.map(|(most, _)| most));
@@ -289,11 +291,11 @@ fn missing_distances_are_accepted_only_without_weight() {
     block[3 * n + 5] = f64::NAN;
     let mut weights = vec![1.0; n * n];
     let bad = |weights: Option<&[f64]>, columns: Option<&[f64]>| {
-        inspect(&pool(1), &block, n, Diagonal { first: Some(0), weights, columns }).bad
+        inspect(&pool(1), &block, n, BlockDiagonal { first: Some(0), weights, columns }).bad
     };
-    assert_eq!(bad(Some(&weights), None), Some((3, 5, Trouble::Nan)));
+    assert_eq!(bad(Some(&weights), None), Some((3, 5, CellError::Nan)));
     let mut columns = vec![1.0; n];
-    assert_eq!(bad(None, Some(&columns)), Some((3, 5, Trouble::Nan)));
+    assert_eq!(bad(None, Some(&columns)), Some((3, 5, CellError::Nan)));
     for point in [3, 5] {
         columns.fill(1.0);
         columns[point] = 0.0;
@@ -311,10 +313,10 @@ fn the_first_asymmetric_cell_is_found() {
         for threads in [1, 3] {
             let pool = pool(threads);
             let mut cells = symmetric(3, n);
-            let mut distances = Distances::new(n, n, Some(0), storage);
+            let mut distances = DistanceBlock::new(n, n, Some(0), storage);
             distances.fill(&pool, 0, &cells, 1.0);
-            let look = |distances: &Distances, columns: std::ops::Range<usize>| {
-                let symmetry = Symmetry { distances, plane: Plane::Distances };
+            let look = |distances: &DistanceBlock, columns: std::ops::Range<usize>| {
+                let symmetry = SymmetryCheck { distances, plane: CellPlane::Distances };
                 let others = symmetry.block(Isa::best(), columns.clone(), 0..n);
                 symmetry.first_difference(&pool, Isa::best(), columns, &others, 1e-3)
             };
@@ -333,12 +335,12 @@ fn the_first_asymmetric_cell_is_found() {
 /// Workers without rows take part in the exchange like all others.
 #[test]
 fn empty_blocks_are_empty() {
-    let distances = Distances::new(0, 5, Some(5), Storage::F32);
-    let symmetry = Symmetry { distances: &distances, plane: Plane::Distances };
+    let distances = DistanceBlock::new(0, 5, Some(5), CellStorage::F32);
+    let symmetry = SymmetryCheck { distances: &distances, plane: CellPlane::Distances };
     assert!(symmetry.block(Isa::best(), 0..0, 2..4).is_empty());
     assert_eq!(symmetry.first_difference(&pool(2), Isa::best(), 5..5, &[], 0.0), None);
-    let distances = Distances::new(5, 5, Some(0), Storage::F32);
-    let symmetry = Symmetry { distances: &distances, plane: Plane::Distances };
+    let distances = DistanceBlock::new(5, 5, Some(0), CellStorage::F32);
+    let symmetry = SymmetryCheck { distances: &distances, plane: CellPlane::Distances };
     assert!(symmetry.block(Isa::best(), 1..4, 5..5).is_empty());
 }
 
@@ -351,12 +353,12 @@ fn components_are_those_of_the_rows() {
         weights[j * n + i] = 1.0;
     }
     for storage in STORAGES {
-        let mut distances = Distances::new(n, n, Some(0), Storage::F32);
+        let mut distances = DistanceBlock::new(n, n, Some(0), CellStorage::F32);
         distances.make_weights(storage);
         distances.weigh(&pool(1), 0, &weights, 1e9);
         assert_eq!(distances.components(), [0, 1, 2, 0, 0, 1]);
         // A worker that has only some of the rows knows only their connections.
-        let mut distances = Distances::new(2, n, Some(4), Storage::F32);
+        let mut distances = DistanceBlock::new(2, n, Some(4), CellStorage::F32);
         distances.make_weights(storage);
         distances.weigh(&pool(1), 0, &weights[4 * n..], 1.0);
         assert_eq!(distances.components(), [0, 1, 2, 3, 3, 1]);

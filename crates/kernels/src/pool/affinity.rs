@@ -7,7 +7,7 @@ use tidemill_machine::{CpuSet, Machine};
 
 /// How threads are bound to processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Affinity {
+pub enum CpuAffinity {
     /// Each thread on a processor of its own.
     Core,
     /// The same until other programs take these processors: then wherever the operating system likes. Bound threads
@@ -20,27 +20,27 @@ pub enum Affinity {
     None,
 }
 
-impl FromStr for Affinity {
+impl FromStr for CpuAffinity {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
         match name {
-            "core" => Ok(Affinity::Core),
-            "auto" => Ok(Affinity::Auto),
-            "socket" => Ok(Affinity::Socket),
-            "none" => Ok(Affinity::None),
+            "core" => Ok(CpuAffinity::Core),
+            "auto" => Ok(CpuAffinity::Auto),
+            "socket" => Ok(CpuAffinity::Socket),
+            "none" => Ok(CpuAffinity::None),
             _ => Err(format!("affinity must be \"auto\", \"core\", \"socket\" or \"none\", not {name:?}")),
         }
     }
 }
 
-impl fmt::Display for Affinity {
+impl fmt::Display for CpuAffinity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Affinity::Core => "core",
-            Affinity::Auto => "auto",
-            Affinity::Socket => "socket",
-            Affinity::None => "none",
+            CpuAffinity::Core => "core",
+            CpuAffinity::Auto => "auto",
+            CpuAffinity::Socket => "socket",
+            CpuAffinity::None => "none",
         })
     }
 }
@@ -66,17 +66,17 @@ pub fn usable_cpus() -> usize {
 /// Where each of `threads` threads of worker `index` goes, of `workers` that share the processors of `machine`.
 /// `None` leaves them unbound: asked for, or because threads would share a processor while others idle.
 pub(crate) fn place(
-    affinity: Affinity,
+    affinity: CpuAffinity,
     threads: usize,
     (index, workers): (usize, usize),
     machine: &Machine,
 ) -> Option<Vec<CpuSet>> {
-    if affinity == Affinity::None {
+    if affinity == CpuAffinity::None {
         return None;
     }
     let places = machine.places(index, workers, threads)?.into_iter();
     Some(match affinity {
-        Affinity::Socket => places.map(|cpu| machine.socket_of(cpu)).collect(),
+        CpuAffinity::Socket => places.map(|cpu| machine.socket_of(cpu)).collect(),
         _ => places.map(|cpu| [cpu].into_iter().collect()).collect(),
     })
 }
@@ -89,14 +89,14 @@ mod tests {
     fn threads_of_neighboring_workers_get_processors_of_their_own() {
         let machine = Machine::here();
         let cpus = machine.cpus().len();
-        for affinity in [Affinity::Core, Affinity::Auto] {
+        for affinity in [CpuAffinity::Core, CpuAffinity::Auto] {
             let all = (0..cpus).flat_map(|index| place(affinity, 1, (index, cpus), &machine).unwrap());
             let mut all: Vec<String> = all.map(|set| set.to_string()).collect();
             all.sort();
             all.dedup();
             assert_eq!(all.len(), cpus);
         }
-        let sockets = place(Affinity::Socket, cpus, (0, 1), &machine).unwrap();
+        let sockets = place(CpuAffinity::Socket, cpus, (0, 1), &machine).unwrap();
         assert!(sockets.iter().all(|set| set.iter().all(|cpu| machine.allowed().contains(cpu))));
     }
 
@@ -104,9 +104,9 @@ mod tests {
     fn nobody_is_bound_when_threads_outnumber_processors() {
         let machine = Machine::here();
         let cpus = machine.cpus().len();
-        assert_eq!(place(Affinity::Core, cpus + 1, (0, 1), &machine), None);
-        assert_eq!(place(Affinity::Core, cpus, (1, 2), &machine), None);
-        assert_eq!(place(Affinity::None, 1, (0, 1), &machine), None);
+        assert_eq!(place(CpuAffinity::Core, cpus + 1, (0, 1), &machine), None);
+        assert_eq!(place(CpuAffinity::Core, cpus, (1, 2), &machine), None);
+        assert_eq!(place(CpuAffinity::None, 1, (0, 1), &machine), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ const LOOKS: u32 = 3;
 
 /// What was seen of a thread so far.
 #[derive(Clone, Copy)]
-struct Seen {
+struct CrowdingSample {
     at: Instant,
     interruptions: u64,
     /// Looks in a row that found others on its processor.
@@ -22,7 +22,7 @@ struct Seen {
 }
 
 thread_local! {
-    static SEEN: Cell<Option<Seen>> = const { Cell::new(None) };
+    static SEEN: Cell<Option<CrowdingSample>> = const { Cell::new(None) };
 }
 
 /// Whether the calling thread has been interrupted again and again. To be asked often: it looks now and then.
@@ -37,7 +37,7 @@ pub(super) fn is_displaced() -> bool {
         let more = interruptions.saturating_sub(seen.interruptions) as f64;
         if more / (now - seen.at).as_secs_f64() > ALONE_PER_S { seen.crowded + 1 } else { 0 }
     });
-    SEEN.set(Some(Seen { at: now, interruptions, crowded }));
+    SEEN.set(Some(CrowdingSample { at: now, interruptions, crowded }));
     crowded >= LOOKS
 }
 

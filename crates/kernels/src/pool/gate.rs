@@ -8,16 +8,21 @@ use crate::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, fence, spin_
 use std::sync::PoisonError;
 
 /// See the module.
-pub(crate) struct Gate {
+pub(crate) struct ThreadGate {
     value: AtomicU64,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
-impl Gate {
+impl ThreadGate {
     pub(crate) fn new() -> Self {
-        Gate { value: AtomicU64::new(0), sleepers: AtomicUsize::new(0), lock: Mutex::new(()), wake: Condvar::new() }
+        ThreadGate {
+            value: AtomicU64::new(0),
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        }
     }
 
     /// The number now; what was written before the advances that led to it is visible.

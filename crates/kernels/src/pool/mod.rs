@@ -10,10 +10,10 @@ mod affinity;
 mod displaced;
 mod gate;
 
-pub use affinity::{Affinity, usable_cpus};
+pub use affinity::{CpuAffinity, usable_cpus};
 
 use affinity::{bind, current, place};
-use gate::Gate;
+use gate::ThreadGate;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -23,7 +23,7 @@ use tidemill_machine::{CpuSet, Machine};
 
 /// Whether threads stay between runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum PoolMode {
     /// They stay, and meet at spin barriers (bulk synchronous parallel).
     #[default]
     Bsp,
@@ -37,9 +37,9 @@ pub struct PoolConfig {
     /// Threads, the caller included; at least 1.
     pub threads: usize,
     /// Whether they stay between runs.
-    pub mode: Mode,
+    pub mode: PoolMode,
     /// How they are bound.
-    pub affinity: Affinity,
+    pub affinity: CpuAffinity,
     /// How many workers share the processors that this one may use, itself included; at least 1.
     pub workers: usize,
     /// Which of them this one is, from 0: each has its own part of the processors.
@@ -50,21 +50,21 @@ pub struct PoolConfig {
 
 impl Default for PoolConfig {
     fn default() -> Self {
-        PoolConfig { threads: 1, mode: Mode::Bsp, affinity: Affinity::None, workers: 1, index: 0, spins: 2000 }
+        PoolConfig { threads: 1, mode: PoolMode::Bsp, affinity: CpuAffinity::None, workers: 1, index: 0, spins: 2000 }
     }
 }
 
 /// One thread's view of a run.
 #[derive(Clone, Copy)]
-pub struct Worker<'a> {
+pub struct PoolThread<'a> {
     /// Its number, `0..threads`.
     pub thread: usize,
     /// How many there are.
     pub threads: usize,
-    meeting: &'a Meeting,
+    meeting: &'a SpinBarrier,
 }
 
-impl Worker<'_> {
+impl PoolThread<'_> {
     /// Waits until every thread of the run has come here as often as this one.
     ///
     /// # Panics
@@ -80,7 +80,7 @@ impl Worker<'_> {
     }
 }
 
-/// The share of thread `thread` of `threads` in `0..n`; see [`Worker::share`].
+/// The share of thread `thread` of `threads` in `0..n`; see [`PoolThread::share`].
 #[must_use]
 pub fn share(n: usize, grain: usize, thread: usize, threads: usize) -> std::ops::Range<usize> {
     let grains = n.div_ceil(grain);
@@ -89,16 +89,16 @@ pub fn share(n: usize, grain: usize, thread: usize, threads: usize) -> std::ops:
 }
 
 /// A spin barrier for one run at a time.
-struct Meeting {
+struct SpinBarrier {
     arrived: std::sync::atomic::AtomicUsize,
-    round: Gate,
+    round: ThreadGate,
     broken: AtomicBool,
     spins: u32,
 }
 
-impl Meeting {
+impl SpinBarrier {
     fn new(spins: u32) -> Self {
-        Meeting { arrived: Default::default(), round: Gate::new(), broken: AtomicBool::new(false), spins }
+        SpinBarrier { arrived: Default::default(), round: ThreadGate::new(), broken: AtomicBool::new(false), spins }
     }
 
     fn meet(&self, threads: usize) {
@@ -131,15 +131,15 @@ impl Meeting {
 }
 
 /// The function of a run, in the caller's frame.
-struct Job<'a> {
-    function: &'a (dyn Fn(Worker<'_>) + Sync),
+struct PoolJob<'a> {
+    function: &'a (dyn Fn(PoolThread<'_>) + Sync),
 }
 
-struct Shared {
-    start: Gate,
-    done: Gate,
-    job: AtomicPtr<Job<'static>>,
-    meeting: Meeting,
+struct PoolState {
+    start: ThreadGate,
+    done: ThreadGate,
+    job: AtomicPtr<PoolJob<'static>>,
+    meeting: SpinBarrier,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     threads: usize,
     /// Whether threads are bound to their places.
@@ -148,10 +148,10 @@ struct Shared {
     lets_go: bool,
 }
 
-impl Shared {
+impl PoolState {
     /// Runs the function as `thread`, keeping the first panic for the caller.
-    fn work(&self, function: &(dyn Fn(Worker<'_>) + Sync), thread: usize) {
-        let worker = Worker { thread, threads: self.threads, meeting: &self.meeting };
+    fn work(&self, function: &(dyn Fn(PoolThread<'_>) + Sync), thread: usize) {
+        let worker = PoolThread { thread, threads: self.threads, meeting: &self.meeting };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| function(worker))) {
             lock(&self.panic).get_or_insert(payload);
             self.meeting.break_up();
@@ -181,7 +181,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// ```
 pub struct Pool {
     config: PoolConfig,
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     handles: Vec<JoinHandle<()>>,
     places: Option<Vec<CpuSet>>,
     /// One run at a time; also holds the number of runs so far.
@@ -199,18 +199,18 @@ impl Pool {
         assert!(config.threads > 0, "a pool needs at least one thread");
         let usable = current();
         let places = place(config.affinity, config.threads, (config.index, config.workers), &Machine::here());
-        let shared = Arc::new(Shared {
-            start: Gate::new(),
-            done: Gate::new(),
+        let shared = Arc::new(PoolState {
+            start: ThreadGate::new(),
+            done: ThreadGate::new(),
             job: AtomicPtr::new(std::ptr::null_mut()),
-            meeting: Meeting::new(config.spins),
+            meeting: SpinBarrier::new(config.spins),
             panic: Mutex::new(None),
             threads: config.threads,
             bound: AtomicBool::new(places.is_some()),
-            lets_go: config.affinity == Affinity::Auto,
+            lets_go: config.affinity == CpuAffinity::Auto,
         });
         let mut handles = Vec::new();
-        if config.mode == Mode::Bsp {
+        if config.mode == PoolMode::Bsp {
             for thread in 1..config.threads {
                 let (shared, spins) = (Arc::clone(&shared), config.spins);
                 let (place, usable) = (places.as_ref().map(|places| places[thread].clone()), usable.clone());
@@ -250,14 +250,14 @@ impl Pool {
     ///
     /// # Panics
     /// With the panic of the first thread that panicked, after all have ended.
-    pub fn run<F: Fn(Worker<'_>) + Sync>(&self, function: F) {
+    pub fn run<F: Fn(PoolThread<'_>) + Sync>(&self, function: F) {
         let mut runs = lock(&self.runs);
         let shared = &*self.shared;
         let places = self.places.as_ref().filter(|_| shared.is_bound());
-        let bound = places.map(|places| Bound::to(&places[0]));
+        let bound = places.map(|places| AffinityGuard::to(&places[0]));
         shared.meeting.mend();
         // After a fork only the calling thread exists in the child.
-        if self.config.mode == Mode::ForkJoin || std::process::id() != self.pid {
+        if self.config.mode == PoolMode::ForkJoin || std::process::id() != self.pid {
             thread::scope(|scope| {
                 for thread in 1..shared.threads {
                     let function = &function;
@@ -274,7 +274,7 @@ impl Pool {
             shared.work(&function, 0);
         } else {
             *runs += 1;
-            let job = Job { function: &function };
+            let job = PoolJob { function: &function };
             shared.job.store((&raw const job).cast_mut().cast(), Ordering::Release);
             shared.start.advance();
             shared.work(&function, 0);
@@ -293,7 +293,7 @@ impl Pool {
     ///
     /// # Panics
     /// If there is not one part for each thread; and as [`Pool::run`].
-    pub fn each<P: Send, F: Fn(Worker<'_>, &mut P) + Sync>(&self, parts: &mut [P], function: F) {
+    pub fn each<P: Send, F: Fn(PoolThread<'_>, &mut P) + Sync>(&self, parts: &mut [P], function: F) {
         assert_eq!(parts.len(), self.threads(), "one part for each thread");
         let parts: Vec<Mutex<&mut P>> = parts.iter_mut().map(Mutex::new).collect();
         self.run(|worker| function(worker, &mut lock(&parts[worker.thread])));
@@ -314,7 +314,7 @@ impl Drop for Pool {
 }
 
 /// The life of a thread other than the caller.
-fn serve(shared: &Shared, thread: usize, spins: u32, usable: &CpuSet) {
+fn serve(shared: &PoolState, thread: usize, spins: u32, usable: &CpuSet) {
     let mut bound = shared.is_bound();
     for run in 1.. {
         shared.start.wait_for(run, spins);
@@ -335,17 +335,17 @@ fn serve(shared: &Shared, thread: usize, spins: u32, usable: &CpuSet) {
 }
 
 /// Binds the calling thread for the length of a run: it is the user's thread, and gets its freedom back.
-struct Bound(CpuSet);
+struct AffinityGuard(CpuSet);
 
-impl Bound {
-    fn to(place: &CpuSet) -> Bound {
+impl AffinityGuard {
+    fn to(place: &CpuSet) -> AffinityGuard {
         let before = current();
         bind(place);
-        Bound(before)
+        AffinityGuard(before)
     }
 }
 
-impl Drop for Bound {
+impl Drop for AffinityGuard {
     fn drop(&mut self) {
         bind(&self.0);
     }

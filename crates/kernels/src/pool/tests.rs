@@ -5,14 +5,14 @@ use std::sync::atomic::AtomicUsize;
 
 fn pools() -> Vec<Pool> {
     let mut pools = Vec::new();
-    for mode in [Mode::Bsp, Mode::ForkJoin] {
+    for mode in [PoolMode::Bsp, PoolMode::ForkJoin] {
         for threads in [1, 2, 5] {
             for spins in [0, 500] {
                 pools.push(Pool::new(PoolConfig { threads, mode, spins, ..PoolConfig::default() }));
             }
         }
     }
-    pools.push(Pool::new(PoolConfig { threads: 2, affinity: Affinity::Core, ..PoolConfig::default() }));
+    pools.push(Pool::new(PoolConfig { threads: 2, affinity: CpuAffinity::Core, ..PoolConfig::default() }));
     pools
 }
 
@@ -107,7 +107,7 @@ fn shares_cover_everything_once() {
 fn the_caller_is_free_again_after_a_run() {
     let before = current();
     let pool =
-        Pool::new(PoolConfig { threads: 2.min(current().len()), affinity: Affinity::Core, ..PoolConfig::default() });
+        Pool::new(PoolConfig { threads: 2.min(current().len()), affinity: CpuAffinity::Core, ..PoolConfig::default() });
     assert!(pool.is_bound());
     pool.run(|_| {});
     assert_eq!(current(), before);
@@ -119,12 +119,12 @@ fn threads_are_let_go_when_others_take_their_processor() {
     use std::time::{Duration, Instant};
 
     let own = current();
-    for affinity in [Affinity::Auto, Affinity::Core] {
+    for affinity in [CpuAffinity::Auto, CpuAffinity::Core] {
         let pool = Pool::new(PoolConfig { threads: 1, affinity, ..PoolConfig::default() });
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
-                bind(&place(Affinity::Core, 1, (0, 1), &Machine::here()).expect("there is a processor")[0]);
+                bind(&place(CpuAffinity::Core, 1, (0, 1), &Machine::here()).expect("there is a processor")[0]);
                 while !over.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
@@ -136,12 +136,12 @@ fn threads_are_let_go_when_others_take_their_processor() {
                 }
             };
             // Without end where they are never let go; a pool that must not let go has had as long as it takes.
-            let runs = if affinity == Affinity::Auto { usize::MAX } else { 200 };
+            let runs = if affinity == CpuAffinity::Auto { usize::MAX } else { 200 };
             let ran = (0..runs).take_while(|_| pool.is_bound()).map(|_| pool.run(|_| work())).count();
             over.store(true, Ordering::Relaxed);
             assert!(ran > 0);
         });
-        assert_eq!(pool.is_bound(), affinity == Affinity::Core);
+        assert_eq!(pool.is_bound(), affinity == CpuAffinity::Core);
         assert_eq!(current(), own);
     }
 }
@@ -150,7 +150,7 @@ fn threads_are_let_go_when_others_take_their_processor() {
 #[test]
 fn turns_are_never_lost() {
     for spins in [0, 100] {
-        let (ping, pong) = (Gate::new(), Gate::new());
+        let (ping, pong) = (ThreadGate::new(), ThreadGate::new());
         thread::scope(|scope| {
             scope.spawn(|| {
                 for turn in 1..=2000 {

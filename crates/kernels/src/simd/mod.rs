@@ -26,7 +26,7 @@ mod scalar;
 use std::fmt::Debug;
 
 /// A floating-point type the kernels work on: `f32` or `f64`.
-pub trait Element: Copy + Default + PartialOrd + Debug + Send + Sync + 'static {
+pub trait FloatElement: Copy + Default + PartialOrd + Debug + Send + Sync + 'static {
     /// Distance from 1.0 to the next larger value.
     const EPSILON: f64;
     /// Largest whole number below which every whole number is exact; centre indices travel as values of this type.
@@ -52,7 +52,7 @@ pub trait Element: Copy + Default + PartialOrd + Debug + Send + Sync + 'static {
 
 macro_rules! element {
     ($t:ty, $bits:expr, $scalar:ty, $avx2:ty, $avx512:ty, $neon:ty) => {
-        impl Element for $t {
+        impl FloatElement for $t {
             const EPSILON: f64 = <$t>::EPSILON as f64;
             const INTEGER_MAX: u64 = 1 << $bits;
             type Scalar = $scalar;
@@ -83,7 +83,7 @@ element!(f64, 53, scalar::ScalarF64, avx2::Avx2F64, avx512::Avx512F64, neon::Neo
 /// One instruction set with one element type. A value of it proves that the processor has the set.
 pub trait Simd: Copy {
     /// Element of a vector.
-    type Elem: Element;
+    type Elem: FloatElement;
     /// A vector of [`Self::LANES`] elements.
     type V: Copy;
     /// The lanes in which a comparison held.
@@ -154,10 +154,10 @@ pub(crate) const WIDE: usize = 2;
 
 /// An instruction set that this processor has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Isa(Kind);
+pub struct Isa(IsaKind);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum IsaKind {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -175,24 +175,24 @@ impl Isa {
     /// Every set this processor has, plainest first.
     #[must_use]
     pub fn available() -> Vec<Isa> {
-        let mut sets = vec![Isa(Kind::Scalar)];
+        let mut sets = vec![Isa(IsaKind::Scalar)];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            sets.push(Isa(Kind::Avx2));
+            sets.push(Isa(IsaKind::Avx2));
             if is_x86_feature_detected!("avx512f") {
-                sets.push(Isa(Kind::Avx512));
+                sets.push(Isa(IsaKind::Avx512));
                 let vnni = is_x86_feature_detected!("avx512vnni");
                 if vnni && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
-                    sets.push(Isa(Kind::Avx512Vnni));
+                    sets.push(Isa(IsaKind::Avx512Vnni));
                     #[cfg(target_os = "linux")]
                     if amx::is_usable() {
-                        sets.push(Isa(Kind::Amx));
+                        sets.push(Isa(IsaKind::Amx));
                     }
                 }
             }
         }
         #[cfg(target_arch = "aarch64")]
-        sets.push(Isa(Kind::Neon));
+        sets.push(Isa(IsaKind::Neon));
         sets
     }
 
@@ -225,24 +225,24 @@ impl Isa {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
-            Kind::Scalar => "scalar",
+            IsaKind::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2",
+            IsaKind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "avx512",
+            IsaKind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vnni => "avx512vnni",
+            IsaKind::Avx512Vnni => "avx512vnni",
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Kind::Amx => "amx",
+            IsaKind::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon => "neon",
+            IsaKind::Neon => "neon",
         }
     }
 }
 
 /// A computation written once over [`Simd`]; mark `run` and all it calls `#[inline(always)]`, so that it is compiled as
 /// a whole for each instruction set.
-pub(crate) trait Kernel<T: Element> {
+pub(crate) trait Kernel<T: FloatElement> {
     /// What it returns.
     type Output;
     /// Runs with the instruction set of the token.
@@ -250,22 +250,22 @@ pub(crate) trait Kernel<T: Element> {
 }
 
 /// Runs `kernel` compiled for `isa`.
-pub(crate) fn dispatch<T: Element, K: Kernel<T>>(isa: Isa, kernel: K) -> K::Output {
+pub(crate) fn dispatch<T: FloatElement, K: Kernel<T>>(isa: Isa, kernel: K) -> K::Output {
     match isa.0 {
         // SAFETY: the scalar set needs nothing.
-        Kind::Scalar => kernel.run(unsafe { T::Scalar::assume_present() }),
+        IsaKind::Scalar => kernel.run(unsafe { T::Scalar::assume_present() }),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` holds this variant only after detection of these features.
-        Kind::Avx2 => unsafe { run_avx2(kernel) },
+        IsaKind::Avx2 => unsafe { run_avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Kind::Avx512 | Kind::Avx512Vnni => unsafe { run_avx512(kernel) },
+        IsaKind::Avx512 | IsaKind::Avx512Vnni => unsafe { run_avx512(kernel) },
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         // SAFETY: as above.
-        Kind::Amx => unsafe { run_avx512(kernel) },
+        IsaKind::Amx => unsafe { run_avx512(kernel) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: every 64-bit ARM has NEON.
-        Kind::Neon => kernel.run(unsafe { T::Neon::assume_present() }),
+        IsaKind::Neon => kernel.run(unsafe { T::Neon::assume_present() }),
     }
 }
 
@@ -284,14 +284,14 @@ pub(crate) fn prefetch<T>(p: *const T) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn run_avx2<T: Element, K: Kernel<T>>(kernel: K) -> K::Output {
+fn run_avx2<T: FloatElement, K: Kernel<T>>(kernel: K) -> K::Output {
     // SAFETY: the features of this function are those the token stands for.
     kernel.run(unsafe { T::Avx2::assume_present() })
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx2,fma")]
-fn run_avx512<T: Element, K: Kernel<T>>(kernel: K) -> K::Output {
+fn run_avx512<T: FloatElement, K: Kernel<T>>(kernel: K) -> K::Output {
     // SAFETY: the features of this function are those the token stands for.
     kernel.run(unsafe { T::Avx512::assume_present() })
 }

@@ -4,7 +4,7 @@ use super::*;
 
 struct Operations<'a, T>(&'a [T]);
 
-impl<T: Element> Kernel<T> for Operations<'_, T> {
+impl<T: FloatElement> Kernel<T> for Operations<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -55,7 +55,7 @@ impl<T: Element> Kernel<T> for Operations<'_, T> {
     }
 }
 
-fn every_set<T: Element>() {
+fn every_set<T: FloatElement>() {
     // Small whole numbers, so that one rounding and two give the same.
     let values: Vec<T> = (0..96).map(|i| T::from_f64(f64::from((i * 37 + 11) % 53) - 26.0)).collect();
     for isa in Isa::available() {

@@ -12,7 +12,7 @@ use nix::unistd::{ForkResult, fork, getppid};
 use serde_json::{Value, json};
 use tidemill_machine::Machine;
 
-use super::Item;
+use super::InfoItem;
 use super::machine::bytes;
 use crate::cgroup;
 
@@ -20,9 +20,9 @@ const TRANSPORTS: &str = "transports";
 const LIMITS: &str = "limits";
 
 /// Every limit that a job can meet.
-pub fn items() -> Vec<Item> {
+pub fn items() -> Vec<InfoItem> {
     let mut items = vec![
-        Item::new(TRANSPORTS, "in-process", true, "built (workers that are threads)"),
+        InfoItem::new(TRANSPORTS, "in-process", true, "built (workers that are threads)"),
         shared_memory(),
         loopback(),
         single_copy(),
@@ -43,16 +43,16 @@ pub fn items() -> Vec<Item> {
     items
 }
 
-fn works(name: &'static str, result: Result<(), Errno>, good: &str, bad: &str, remedy: &'static str) -> Item {
+fn works(name: &'static str, result: Result<(), Errno>, good: &str, bad: &str, remedy: &'static str) -> InfoItem {
     let text = match result {
         Ok(()) => format!("works: {good}"),
         Err(error) => format!("refused: {}", error.desc()),
     };
-    Item::new(LIMITS, name, result.is_ok(), text).problem_if(result.is_err(), bad, remedy)
+    InfoItem::new(LIMITS, name, result.is_ok(), text).problem_if(result.is_err(), bad, remedy)
 }
 
 /// Workers of one host share memory that has no name: one makes it, and the others open it under `/proc`.
-fn shared_memory() -> Item {
+fn shared_memory() -> InfoItem {
     let shared =
         memfd().map(|fd| in_child(|| File::open(format!("/proc/{}/fd/{}", getppid(), fd.as_raw_fd())).is_ok()));
     let text = match shared {
@@ -60,37 +60,37 @@ fn shared_memory() -> Item {
         Ok(false) => "built; a memfd cannot be opened by another process".to_owned(),
         Err(error) => format!("built; memfd_create is refused: {}", error.desc()),
     };
-    Item::new(TRANSPORTS, "shared memory", shared == Ok(true), text).problem_if(
+    InfoItem::new(TRANSPORTS, "shared memory", shared == Ok(true), text).problem_if(
         shared != Ok(true),
         "workers of one host must use TCP, which is several times slower",
         "use a container runtime whose seccomp profile allows memfd_create, and mount /proc without hidepid",
     )
 }
 
-fn dev_shm() -> Item {
+fn dev_shm() -> InfoItem {
     const NAME: &str = "/dev/shm";
     const REMEDY: &str =
         "mount a tmpfs of 1 GiB there (Docker: --shm-size=1g; Kubernetes: an emptyDir with medium: Memory)";
     let Ok(stat) = statvfs("/dev/shm") else {
-        return Item::new(LIMITS, NAME, Value::Null, "missing").problem_if(true, "libraries may need it", REMEDY);
+        return InfoItem::new(LIMITS, NAME, Value::Null, "missing").problem_if(true, "libraries may need it", REMEDY);
     };
     let total = stat.blocks() * stat.fragment_size();
     let free = stat.blocks_available() * stat.fragment_size();
     let text = format!("{}, {} free", bytes(total), bytes(free));
-    Item::new(LIMITS, NAME, json!({ "bytes": total, "free_bytes": free }), text).problem_if(
+    InfoItem::new(LIMITS, NAME, json!({ "bytes": total, "free_bytes": free }), text).problem_if(
         free < 64 << 20,
         "Tidemill does not use it, but libraries that share arrays between processes fail when it is full",
         REMEDY,
     )
 }
 
-fn loopback() -> Item {
+fn loopback() -> InfoItem {
     let bound = std::net::TcpListener::bind(("127.0.0.1", 0));
     let text = match &bound {
         Ok(_) => "built".to_owned(),
         Err(error) => format!("built; the loopback address cannot be used: {error}"),
     };
-    Item::new(TRANSPORTS, "TCP", bound.is_ok(), text).problem_if(
+    InfoItem::new(TRANSPORTS, "TCP", bound.is_ok(), text).problem_if(
         bound.is_err(),
         "workers meet at the loopback address, so no job of more than one worker can start",
         "bring the loopback interface up: ip link set lo up",
@@ -98,7 +98,7 @@ fn loopback() -> Item {
 }
 
 /// Whether one worker may read another's memory, which saves large messages one of two copies.
-fn single_copy() -> Item {
+fn single_copy() -> InfoItem {
     let scope =
         fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().and_then(|text| text.trim().parse::<u32>().ok());
     let direct = child_reads_parent();
@@ -118,7 +118,7 @@ fn single_copy() -> Item {
         (false, false) => format!("process_vm_readv is refused ({scope_text})"),
     };
     let value = json!({ "process_vm_readv": permitted, "ptrace_scope": scope });
-    Item::new(TRANSPORTS, "single copy", value, text).problem_if(
+    InfoItem::new(TRANSPORTS, "single copy", value, text).problem_if(
         !permitted,
         "large messages on one host are copied twice instead of once",
         "sysctl kernel.yama.ptrace_scope=1 (or 0); in a container: --cap-add SYS_PTRACE, or a seccomp profile that allows process_vm_readv",
@@ -173,23 +173,23 @@ fn limit(resource: Resource) -> (u64, String) {
     (soft, format!("{} (hard limit {})", text(soft), text(hard)))
 }
 
-fn open_files() -> Item {
+fn open_files() -> InfoItem {
     let (soft, text) = limit(Resource::RLIMIT_NOFILE);
-    Item::new(LIMITS, "open files", soft, text).problem_if(
+    InfoItem::new(LIMITS, "open files", soft, text).problem_if(
         soft < 1024,
         "a worker needs up to two descriptors for each other worker",
         "ulimit -n 4096 before starting the job",
     )
 }
 
-fn locked_memory() -> Item {
+fn locked_memory() -> InfoItem {
     let (soft, text) = limit(Resource::RLIMIT_MEMLOCK);
-    Item::new(LIMITS, "locked memory", soft, format!("{text}, in bytes; none is needed"))
+    InfoItem::new(LIMITS, "locked memory", soft, format!("{text}, in bytes; none is needed"))
 }
 
-fn processes() -> Item {
+fn processes() -> InfoItem {
     let (soft, text) = limit(Resource::RLIMIT_NPROC);
-    Item::new(LIMITS, "processes", soft, text).problem_if(
+    InfoItem::new(LIMITS, "processes", soft, text).problem_if(
         soft < 256,
         "each worker has several threads, and each counts as a process",
         "ulimit -u 4096 before starting the job",
@@ -197,20 +197,20 @@ fn processes() -> Item {
 }
 
 /// The cores' worth of time that a container's quota allows.
-fn cgroup_cpu() -> Option<Item> {
+fn cgroup_cpu() -> Option<InfoItem> {
     let quota = Machine::here().quota()?;
     let text = format!("{quota:.2} cores' worth of time (of a cgroup)");
-    Some(Item::new(LIMITS, "CPU quota", quota, text).problem_if(
+    Some(InfoItem::new(LIMITS, "CPU quota", quota, text).problem_if(
         quota < 1.0,
         "workers are throttled whenever the quota is used up",
         "give the container or slice at least one core for each worker",
     ))
 }
 
-fn cgroup_memory() -> Option<Item> {
+fn cgroup_memory() -> Option<InfoItem> {
     let (name, limit) = cgroup::memory_limit()?;
     let text = format!("{} (cgroup {name}); beyond it a worker is killed", bytes(limit));
-    Some(Item::new(LIMITS, "memory limit", limit, text).problem_if(
+    Some(InfoItem::new(LIMITS, "memory limit", limit, text).problem_if(
         limit < 512 << 20,
         "that is not much for workers with arrays in memory",
         "give the container or slice more memory",

@@ -6,26 +6,26 @@ use nix::sys::utsname::uname;
 use serde_json::json;
 use tidemill_machine::Machine;
 
-use super::Item;
+use super::InfoItem;
 
 const SECTION: &str = "machine";
 
 /// What is true of the machine, right or wrong.
-pub fn items() -> Vec<Item> {
+pub fn items() -> Vec<InfoItem> {
     let mut items = Vec::new();
     if let Ok(system) = uname() {
         let text = |value: &std::ffi::OsStr| value.to_string_lossy().into_owned();
-        items.push(Item::new(SECTION, "host", text(system.nodename()), text(system.nodename())));
+        items.push(InfoItem::new(SECTION, "host", text(system.nodename()), text(system.nodename())));
         let kernel = format!("{} {} {}", text(system.sysname()), text(system.release()), text(system.machine()));
-        items.push(Item::new(SECTION, "kernel", kernel.clone(), kernel));
+        items.push(InfoItem::new(SECTION, "kernel", kernel.clone(), kernel));
     }
     if let Some(model) = cpu_model() {
-        items.push(Item::new(SECTION, "processor", model.clone(), model));
+        items.push(InfoItem::new(SECTION, "processor", model.clone(), model));
     }
     let machine = Machine::here();
     let (usable, online, allowed, sockets) =
         (machine.usable(), machine.online(), machine.allowed().to_string(), machine.sockets());
-    items.push(Item::new(
+    items.push(InfoItem::new(
         SECTION,
         "cores",
         json!({ "online": online, "allowed": allowed, "usable": usable, "sockets": sockets }),
@@ -34,9 +34,9 @@ pub fn items() -> Vec<Item> {
             if sockets == 1 { "" } else { "s" }
         ),
     ));
-    items.push(Item::new(SECTION, "SIMD", simd(), simd()));
+    items.push(InfoItem::new(SECTION, "SIMD", simd(), simd()));
     if let Some((total, available)) = memory_kib() {
-        items.push(Item::new(
+        items.push(InfoItem::new(
             SECTION,
             "memory",
             json!({ "total_bytes": total * 1024, "available_bytes": available * 1024 }),

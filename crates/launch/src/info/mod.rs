@@ -1,6 +1,6 @@
 //! `tidemill info`: what this machine offers a job, what is wrong with it, and how to put that right.
 //!
-//! Every line is an [`Item`], gathered without starting a job; the text and the JSON are two renderings of the same
+//! Every line is an [`InfoItem`], gathered without starting a job; the text and the JSON are two renderings of the same
 //! list.
 
 mod limits;
@@ -12,23 +12,23 @@ use std::io::Write as _;
 use serde_json::{Map, Value, json};
 
 /// One fact.
-pub struct Item {
+pub struct InfoItem {
     section: &'static str,
     name: &'static str,
     /// For programs.
     value: Value,
     /// For people.
     text: String,
-    problem: Option<Problem>,
+    problem: Option<InfoProblem>,
 }
 
 /// What is wrong with a fact.
-pub struct Problem {
+pub struct InfoProblem {
     what: String,
     remedy: &'static str,
 }
 
-impl Item {
+impl InfoItem {
     /// A fact, for programs and for people.
     pub fn new(section: &'static str, name: &'static str, value: impl Into<Value>, text: impl Into<String>) -> Self {
         Self { section, name, value: value.into(), text: text.into(), problem: None }
@@ -38,7 +38,7 @@ impl Item {
     #[must_use]
     pub fn problem_if(mut self, wrong: bool, what: impl Into<String>, remedy: &'static str) -> Self {
         if wrong {
-            self.problem = Some(Problem { what: what.into(), remedy });
+            self.problem = Some(InfoProblem { what: what.into(), remedy });
         }
         self
     }
@@ -56,7 +56,7 @@ pub fn print(as_json: bool) -> i32 {
     }
 }
 
-fn to_json(items: &[Item]) -> Value {
+fn to_json(items: &[InfoItem]) -> Value {
     let mut sections = Map::new();
     let mut problems = Vec::new();
     for item in items {
@@ -71,7 +71,7 @@ fn to_json(items: &[Item]) -> Value {
     Value::Object(sections)
 }
 
-fn to_text(items: &[Item]) -> String {
+fn to_text(items: &[InfoItem]) -> String {
     let mut text = format!("Tidemill {}\n", crate::VERSION);
     let mut section = "";
     for item in items {
@@ -100,8 +100,8 @@ mod tests {
     #[test]
     fn both_renderings_name_problem_and_remedy() {
         let items = [
-            Item::new("limits", "open files", 16, "16").problem_if(true, "too few", "ulimit -n 4096"),
-            Item::new("limits", "futex", true, "works").problem_if(false, "never shown", "never shown"),
+            InfoItem::new("limits", "open files", 16, "16").problem_if(true, "too few", "ulimit -n 4096"),
+            InfoItem::new("limits", "futex", true, "works").problem_if(false, "never shown", "never shown"),
         ];
         let text = to_text(&items);
         assert!(text.contains("! open files") && text.contains("remedy: ulimit -n 4096") && !text.contains("never"));

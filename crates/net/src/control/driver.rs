@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-use super::star::{Action, Input, Star};
-use super::wire::{Kind, Link};
-use super::{ControlError, ControlEvent, HEARTBEAT_INTERVAL, QUEUE_BYTES_MAX, Target};
-use crate::fork::Guarded;
+use super::star::{StarAction, StarInput, StarState};
+use super::wire::{ControlKind, ControlLink};
+use super::{ControlError, ControlEvent, HEARTBEAT_INTERVAL, MessageTarget, QUEUE_BYTES_MAX};
+use crate::fork::PrivateFd;
 use crate::threads::spawn_native;
 use crate::{Rank, notice};
 
@@ -23,20 +23,20 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 const WAKE_TOKEN: u64 = u64::MAX;
 
 /// The owner's side of the thread.
-pub(super) struct Driver {
-    mailbox: Arc<Mailbox>,
+pub(super) struct ControlDriver {
+    mailbox: Arc<CommandMailbox>,
     thread: ThreadId,
 }
 
-struct Mailbox {
+struct CommandMailbox {
     state: Mutex<MailboxState>,
     changed: Condvar,
-    wake: Guarded<OwnedFd>,
+    wake: PrivateFd<OwnedFd>,
 }
 
 #[derive(Default)]
 struct MailboxState {
-    commands: VecDeque<Command>,
+    commands: VecDeque<ControlCommand>,
     queued_bytes: usize,
     /// The thread has sent everything that was queued when it saw the leave.
     left: bool,
@@ -44,8 +44,8 @@ struct MailboxState {
     ended: bool,
 }
 
-enum Command {
-    Send { to: Target, bytes: Vec<u8> },
+enum ControlCommand {
+    Send { to: MessageTarget, bytes: Vec<u8> },
     Leave,
     Stop,
 }
@@ -55,25 +55,25 @@ pub(super) fn start(
     me: Rank,
     size: u32,
     failure_timeout: Duration,
-    links: Vec<(Rank, Link)>,
+    links: Vec<(Rank, ControlLink)>,
     on_event: Box<dyn Fn(ControlEvent) + Send + Sync>,
-) -> Result<Driver, ControlError> {
+) -> Result<ControlDriver, ControlError> {
     let silent_ticks_max = failure_timeout.as_millis().div_ceil(HEARTBEAT_INTERVAL.as_millis()) as u32;
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let wake = Guarded::new(eventfd(0, flags).map_err(io::Error::from)?);
-    let epoll = Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?);
+    let wake = PrivateFd::new(eventfd(0, flags).map_err(io::Error::from)?);
+    let epoll = PrivateFd::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?);
     epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE_TOKEN), epoll::EventFlags::IN).map_err(io::Error::from)?;
-    let mut table: Vec<Option<Wired>> = Vec::new();
+    let mut table: Vec<Option<PolledLink>> = Vec::new();
     table.resize_with(size as usize, || None);
     for (rank, link) in links {
         let token = epoll::EventData::new_u64(u64::from(rank.0));
         epoll::add(&epoll, &link, token, epoll::EventFlags::IN).map_err(io::Error::from)?;
-        table[rank.index()] = Some(Wired { link, wants_out: false });
+        table[rank.index()] = Some(PolledLink { link, wants_out: false });
     }
-    let mailbox = Arc::new(Mailbox { state: Mutex::default(), changed: Condvar::new(), wake });
-    let looper = Looper {
+    let mailbox = Arc::new(CommandMailbox { state: Mutex::default(), changed: Condvar::new(), wake });
+    let looper = ControlLoop {
         me,
-        star: Star::new(me, size, silent_ticks_max),
+        star: StarState::new(me, size, silent_ticks_max),
         links: table,
         epoll,
         mailbox: Arc::clone(&mailbox),
@@ -84,11 +84,11 @@ pub(super) fn start(
     };
     let name = format!("tidemill-ctl-{me}");
     let handle = spawn_native(name, move || looper.run())?;
-    Ok(Driver { mailbox, thread: handle.thread().id() })
+    Ok(ControlDriver { mailbox, thread: handle.thread().id() })
 }
 
-impl Driver {
-    pub(super) fn send(&self, to: Target, bytes: &[u8]) -> Result<(), ControlError> {
+impl ControlDriver {
+    pub(super) fn send(&self, to: MessageTarget, bytes: &[u8]) -> Result<(), ControlError> {
         let mut state = self.mailbox.state.lock();
         if state.ended {
             return Err(ControlError::Closed);
@@ -97,21 +97,21 @@ impl Driver {
             return Err(ControlError::QueueFull);
         }
         state.queued_bytes += bytes.len();
-        state.commands.push_back(Command::Send { to, bytes: bytes.to_vec() });
+        state.commands.push_back(ControlCommand::Send { to, bytes: bytes.to_vec() });
         drop(state);
         self.mailbox.ring();
         Ok(())
     }
 
     pub(super) fn leave(&self) {
-        self.command_and_wait(Command::Leave, |state| state.left || state.ended);
+        self.command_and_wait(ControlCommand::Leave, |state| state.left || state.ended);
     }
 
     pub(super) fn shutdown(&self) {
-        self.command_and_wait(Command::Stop, |state| state.ended);
+        self.command_and_wait(ControlCommand::Stop, |state| state.ended);
     }
 
-    fn command_and_wait(&self, command: Command, done: impl Fn(&MailboxState) -> bool) {
+    fn command_and_wait(&self, command: ControlCommand, done: impl Fn(&MailboxState) -> bool) {
         let mut state = self.mailbox.state.lock();
         if done(&state) {
             return;
@@ -131,32 +131,32 @@ impl Driver {
     }
 }
 
-impl Mailbox {
+impl CommandMailbox {
     fn ring(&self) {
         // The only failure is a counter at its maximum, which wakes the thread as well.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-struct Wired {
-    link: Link,
+struct PolledLink {
+    link: ControlLink,
     wants_out: bool,
 }
 
-struct Looper {
+struct ControlLoop {
     me: Rank,
-    star: Star,
-    links: Vec<Option<Wired>>,
-    epoll: Guarded<OwnedFd>,
-    mailbox: Arc<Mailbox>,
+    star: StarState,
+    links: Vec<Option<PolledLink>>,
+    epoll: PrivateFd<OwnedFd>,
+    mailbox: Arc<CommandMailbox>,
     on_event: Box<dyn Fn(ControlEvent) + Send + Sync>,
-    actions: Vec<Action>,
+    actions: Vec<StarAction>,
     closed: Vec<(Rank, String)>,
     dropped: u64,
 }
 
 /// Marks the end of the thread also when `on_event` panics, so that nobody waits for it.
-struct EndMark(Arc<Mailbox>);
+struct EndMark(Arc<CommandMailbox>);
 
 impl Drop for EndMark {
     fn drop(&mut self) {
@@ -167,7 +167,7 @@ impl Drop for EndMark {
     }
 }
 
-impl Looper {
+impl ControlLoop {
     fn run(mut self) {
         // Declared after `self` is moved in, dropped last: the sockets are closed when the end is marked.
         let mailbox = Arc::clone(&self.mailbox);
@@ -183,14 +183,14 @@ impl Looper {
         for index in 0..self.links.len() {
             self.receive(Rank(index as u32));
         }
-        self.step(Input::Tick);
+        self.step(StarInput::Tick);
         let mut leaving = false;
         loop {
             let now = Instant::now();
             if now >= next_tick {
                 // Late ticks are not made up for: see the module's note on silence.
                 next_tick = now + HEARTBEAT_INTERVAL;
-                self.step(Input::Tick);
+                self.step(StarInput::Tick);
             }
             let mut commands = {
                 let mut state = self.mailbox.state.lock();
@@ -199,12 +199,12 @@ impl Looper {
             };
             for command in commands.drain(..) {
                 match command {
-                    Command::Send { to, bytes } => self.step(Input::Send { to, bytes }),
-                    Command::Leave => {
+                    ControlCommand::Send { to, bytes } => self.step(StarInput::Send { to, bytes }),
+                    ControlCommand::Leave => {
                         leaving = true;
-                        self.step(Input::Leave);
+                        self.step(StarInput::Leave);
                     }
-                    Command::Stop => {
+                    ControlCommand::Stop => {
                         // A leave may be waiting to be sent.
                         self.flush();
                         return;
@@ -241,23 +241,23 @@ impl Looper {
     fn receive(&mut self, from: Rank) {
         while let Some(wired) = &mut self.links[from.index()] {
             match wired.link.receive() {
-                Ok(Some(message)) => self.step(Input::Received { from, message }),
+                Ok(Some(message)) => self.step(StarInput::Received { from, message }),
                 Ok(None) => return,
-                Err(reason) => return self.step(Input::Closed { from, reason }),
+                Err(reason) => return self.step(StarInput::Closed { from, reason }),
             }
         }
     }
 
-    fn step(&mut self, input: Input) {
+    fn step(&mut self, input: StarInput) {
         let mut actions = std::mem::take(&mut self.actions);
         self.star.handle(input, &mut actions);
         let (mut events, mut tells) = (Vec::new(), false);
         for action in actions.drain(..) {
             match action {
-                Action::Emit(event) => events.push(event),
+                StarAction::Emit(event) => events.push(event),
                 // Dropping the socket also takes it out of the epoll set.
-                Action::Close { link } => self.links[link.index()] = None,
-                Action::Send { link, message } => {
+                StarAction::Close { link } => self.links[link.index()] = None,
+                StarAction::Send { link, message } => {
                     tells = true;
                     self.queue(link, &message);
                 }
@@ -271,15 +271,15 @@ impl Looper {
         events.into_iter().for_each(|event| (self.on_event)(event));
     }
 
-    fn queue(&mut self, to: Rank, message: &super::wire::Message) {
+    fn queue(&mut self, to: Rank, message: &super::wire::ControlMessage) {
         let Some(wired) = &mut self.links[to.index()] else { return };
         let backlog = wired.link.backlog();
         // A heartbeat behind a backlog says nothing: what is ahead of it is a sign of life too.
-        if message.kind == Kind::Ping && backlog > 0 {
+        if message.kind == ControlKind::Ping && backlog > 0 {
             return;
         }
         // News of other workers is never dropped: there are few of them.
-        if message.kind == Kind::ToOne && backlog + message.payload.len() > QUEUE_BYTES_MAX {
+        if message.kind == ControlKind::ToOne && backlog + message.payload.len() > QUEUE_BYTES_MAX {
             self.dropped += 1;
             if self.dropped.is_power_of_two() {
                 let dropped = self.dropped;
@@ -313,7 +313,7 @@ impl Looper {
             }
         }
         for (from, reason) in std::mem::take(&mut self.closed) {
-            self.step(Input::Closed { from, reason });
+            self.step(StarInput::Closed { from, reason });
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::ControlError;
-use super::wire::{Kind, Link, Message};
+use super::wire::{ControlKind, ControlLink, ControlMessage};
 use crate::Rank;
 use crate::threads::poll_until;
 
@@ -13,14 +13,18 @@ use crate::threads::poll_until;
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Rank 0's part.
-pub(super) fn gather_at_hub(links: &mut [Link], mine: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, ControlError> {
+pub(super) fn gather_at_hub(
+    links: &mut [ControlLink],
+    mine: &[u8],
+    timeout: Duration,
+) -> Result<Vec<Vec<u8>>, ControlError> {
     let deadline = Instant::now() + timeout;
     let mut parts: Vec<Option<Vec<u8>>> = vec![None; links.len()];
     let outcome = collect(links, &mut parts, deadline, timeout);
     if let Err(error) = outcome {
         let (kind, rank, text) = match &error {
-            ControlError::Lost { rank, reason } => (Kind::Lost, *rank, reason.clone()),
-            other => (Kind::Failed, Rank(0), other.to_string()),
+            ControlError::Lost { rank, reason } => (ControlKind::Lost, *rank, reason.clone()),
+            other => (ControlKind::Failed, Rank(0), other.to_string()),
         };
         tell(links, kind, rank, text.as_bytes());
         return Err(error);
@@ -33,7 +37,7 @@ pub(super) fn gather_at_hub(links: &mut [Link], mine: &[u8], timeout: Duration) 
         bytes.extend_from_slice(part);
     }
     for link in links.iter_mut() {
-        link.queue(Kind::Gathered, Rank(0), &bytes);
+        link.queue(ControlKind::Gathered, Rank(0), &bytes);
     }
     // A worker that ends now is found by the next exchange or by the control thread.
     flush_all(links, deadline);
@@ -41,7 +45,7 @@ pub(super) fn gather_at_hub(links: &mut [Link], mine: &[u8], timeout: Duration) 
 }
 
 fn collect(
-    links: &mut [Link],
+    links: &mut [ControlLink],
     parts: &mut [Option<Vec<u8>>],
     deadline: Instant,
     timeout: Duration,
@@ -54,7 +58,7 @@ fn collect(
             let rank = Rank(index as u32 + 1);
             match link.receive() {
                 Ok(None) => {}
-                Ok(Some(Message { kind: Kind::Gather, payload, .. })) => parts[index] = Some(payload),
+                Ok(Some(ControlMessage { kind: ControlKind::Gather, payload, .. })) => parts[index] = Some(payload),
                 Ok(Some(other)) => {
                     let reason = format!("it sent {:?} where its part of an exchange was expected", other.kind);
                     return Err(ControlError::Lost { rank, reason });
@@ -76,15 +80,15 @@ fn collect(
 
 /// Everybody else's part.
 pub(super) fn gather_at_leaf(
-    link: &mut Link,
+    link: &mut ControlLink,
     me: Rank,
     size: u32,
     mine: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, ControlError> {
-    link.queue(Kind::Gather, me, mine);
+    link.queue(ControlKind::Gather, me, mine);
     let message = await_hub(link, Instant::now() + timeout + VERDICT_PATIENCE, timeout)?;
-    if message.kind != Kind::Gathered {
+    if message.kind != ControlKind::Gathered {
         let reason = format!("it sent {:?} where the result of an exchange was expected", message.kind);
         return Err(ControlError::Lost { rank: Rank(0), reason });
     }
@@ -93,17 +97,21 @@ pub(super) fn gather_at_leaf(
 }
 
 /// Sends what is queued and waits for the next word of rank 0, turning its bad news into errors.
-pub(crate) fn await_hub(link: &mut Link, deadline: Instant, timeout: Duration) -> Result<Message, ControlError> {
+pub(crate) fn await_hub(
+    link: &mut ControlLink,
+    deadline: Instant,
+    timeout: Duration,
+) -> Result<ControlMessage, ControlError> {
     let lost = |reason| ControlError::Lost { rank: Rank(0), reason };
     loop {
         // A failed write is no news yet: what rank 0 said before it closed the link is still to be read.
         let sent = link.flush().unwrap_or(true);
         match link.receive().map_err(lost)? {
             None => {}
-            Some(message) if message.kind == Kind::Failed => {
+            Some(message) if message.kind == ControlKind::Failed => {
                 return Err(ControlError::Failed { reason: message.text() });
             }
-            Some(message) if message.kind == Kind::Lost => {
+            Some(message) if message.kind == ControlKind::Lost => {
                 return Err(ControlError::Lost { rank: message.rank, reason: message.text() });
             }
             Some(message) => return Ok(message),
@@ -116,7 +124,7 @@ pub(crate) fn await_hub(link: &mut Link, deadline: Instant, timeout: Duration) -
 }
 
 /// Tells everybody bad news as well as it can within a second.
-pub(crate) fn tell(links: &mut [Link], kind: Kind, rank: Rank, payload: &[u8]) {
+pub(crate) fn tell(links: &mut [ControlLink], kind: ControlKind, rank: Rank, payload: &[u8]) {
     for link in links.iter_mut() {
         link.queue(kind, rank, payload);
     }
@@ -124,9 +132,9 @@ pub(crate) fn tell(links: &mut [Link], kind: Kind, rank: Rank, payload: &[u8]) {
 }
 
 /// Sends all that is queued; links that break or stay full until `deadline` are left as they are.
-pub(crate) fn flush_all(links: &mut [Link], deadline: Instant) {
+pub(crate) fn flush_all(links: &mut [ControlLink], deadline: Instant) {
     loop {
-        let mut full: Vec<&Link> = Vec::new();
+        let mut full: Vec<&ControlLink> = Vec::new();
         for link in links.iter_mut() {
             if matches!(link.flush(), Ok(false)) {
                 full.push(link);

@@ -7,31 +7,31 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{ControlError, ControlEvent, QUEUE_BYTES_MAX, Target};
+use super::{ControlError, ControlEvent, MessageTarget, QUEUE_BYTES_MAX};
 use crate::Rank;
 use crate::threads::spawn_native;
 
-struct Group {
-    inboxes: Vec<Inbox>,
-    exchange: Mutex<Exchange>,
+struct InProcessGroup {
+    inboxes: Vec<EventInbox>,
+    exchange: Mutex<ExchangeRound>,
     changed: Condvar,
 }
 
-struct Inbox {
+struct EventInbox {
     sender: Sender<Option<ControlEvent>>,
     queued_bytes: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Exchange {
+struct ExchangeRound {
     round: u64,
     parts: Vec<Option<Vec<u8>>>,
     result: Arc<Vec<Vec<u8>>>,
-    gone: Vec<Gone>,
+    gone: Vec<MemberState>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Gone {
+enum MemberState {
     Present,
     Left,
     Lost,
@@ -40,30 +40,37 @@ enum Gone {
 const ENDED: &str = "its thread ended without leaving the job";
 
 /// One worker's membership, during start-up. Dropped before `start`, the worker is lost to the others.
-pub(crate) struct Member {
-    group: Arc<Group>,
+pub(crate) struct InProcessMember {
+    group: Arc<InProcessGroup>,
     rank: Rank,
     receiver: Option<Receiver<Option<ControlEvent>>>,
 }
 
-pub(super) fn group(size: u32) -> Vec<Member> {
+pub(super) fn group(size: u32) -> Vec<InProcessMember> {
     assert!(size > 0, "a job has at least one worker");
     let (inboxes, receivers): (Vec<_>, Vec<_>) = (0..size)
         .map(|_| {
             let (sender, receiver) = mpsc::channel();
-            (Inbox { sender, queued_bytes: AtomicUsize::new(0) }, receiver)
+            (EventInbox { sender, queued_bytes: AtomicUsize::new(0) }, receiver)
         })
         .unzip();
-    let exchange =
-        Exchange { parts: vec![None; size as usize], gone: vec![Gone::Present; size as usize], ..Exchange::default() };
-    let group = Arc::new(Group { inboxes, exchange: Mutex::new(exchange), changed: Condvar::new() });
+    let exchange = ExchangeRound {
+        parts: vec![None; size as usize],
+        gone: vec![MemberState::Present; size as usize],
+        ..ExchangeRound::default()
+    };
+    let group = Arc::new(InProcessGroup { inboxes, exchange: Mutex::new(exchange), changed: Condvar::new() });
     (0..size)
         .zip(receivers)
-        .map(|(rank, receiver)| Member { group: Arc::clone(&group), rank: Rank(rank), receiver: Some(receiver) })
+        .map(|(rank, receiver)| InProcessMember {
+            group: Arc::clone(&group),
+            rank: Rank(rank),
+            receiver: Some(receiver),
+        })
         .collect()
 }
 
-impl Member {
+impl InProcessMember {
     pub(super) fn allgather(&mut self, mine: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, ControlError> {
         let deadline = Instant::now() + timeout;
         let mut exchange = self.group.exchange.lock();
@@ -76,7 +83,9 @@ impl Member {
         }
         while exchange.round == round {
             let absent = |r: &usize| exchange.parts[*r].is_none();
-            if let Some(rank) = (0..exchange.parts.len()).filter(absent).find(|&r| exchange.gone[r] != Gone::Present) {
+            if let Some(rank) =
+                (0..exchange.parts.len()).filter(absent).find(|&r| exchange.gone[r] != MemberState::Present)
+            {
                 return Err(ControlError::Lost { rank: Rank(rank as u32), reason: ENDED.into() });
             }
             if self.group.changed.wait_until(&mut exchange, deadline).timed_out() && exchange.round == round {
@@ -90,7 +99,10 @@ impl Member {
         Ok(result.to_vec())
     }
 
-    pub(super) fn start(mut self, on_event: Box<dyn Fn(ControlEvent) + Send + Sync>) -> Result<Running, ControlError> {
+    pub(super) fn start(
+        mut self,
+        on_event: Box<dyn Fn(ControlEvent) + Send + Sync>,
+    ) -> Result<MemberThread, ControlError> {
         let receiver = self.receiver.take().expect("a member starts once");
         let (group, rank) = (Arc::clone(&self.group), self.rank);
         let inbox_of = Arc::clone(&group);
@@ -103,30 +115,30 @@ impl Member {
                 on_event(event);
             }
         })?;
-        Ok(Running { group, rank })
+        Ok(MemberThread { group, rank })
     }
 }
 
-impl Drop for Member {
+impl Drop for InProcessMember {
     fn drop(&mut self) {
         // Still here: never started.
         if self.receiver.is_some() {
-            self.group.depart(self.rank, Gone::Lost);
+            self.group.depart(self.rank, MemberState::Lost);
         }
     }
 }
 
 /// One worker's membership, with its thread.
-pub(super) struct Running {
-    group: Arc<Group>,
+pub(super) struct MemberThread {
+    group: Arc<InProcessGroup>,
     rank: Rank,
 }
 
-impl Running {
-    pub(super) fn send(&self, to: Target, bytes: &[u8]) -> Result<(), ControlError> {
+impl MemberThread {
+    pub(super) fn send(&self, to: MessageTarget, bytes: &[u8]) -> Result<(), ControlError> {
         match to {
-            Target::One(rank) => self.group.post(self.rank, rank, bytes),
-            Target::All => {
+            MessageTarget::One(rank) => self.group.post(self.rank, rank, bytes),
+            MessageTarget::All => {
                 // Nobody departs meanwhile: who does because of this message must not be heard of before it.
                 let _exchange = self.group.exchange.lock();
                 let others = (0..self.group.inboxes.len() as u32).map(Rank).filter(|&rank| rank != self.rank);
@@ -136,16 +148,16 @@ impl Running {
     }
 
     pub(super) fn leave(&self) {
-        self.group.depart(self.rank, Gone::Left);
+        self.group.depart(self.rank, MemberState::Left);
     }
 
     pub(super) fn shutdown(&self) {
-        self.group.depart(self.rank, Gone::Lost);
+        self.group.depart(self.rank, MemberState::Lost);
         let _ = self.group.inboxes[self.rank.index()].sender.send(None);
     }
 }
 
-impl Group {
+impl InProcessGroup {
     fn post(&self, from: Rank, to: Rank, bytes: &[u8]) -> Result<(), ControlError> {
         let inbox = &self.inboxes[to.index()];
         if inbox.queued_bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len() > QUEUE_BYTES_MAX {
@@ -158,16 +170,16 @@ impl Group {
     }
 
     /// The first departure counts: who has left is not lost later.
-    fn depart(&self, rank: Rank, how: Gone) {
+    fn depart(&self, rank: Rank, how: MemberState) {
         let mut exchange = self.exchange.lock();
-        if exchange.gone[rank.index()] != Gone::Present {
+        if exchange.gone[rank.index()] != MemberState::Present {
             return;
         }
         exchange.gone[rank.index()] = how;
         for (index, inbox) in self.inboxes.iter().enumerate() {
             if index != rank.index() {
                 let event = match how {
-                    Gone::Left => ControlEvent::Left { rank },
+                    MemberState::Left => ControlEvent::Left { rank },
                     _ => ControlEvent::Lost { rank, reason: ENDED.into() },
                 };
                 let _ = inbox.sender.send(Some(event));
@@ -187,7 +199,7 @@ mod tests {
     fn news_come_before_those_who_leave_for_them() {
         for _ in 0..2000 {
             let [hears, watches, tells] = group(3).try_into().ok().expect("three members");
-            let leaver = Arc::new(Mutex::new(None::<Running>));
+            let leaver = Arc::new(Mutex::new(None::<MemberThread>));
             let leaves = Arc::clone(&leaver);
             let mut held = leaver.lock();
             *held = Some(
@@ -203,11 +215,11 @@ mod tests {
             let (sender, heard) = mpsc::channel();
             let watching = watches.start(Box::new(move |event| drop(sender.send(event)))).unwrap();
             let telling = tells.start(Box::new(|_| ())).unwrap();
-            telling.send(Target::All, b"the cable was pulled").unwrap();
+            telling.send(MessageTarget::All, b"the cable was pulled").unwrap();
             let first = heard.recv_timeout(Duration::from_secs(60)).unwrap();
             assert!(matches!(first, ControlEvent::Message { from: Rank(2), .. }), "{first:?}");
             let running = leaver.lock().take();
-            running.iter().chain([&watching, &telling]).for_each(Running::shutdown);
+            running.iter().chain([&watching, &telling]).for_each(MemberThread::shutdown);
         }
     }
 }

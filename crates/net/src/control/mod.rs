@@ -1,8 +1,8 @@
 //! The control plane: who is in the job, exchanges at start-up, small messages, and news of workers that end.
 //!
-//! A star around rank 0. At start-up [`Control`] is driven by its caller ([`Control::allgather`]); [`Control::start`]
-//! hands it to a native thread of its own that sleeps unless something happens, never touches Python, and exchanges
-//! heartbeats, so that a worker is not taken for dead because its main thread is busy.
+//! A star around rank 0. At start-up [`ControlPlane`] is driven by its caller ([`ControlPlane::allgather`]);
+//! [`ControlPlane::start`] hands it to a native thread of its own that sleeps unless something happens, never touches
+//! Python, and exchanges heartbeats, so that a worker is not taken for dead because its main thread is busy.
 //!
 //! A worker that ends without [`ControlHandle::leave`] is `Lost`, seen by rank 0 as the end of its connection and told
 //! to all within milliseconds; a host that falls silent is lost after the failure timeout. When rank 0 itself is lost
@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Rank;
-use crate::fork::Origin;
-use crate::rendezvous::{JobKey, Secret};
-use wire::Link;
+use crate::fork::ForkOrigin;
+use crate::secret::{JobKey, JobSecret};
+use wire::ControlLink;
 pub use wire::MESSAGE_BYTES_MAX;
 
 /// Silence after which a worker is lost, unless told otherwise (`TIDEMILL_FAILURE_TIMEOUT`, in seconds).
@@ -59,7 +59,7 @@ pub enum ControlEvent {
 
 /// Whom a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum MessageTarget {
     /// One worker, which may be the sender.
     One(Rank),
     /// Every worker but the sender.
@@ -138,38 +138,47 @@ pub(crate) fn ranks(list: &[Rank]) -> String {
 }
 
 /// This worker's place in the job, during start-up.
-pub struct Control {
+pub struct ControlPlane {
     rank: Rank,
     size: u32,
     failure_timeout: Duration,
     key: JobKey,
     location: Option<String>,
     granted: Option<u32>,
-    origin: Origin,
-    inner: Inner,
+    origin: ForkOrigin,
+    inner: ControlLinks,
 }
 
-pub(crate) enum Inner {
+pub(crate) enum ControlLinks {
     Solo,
     /// Rank 0: a link to every other worker, at index rank - 1.
-    Hub(Vec<Link>),
+    Hub(Vec<ControlLink>),
     /// Everybody else: a link to rank 0.
-    Leaf(Link),
-    InProcess(in_process::Member),
+    Leaf(ControlLink),
+    InProcess(in_process::InProcessMember),
 }
 
-impl Control {
-    pub(crate) fn new(rank: Rank, size: u32, failure_timeout: Duration, key: JobKey, inner: Inner) -> Self {
-        Control { rank, size, failure_timeout, key, location: None, granted: None, origin: Origin::here(), inner }
+impl ControlPlane {
+    pub(crate) fn new(rank: Rank, size: u32, failure_timeout: Duration, key: JobKey, inner: ControlLinks) -> Self {
+        ControlPlane {
+            rank,
+            size,
+            failure_timeout,
+            key,
+            location: None,
+            granted: None,
+            origin: ForkOrigin::here(),
+            inner,
+        }
     }
 
     pub(crate) fn placed(self, location: Option<String>, granted: Option<u32>) -> Self {
-        Control { location, granted, ..self }
+        ControlPlane { location, granted, ..self }
     }
 
     /// A job of one worker.
     pub fn solo() -> Self {
-        Control::new(Rank(0), 1, FAILURE_TIMEOUT, JobKey::new(&Secret::random(), ""), Inner::Solo)
+        ControlPlane::new(Rank(0), 1, FAILURE_TIMEOUT, JobKey::new(&JobSecret::random(), ""), ControlLinks::Solo)
     }
 
     /// A job whose `size` workers are threads of this process; one for each.
@@ -177,10 +186,11 @@ impl Control {
     /// # Panics
     /// When `size` is 0.
     pub fn in_process(size: u32) -> Vec<Self> {
-        let key = JobKey::new(&Secret::random(), "");
+        let key = JobKey::new(&JobSecret::random(), "");
         let members = (0..size).zip(in_process::group(size));
-        let control =
-            |(rank, member)| Control::new(Rank(rank), size, FAILURE_TIMEOUT, key.clone(), Inner::InProcess(member));
+        let control = |(rank, member)| {
+            ControlPlane::new(Rank(rank), size, FAILURE_TIMEOUT, key.clone(), ControlLinks::InProcess(member))
+        };
         members.map(control).collect()
     }
 
@@ -211,16 +221,16 @@ impl Control {
 
     /// Whether all workers are threads of this process.
     pub fn is_in_process(&self) -> bool {
-        matches!(self.inner, Inner::InProcess(_) | Inner::Solo)
+        matches!(self.inner, ControlLinks::InProcess(_) | ControlLinks::Solo)
     }
 
     /// Addresses of this host that other workers have reached or been reached from; no duplicates, none for a job
     /// within one process. Good ones to publish first.
     pub fn local_addresses(&self) -> Vec<IpAddr> {
         let links = match &self.inner {
-            Inner::Hub(links) => links.as_slice(),
-            Inner::Leaf(link) => std::slice::from_ref(link),
-            Inner::Solo | Inner::InProcess(_) => &[],
+            ControlLinks::Hub(links) => links.as_slice(),
+            ControlLinks::Leaf(link) => std::slice::from_ref(link),
+            ControlLinks::Solo | ControlLinks::InProcess(_) => &[],
         };
         let mut addresses: Vec<IpAddr> =
             links.iter().filter_map(|l| l.stream().local_addr().ok()).map(|a| a.ip().to_canonical()).collect();
@@ -242,10 +252,10 @@ impl Control {
             return Err(ControlError::TooLong { len_bytes: mine.len() });
         }
         match &mut self.inner {
-            Inner::Solo => Ok(vec![mine.to_vec()]),
-            Inner::Hub(links) => exchange::gather_at_hub(links, mine, crate::OPEN_TIMEOUT),
-            Inner::Leaf(link) => exchange::gather_at_leaf(link, self.rank, self.size, mine, crate::OPEN_TIMEOUT),
-            Inner::InProcess(member) => member.allgather(mine, crate::OPEN_TIMEOUT),
+            ControlLinks::Solo => Ok(vec![mine.to_vec()]),
+            ControlLinks::Hub(links) => exchange::gather_at_hub(links, mine, crate::OPEN_TIMEOUT),
+            ControlLinks::Leaf(link) => exchange::gather_at_leaf(link, self.rank, self.size, mine, crate::OPEN_TIMEOUT),
+            ControlLinks::InProcess(member) => member.allgather(mine, crate::OPEN_TIMEOUT),
         }
     }
 
@@ -259,18 +269,20 @@ impl Control {
             return Err(ControlError::Forked);
         }
         let core = match self.inner {
-            Inner::Solo => Core::InProcess(in_process::group(1).remove(0).start(on_event)?),
-            Inner::InProcess(member) => Core::InProcess(member.start(on_event)?),
-            Inner::Hub(links) => {
+            ControlLinks::Solo => ControlBackend::InProcess(in_process::group(1).remove(0).start(on_event)?),
+            ControlLinks::InProcess(member) => ControlBackend::InProcess(member.start(on_event)?),
+            ControlLinks::Hub(links) => {
                 let links = links.into_iter().zip(1..).map(|(link, rank)| (Rank(rank), link)).collect();
-                Core::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
+                ControlBackend::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
             }
-            Inner::Leaf(link) => {
+            ControlLinks::Leaf(link) => {
                 let links = vec![(Rank(0), link)];
-                Core::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
+                ControlBackend::Star(driver::start(self.rank, self.size, self.failure_timeout, links, on_event)?)
             }
         };
-        Ok(ControlHandle { shared: Arc::new(Shared { rank: self.rank, size: self.size, origin: self.origin, core }) })
+        Ok(ControlHandle {
+            shared: Arc::new(SharedHandle { rank: self.rank, size: self.size, origin: self.origin, core }),
+        })
     }
 }
 
@@ -278,19 +290,19 @@ impl Control {
 /// this worker is lost to the others, as if it had crashed.
 #[derive(Clone)]
 pub struct ControlHandle {
-    shared: Arc<Shared>,
+    shared: Arc<SharedHandle>,
 }
 
-struct Shared {
+struct SharedHandle {
     rank: Rank,
     size: u32,
-    origin: Origin,
-    core: Core,
+    origin: ForkOrigin,
+    core: ControlBackend,
 }
 
-enum Core {
-    InProcess(in_process::Running),
-    Star(driver::Driver),
+enum ControlBackend {
+    InProcess(in_process::MemberThread),
+    Star(driver::ControlDriver),
 }
 
 impl ControlHandle {
@@ -309,19 +321,19 @@ impl ControlHandle {
     ///
     /// # Errors
     /// `QueueFull`, and the message is dropped; `TooLong`; `NoSuchRank`; `Closed`; `Forked`.
-    pub fn send(&self, to: Target, bytes: &[u8]) -> Result<(), ControlError> {
+    pub fn send(&self, to: MessageTarget, bytes: &[u8]) -> Result<(), ControlError> {
         self.check()?;
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(ControlError::TooLong { len_bytes: bytes.len() });
         }
-        if let Target::One(rank) = to
+        if let MessageTarget::One(rank) = to
             && rank.0 >= self.shared.size
         {
             return Err(ControlError::NoSuchRank { rank });
         }
         match &self.shared.core {
-            Core::InProcess(running) => running.send(to, bytes),
-            Core::Star(driver) => driver.send(to, bytes),
+            ControlBackend::InProcess(running) => running.send(to, bytes),
+            ControlBackend::Star(driver) => driver.send(to, bytes),
         }
     }
 
@@ -333,8 +345,8 @@ impl ControlHandle {
     pub fn leave(&self) -> Result<(), ControlError> {
         self.check()?;
         match &self.shared.core {
-            Core::InProcess(running) => running.leave(),
-            Core::Star(driver) => driver.leave(),
+            ControlBackend::InProcess(running) => running.leave(),
+            ControlBackend::Star(driver) => driver.leave(),
         }
         Ok(())
     }
@@ -350,20 +362,20 @@ impl ControlHandle {
     }
 }
 
-impl Shared {
+impl SharedHandle {
     fn shutdown(&self) {
         // A forked child has the handle but neither the thread nor the sockets, and the thread's locks may be held
         // forever in its copy.
         if self.origin.is_here() {
             match &self.core {
-                Core::InProcess(running) => running.shutdown(),
-                Core::Star(driver) => driver.shutdown(),
+                ControlBackend::InProcess(running) => running.shutdown(),
+                ControlBackend::Star(driver) => driver.shutdown(),
             }
         }
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedHandle {
     fn drop(&mut self) {
         self.shutdown();
     }

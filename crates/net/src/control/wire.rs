@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::Rank;
-use crate::fork::Guarded;
+use crate::fork::PrivateFd;
 
 const HEADER_BYTES: usize = 12;
 
@@ -23,7 +23,7 @@ const READ_BYTES: usize = 64 << 10;
 /// What a control message is.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ControlKind {
     /// Rank 0: everybody is here.
     Welcome = 1,
     /// Rank 0: the job does not start, or an exchange failed. Payload: the reason, for people.
@@ -46,19 +46,19 @@ pub(crate) enum Kind {
     Lost = 10,
 }
 
-impl Kind {
+impl ControlKind {
     fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
-            1 => Kind::Welcome,
-            2 => Kind::Failed,
-            3 => Kind::Gather,
-            4 => Kind::Gathered,
-            5 => Kind::Ping,
-            6 => Kind::ToOne,
-            7 => Kind::ToAll,
-            8 => Kind::Leave,
-            9 => Kind::Left,
-            10 => Kind::Lost,
+            1 => ControlKind::Welcome,
+            2 => ControlKind::Failed,
+            3 => ControlKind::Gather,
+            4 => ControlKind::Gathered,
+            5 => ControlKind::Ping,
+            6 => ControlKind::ToOne,
+            7 => ControlKind::ToAll,
+            8 => ControlKind::Leave,
+            9 => ControlKind::Left,
+            10 => ControlKind::Lost,
             _ => return None,
         })
     }
@@ -66,15 +66,15 @@ impl Kind {
 
 /// A decoded control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub(crate) kind: Kind,
+pub(crate) struct ControlMessage {
+    pub(crate) kind: ControlKind,
     pub(crate) rank: Rank,
     pub(crate) payload: Vec<u8>,
 }
 
-impl Message {
-    pub(crate) fn new(kind: Kind, rank: Rank, payload: Vec<u8>) -> Self {
-        Message { kind, rank, payload }
+impl ControlMessage {
+    pub(crate) fn new(kind: ControlKind, rank: Rank, payload: Vec<u8>) -> Self {
+        ControlMessage { kind, rank, payload }
     }
 
     pub(crate) fn text(&self) -> String {
@@ -83,7 +83,7 @@ impl Message {
 }
 
 /// Appends one message to `out`.
-pub(crate) fn encode(out: &mut Vec<u8>, kind: Kind, rank: Rank, payload: &[u8]) {
+pub(crate) fn encode(out: &mut Vec<u8>, kind: ControlKind, rank: Rank, payload: &[u8]) {
     debug_assert!(payload.len() <= MESSAGE_BYTES_MAX);
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     out.extend_from_slice(&[kind as u8, 0, 0, 0]);
@@ -93,12 +93,12 @@ pub(crate) fn encode(out: &mut Vec<u8>, kind: Kind, rank: Rank, payload: &[u8]) 
 
 /// Cuts a stream of bytes into messages.
 #[derive(Default)]
-pub(crate) struct Decoder {
+pub(crate) struct MessageDecoder {
     bytes: Vec<u8>,
     taken: usize,
 }
 
-impl Decoder {
+impl MessageDecoder {
     pub(crate) fn feed(&mut self, bytes: &[u8]) {
         if self.taken > 0 && self.taken == self.bytes.len() {
             self.bytes.clear();
@@ -114,35 +114,35 @@ impl Decoder {
     ///
     /// # Errors
     /// What is wrong with the bytes; the link is unusable then.
-    pub(crate) fn next(&mut self) -> Result<Option<Message>, String> {
+    pub(crate) fn next(&mut self) -> Result<Option<ControlMessage>, String> {
         let rest = &self.bytes[self.taken..];
         let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let len = number(0) as usize;
-        let Some(kind) = Kind::from_byte(header[4]) else {
+        let Some(kind) = ControlKind::from_byte(header[4]) else {
             return Err(format!("unknown control message kind {}", header[4]));
         };
         if len > MESSAGE_BYTES_MAX || header[5..8] != [0; 3] {
             return Err(format!("malformed control message of {len} bytes"));
         }
         let Some(payload) = rest.get(HEADER_BYTES..HEADER_BYTES + len) else { return Ok(None) };
-        let message = Message::new(kind, Rank(number(8)), payload.to_vec());
+        let message = ControlMessage::new(kind, Rank(number(8)), payload.to_vec());
         self.taken += HEADER_BYTES + len;
         Ok(Some(message))
     }
 }
 
 /// A non-blocking stream of control messages to one other worker.
-pub(crate) struct Link {
-    stream: Guarded<TcpStream>,
-    decoder: Decoder,
+pub(crate) struct ControlLink {
+    stream: PrivateFd<TcpStream>,
+    decoder: MessageDecoder,
     outbox: Vec<u8>,
     sent: usize,
 }
 
-impl Link {
-    pub(crate) fn new(stream: Guarded<TcpStream>) -> Self {
-        Link { stream, decoder: Decoder::default(), outbox: Vec::new(), sent: 0 }
+impl ControlLink {
+    pub(crate) fn new(stream: PrivateFd<TcpStream>) -> Self {
+        ControlLink { stream, decoder: MessageDecoder::default(), outbox: Vec::new(), sent: 0 }
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -155,7 +155,7 @@ impl Link {
     }
 
     /// Queues a message; `flush` sends.
-    pub(crate) fn queue(&mut self, kind: Kind, rank: Rank, payload: &[u8]) {
+    pub(crate) fn queue(&mut self, kind: ControlKind, rank: Rank, payload: &[u8]) {
         encode(&mut self.outbox, kind, rank, payload);
     }
 
@@ -179,7 +179,7 @@ impl Link {
     ///
     /// # Errors
     /// How the link ended. What had arrived before the end was returned before.
-    pub(crate) fn receive(&mut self) -> Result<Option<Message>, String> {
+    pub(crate) fn receive(&mut self) -> Result<Option<ControlMessage>, String> {
         loop {
             if let Some(message) = self.decoder.next()? {
                 return Ok(Some(message));
@@ -197,7 +197,7 @@ impl Link {
     }
 }
 
-impl AsFd for Link {
+impl AsFd for ControlLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

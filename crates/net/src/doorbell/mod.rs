@@ -1,8 +1,8 @@
 //! Sleep and wake-up of a worker, across processes and threads.
 //!
 //! The owner arms its [`Doorbell`], looks once more for work, and sleeps: on a futex, or, if it also waits for file
-//! descriptors, in `ppoll` on them and a pipe. Whoever hands it work rings its [`Bell`], which costs a fence and a load
-//! while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
+//! descriptors, in `ppoll` on them and a pipe. Whoever hands it work rings its [`DoorbellHandle`], which costs a fence
+//! and a load while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
 //!
 //! ```text
 //! loop {
@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::segment::{PAGE_BYTES, Segment, SegmentError, Shared, check, open_descriptor};
+use crate::segment::{PAGE_BYTES, Segment, SegmentError, SegmentRef, check, open_descriptor};
 use crate::sync::{Ordering, fence};
 
 /// Why a sleep ended. Spurious wake-ups are possible; look for work after each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Woken {
+pub enum WakeReason {
     /// Somebody rang, or the descriptor is ready.
     Rung,
     /// Nobody rang in time.
@@ -41,14 +41,14 @@ pub enum Woken {
 /// Where a worker sleeps. Several of its threads may sleep at once; a ring wakes them all.
 #[derive(Debug)]
 pub struct Doorbell {
-    word: Shared<AtomicU32>,
+    word: SegmentRef<AtomicU32>,
     pipe_read: OwnedFd,
     pipe_write: Arc<OwnedFd>,
-    sleepers: Mutex<Sleepers>,
+    sleepers: Mutex<SleeperCount>,
 }
 
 #[derive(Debug, Default)]
-struct Sleepers {
+struct SleeperCount {
     count: u32,
     /// A byte may lie in the pipe.
     pipe_used: bool,
@@ -64,45 +64,45 @@ impl Doorbell {
     }
 
     /// A doorbell whose word is in shared memory. `word` starts as zero and belongs to this doorbell.
-    pub(crate) fn on(word: Shared<AtomicU32>) -> Result<Self, SegmentError> {
+    pub(crate) fn on(word: SegmentRef<AtomicU32>) -> Result<Self, SegmentError> {
         let (pipe_read, pipe_write) =
             pipe().map_err(|source| SegmentError::Memory { action: "make a pipe beside", len: 0, source })?;
         Ok(Self { word, pipe_read, pipe_write: Arc::new(pipe_write), sleepers: Mutex::default() })
     }
 
-    /// The descriptor of the pipe's write end, for [`Bell::open`] in another process.
+    /// The descriptor of the pipe's write end, for [`DoorbellHandle::open`] in another process.
     pub(crate) fn pipe_fd(&self) -> RawFd {
         self.pipe_write.as_raw_fd()
     }
 
     /// A bell for others in this process.
-    pub fn bell(&self) -> Bell {
-        Bell { word: self.word.clone(), pipe: self.pipe_write.clone() }
+    pub fn bell(&self) -> DoorbellHandle {
+        DoorbellHandle { word: self.word.clone(), pipe: self.pipe_write.clone() }
     }
 
     /// Announces that the caller is about to sleep, on the futex or, with `fd` given, until `fd` is readable too. The
     /// caller must look for work once more before it sleeps.
-    pub fn arm(&self, fd: Option<RawFd>) -> Armed<'_> {
+    pub fn arm(&self, fd: Option<RawFd>) -> SleepGuard<'_> {
         let mut sleepers = self.sleepers.lock();
         sleepers.count += 1;
         sleepers.pipe_used |= fd.is_some();
         let bits = if fd.is_some() { word::ON_PIPE } else { word::ON_WORD };
-        Armed { doorbell: self, fd, ticket: word::announce(&self.word, bits) }
+        SleepGuard { doorbell: self, fd, ticket: word::announce(&self.word, bits) }
     }
 }
 
 /// An announced sleeper. Dropping it takes the announcement back.
 #[derive(Debug)]
 #[must_use]
-pub struct Armed<'a> {
+pub struct SleepGuard<'a> {
     doorbell: &'a Doorbell,
     fd: Option<RawFd>,
     ticket: u32,
 }
 
-impl Armed<'_> {
+impl SleepGuard<'_> {
     /// Sleeps until somebody rings, the descriptor is ready, a signal handler has run, or `timeout` is over.
-    pub fn sleep(self, timeout: Duration) -> Woken {
+    pub fn sleep(self, timeout: Duration) -> WakeReason {
         // There is always a timeout: without one, SA_RESTART handlers would not interrupt a futex wait.
         let timeout = timeout.min(Duration::from_secs(3600));
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos() as i64 };
@@ -123,19 +123,19 @@ impl Armed<'_> {
             }
         };
         match result {
-            Ok(0) => Woken::TimedOut,
-            Ok(_) => Woken::Rung,
+            Ok(0) => WakeReason::TimedOut,
+            Ok(_) => WakeReason::Rung,
             Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR) => Woken::Interrupted,
-                Some(libc::ETIMEDOUT) => Woken::TimedOut,
-                Some(libc::EAGAIN) => Woken::Rung, // The word had changed before we slept.
-                _ => panic!("cannot sleep: {error}"), // Bad address or descriptor: a bug of ours.
+                Some(libc::EINTR) => WakeReason::Interrupted,
+                Some(libc::ETIMEDOUT) => WakeReason::TimedOut,
+                Some(libc::EAGAIN) => WakeReason::Rung, // The word had changed before we slept.
+                _ => panic!("cannot sleep: {error}"),   // Bad address or descriptor: a bug of ours.
             },
         }
     }
 }
 
-impl Drop for Armed<'_> {
+impl Drop for SleepGuard<'_> {
     fn drop(&mut self) {
         let doorbell = self.doorbell;
         let mut sleepers = doorbell.sleepers.lock();
@@ -156,14 +156,14 @@ impl Drop for Armed<'_> {
 
 /// Wakes the owner of a [`Doorbell`].
 #[derive(Clone, Debug)]
-pub struct Bell {
-    word: Shared<AtomicU32>,
+pub struct DoorbellHandle {
+    word: SegmentRef<AtomicU32>,
     pipe: Arc<OwnedFd>,
 }
 
-impl Bell {
+impl DoorbellHandle {
     /// The bell of a doorbell in another process, given its word and its pipe's descriptor there.
-    pub(crate) fn open(word: Shared<AtomicU32>, pid: u32, pipe_fd: RawFd) -> Result<Self, SegmentError> {
+    pub(crate) fn open(word: SegmentRef<AtomicU32>, pid: u32, pipe_fd: RawFd) -> Result<Self, SegmentError> {
         // Opened for reading too, which we never do: so the pipe always has a reader and no write raises SIGPIPE.
         let pipe = open_descriptor(pid, pipe_fd, libc::O_RDWR | libc::O_NONBLOCK)?;
         Ok(Self { word, pipe: Arc::new(pipe) })
@@ -176,7 +176,7 @@ impl Bell {
         self.ring_fenced();
     }
 
-    /// [`Bell::ring`] for callers that have made the fence themselves, once for many bells.
+    /// [`DoorbellHandle::ring`] for callers that have made the fence themselves, once for many bells.
     #[inline]
     pub(crate) fn ring_fenced(&self) {
         let bits = word::ring_fenced(&self.word);
@@ -222,9 +222,9 @@ mod tests {
         for fd in [None, Some(quiet.as_raw_fd())] {
             let armed = doorbell.arm(fd);
             doorbell.bell().ring();
-            assert_eq!(armed.sleep(Duration::from_secs(30)), Woken::Rung);
+            assert_eq!(armed.sleep(Duration::from_secs(30)), WakeReason::Rung);
             let armed = doorbell.arm(fd);
-            assert_eq!(armed.sleep(Duration::from_millis(1)), Woken::TimedOut, "the earlier ring is used up");
+            assert_eq!(armed.sleep(Duration::from_millis(1)), WakeReason::TimedOut, "the earlier ring is used up");
         }
     }
 
@@ -235,7 +235,7 @@ mod tests {
         let (read, write) = pipe().unwrap();
         // SAFETY: one readable byte.
         unsafe { libc::write(write.as_raw_fd(), [1u8].as_ptr().cast(), 1) };
-        assert_eq!(doorbell.arm(Some(read.as_raw_fd())).sleep(Duration::from_secs(30)), Woken::Rung);
+        assert_eq!(doorbell.arm(Some(read.as_raw_fd())).sleep(Duration::from_secs(30)), WakeReason::Rung);
     }
 
     /// Each of several sleepers, of both kinds, must wake on every ring; a lost one would hang the test.
@@ -298,7 +298,7 @@ mod tests {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                 });
-                assert_eq!(doorbell.arm(fd).sleep(Duration::from_secs(60)), Woken::Interrupted);
+                assert_eq!(doorbell.arm(fd).sleep(Duration::from_secs(60)), WakeReason::Interrupted);
                 done.store(true, Ordering::SeqCst);
             });
         }

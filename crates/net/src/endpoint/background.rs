@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::Shared;
-use crate::Woken;
+use super::EndpointState;
+use crate::WakeReason;
 
 /// Between looks while calls are driving, or requests follow each other closely.
 const TICK: Duration = Duration::from_millis(1);
@@ -19,7 +19,7 @@ const TICK: Duration = Duration::from_millis(1);
 const CLOSELY: u32 = 4;
 
 #[derive(Default)]
-pub(super) struct Background {
+pub(super) struct BackgroundDriver {
     parked: AtomicBool,
     /// How often since the last look.
     wanted: AtomicU32,
@@ -27,8 +27,8 @@ pub(super) struct Background {
     thread: Mutex<Option<(Thread, JoinHandle<()>)>>,
 }
 
-impl Background {
-    pub(super) fn start(shared: &Arc<Shared>) {
+impl BackgroundDriver {
+    pub(super) fn start(shared: &Arc<EndpointState>) {
         let weak = Arc::downgrade(shared);
         let handle = crate::threads::spawn_native("tidemill-progress".into(), move || run(&weak))
             .expect("a worker can start a thread");
@@ -37,7 +37,7 @@ impl Background {
 
     /// Something is pending. Costs one load when the thread is awake anyway.
     #[inline]
-    pub(super) fn want(&self, _shared: &Shared) {
+    pub(super) fn want(&self, _shared: &EndpointState) {
         // Not one atomic addition: of two at once one may be lost, which is as good as none.
         self.wanted.store(self.wanted.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if self.parked.load(Ordering::SeqCst) {
@@ -68,7 +68,7 @@ impl Background {
     }
 }
 
-fn run(weak: &Weak<Shared>) {
+fn run(weak: &Weak<EndpointState>) {
     let mut drives = 0;
     loop {
         let Some(shared) = weak.upgrade() else { return };
@@ -99,7 +99,7 @@ fn run(weak: &Weak<Shared>) {
                 engine.flush();
                 moved
             });
-            if !moved && armed.sleep(TICK * 20) != Woken::Rung {
+            if !moved && armed.sleep(TICK * 20) != WakeReason::Rung {
                 shared.faults.judge_links();
             }
         } else if pending || wanted >= CLOSELY {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::matching::Context;
+use super::matching::MatchContext;
 
 /// Numbers whose bits lie together.
 const PAGE: u32 = 4096;
@@ -11,8 +11,8 @@ const PAGE: u32 = 4096;
 /// Latest looks that are remembered.
 const RECENT: usize = 16;
 
-pub(super) struct Contexts {
-    slots: Vec<Context>,
+pub(super) struct ContextTable {
+    slots: Vec<MatchContext>,
     /// Slots that no number has.
     free: Vec<usize>,
     slot_of: HashMap<u32, usize>,
@@ -32,9 +32,9 @@ const NOTHING: [(u32, usize); RECENT] = {
     nothing
 };
 
-impl Default for Contexts {
+impl Default for ContextTable {
     fn default() -> Self {
-        Contexts {
+        ContextTable {
             slots: Vec::new(),
             free: Vec::new(),
             slot_of: HashMap::new(),
@@ -44,10 +44,10 @@ impl Default for Contexts {
     }
 }
 
-impl Contexts {
+impl ContextTable {
     /// The context, which is opened by that if need be: a message may come before its communicator is made here.
     #[inline]
-    pub(super) fn get(&mut self, id: u32) -> &mut Context {
+    pub(super) fn get(&mut self, id: u32) -> &mut MatchContext {
         let slot = match self.recent[id as usize % RECENT] {
             (recent, slot) if recent == id => slot,
             _ => self.find(id),
@@ -58,7 +58,7 @@ impl Contexts {
     fn find(&mut self, id: u32) -> usize {
         let slot = *self.slot_of.entry(id).or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
-                self.slots.push(Context::default());
+                self.slots.push(MatchContext::default());
                 self.slots.len() - 1
             })
         });
@@ -76,8 +76,8 @@ impl Contexts {
     }
 
     /// The communicator has ended: what still comes for it is to be dropped. Returns what is there.
-    pub(super) fn close(&mut self, id: u32) -> Context {
-        let mut left = Context::default();
+    pub(super) fn close(&mut self, id: u32) -> MatchContext {
+        let mut left = MatchContext::default();
         if let Some(slot) = self.slot_of.remove(&id) {
             std::mem::swap(&mut self.slots[slot], &mut left);
             self.free.push(slot);
@@ -96,17 +96,17 @@ impl Contexts {
         self.find(id);
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Context> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &MatchContext> {
         self.slots.iter()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Context> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut MatchContext> {
         self.slots.iter_mut()
     }
 
     /// Empties all contexts; which numbers are in use stays.
     pub(super) fn clear(&mut self) {
-        self.slots.iter_mut().for_each(|context| *context = Context::default());
+        self.slots.iter_mut().for_each(|context| *context = MatchContext::default());
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     /// A freed communicator must leave next to nothing, and a message for it must not be kept for ever.
     #[test]
     fn what_is_closed_stays_closed_and_costs_a_bit() {
-        let mut contexts = Contexts::default();
+        let mut contexts = ContextTable::default();
         for id in 0..100_000 {
             assert!(!contexts.is_closed(id), "{id} may still be made");
             contexts.open(id);

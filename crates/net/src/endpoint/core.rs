@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 
-use super::contexts::Contexts;
-use super::engine::Contradiction;
-use super::matching::{Body, Context, Pattern, Unexpected};
-use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
-use super::transfer::{Help, Pulls, Stream};
-use crate::local::LocalClaim;
-use crate::{Accept, Header, Kind, NetError, Offer, Rank, Sink, TransportError};
+use super::contexts::ContextTable;
+use super::engine::CallMismatch;
+use super::matching::{MatchContext, MatchPattern, MessageBody, UnexpectedMessage};
+use super::ops::{FramePayload, GroupId, MemoryRegion, OpIndex, OpTable, PendingOp, QueuedFrame, ReceiveStatus};
+use super::transfer::{AssistedSend, OutgoingStream, PullQueue};
+use crate::transport::LocalClaim;
+use crate::{AcceptPayload, FrameHeader, FrameKind, FrameSink, NetError, OfferPayload, Rank, TransportError};
 
 /// Eager bytes that a receiver stores at most for one sender that it does not receive from: so many messages of the
 /// largest eager size, within a share of what it stores for all `peers` together, and never less than the minimum.
@@ -23,7 +23,7 @@ pub(super) fn credit_bytes(eager_bytes_max: usize, peers: usize) -> u64 {
 /// What a stored message costs beside its bytes.
 pub(super) const MESSAGE_COST_BYTES: u64 = 64;
 
-pub(super) enum Landing {
+pub(super) enum FrameLanding {
     Nothing,
     /// Straight into a receive's buffer.
     Op(OpIndex),
@@ -33,12 +33,12 @@ pub(super) enum Landing {
     Frame(Vec<u8>),
 }
 
-pub(super) struct Link {
+pub(super) struct PeerLink {
     /// Index into `Engine::transports`; `None` for the worker itself.
     pub(super) transport: Option<usize>,
-    pub(super) queue: VecDeque<Out>,
-    pub(super) streams: VecDeque<Stream>,
-    pub(super) pulls: Pulls,
+    pub(super) queue: VecDeque<QueuedFrame>,
+    pub(super) streams: VecDeque<OutgoingStream>,
+    pub(super) pulls: PullQueue,
     /// A queued frame that is partly sent must be continued before anything else.
     pub(super) streaming: bool,
     pub(super) credit: u64,
@@ -46,7 +46,7 @@ pub(super) struct Link {
     pub(super) credit_max: u64,
     /// Credit taken from the peer and not yet returned.
     pub(super) owed: u64,
-    pub(super) landing: Landing,
+    pub(super) landing: FrameLanding,
     pub(super) eager_bytes_max: usize,
     pub(super) frame_bytes_max: usize,
     pub(super) single_copy: bool,
@@ -62,45 +62,50 @@ pub(super) struct Link {
 }
 
 /// Everything but the transports, so that a transport can deliver into it while it is borrowed itself.
-pub(super) struct Core {
+pub(super) struct EngineCore {
     pub(super) rank: Rank,
-    pub(super) ops: Ops,
-    pub(super) contexts: Contexts,
-    pub(super) links: Vec<Link>,
+    pub(super) ops: OpTable,
+    pub(super) contexts: ContextTable,
+    pub(super) links: Vec<PeerLink>,
     /// Links with queued frames.
     pub(super) busy: Vec<Rank>,
     /// Links with messages to copy out of their peer's memory.
     pub(super) pulling: Vec<Rank>,
-    pub(super) helps: Vec<Help>,
+    pub(super) helps: Vec<AssistedSend>,
     pub(super) pool: Vec<Vec<u8>>,
-    pub(super) contradictions: Vec<Contradiction>,
+    pub(super) contradictions: Vec<CallMismatch>,
     pub(super) lost: Vec<TransportError>,
 }
 
-pub(super) fn new_recv(group: GroupId, region: Region) -> Op {
-    Op::Recv { group, region, received: 0, status: Status::default(), sent_bytes: 0 }
+pub(super) fn new_recv(group: GroupId, region: MemoryRegion) -> PendingOp {
+    PendingOp::Recv { group, region, received: 0, status: ReceiveStatus::default(), sent_bytes: 0 }
 }
 
-pub(super) fn copy_message(source: Rank, tag: i32, data: &[u8], region: Region) -> Result<Status, NetError> {
+pub(super) fn copy_message(
+    source: Rank,
+    tag: i32,
+    data: &[u8],
+    region: MemoryRegion,
+) -> Result<ReceiveStatus, NetError> {
     let n = data.len().min(region.len);
     // SAFETY: `post_recv`'s caller keeps the region writable while the receive is pending, and `n` is within both.
     unsafe { crate::copy(data.as_ptr(), region.ptr, n) };
     check_length(source, tag, data.len() as u64, region.len)
 }
 
-pub(super) fn check_length(source: Rank, tag: i32, sent_bytes: u64, room: usize) -> Result<Status, NetError> {
+pub(super) fn check_length(source: Rank, tag: i32, sent_bytes: u64, room: usize) -> Result<ReceiveStatus, NetError> {
     if sent_bytes > room as u64 {
         return Err(NetError::Truncated { from: source, sent_bytes, room_bytes: room as u64 });
     }
-    Ok(Status { source, tag, len: sent_bytes })
+    Ok(ReceiveStatus { source, tag, len: sent_bytes })
 }
 
-impl Core {
-    pub(super) fn context(&mut self, id: u32) -> &mut Context {
+impl EngineCore {
+    pub(super) fn context(&mut self, id: u32) -> &mut MatchContext {
         self.contexts.get(id)
     }
 
-    pub(super) fn enqueue(&mut self, dest: Rank, out: Out) {
+    pub(super) fn enqueue(&mut self, dest: Rank, out: QueuedFrame) {
         let link = &mut self.links[dest.index()];
         if link.queue.is_empty() && link.streams.is_empty() {
             self.busy.push(dest);
@@ -109,15 +114,22 @@ impl Core {
     }
 
     /// Queues a control frame; to oneself it takes effect at once.
-    pub(super) fn reply(&mut self, dest: Rank, header: Header, payload: &[u8]) {
+    pub(super) fn reply(&mut self, dest: Rank, header: FrameHeader, payload: &[u8]) {
         if dest == self.rank {
             self.frame(dest, &header, payload);
         } else {
-            self.enqueue(dest, Out { header, payload: Payload::inline(payload), sent: 0, completes: None });
+            self.enqueue(
+                dest,
+                QueuedFrame { header, payload: FramePayload::inline(payload), sent: 0, completes: None },
+            );
         }
     }
 
-    pub(super) fn take_unexpected(&mut self, context: u32, pattern: &Pattern) -> Option<(Rank, Unexpected)> {
+    pub(super) fn take_unexpected(
+        &mut self,
+        context: u32,
+        pattern: &MatchPattern,
+    ) -> Option<(Rank, UnexpectedMessage)> {
         self.context(context).take_unexpected(pattern)
     }
 
@@ -142,15 +154,15 @@ impl Core {
         let link = &mut self.links[src.index()];
         link.owed += len + MESSAGE_COST_BYTES;
         if link.owed >= link.credit_max / 4 && !link.left && link.down.is_none() {
-            let header = Header { seq: link.owed as u32, ..Header::new(Kind::Credit, 0) };
+            let header = FrameHeader { seq: link.owed as u32, ..FrameHeader::new(FrameKind::Credit, 0) };
             link.owed = 0;
             self.reply(src, header, &[]);
         }
     }
 
-    pub(super) fn check_signature(&mut self, src: Rank, header: &Header) {
+    pub(super) fn check_signature(&mut self, src: Rank, header: &FrameHeader) {
         if self.context(header.context).contradicts(header) {
-            self.contradictions.push(Contradiction {
+            self.contradictions.push(CallMismatch {
                 context: header.context,
                 seq: header.seq,
                 rank: src,
@@ -162,10 +174,10 @@ impl Core {
 
     /// Within a collective a message is as long as its receiver expects, or the two have passed different counts.
     #[inline]
-    pub(super) fn check_length_agreed(&mut self, src: Rank, header: &Header, sent_bytes: u64, room: usize) {
+    pub(super) fn check_length_agreed(&mut self, src: Rank, header: &FrameHeader, sent_bytes: u64, room: usize) {
         // A difference that the fingerprints show says more.
         if header.seq != 0 && sent_bytes != room as u64 && self.contradictions.is_empty() {
-            self.contradictions.push(Contradiction {
+            self.contradictions.push(CallMismatch {
                 context: header.context,
                 seq: header.seq,
                 rank: src,
@@ -175,7 +187,7 @@ impl Core {
         }
     }
 
-    pub(super) fn eager(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+    pub(super) fn eager(&mut self, src: Rank, header: &FrameHeader, payload: &[u8]) {
         if self.contexts.is_closed(header.context) {
             return self.return_credit(src, header.len);
         }
@@ -183,7 +195,9 @@ impl Core {
             if header.seq != 0 {
                 self.check_signature(src, header);
             }
-            let Some(Op::Recv { region, .. }) = self.ops.get_mut(op) else { unreachable!("posted ops are receives") };
+            let Some(PendingOp::Recv { region, .. }) = self.ops.get_mut(op) else {
+                unreachable!("posted ops are receives")
+            };
             let region = *region;
             self.check_length_agreed(src, header, header.len, region.len);
             let result = copy_message(src, header.tag, payload, region);
@@ -195,7 +209,7 @@ impl Core {
             }
             let mut data = self.buffer(payload.len());
             data.extend_from_slice(payload);
-            self.context(header.context).push_unexpected(src, *header, Body::Eager(data));
+            self.context(header.context).push_unexpected(src, *header, MessageBody::Eager(data));
         }
     }
 
@@ -204,13 +218,13 @@ impl Core {
     pub(super) fn close_context(&mut self, context: u32) {
         for (src, message) in self.contexts.close(context).into_unexpected() {
             match message.body {
-                Body::Eager(data) => {
+                MessageBody::Eager(data) => {
                     self.return_credit(src, message.header.len);
                     self.recycle(data);
                 }
-                Body::Offer { .. } => self.decline(src, &message.header),
+                MessageBody::Offer { .. } => self.decline(src, &message.header),
                 // It is dropped when it has landed.
-                Body::Landing => {}
+                MessageBody::Landing => {}
             }
         }
     }
@@ -224,7 +238,7 @@ impl Core {
             let link = &self.links[rank.index()];
             if !link.left && link.down.is_none() {
                 let size = others.len() as u32 + 1;
-                self.reply(rank, Header { context, token: size, ..Header::new(Kind::Ended, 0) }, &[]);
+                self.reply(rank, FrameHeader { context, token: size, ..FrameHeader::new(FrameKind::Ended, 0) }, &[]);
             }
         }
     }
@@ -240,11 +254,11 @@ impl Core {
     }
 
     /// Takes nothing of a message whose communicator is gone, so that its sender is not kept.
-    fn decline(&mut self, src: Rank, header: &Header) {
-        self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
+    fn decline(&mut self, src: Rank, header: &FrameHeader) {
+        self.reply(src, FrameHeader { token: header.token, ..FrameHeader::new(FrameKind::Done, 0) }, &[]);
     }
 
-    pub(super) fn offer(&mut self, src: Rank, header: &Header, offer: Offer) {
+    pub(super) fn offer(&mut self, src: Rank, header: &FrameHeader, offer: OfferPayload) {
         if self.contexts.is_closed(header.context) {
             return self.decline(src, header);
         }
@@ -256,14 +270,14 @@ impl Core {
             Some(op) => self.accept(op, src, header, offer),
             None if self.context(header.context).is_over() => self.decline(src, header),
             None => {
-                let body = Body::Offer { total_len: offer.total_len, addr: offer.addr };
+                let body = MessageBody::Offer { total_len: offer.total_len, addr: offer.addr };
                 self.context(header.context).push_unexpected(src, *header, body);
             }
         }
     }
 
     pub(super) fn finish_recv(&mut self, op: OpIndex) {
-        let Some(Op::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
+        let Some(PendingOp::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
             unreachable!("only receives are finished")
         };
         let result = check_length(status.source, status.tag, *sent_bytes, region.len);
@@ -271,9 +285,9 @@ impl Core {
     }
 
     /// Room for the next `len` bytes of a message that arrives in pieces.
-    pub(super) fn piece_room(&mut self, src: Rank, header: &Header) -> Result<*mut u8, String> {
+    pub(super) fn piece_room(&mut self, src: Rank, header: &FrameHeader) -> Result<*mut u8, String> {
         match self.ops.get_mut(header.token) {
-            Some(Op::Recv { region, received, status, .. })
+            Some(PendingOp::Recv { region, received, status, .. })
                 if status.source == src && *received + header.len <= region.len as u64 =>
             {
                 // SAFETY: `received + len` is within the region, as just checked.
@@ -283,8 +297,8 @@ impl Core {
         }
     }
 
-    pub(super) fn piece_landed(&mut self, header: &Header) {
-        let Some(Op::Recv { received, sent_bytes, region, .. }) = self.ops.get_mut(header.token) else {
+    pub(super) fn piece_landed(&mut self, header: &FrameHeader) {
+        let Some(PendingOp::Recv { received, sent_bytes, region, .. }) = self.ops.get_mut(header.token) else {
             unreachable!("checked by piece_room")
         };
         *received += header.len;
@@ -319,7 +333,7 @@ impl Core {
         let queue = &self.links[rank.index()].queue;
         for index in self.ops.indices() {
             // Of what is queued the frame is on its way, perhaps in part; the others wait for an answer to an offer.
-            if matches!(self.ops.get_mut(index), Some(Op::Send { dest, .. }) if *dest == rank)
+            if matches!(self.ops.get_mut(index), Some(PendingOp::Send { dest, .. }) if *dest == rank)
                 && !queue.iter().any(|out| out.completes == Some(index))
             {
                 over.push(index);
@@ -338,14 +352,14 @@ impl Core {
         link.streaming = false;
         self.busy.retain(|busy| *busy != rank);
         self.settle_pulls(|from| from == rank);
-        self.links[rank.index()].pulls = Pulls::default();
+        self.links[rank.index()].pulls = PullQueue::default();
         self.pulling.retain(|from| *from != rank);
         self.helps.retain(|help| help.dest != rank);
         for index in self.ops.indices() {
             let concerns = match self.ops.get_mut(index) {
-                Some(Op::Send { dest, .. }) => *dest == rank,
-                Some(Op::Recv { status, .. }) => status.source == rank,
-                Some(Op::Task { .. }) | None => false,
+                Some(PendingOp::Send { dest, .. }) => *dest == rank,
+                Some(PendingOp::Recv { status, .. }) => status.source == rank,
+                Some(PendingOp::Task { .. }) | None => false,
             };
             if concerns {
                 self.ops.complete(index, Err(NetError::PeerLeft { rank }));
@@ -356,7 +370,7 @@ impl Core {
     /// Takes back the receives that no message has met.
     pub(super) fn withdraw_recvs(&mut self) {
         for index in self.ops.indices() {
-            if matches!(self.ops.get_mut(index), Some(Op::Recv { .. }))
+            if matches!(self.ops.get_mut(index), Some(PendingOp::Recv { .. }))
                 && self.contexts.iter_mut().any(|context| context.unpost(index))
             {
                 self.ops.complete(index, Err(NetError::Closed));
@@ -373,7 +387,7 @@ impl Core {
         self.busy.clear();
         self.settle_pulls(|_| true);
         for from in std::mem::take(&mut self.pulling) {
-            self.links[from.index()].pulls = Pulls::default();
+            self.links[from.index()].pulls = PullQueue::default();
         }
         self.helps.clear();
         for index in self.ops.indices() {
@@ -382,48 +396,48 @@ impl Core {
     }
 }
 
-impl Sink for Core {
-    fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+impl FrameSink for EngineCore {
+    fn frame(&mut self, src: Rank, header: &FrameHeader, payload: &[u8]) {
         let result = match header.kind() {
-            Some(Kind::Eager) => {
+            Some(FrameKind::Eager) => {
                 self.eager(src, header, payload);
                 Ok(())
             }
-            Some(Kind::Offer) => match bytemuck::try_pod_read_unaligned::<Offer>(payload) {
+            Some(FrameKind::Offer) => match bytemuck::try_pod_read_unaligned::<OfferPayload>(payload) {
                 Ok(offer) => {
                     self.offer(src, header, offer);
                     Ok(())
                 }
                 Err(_) => Err("an offer has the wrong length".into()),
             },
-            Some(Kind::Accept) => match bytemuck::try_pod_read_unaligned::<Accept>(payload) {
+            Some(FrameKind::Accept) => match bytemuck::try_pod_read_unaligned::<AcceptPayload>(payload) {
                 Ok(accept) => self.accepted(src, header.token, accept),
                 Err(_) => Err("an accept has the wrong length".into()),
             },
-            Some(Kind::Piece) => self.piece_room(src, header).map(|room| {
+            Some(FrameKind::Piece) => self.piece_room(src, header).map(|room| {
                 // SAFETY: `piece_room` checked that `len` bytes of the pending receive's region start at `room`.
                 unsafe { crate::copy(payload.as_ptr(), room, payload.len()) };
                 self.piece_landed(header);
             }),
-            Some(Kind::Done) => match self.ops.get_mut(header.token) {
-                Some(Op::Send { dest, .. }) if *dest == src => {
-                    self.ops.complete(header.token, Ok(Status::default()));
+            Some(FrameKind::Done) => match self.ops.get_mut(header.token) {
+                Some(PendingOp::Send { dest, .. }) if *dest == src => {
+                    self.ops.complete(header.token, Ok(ReceiveStatus::default()));
                     Ok(())
                 }
                 // It was still taking the message when it left, and the send has ended with that news.
                 _ if self.links[src.index()].left => Ok(()),
                 _ => Err(format!("finished send {}, which is not pending", header.token)),
             },
-            Some(Kind::Credit) => {
+            Some(FrameKind::Credit) => {
                 let link = &mut self.links[src.index()];
                 link.credit = (link.credit + u64::from(header.seq)).min(link.credit_max);
                 Ok(())
             }
-            Some(Kind::Left) => {
+            Some(FrameKind::Left) => {
                 self.peer_left(src);
                 Ok(())
             }
-            Some(Kind::Ended) => {
+            Some(FrameKind::Ended) => {
                 self.peer_ended(src, header.context, header.token);
                 Ok(())
             }
@@ -434,69 +448,69 @@ impl Sink for Core {
         }
     }
 
-    fn begin(&mut self, src: Rank, header: &Header) -> *mut u8 {
+    fn begin(&mut self, src: Rank, header: &FrameHeader) -> *mut u8 {
         let len = header.len as usize;
         let landing = match header.kind() {
-            Some(Kind::Piece) => match self.piece_room(src, header) {
+            Some(FrameKind::Piece) => match self.piece_room(src, header) {
                 Ok(room) => {
-                    self.links[src.index()].landing = Landing::Op(header.token);
+                    self.links[src.index()].landing = FrameLanding::Op(header.token);
                     return room;
                 }
                 Err(reason) => {
                     self.corrupt(src, reason);
-                    Landing::Frame(self.buffer(len))
+                    FrameLanding::Frame(self.buffer(len))
                 }
             },
-            Some(Kind::Eager) if !self.contexts.is_closed(header.context) => {
+            Some(FrameKind::Eager) if !self.contexts.is_closed(header.context) => {
                 if header.seq != 0 {
                     self.check_signature(src, header);
                 }
                 match self.context(header.context).take_posted(src, header) {
                     Some(op) => {
-                        let Some(Op::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
+                        let Some(PendingOp::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
                             unreachable!("posted ops are receives")
                         };
-                        *status = Status { source: src, tag: header.tag, len: header.len };
+                        *status = ReceiveStatus { source: src, tag: header.tag, len: header.len };
                         *sent_bytes = header.len;
                         let (ptr, room) = (region.ptr, region.len);
                         self.check_length_agreed(src, header, header.len, room);
                         if len <= room {
-                            self.links[src.index()].landing = Landing::Op(op);
+                            self.links[src.index()].landing = FrameLanding::Op(op);
                             return ptr;
                         }
                         // Too long for its buffer: land it elsewhere and let the error be found.
                         self.ops.complete(op, check_length(src, header.tag, header.len, room));
                         self.return_credit(src, header.len);
-                        Landing::Frame(self.buffer(len))
+                        FrameLanding::Frame(self.buffer(len))
                     }
                     None => {
-                        self.context(header.context).push_unexpected(src, *header, Body::Landing);
-                        Landing::Unexpected(self.buffer(len))
+                        self.context(header.context).push_unexpected(src, *header, MessageBody::Landing);
+                        FrameLanding::Unexpected(self.buffer(len))
                     }
                 }
             }
-            _ => Landing::Frame(self.buffer(len)),
+            _ => FrameLanding::Frame(self.buffer(len)),
         };
         let link = &mut self.links[src.index()];
         link.landing = landing;
         match &mut link.landing {
-            Landing::Unexpected(buffer) | Landing::Frame(buffer) => buffer.as_mut_ptr(),
-            Landing::Nothing | Landing::Op(_) => unreachable!("set above"),
+            FrameLanding::Unexpected(buffer) | FrameLanding::Frame(buffer) => buffer.as_mut_ptr(),
+            FrameLanding::Nothing | FrameLanding::Op(_) => unreachable!("set above"),
         }
     }
 
-    fn landed(&mut self, src: Rank, header: &Header) {
+    fn landed(&mut self, src: Rank, header: &FrameHeader) {
         let len = header.len as usize;
-        match std::mem::replace(&mut self.links[src.index()].landing, Landing::Nothing) {
-            Landing::Op(op) if header.kind() == Some(Kind::Piece) => {
+        match std::mem::replace(&mut self.links[src.index()].landing, FrameLanding::Nothing) {
+            FrameLanding::Op(op) if header.kind() == Some(FrameKind::Piece) => {
                 debug_assert_eq!(op, header.token);
                 self.piece_landed(header);
             }
-            Landing::Op(op) => {
+            FrameLanding::Op(op) => {
                 self.finish_recv(op);
                 self.return_credit(src, header.len);
             }
-            Landing::Unexpected(mut data) => {
+            FrameLanding::Unexpected(mut data) => {
                 // SAFETY: `begin` reserved `len` bytes and the transport has written all of them.
                 unsafe { data.set_len(len) };
                 // A receive may have been posted while the message was landing, or the communicator have ended.
@@ -508,7 +522,7 @@ impl Sink for Core {
                 match context.take_posted(src, header) {
                     Some(op) => {
                         context.forget_landing(src);
-                        let Some(Op::Recv { region, .. }) = self.ops.get_mut(op) else {
+                        let Some(PendingOp::Recv { region, .. }) = self.ops.get_mut(op) else {
                             unreachable!("posted ops are receives")
                         };
                         let region = *region;
@@ -521,16 +535,16 @@ impl Sink for Core {
                     None => context.landed(src, data),
                 }
             }
-            Landing::Frame(mut data) => {
+            FrameLanding::Frame(mut data) => {
                 // SAFETY: as above.
                 unsafe { data.set_len(len) };
                 // An eager message lands here only when its error has been reported or its communicator is gone.
-                if header.kind() != Some(Kind::Eager) {
+                if header.kind() != Some(FrameKind::Eager) {
                     self.frame(src, header, &data);
                 }
                 self.recycle(data);
             }
-            Landing::Nothing => unreachable!("a transport lands only what it began"),
+            FrameLanding::Nothing => unreachable!("a transport lands only what it began"),
         }
     }
 

@@ -12,13 +12,13 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::contexts::Contexts;
-use super::core::{Core, Landing, Link, MESSAGE_COST_BYTES, copy_message, credit_bytes, new_recv};
-use super::faults::Faults;
-use super::matching::{Body, Pattern, Unexpected};
-use super::ops::{GroupId, Op, OpIndex, Ops, Out, Payload, Region, Status};
-use super::transfer::Pulls;
-use crate::{Header, Kind, NetError, Offer, Push, Rank, Transport, TransportError};
+use super::contexts::ContextTable;
+use super::core::{EngineCore, FrameLanding, MESSAGE_COST_BYTES, PeerLink, copy_message, credit_bytes, new_recv};
+use super::faults::FaultRegistry;
+use super::matching::{MatchPattern, MessageBody, UnexpectedMessage};
+use super::ops::{FramePayload, GroupId, MemoryRegion, OpIndex, OpTable, PendingOp, QueuedFrame, ReceiveStatus};
+use super::transfer::PullQueue;
+use crate::{FrameHeader, FrameKind, NetError, OfferPayload, PushResult, Rank, Transport, TransportError};
 
 /// Envelope of a message: everything a receive matches on, and the collective's fingerprint.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,37 +34,37 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    fn header(&self, kind: Kind, len: u64) -> Header {
-        Header {
+    fn header(&self, kind: FrameKind, len: u64) -> FrameHeader {
+        FrameHeader {
             context: self.context,
             tag: self.tag,
             seq: self.seq,
             signature: self.signature,
-            ..Header::new(kind, len)
+            ..FrameHeader::new(kind, len)
         }
     }
 }
 
 /// A message taken out of the queue by a matching probe, to be received by [`Engine::post_matched`] alone.
-pub struct Matched {
+pub struct ProbedMessage {
     source: Rank,
-    message: Unexpected,
+    message: UnexpectedMessage,
 }
 
-impl Matched {
+impl ProbedMessage {
     /// Source, tag and bytes of the message.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> ReceiveStatus {
         let len = match &self.message.body {
-            Body::Eager(data) => data.len() as u64,
-            Body::Offer { total_len, .. } => *total_len,
-            Body::Landing => unreachable!("a landing message is not matched"),
+            MessageBody::Eager(data) => data.len() as u64,
+            MessageBody::Offer { total_len, .. } => *total_len,
+            MessageBody::Landing => unreachable!("a landing message is not matched"),
         };
-        Status { source: self.source, tag: self.message.header.tag, len }
+        ReceiveStatus { source: self.source, tag: self.message.header.tag, len }
     }
 }
 
 /// Work of several rounds that goes on whenever anybody drives the engine: a non-blocking collective.
-pub trait Task: Send {
+pub trait EngineTask: Send {
     /// Does what can be done now. `Some` when it is over.
     fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>>;
 
@@ -74,7 +74,7 @@ pub trait Task: Send {
 
 /// A collective call that met another: who, and the other's fingerprint. The communicator words the error.
 #[derive(Clone, Copy, Debug)]
-pub struct Contradiction {
+pub struct CallMismatch {
     /// The context it happened in.
     pub context: u32,
     /// The collective number.
@@ -90,7 +90,7 @@ pub struct Contradiction {
 
 /// A worker that leaves still has to do with the others, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leaving {
+pub(super) enum LeavePhase {
     No,
     /// Nothing is posted any more. Receives that have met a message end, so that its sender's memory is its own again.
     Settling,
@@ -102,21 +102,21 @@ pub(super) enum Leaving {
 
 /// See the module.
 pub struct Engine {
-    pub(super) tasks: Vec<(OpIndex, Box<dyn Task>)>,
+    pub(super) tasks: Vec<(OpIndex, Box<dyn EngineTask>)>,
     pub(super) transports: Vec<Box<dyn Transport>>,
-    pub(super) core: Core,
-    pub(super) faults: std::sync::Arc<Faults>,
+    pub(super) core: EngineCore,
+    pub(super) faults: std::sync::Arc<FaultRegistry>,
     pub(super) faults_seen: u32,
     /// After a fault that ends the job nothing moves any more: buffers of failed calls may be gone.
     pub(super) dead: bool,
     /// How far this worker is with leaving the job.
-    pub(super) leaving: Leaving,
+    pub(super) leaving: LeavePhase,
     /// A contradiction was found and is being explained; no call returns a result meanwhile.
     pub(super) verdict_pending: bool,
     /// Something was moved outside of `progress`: by a caller's own means, or by posting. It counts as progress, or a
     /// task that waited for just that would never be stepped.
     pub(super) moved_aside: bool,
-    /// `Ops::completions` when tasks were last stepped.
+    /// `OpTable::completions` when tasks were last stepped.
     pub(super) stepped_at: u64,
     /// When a call last drove this engine, on the coarse monotonic clock.
     pub(super) driven_at: Duration,
@@ -138,7 +138,7 @@ impl Engine {
         rank: Rank,
         transports: Vec<Box<dyn Transport>>,
         routes: &[Option<usize>],
-        faults: std::sync::Arc<Faults>,
+        faults: std::sync::Arc<FaultRegistry>,
     ) -> Self {
         let links = routes
             .iter()
@@ -147,16 +147,16 @@ impl Engine {
                 let limits = transport.map(|t| transports[t].limits(Rank(peer as u32)));
                 let eager_bytes_max = limits.map_or(4096, |l| l.eager_bytes_max.min(l.frame_bytes_max));
                 let credit_max = credit_bytes(eager_bytes_max, routes.len() - 1);
-                Link {
+                PeerLink {
                     transport,
                     queue: VecDeque::new(),
                     streams: VecDeque::new(),
-                    pulls: Pulls::default(),
+                    pulls: PullQueue::default(),
                     streaming: false,
                     credit: credit_max,
                     credit_max,
                     owed: 0,
-                    landing: Landing::Nothing,
+                    landing: FrameLanding::Nothing,
                     eager_bytes_max,
                     frame_bytes_max: limits.map_or(usize::MAX, |l| l.frame_bytes_max),
                     single_copy: limits.is_none_or(|l| l.single_copy),
@@ -168,10 +168,10 @@ impl Engine {
                 }
             })
             .collect();
-        let core = Core {
+        let core = EngineCore {
             rank,
-            ops: Ops::default(),
-            contexts: Contexts::default(),
+            ops: OpTable::default(),
+            contexts: ContextTable::default(),
             links,
             busy: Vec::new(),
             pulling: Vec::new(),
@@ -187,7 +187,7 @@ impl Engine {
             faults,
             faults_seen: 0,
             dead: false,
-            leaving: Leaving::No,
+            leaving: LeavePhase::No,
             verdict_pending: false,
             moved_aside: false,
             stepped_at: 0,
@@ -210,7 +210,7 @@ impl Engine {
     ///
     /// # Errors
     /// The first error of any of its ops.
-    pub fn take(&mut self, group: GroupId) -> Result<Status, NetError> {
+    pub fn take(&mut self, group: GroupId) -> Result<ReceiveStatus, NetError> {
         self.core.ops.take(group)
     }
 
@@ -231,10 +231,10 @@ impl Engine {
     pub fn cancel_recvs(&mut self, group: GroupId) -> bool {
         let mut any = false;
         for index in self.core.ops.indices() {
-            if matches!(self.core.ops.get_mut(index), Some(Op::Recv { group: g, .. }) if *g == group)
+            if matches!(self.core.ops.get_mut(index), Some(PendingOp::Recv { group: g, .. }) if *g == group)
                 && self.core.contexts.iter_mut().any(|c| c.unpost(index))
             {
-                self.core.ops.complete(index, Ok(Status::default()));
+                self.core.ops.complete(index, Ok(ReceiveStatus::default()));
                 any = true;
             }
         }
@@ -250,7 +250,7 @@ impl Engine {
     ///
     /// # Safety
     /// `region` is readable until `group` is complete (or, after `detach`, until its keepalive is dropped).
-    pub unsafe fn post_send(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: Region) {
+    pub unsafe fn post_send(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: MemoryRegion) {
         // SAFETY: by this function's contract.
         unsafe { self.post_send_as(group, dest, envelope, region, true) }
     }
@@ -259,13 +259,26 @@ impl Engine {
     ///
     /// # Safety
     /// As [`Engine::post_send`].
-    pub unsafe fn post_send_synchronous(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: Region) {
+    pub unsafe fn post_send_synchronous(
+        &mut self,
+        group: GroupId,
+        dest: Rank,
+        envelope: &Envelope,
+        region: MemoryRegion,
+    ) {
         // SAFETY: by this function's contract.
         unsafe { self.post_send_as(group, dest, envelope, region, false) }
     }
 
     #[inline]
-    unsafe fn post_send_as(&mut self, group: GroupId, dest: Rank, envelope: &Envelope, region: Region, unasked: bool) {
+    unsafe fn post_send_as(
+        &mut self,
+        group: GroupId,
+        dest: Rank,
+        envelope: &Envelope,
+        region: MemoryRegion,
+        unasked: bool,
+    ) {
         if self.core.links[dest.index()].left {
             self.core.ops.note(group, Err(self.faults.fatal().unwrap_or(NetError::PeerLeft { rank: dest })));
             return;
@@ -281,39 +294,41 @@ impl Engine {
         let cost = region.len as u64 + MESSAGE_COST_BYTES;
         if unasked && region.len <= link.eager_bytes_max && cost <= link.credit {
             link.credit -= cost;
-            let header = envelope.header(Kind::Eager, region.len as u64);
-            let payload = Payload::Region(region);
+            let header = envelope.header(FrameKind::Eager, region.len as u64);
+            let payload = FramePayload::Region(region);
             let mut sent = 0;
             if link.queue.is_empty() && link.streams.is_empty() {
                 match self.transports[transport].push(dest, &header, payload.as_slice(), &mut sent) {
-                    Ok(Push::Sent) => return,
-                    Ok(Push::Blocked) => {}
+                    Ok(PushResult::Sent) => return,
+                    Ok(PushResult::Blocked) => {}
                     Err(error) => self.core.lost.push(error),
                 }
             }
-            let op = self.core.ops.insert(Op::Send { group, dest, region });
-            self.core.enqueue(dest, Out { header, payload, sent, completes: Some(op) });
+            let op = self.core.ops.insert(PendingOp::Send { group, dest, region });
+            self.core.enqueue(dest, QueuedFrame { header, payload, sent, completes: Some(op) });
         } else {
-            let op = self.core.ops.insert(Op::Send { group, dest, region });
-            let header = Header { token: op, ..envelope.header(Kind::Offer, size_of::<Offer>() as u64) };
-            let offer = Offer { total_len: region.len as u64, addr: region.ptr as u64 };
-            let payload = Payload::inline(bytemuck::bytes_of(&offer));
-            self.core.enqueue(dest, Out { header, payload, sent: 0, completes: None });
+            let op = self.core.ops.insert(PendingOp::Send { group, dest, region });
+            let header =
+                FrameHeader { token: op, ..envelope.header(FrameKind::Offer, size_of::<OfferPayload>() as u64) };
+            let offer = OfferPayload { total_len: region.len as u64, addr: region.ptr as u64 };
+            let payload = FramePayload::inline(bytemuck::bytes_of(&offer));
+            self.core.enqueue(dest, QueuedFrame { header, payload, sent: 0, completes: None });
             self.drain_links();
         }
     }
 
-    fn send_to_self(&mut self, group: GroupId, envelope: &Envelope, region: Region, unasked: bool) {
+    fn send_to_self(&mut self, group: GroupId, envelope: &Envelope, region: MemoryRegion, unasked: bool) {
         let me = self.core.rank;
         // No transport will say that something came, but a task may have been waiting for it.
         self.moved_aside = true;
         if unasked && region.len <= self.core.links[me.index()].eager_bytes_max {
-            let header = envelope.header(Kind::Eager, region.len as u64);
-            self.core.eager(me, &header, Payload::Region(region).as_slice());
+            let header = envelope.header(FrameKind::Eager, region.len as u64);
+            self.core.eager(me, &header, FramePayload::Region(region).as_slice());
         } else {
-            let op = self.core.ops.insert(Op::Send { group, dest: me, region });
-            let header = Header { token: op, ..envelope.header(Kind::Offer, size_of::<Offer>() as u64) };
-            self.core.offer(me, &header, Offer { total_len: region.len as u64, addr: region.ptr as u64 });
+            let op = self.core.ops.insert(PendingOp::Send { group, dest: me, region });
+            let header =
+                FrameHeader { token: op, ..envelope.header(FrameKind::Offer, size_of::<OfferPayload>() as u64) };
+            self.core.offer(me, &header, OfferPayload { total_len: region.len as u64, addr: region.ptr as u64 });
             self.step_pulls();
         }
     }
@@ -322,7 +337,7 @@ impl Engine {
     ///
     /// # Safety
     /// `region` is writable, and touched by nobody else, until `group` is complete.
-    pub unsafe fn post_recv(&mut self, group: GroupId, context: u32, pattern: Pattern, region: Region) {
+    pub unsafe fn post_recv(&mut self, group: GroupId, context: u32, pattern: MatchPattern, region: MemoryRegion) {
         if let Some(error) = self.refusal() {
             self.core.ops.note(group, Err(error));
             return;
@@ -346,13 +361,19 @@ impl Engine {
     ///
     /// # Safety
     /// As for [`Engine::post_recv`].
-    pub unsafe fn post_matched(&mut self, group: GroupId, matched: Matched, region: Region) {
+    pub unsafe fn post_matched(&mut self, group: GroupId, matched: ProbedMessage, region: MemoryRegion) {
         self.receive_unexpected(group, matched.source, matched.message, region);
     }
 
-    fn receive_unexpected(&mut self, group: GroupId, source: Rank, unexpected: Unexpected, region: Region) {
+    fn receive_unexpected(
+        &mut self,
+        group: GroupId,
+        source: Rank,
+        unexpected: UnexpectedMessage,
+        region: MemoryRegion,
+    ) {
         match unexpected.body {
-            Body::Eager(data) => {
+            MessageBody::Eager(data) => {
                 self.core.check_length_agreed(source, &unexpected.header, data.len() as u64, region.len);
                 let result = copy_message(source, unexpected.header.tag, &data, region);
                 self.core.ops.note(group, result);
@@ -362,36 +383,36 @@ impl Engine {
                     self.drain_links();
                 }
             }
-            Body::Offer { .. } if self.core.links[source.index()].gone => {
+            MessageBody::Offer { .. } if self.core.links[source.index()].gone => {
                 // It ended without waiting until this was taken.
                 self.core.ops.note(group, Err(NetError::PeerLeft { rank: source }));
             }
-            Body::Offer { total_len, addr } => {
+            MessageBody::Offer { total_len, addr } => {
                 let op = self.core.ops.insert(new_recv(group, region));
-                self.core.accept(op, source, &unexpected.header, Offer { total_len, addr });
+                self.core.accept(op, source, &unexpected.header, OfferPayload { total_len, addr });
                 self.drain_links();
                 self.step_pulls();
             }
-            Body::Landing => unreachable!("find_unexpected skips landing messages"),
+            MessageBody::Landing => unreachable!("find_unexpected skips landing messages"),
         }
     }
 
     /// Source, tag and length of the first message that `pattern` would take, without taking it.
-    pub fn peek(&mut self, context: u32, pattern: &Pattern) -> Option<Status> {
+    pub fn peek(&mut self, context: u32, pattern: &MatchPattern) -> Option<ReceiveStatus> {
         let (source, header, len) = self.core.context(context).peek_unexpected(pattern)?;
-        Some(Status { source, tag: header.tag, len })
+        Some(ReceiveStatus { source, tag: header.tag, len })
     }
 
     /// Takes the first message that `pattern` takes out of matching.
-    pub fn take_matched(&mut self, context: u32, pattern: &Pattern) -> Option<Matched> {
+    pub fn take_matched(&mut self, context: u32, pattern: &MatchPattern) -> Option<ProbedMessage> {
         let (source, message) = self.core.take_unexpected(context, pattern)?;
-        Some(Matched { source, message })
+        Some(ProbedMessage { source, message })
     }
 
     /// Whether a receive by `pattern` can never be served, because who would send has left, or is done with the
     /// communicator.
     #[inline]
-    pub fn never(&mut self, context: u32, pattern: &Pattern) -> Option<NetError> {
+    pub fn never(&mut self, context: u32, pattern: &MatchPattern) -> Option<NetError> {
         let gone = match pattern.source {
             Some(rank) => self.core.links[rank.index()].left.then_some(rank),
             None => self.core.all_left(),
@@ -407,12 +428,12 @@ impl Engine {
     /// communicator's own code; it comes back from [`Engine::call`].
     pub fn begin_collective(&mut self, context: u32, seq: u32, signature: u32, call: [u64; 2]) {
         if let Some(rank) = self.core.context(context).begin_collective(seq, signature, call) {
-            self.core.contradictions.push(Contradiction { context, seq, rank, theirs: None, lengths: None });
+            self.core.contradictions.push(CallMismatch { context, seq, rank, theirs: None, lengths: None });
         }
     }
 
     /// A caller has found a contradiction by other means than a message.
-    pub fn contradict(&mut self, contradiction: Contradiction) {
+    pub fn contradict(&mut self, contradiction: CallMismatch) {
         self.core.contradictions.push(contradiction);
     }
 
@@ -457,7 +478,7 @@ impl Engine {
     }
 
     /// Collective calls that met a different one since the last look.
-    pub(super) fn take_contradiction(&mut self) -> Option<Contradiction> {
+    pub(super) fn take_contradiction(&mut self) -> Option<CallMismatch> {
         self.core.contradictions.pop()
     }
 
@@ -519,7 +540,7 @@ impl Engine {
         }
         // A task waits for a message to come or for an op to complete, in a poll or while some call posted.
         if !self.tasks.is_empty()
-            && self.leaving == Leaving::No
+            && self.leaving == LeavePhase::No
             && (moved || self.core.ops.completions != self.stepped_at)
         {
             self.step_tasks();
@@ -549,13 +570,13 @@ impl Engine {
     }
 
     /// Starts a task; the group it returns is complete when the task is over. It takes its first step at once.
-    pub fn add_task(&mut self, task: Box<dyn Task>) -> GroupId {
+    pub fn add_task(&mut self, task: Box<dyn EngineTask>) -> GroupId {
         let group = self.new_group();
         if let Some(error) = self.refusal() {
             self.core.ops.note(group, Err(error));
             return group;
         }
-        let op = self.core.ops.insert(Op::Task { group });
+        let op = self.core.ops.insert(PendingOp::Task { group });
         self.tasks.push((op, task));
         self.step_tasks();
         group
@@ -569,7 +590,7 @@ impl Engine {
             Some(result) => {
                 // A fault in the middle of the step has failed the op already.
                 if self.core.ops.get_mut(*op).is_some() && !self.dead {
-                    self.core.ops.complete(*op, result.map(|()| Status::default()));
+                    self.core.ops.complete(*op, result.map(|()| ReceiveStatus::default()));
                 }
                 false
             }
@@ -639,12 +660,12 @@ impl Engine {
 
     /// Why nothing can be posted, if so.
     fn refusal(&self) -> Option<NetError> {
-        (self.dead || self.leaving != Leaving::No).then(|| self.faults.fatal().unwrap_or(NetError::Closed))
+        (self.dead || self.leaving != LeavePhase::No).then(|| self.faults.fatal().unwrap_or(NetError::Closed))
     }
 
     /// This worker's program ends. [`Engine::has_left`] says when it may go.
     pub(super) fn begin_leaving(&mut self) {
-        self.leaving = Leaving::Settling;
+        self.leaving = LeavePhase::Settling;
         self.core.withdraw_recvs();
     }
 
@@ -655,29 +676,29 @@ impl Engine {
             // The others hear why over the control plane; that this one has left must not come before.
             return true;
         }
-        let has_sent = |core: &Core| core.busy.is_empty();
-        if self.leaving == Leaving::Settling
+        let has_sent = |core: &EngineCore| core.busy.is_empty();
+        if self.leaving == LeavePhase::Settling
             && has_sent(&self.core)
-            && !self.core.ops.any(|op| matches!(op, Op::Recv { .. }))
+            && !self.core.ops.any(|op| matches!(op, PendingOp::Recv { .. }))
         {
-            self.leaving = Leaving::Owing;
+            self.leaving = LeavePhase::Owing;
             for rank in (0..self.core.links.len() as u32).map(Rank) {
                 let link = &self.core.links[rank.index()];
                 if link.transport.is_some() && !link.gone && link.down.is_none() {
-                    self.core.reply(rank, Header::new(Kind::Left, 0), &[]);
+                    self.core.reply(rank, FrameHeader::new(FrameKind::Left, 0), &[]);
                 }
             }
             self.drain_links();
         }
         // At once, if nothing is owed: nobody may come to wake this worker.
-        if self.leaving == Leaving::Owing
+        if self.leaving == LeavePhase::Owing
             && has_sent(&self.core)
-            && !self.core.ops.any(|op| matches!(op, Op::Send { .. }))
+            && !self.core.ops.any(|op| matches!(op, PendingOp::Send { .. }))
         {
-            self.leaving = Leaving::Finishing;
+            self.leaving = LeavePhase::Finishing;
         }
         self.flush();
-        if self.leaving != Leaving::Finishing {
+        if self.leaving != LeavePhase::Finishing {
             return false;
         }
         // All are finished, but one that has ended its own program waits for nothing that is still on its way.
@@ -694,9 +715,9 @@ impl Engine {
     pub(super) fn owes(&self) -> Vec<Option<Rank>> {
         let mut ranks = self.core.busy.clone();
         self.core.ops.each(|op| match op {
-            Op::Send { dest, .. } => ranks.push(*dest),
-            Op::Recv { status, .. } => ranks.push(status.source),
-            Op::Task { .. } => {}
+            PendingOp::Send { dest, .. } => ranks.push(*dest),
+            PendingOp::Recv { status, .. } => ranks.push(status.source),
+            PendingOp::Task { .. } => {}
         });
         ranks.sort_unstable();
         ranks.dedup();
@@ -709,7 +730,7 @@ impl Engine {
     }
 
     /// Name and limits of the transport that reaches `peer`; `None` for the worker itself.
-    pub fn route(&self, peer: Rank) -> Option<(&'static str, crate::Limits)> {
+    pub fn route(&self, peer: Rank) -> Option<(&'static str, crate::TransportLimits)> {
         let transport = &self.transports[self.core.links[peer.index()].transport?];
         Some((transport.name(), transport.limits(peer)))
     }

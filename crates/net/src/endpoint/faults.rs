@@ -12,7 +12,7 @@ use crate::{ControlEvent, NetError, Rank};
 const VERDICT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 #[derive(Default)]
-struct State {
+struct FaultState {
     fatal: Option<NetError>,
     departed: Vec<Rank>,
     down: Vec<(Rank, String, Instant)>,
@@ -20,18 +20,18 @@ struct State {
 
 /// See the module. The epoch changes with every piece of news.
 #[derive(Default)]
-pub struct Faults {
+pub struct FaultRegistry {
     /// Of each worker in words where it runs, and who else does; empty where that says nothing.
     hosts: Vec<String>,
     epoch: AtomicU32,
     has_failed: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
     on_news: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
 
-impl Faults {
+impl FaultRegistry {
     pub(super) fn on(hosts: Vec<String>) -> Self {
-        Faults { hosts, ..Faults::default() }
+        FaultRegistry { hosts, ..FaultRegistry::default() }
     }
 
     /// `wake` is called after every piece of news, to rouse sleeping calls.
@@ -44,7 +44,7 @@ impl Faults {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Whether the job cannot go on, as [`Faults::fatal`] tells at a lock's cost.
+    /// Whether the job cannot go on, as [`FaultRegistry::fatal`] tells at a lock's cost.
     #[inline]
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
@@ -77,8 +77,9 @@ impl Faults {
         self.fail_telling(error, || {});
     }
 
-    /// As [`Faults::fail`], and `tell`s the others. The error is there before they may answer by leaving, which would
-    /// else be what this worker's calls report; those are roused only afterwards, for the worker may leave then itself.
+    /// As [`FaultRegistry::fail`], and `tell`s the others. The error is there before they may answer by leaving, which
+    /// would else be what this worker's calls report; those are roused only afterwards, for the worker may leave then
+    /// itself.
     pub(super) fn fail_telling(&self, error: NetError, tell: impl FnOnce()) {
         self.state.lock().fatal.get_or_insert(error);
         tell();
@@ -107,7 +108,7 @@ impl Faults {
     /// Turns broken links that stayed unexplained into lost workers. Called from waits, every so often.
     pub(super) fn judge_links(&self) {
         let mut state = self.state.lock();
-        let State { fatal, departed, down } = &mut *state;
+        let FaultState { fatal, departed, down } = &mut *state;
         down.retain(|(rank, _, _)| !departed.contains(rank));
         let overdue = down.iter().find(|(_, _, since)| since.elapsed() > VERDICT_TIMEOUT);
         if let (Some((rank, reason, _)), None) = (overdue, &fatal) {
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn who_leaves_on_being_told_hides_no_failure() {
-        let faults = Faults::default();
+        let faults = FaultRegistry::default();
         let error = NetError::PeerFailed { rank: Rank(0), traceback: "it broke".into() };
         faults.fail_telling(error, || {
             faults.depart(Rank(1));

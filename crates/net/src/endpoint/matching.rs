@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 
 use super::ops::OpIndex;
-use crate::{Header, Rank};
+use crate::{FrameHeader, Rank};
 
 /// What a receive asks for. `None` is any source or any tag.
 #[derive(Clone, Copy, Debug)]
-pub struct Pattern {
+pub struct MatchPattern {
     /// The sender, or any.
     pub source: Option<Rank>,
     /// The tag, or any.
@@ -20,26 +20,26 @@ pub struct Pattern {
     pub seq: u32,
 }
 
-impl Pattern {
-    fn takes(&self, header: &Header) -> bool {
+impl MatchPattern {
+    fn takes(&self, header: &FrameHeader) -> bool {
         self.seq == header.seq && self.tag.is_none_or(|tag| tag == header.tag)
     }
 }
 
-struct Posted {
+struct PostedReceive {
     op: OpIndex,
-    pattern: Pattern,
+    pattern: MatchPattern,
     order: u64,
 }
 
 /// A message that came before its receive.
-pub(super) struct Unexpected {
-    pub header: Header,
-    pub body: Body,
+pub(super) struct UnexpectedMessage {
+    pub header: FrameHeader,
+    pub body: MessageBody,
     arrival: u64,
 }
 
-pub(super) enum Body {
+pub(super) enum MessageBody {
     /// Copied out of the transport.
     Eager(Vec<u8>),
     /// An eager message that a transport is still placing into `Engine`'s landing buffer for its source.
@@ -49,23 +49,23 @@ pub(super) enum Body {
 }
 
 #[derive(Default)]
-struct Source {
-    posted: VecDeque<Posted>,
-    unexpected: VecDeque<Unexpected>,
+struct SourceQueues {
+    posted: VecDeque<PostedReceive>,
+    unexpected: VecDeque<UnexpectedMessage>,
     /// It is done with the communicator: no new message of its comes here.
     ended: bool,
 }
 
 /// One communicator's point-to-point or collective traffic.
 #[derive(Default)]
-pub(super) struct Context {
-    sources: Vec<Source>,
-    posted_any: VecDeque<Posted>,
+pub(super) struct MatchContext {
+    sources: Vec<SourceQueues>,
+    posted_any: VecDeque<PostedReceive>,
     /// Orders posts, and separately arrivals.
     counter: u64,
     /// Signatures of the latest collectives started here, so that one that differs is noticed when it arrives, even if
     /// no receive of ours would ever take it. Indexed by `seq % RECENT`.
-    recent: Vec<Recent>,
+    recent: Vec<RecentCollective>,
     /// How many sources have ended.
     ended: u32,
     /// All others have.
@@ -76,7 +76,7 @@ pub(super) struct Context {
 
 /// A collective that was started here.
 #[derive(Clone, Copy, Default)]
-struct Recent {
+struct RecentCollective {
     seq: u32,
     signature: u32,
     call: [u64; 2],
@@ -84,17 +84,17 @@ struct Recent {
 
 const RECENT: usize = 64;
 
-impl Context {
-    fn source(&mut self, rank: Rank) -> &mut Source {
+impl MatchContext {
+    fn source(&mut self, rank: Rank) -> &mut SourceQueues {
         if rank.index() >= self.sources.len() {
-            self.sources.resize_with(rank.index() + 1, Source::default);
+            self.sources.resize_with(rank.index() + 1, SourceQueues::default);
         }
         &mut self.sources[rank.index()]
     }
 
-    pub(super) fn post(&mut self, op: OpIndex, pattern: Pattern) {
+    pub(super) fn post(&mut self, op: OpIndex, pattern: MatchPattern) {
         self.counter += 1;
-        let entry = Posted { op, pattern, order: self.counter };
+        let entry = PostedReceive { op, pattern, order: self.counter };
         match pattern.source {
             Some(rank) => self.source(rank).posted.push_back(entry),
             None => self.posted_any.push_back(entry),
@@ -102,7 +102,7 @@ impl Context {
     }
 
     /// The earliest posted receive that takes `header` from `src`; it is removed.
-    pub(super) fn take_posted(&mut self, src: Rank, header: &Header) -> Option<OpIndex> {
+    pub(super) fn take_posted(&mut self, src: Rank, header: &FrameHeader) -> Option<OpIndex> {
         let any = self.posted_any.iter().position(|p| p.pattern.takes(header));
         let source = self.source(src);
         let exact = source.posted.iter().position(|p| p.pattern.takes(header));
@@ -166,12 +166,12 @@ impl Context {
     }
 
     /// This worker is done with the communicator. Takes the messages that wait for an answer which it will not give.
-    pub(super) fn end(&mut self) -> Vec<(Rank, Header)> {
+    pub(super) fn end(&mut self) -> Vec<(Rank, FrameHeader)> {
         self.is_over = true;
         let mut offers = Vec::new();
         for (rank, source) in (0..).map(Rank).zip(&mut self.sources) {
             source.unexpected.retain(|message| {
-                let is_offer = matches!(message.body, Body::Offer { .. });
+                let is_offer = matches!(message.body, MessageBody::Offer { .. });
                 if is_offer {
                     offers.push((rank, message.header));
                 }
@@ -185,37 +185,37 @@ impl Context {
         self.is_over
     }
 
-    pub(super) fn push_unexpected(&mut self, src: Rank, header: Header, body: Body) {
+    pub(super) fn push_unexpected(&mut self, src: Rank, header: FrameHeader, body: MessageBody) {
         self.counter += 1;
         let arrival = self.counter;
-        self.source(src).unexpected.push_back(Unexpected { header, body, arrival });
+        self.source(src).unexpected.push_back(UnexpectedMessage { header, body, arrival });
     }
 
     /// The latest message of `src` that is still landing has landed.
     pub(super) fn landed(&mut self, src: Rank, data: Vec<u8>) {
         let entry = self.source(src).unexpected.back_mut().expect("a landing message is in the list");
-        debug_assert!(matches!(entry.body, Body::Landing));
-        entry.body = Body::Eager(data);
+        debug_assert!(matches!(entry.body, MessageBody::Landing));
+        entry.body = MessageBody::Eager(data);
     }
 
     /// The message of `src` that has just landed goes to a receive instead.
     pub(super) fn forget_landing(&mut self, src: Rank) {
         let entry = self.source(src).unexpected.pop_back();
-        debug_assert!(entry.is_some_and(|e| matches!(e.body, Body::Landing)));
+        debug_assert!(entry.is_some_and(|e| matches!(e.body, MessageBody::Landing)));
     }
 
     /// All messages that nobody has received, with their senders.
-    pub(super) fn into_unexpected(self) -> impl Iterator<Item = (Rank, Unexpected)> {
+    pub(super) fn into_unexpected(self) -> impl Iterator<Item = (Rank, UnexpectedMessage)> {
         let sources = (0..).map(Rank).zip(self.sources);
         sources.flat_map(|(rank, source)| source.unexpected.into_iter().map(move |message| (rank, message)))
     }
 
-    fn find_unexpected(&mut self, pattern: &Pattern) -> Option<(Rank, usize)> {
+    fn find_unexpected(&mut self, pattern: &MatchPattern) -> Option<(Rank, usize)> {
         // A message that is still landing is not yet there: matching waits for it, and nothing behind it of the same
         // source may overtake it.
-        let ready = |source: &Source| {
+        let ready = |source: &SourceQueues| {
             let at = source.unexpected.iter().position(|u| pattern.takes(&u.header))?;
-            (!matches!(source.unexpected[at].body, Body::Landing)).then_some(at)
+            (!matches!(source.unexpected[at].body, MessageBody::Landing)).then_some(at)
         };
         match pattern.source {
             Some(rank) => ready(self.source(rank)).map(|at| (rank, at)),
@@ -234,19 +234,19 @@ impl Context {
         }
     }
 
-    pub(super) fn take_unexpected(&mut self, pattern: &Pattern) -> Option<(Rank, Unexpected)> {
+    pub(super) fn take_unexpected(&mut self, pattern: &MatchPattern) -> Option<(Rank, UnexpectedMessage)> {
         let (rank, at) = self.find_unexpected(pattern)?;
         self.source(rank).unexpected.remove(at).map(|u| (rank, u))
     }
 
     /// Looks without taking: source, header and bytes of the message.
-    pub(super) fn peek_unexpected(&mut self, pattern: &Pattern) -> Option<(Rank, Header, u64)> {
+    pub(super) fn peek_unexpected(&mut self, pattern: &MatchPattern) -> Option<(Rank, FrameHeader, u64)> {
         let (rank, at) = self.find_unexpected(pattern)?;
         let message = &self.source(rank).unexpected[at];
         let len = match &message.body {
-            Body::Eager(data) => data.len() as u64,
-            Body::Offer { total_len, .. } => *total_len,
-            Body::Landing => unreachable!("find_unexpected skips landing messages"),
+            MessageBody::Eager(data) => data.len() as u64,
+            MessageBody::Offer { total_len, .. } => *total_len,
+            MessageBody::Landing => unreachable!("find_unexpected skips landing messages"),
         };
         Some((rank, message.header, len))
     }
@@ -255,9 +255,9 @@ impl Context {
     /// call under the same number.
     pub(super) fn begin_collective(&mut self, seq: u32, signature: u32, call: [u64; 2]) -> Option<Rank> {
         if self.recent.is_empty() {
-            self.recent.resize(RECENT, Recent::default());
+            self.recent.resize(RECENT, RecentCollective::default());
         }
-        self.recent[seq as usize % RECENT] = Recent { seq, signature, call };
+        self.recent[seq as usize % RECENT] = RecentCollective { seq, signature, call };
         self.sources.iter().enumerate().find_map(|(r, source)| {
             let differs = source.unexpected.iter().any(|u| u.header.seq == seq && u.header.signature != signature);
             differs.then_some(Rank(r as u32))
@@ -270,10 +270,10 @@ impl Context {
     }
 
     /// Whether a message of collective `header.seq` contradicts what was started here under that number.
-    pub(super) fn contradicts(&self, header: &Header) -> bool {
+    pub(super) fn contradicts(&self, header: &FrameHeader) -> bool {
         header.seq != 0
             && !self.recent.is_empty()
             && matches!(self.recent[header.seq as usize % RECENT],
-                        Recent { seq, signature, .. } if seq == header.seq && signature != header.signature)
+                        RecentCollective { seq, signature, .. } if seq == header.seq && signature != header.signature)
     }
 }

@@ -7,13 +7,13 @@
 mod background;
 mod contexts;
 mod core;
+mod core_spreading;
 mod engine;
 mod faults;
-mod lacks;
 mod matching;
+mod missing_transports;
 mod open;
 mod ops;
-mod spread;
 mod stall;
 mod transfer;
 
@@ -23,25 +23,25 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-pub use engine::{Contradiction, Engine, Envelope, Matched, Task};
-pub use faults::Faults;
-pub use matching::Pattern;
-pub use open::{OpenError, Settings, TransportChoice};
-pub use ops::{GroupId, Region, Status};
-pub use stall::Caller;
+pub use engine::{CallMismatch, Engine, EngineTask, Envelope, ProbedMessage};
+pub use faults::FaultRegistry;
+pub use matching::MatchPattern;
+pub use open::{EndpointSettings, OpenError, TransportChoice};
+pub use ops::{GroupId, MemoryRegion, ReceiveStatus};
+pub use stall::CallDescriber;
 
 /// What peers send, as each of those things. See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     open::fuzz(bytes);
-    lacks::fuzz(bytes);
+    missing_transports::fuzz(bytes);
     stall::fuzz(bytes);
 }
 
-use crate::control::{ControlHandle, Target};
-use crate::fork::Origin;
-use crate::topology::{HostLinks, Placement};
-use crate::{Doorbell, NetError, Rank, Woken, notice};
+use crate::control::{ControlHandle, MessageTarget};
+use crate::fork::ForkOrigin;
+use crate::topology::{HostLinks, WorkerPlacement};
+use crate::{Doorbell, NetError, Rank, WakeReason, notice};
 
 /// Polls before a waiting call first yields its core, when every worker has a core of its own.
 const POLLS_OWN_CORE: u32 = 4000;
@@ -72,13 +72,13 @@ pub fn set_lock_wait(around: LockWait) {
 
 /// A worker's handle on the job's other workers. Clones share it; the last one to go leaves the job.
 #[derive(Clone)]
-pub struct Endpoint(Arc<Shared>, #[expect(dead_code, reason = "for its end")] Arc<Membership>);
+pub struct Endpoint(Arc<EndpointState>, #[expect(dead_code, reason = "for its end")] Arc<JobMembership>);
 
 /// Leaves the job when no [`Endpoint`] is left: on a thread of the program's, which can wait for the others. The
-/// endpoint's own threads hold [`Shared`] alone, since the others' news come by them.
-struct Membership(Arc<Shared>);
+/// endpoint's own threads hold [`EndpointState`] alone, since the others' news come by them.
+struct JobMembership(Arc<EndpointState>);
 
-impl Drop for Membership {
+impl Drop for JobMembership {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.0);
         // The workers of one process may be dropped one after the other, by a thread that will not come to the next one
@@ -94,31 +94,31 @@ impl Drop for Membership {
     }
 }
 
-pub(crate) struct Shared {
+pub(crate) struct EndpointState {
     rank: Rank,
     size: u32,
     engine: Mutex<Engine>,
     /// Threads that want the engine while a spinning call holds it.
     contenders: AtomicU32,
-    faults: Arc<Faults>,
+    faults: Arc<FaultRegistry>,
     doorbell: Arc<Doorbell>,
     /// Becomes readable when a transport that rings no doorbell has work.
     epoll_fd: Option<std::os::fd::RawFd>,
     polls: u32,
     /// If workers of this host share cores, and memory by which to tell each other.
-    spread: Option<spread::Spread>,
-    placements: Vec<Placement>,
+    spread: Option<core_spreading::CoreSpreading>,
+    placements: Vec<WorkerPlacement>,
     host_links: Vec<HostLinks>,
     control: ControlHandle,
-    settings: Settings,
+    settings: EndpointSettings,
     /// By rank: why it is reached by less than the best.
     lacks: Vec<Option<String>>,
-    stall: stall::Stall,
-    background: background::Background,
+    stall: stall::StallReporter,
+    background: background::BackgroundDriver,
     /// For threads that outlive a call.
-    this: std::sync::Weak<Shared>,
+    this: std::sync::Weak<EndpointState>,
     in_process: bool,
-    origin: Origin,
+    origin: ForkOrigin,
     closed: Mutex<bool>,
     /// Communicators that this worker has numbered.
     numbered: AtomicU32,
@@ -126,17 +126,17 @@ pub(crate) struct Shared {
 
 /// One call's wait, over as many slices as it takes.
 #[derive(Default)]
-pub struct Wait {
+pub struct CallWait {
     since: Option<Instant>,
     warned: bool,
     gives_way: bool,
 }
 
-impl Wait {
+impl CallWait {
     /// A wait that soon yields its core, and soon sleeps: the worker has other threads that want it. A
     /// dataflow's records take a quarter less time than with a wait that polls on.
-    pub fn giving_way() -> Wait {
-        Wait { gives_way: true, ..Wait::default() }
+    pub fn giving_way() -> CallWait {
+        CallWait { gives_way: true, ..CallWait::default() }
     }
 }
 
@@ -152,17 +152,17 @@ impl Endpoint {
     }
 
     /// Where each worker runs.
-    pub fn placements(&self) -> &[Placement] {
+    pub fn placements(&self) -> &[WorkerPlacement] {
         &self.0.placements
     }
 
     /// How the endpoint was opened.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &EndpointSettings {
         &self.0.settings
     }
 
     /// What has gone wrong in the job.
-    pub fn faults(&self) -> &Faults {
+    pub fn faults(&self) -> &FaultRegistry {
         &self.0.faults
     }
 
@@ -215,8 +215,8 @@ impl Endpoint {
     /// What `step` returns; the job's fault, if there is one.
     pub fn wait_slice<R>(
         &self,
-        wait: &mut Wait,
-        caller: &dyn Caller,
+        wait: &mut CallWait,
+        caller: &dyn CallDescriber,
         mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
     ) -> Result<Option<R>, NetError> {
         let shared = &*self.0;
@@ -265,10 +265,10 @@ impl Endpoint {
     /// ([`interruptible`](crate::interruptible)).
     pub fn wait<R>(
         &self,
-        caller: &dyn Caller,
+        caller: &dyn CallDescriber,
         mut step: impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
     ) -> Result<R, NetError> {
-        let mut wait = Wait::default();
+        let mut wait = CallWait::default();
         loop {
             if let Some(result) = self.wait_slice(&mut wait, caller, &mut step)? {
                 return Ok(result);
@@ -280,8 +280,8 @@ impl Endpoint {
     #[cold]
     fn sleep_slice<R>(
         &self,
-        wait: &mut Wait,
-        caller: &dyn Caller,
+        wait: &mut CallWait,
+        caller: &dyn CallDescriber,
         step: &mut impl FnMut(&mut Engine) -> Option<Result<R, NetError>>,
     ) -> Result<Option<R>, NetError> {
         let shared = &*self.0;
@@ -306,9 +306,9 @@ impl Endpoint {
                 continue;
             }
             match armed.sleep(deadline.saturating_duration_since(Instant::now())) {
-                Woken::Rung => {}
-                Woken::Interrupted => break Ok(None),
-                Woken::TimedOut => {
+                WakeReason::Rung => {}
+                WakeReason::Interrupted => break Ok(None),
+                WakeReason::TimedOut => {
                     shared.faults.judge_links();
                     break Ok(None);
                 }
@@ -346,7 +346,8 @@ impl Endpoint {
         let error = NetError::PeerFailed { rank: self.0.rank, traceback: traceback.clone().into_owned() };
         self.0.faults.fail_telling(error, || {
             // Without a control plane nobody is left to be told.
-            let _ = self.0.control.send(Target::All, &stall::Message::Failed(traceback.into_owned()).encode());
+            let _ =
+                self.0.control.send(MessageTarget::All, &stall::StallMessage::Failed(traceback.into_owned()).encode());
         });
     }
 
@@ -406,7 +407,7 @@ impl Endpoint {
     }
 }
 
-impl Shared {
+impl EndpointState {
     #[inline]
     fn lock(&self) -> MutexGuard<'_, Engine> {
         match self.engine.try_lock() {
@@ -490,7 +491,7 @@ impl Shared {
             if engine.has_left() {
                 return;
             }
-            let finishing = engine.leaving == engine::Leaving::Finishing;
+            let finishing = engine.leaving == engine::LeavePhase::Finishing;
             let owed = engine.owes();
             drop(engine);
             if !patient && !finishing {
@@ -502,7 +503,7 @@ impl Shared {
             }
             // Nothing says when the kernel has delivered the last bytes.
             let woken = armed.sleep(if finishing { Duration::from_millis(1) } else { SLICE });
-            if woken == Woken::Interrupted {
+            if woken == WakeReason::Interrupted {
                 let ranks: Vec<Rank> = owed.into_iter().flatten().collect();
                 if !ranks.is_empty() {
                     notice!(
@@ -514,13 +515,13 @@ impl Shared {
                 }
                 return;
             }
-            if woken == Woken::TimedOut {
+            if woken == WakeReason::TimedOut {
                 self.faults.judge_links();
             }
             let patience = self.settings.stall_warning;
             if !warned && !patience.is_zero() && since.elapsed() > patience {
                 warned = true;
-                self.warn_of_stall(&HandsOver, since.elapsed());
+                self.warn_of_stall(&DeliveryWait, since.elapsed());
             }
         }
     }
@@ -536,7 +537,7 @@ impl Shared {
             if self.faults.departed().len() + 1 == self.size as usize || self.faults.fatal().is_some() {
                 return;
             }
-            if armed.sleep(SLICE) == Woken::Interrupted {
+            if armed.sleep(SLICE) == WakeReason::Interrupted {
                 return;
             }
         }
@@ -544,9 +545,9 @@ impl Shared {
 }
 
 /// A worker whose program has ended, and which waits until what it sent is received.
-struct HandsOver;
+struct DeliveryWait;
 
-impl Caller for HandsOver {
+impl CallDescriber for DeliveryWait {
     fn describe(&self, text: &mut String) {
         text.push_str("the end of the program, which waits until everything it sent is received");
     }

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::background::Background;
-use super::faults::Faults;
-use super::lacks::{self, Lacks};
-use super::spread::Spread;
-use super::{Endpoint, Engine, Membership, POLLS_OWN_CORE, POLLS_SHARED_CORE, Shared};
-use crate::control::{Control, ControlError, ControlEvent};
-use crate::fork::Origin;
-use crate::local::{Inbox, InboxAddress, LocalTransport, PeerInbox};
-use crate::tcp::{Listener, TcpTransport};
-use crate::topology::{self, HostIdentity, HostLinks, Placement};
+use super::background::BackgroundDriver;
+use super::core_spreading::CoreSpreading;
+use super::faults::FaultRegistry;
+use super::missing_transports::{self, MissingTransports};
+use super::{Endpoint, EndpointState, Engine, JobMembership, POLLS_OWN_CORE, POLLS_SHARED_CORE};
+use crate::control::{ControlError, ControlEvent, ControlPlane};
+use crate::fork::ForkOrigin;
+use crate::local::{InboxAddress, LocalInbox, LocalTransport, PeerInbox};
+use crate::tcp::{PeerListener, TcpTransport};
+use crate::topology::{self, HostIdentity, HostLinks, WorkerPlacement};
 use crate::{OPEN_TIMEOUT, Rank, SegmentError, Transport};
 
 /// Which transports may be used.
@@ -48,16 +48,16 @@ impl std::str::FromStr for TransportChoice {
 
 /// How an endpoint behaves.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct EndpointSettings {
     /// Which transports may be used.
     pub transport: TransportChoice,
     /// A wait longer than this is explained once; zero never explains.
     pub stall_warning: Duration,
 }
 
-impl Default for Settings {
+impl Default for EndpointSettings {
     fn default() -> Self {
-        Settings { transport: TransportChoice::Auto, stall_warning: Duration::from_secs(10) }
+        EndpointSettings { transport: TransportChoice::Auto, stall_warning: Duration::from_secs(10) }
     }
 }
 
@@ -91,12 +91,12 @@ pub enum OpenError {
 }
 
 /// What workers tell each other about how to reach them.
-struct Reach {
+struct PeerAddresses {
     inbox: Option<InboxAddress>,
     listener: Vec<std::net::SocketAddr>,
 }
 
-impl Reach {
+impl PeerAddresses {
     fn encode(&self) -> Vec<u8> {
         let listener: Vec<String> = self.listener.iter().map(ToString::to_string).collect();
         let mut bytes = listener.join(" ").into_bytes();
@@ -107,33 +107,33 @@ impl Reach {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Reach> {
+    fn decode(bytes: &[u8]) -> Option<PeerAddresses> {
         let end = bytes.iter().position(|&b| b == b'\n')?;
         let text = std::str::from_utf8(&bytes[..end]).ok()?;
         let listener = text.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
         let rest = &bytes[end + 1..];
         let inbox = if rest.is_empty() { None } else { Some(InboxAddress::decode(rest)?) };
-        Some(Reach { inbox, listener })
+        Some(PeerAddresses { inbox, listener })
     }
 }
 
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8]) {
-    if let Some(reach) = Reach::decode(bytes) {
+    if let Some(reach) = PeerAddresses::decode(bytes) {
         assert!(reach.listener.len() <= bytes.len());
-        assert!(Reach::decode(&reach.encode()).is_some_and(|again| again.listener == reach.listener));
+        assert!(PeerAddresses::decode(&reach.encode()).is_some_and(|again| again.listener == reach.listener));
     }
 }
 
 /// Tells all workers `mine`, and returns what each of them told.
-fn exchange<T>(control: &mut Control, mine: &[u8], decode: fn(&[u8]) -> Option<T>) -> Result<Vec<T>, OpenError> {
+fn exchange<T>(control: &mut ControlPlane, mine: &[u8], decode: fn(&[u8]) -> Option<T>) -> Result<Vec<T>, OpenError> {
     let all = control.allgather(mine)?;
     let told = all.iter().enumerate();
     told.map(|(rank, bytes)| decode(bytes).ok_or(OpenError::BadAddress { rank: Rank(rank as u32) })).collect()
 }
 
 /// Whether the workers of this host have a core each. All of them judge alike.
-fn has_own_core(placements: &[Placement], mine: &Placement) -> bool {
+fn has_own_core(placements: &[WorkerPlacement], mine: &WorkerPlacement) -> bool {
     let here = || placements.iter().filter(|p| p.host == mine.host);
     let mut processors: Vec<u32> = here().flat_map(|p| p.processors.iter().copied()).collect();
     processors.sort_unstable();
@@ -156,10 +156,10 @@ const MEMORY: u8 = 1;
 const SINGLE_COPY: u8 = 2;
 
 /// What the workers of each worker's host have, given what each could open of each other one.
-fn host_links(placements: &[Placement], all_could: &[Vec<u8>]) -> Vec<HostLinks> {
+fn host_links(placements: &[WorkerPlacement], all_could: &[Vec<u8>]) -> Vec<HostLinks> {
     let could = |a: usize, b: usize| all_could[a].get(b).is_some_and(|could| could & MEMORY != 0);
     let mut of_host: BTreeMap<HostIdentity, HostLinks> = BTreeMap::new();
-    let mut one = |mine: &Placement| {
+    let mut one = |mine: &WorkerPlacement| {
         *of_host.entry(mine.host).or_insert_with(|| {
             let here: Vec<usize> = (0..placements.len()).filter(|&r| placements[r].host == mine.host).collect();
             let pairs = || here.iter().flat_map(|&a| here.iter().map(move |&b| (a, b))).filter(|(a, b)| a != b);
@@ -174,15 +174,15 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`OpenError`] on every worker that cannot go on.
-    pub fn open(mut control: Control, settings: Settings) -> Result<Endpoint, OpenError> {
+    pub fn open(mut control: ControlPlane, settings: EndpointSettings) -> Result<Endpoint, OpenError> {
         let (rank, size) = (control.rank(), control.size());
         let in_process = control.is_in_process();
-        let mine = Placement {
+        let mine = WorkerPlacement {
             location: control.location().map(str::to_owned),
             granted: control.granted(),
-            ..Placement::here()
+            ..WorkerPlacement::here()
         };
-        let placements = exchange(&mut control, &mine.encode(), Placement::decode)?;
+        let placements = exchange(&mut control, &mine.encode(), WorkerPlacement::decode)?;
 
         let others = || (0..size).filter(|&r| r != rank.0).map(Rank);
         let try_local = |peer: Rank| {
@@ -190,9 +190,9 @@ impl Endpoint {
         };
         let locals: Vec<Rank> = others().filter(|&p| try_local(p)).collect();
         // Nobody else uses one without peers; it has the doorbell.
-        let alone = || Inbox::create(&[], rank, true);
+        let alone = || LocalInbox::create(&[], rank, true);
         let mut no_memory = None;
-        let inbox = match Inbox::create(&locals, rank, in_process || locals.is_empty()) {
+        let inbox = match LocalInbox::create(&locals, rank, in_process || locals.is_empty()) {
             Ok(inbox) => inbox,
             // The others are told too: what follows are exchanges.
             Err(error) => {
@@ -205,16 +205,16 @@ impl Endpoint {
             (None, Vec::new())
         } else {
             let (listener, addresses) =
-                Listener::bind(&control.local_addresses()).map_err(|e| OpenError::Tcp(e.to_string()))?;
+                PeerListener::bind(&control.local_addresses()).map_err(|e| OpenError::Tcp(e.to_string()))?;
             (Some(listener), addresses)
         };
         let offers_memory = !locals.is_empty() && no_memory.is_none();
-        let reach = Reach { inbox: offers_memory.then(|| inbox.address()), listener: addresses };
-        let reaches = exchange(&mut control, &reach.encode(), Reach::decode)?;
+        let reach = PeerAddresses { inbox: offers_memory.then(|| inbox.address()), listener: addresses };
+        let reaches = exchange(&mut control, &reach.encode(), PeerAddresses::decode)?;
 
         let mut lacks: Vec<Option<String>> = vec![None; size as usize];
         // What the kernel has told this worker, and the user does not want so: the rest follows from what peers say.
-        let mut told = Lacks::default();
+        let mut told = MissingTransports::default();
         let mut opened: Vec<(Rank, PeerInbox)> = Vec::new();
         for &peer in &locals {
             let offered = &reaches[peer.index()].inbox;
@@ -253,7 +253,7 @@ impl Endpoint {
         let reports: Vec<Vec<u8>> =
             all_could.iter_mut().map(|could| could.split_off(could.len().min(size as usize))).collect();
         if rank == Rank(0) {
-            lacks::tell(&reports.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            missing_transports::tell(&reports.iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
         let agreed = |peer: Rank, what: u8| {
             let theirs = all_could[peer.index()].get(rank.index()).copied().unwrap_or(0);
@@ -274,7 +274,7 @@ impl Endpoint {
         let host_links = host_links(&placements, &all_could);
         let own_cores = host_links[rank.index()].own_cores;
         let spread = (!own_cores && !opened.is_empty())
-            .then(|| Spread::new(inbox.place(), opened.iter().map(|(_, peer)| peer.place()).collect()));
+            .then(|| CoreSpreading::new(inbox.place(), opened.iter().map(|(_, peer)| peer.place()).collect()));
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![None; size as usize];
         let doorbell = inbox.doorbell();
@@ -299,7 +299,7 @@ impl Endpoint {
         control.allgather(&[])?;
 
         let polls = if own_cores { POLLS_OWN_CORE } else { POLLS_SHARED_CORE };
-        let faults = Arc::new(Faults::on(topology::hosts(&placements)));
+        let faults = Arc::new(FaultRegistry::on(topology::hosts(&placements)));
         let mut engine = Engine::new(rank, transports, &routes, Arc::clone(&faults));
         if !own_cores {
             engine.copy_alone();
@@ -308,7 +308,7 @@ impl Endpoint {
         faults.set_wake(Box::new(move || bell.ring()));
 
         // The control thread starts before the endpoint exists: news in between waits in `early`.
-        let target: Arc<OnceLock<Weak<Shared>>> = Arc::new(OnceLock::new());
+        let target: Arc<OnceLock<Weak<EndpointState>>> = Arc::new(OnceLock::new());
         let early: Arc<Mutex<Vec<ControlEvent>>> = Arc::default();
         let handle = {
             let (target, early) = (Arc::clone(&target), Arc::clone(&early));
@@ -326,7 +326,7 @@ impl Endpoint {
             }))?
         };
         let epoll_fd = engine.epoll_fds().first().copied();
-        let shared = Arc::new_cyclic(|this| Shared {
+        let shared = Arc::new_cyclic(|this| EndpointState {
             rank,
             size,
             engine: Mutex::new(engine),
@@ -342,10 +342,10 @@ impl Endpoint {
             settings,
             lacks,
             stall: Default::default(),
-            background: Background::default(),
+            background: BackgroundDriver::default(),
             this: this.clone(),
             in_process,
-            origin: Origin::here(),
+            origin: ForkOrigin::here(),
             closed: Mutex::new(false),
             numbered: Default::default(),
         });
@@ -355,8 +355,8 @@ impl Endpoint {
             target.set(Arc::downgrade(&shared)).expect("set once");
             early.drain(..).for_each(|event| shared.on_control(event));
         }
-        Background::start(&shared);
-        Ok(Endpoint(Arc::clone(&shared), Arc::new(Membership(shared))))
+        BackgroundDriver::start(&shared);
+        Ok(Endpoint(Arc::clone(&shared), Arc::new(JobMembership(shared))))
     }
 
     /// Endpoints of a job whose workers are threads of this process. Each must be used by a thread of its own.
@@ -365,9 +365,9 @@ impl Endpoint {
     /// When memory or threads run out.
     pub fn in_process(size: u32) -> Result<Vec<Endpoint>, OpenError> {
         std::thread::scope(|scope| {
-            let openers: Vec<_> = Control::in_process(size)
+            let openers: Vec<_> = ControlPlane::in_process(size)
                 .into_iter()
-                .map(|control| scope.spawn(|| Endpoint::open(control, Settings::default())))
+                .map(|control| scope.spawn(|| Endpoint::open(control, EndpointSettings::default())))
                 .collect();
             openers.into_iter().map(|opener| opener.join().expect("opening does not panic")).collect()
         })
@@ -382,8 +382,8 @@ mod tests {
     #[test]
     fn a_core_of_its_own_is_one_that_no_other_worker_has_to_use() {
         let judged = |sets: &[&[u32]], quota: Option<u32>| {
-            let one = |set: &&[u32]| Placement { processors: set.to_vec(), quota, ..Placement::here() };
-            let placements: Vec<Placement> = sets.iter().map(one).collect();
+            let one = |set: &&[u32]| WorkerPlacement { processors: set.to_vec(), quota, ..WorkerPlacement::here() };
+            let placements: Vec<WorkerPlacement> = sets.iter().map(one).collect();
             let all: Vec<bool> = placements.iter().map(|mine| has_own_core(&placements, mine)).collect();
             assert!(all.iter().all(|own| *own == all[0]), "{sets:?}: {all:?}");
             all[0]
@@ -404,7 +404,7 @@ mod tests {
     /// a pair without shared memory would be taken for a hundred times as fast as it is.
     #[test]
     fn a_host_shares_memory_if_every_pair_on_it_does() {
-        let here = || Placement { processors: vec![0, 1], quota: None, ..Placement::here() };
+        let here = || WorkerPlacement { processors: vec![0, 1], quota: None, ..WorkerPlacement::here() };
         let links = |could: [[u8; 3]; 3]| host_links(&[here(), here(), here()], &could.map(Vec::from));
         let shared = HostLinks { shared_memory: true, own_cores: false };
         assert_eq!(links([[0, 3, 3], [3, 0, 3], [3, 3, 0]]), [shared; 3]);

@@ -6,11 +6,11 @@
 
 use std::any::Any;
 
-use crate::{Header, NetError, Rank};
+use crate::{FrameHeader, NetError, Rank};
 
 /// A stretch of memory that an op reads or writes until it completes.
 #[derive(Clone, Copy, Debug)]
-pub struct Region {
+pub struct MemoryRegion {
     /// First byte.
     pub ptr: *mut u8,
     /// Bytes.
@@ -19,26 +19,26 @@ pub struct Region {
 
 // SAFETY: a region is only an address; whoever posts an op promises (see `Engine::post_send`) that the memory outlives
 // it and is not touched in conflict, on whichever thread progress happens to run.
-unsafe impl Send for Region {}
+unsafe impl Send for MemoryRegion {}
 
-impl Region {
+impl MemoryRegion {
     /// The region a receive writes to.
     pub fn of_mut(slice: &mut [u8]) -> Self {
-        Region { ptr: slice.as_mut_ptr(), len: slice.len() }
+        MemoryRegion { ptr: slice.as_mut_ptr(), len: slice.len() }
     }
 
     /// The region a send reads from. Never written through.
     pub fn of(slice: &[u8]) -> Self {
-        Region { ptr: slice.as_ptr().cast_mut(), len: slice.len() }
+        MemoryRegion { ptr: slice.as_ptr().cast_mut(), len: slice.len() }
     }
 
     /// No bytes.
-    pub const EMPTY: Region = Region { ptr: std::ptr::NonNull::<u8>::dangling().as_ptr(), len: 0 };
+    pub const EMPTY: MemoryRegion = MemoryRegion { ptr: std::ptr::NonNull::<u8>::dangling().as_ptr(), len: 0 };
 }
 
 /// What a completed receive was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status {
+pub struct ReceiveStatus {
     /// The sender.
     pub source: Rank,
     /// The message's tag.
@@ -47,9 +47,9 @@ pub struct Status {
     pub len: u64,
 }
 
-impl Default for Status {
+impl Default for ReceiveStatus {
     fn default() -> Self {
-        Status { source: Rank(u32::MAX), tag: -1, len: 0 }
+        ReceiveStatus { source: Rank(u32::MAX), tag: -1, len: 0 }
     }
 }
 
@@ -62,19 +62,19 @@ pub struct GroupId {
 
 pub(super) type OpIndex = u32;
 
-pub(super) enum Op {
+pub(super) enum PendingOp {
     /// A send that waits in its link's queue or for the receiver's answer to an offer.
-    Send { group: GroupId, dest: Rank, region: Region },
+    Send { group: GroupId, dest: Rank, region: MemoryRegion },
     /// A receive: posted, or matched and filling.
-    Recv { group: GroupId, region: Region, received: u64, status: Status, sent_bytes: u64 },
+    Recv { group: GroupId, region: MemoryRegion, received: u64, status: ReceiveStatus, sent_bytes: u64 },
     /// A task: pending until its last step.
     Task { group: GroupId },
 }
 
-impl Op {
+impl PendingOp {
     fn group(&self) -> GroupId {
         match self {
-            Op::Send { group, .. } | Op::Recv { group, .. } | Op::Task { group } => *group,
+            PendingOp::Send { group, .. } | PendingOp::Recv { group, .. } | PendingOp::Task { group } => *group,
         }
     }
 }
@@ -83,7 +83,7 @@ impl Op {
 struct GroupState {
     generation: u32,
     pending: u32,
-    status: Status,
+    status: ReceiveStatus,
     error: Option<NetError>,
     /// Nobody will ask; free the slot when the last op completes.
     detached: bool,
@@ -93,8 +93,8 @@ struct GroupState {
 
 /// The slabs.
 #[derive(Default)]
-pub(super) struct Ops {
-    ops: Vec<Option<Op>>,
+pub(super) struct OpTable {
+    ops: Vec<Option<PendingOp>>,
     free_ops: Vec<u32>,
     groups: Vec<GroupState>,
     free_groups: Vec<u32>,
@@ -104,7 +104,7 @@ pub(super) struct Ops {
     pub(super) completions: u64,
 }
 
-impl Ops {
+impl OpTable {
     pub(super) fn new_group(&mut self) -> GroupId {
         let index = self.free_groups.pop().unwrap_or_else(|| {
             self.groups.push(GroupState::default());
@@ -121,7 +121,7 @@ impl Ops {
         group
     }
 
-    pub(super) fn insert(&mut self, op: Op) -> OpIndex {
+    pub(super) fn insert(&mut self, op: PendingOp) -> OpIndex {
         self.group(op.group()).pending += 1;
         self.pending_ops += 1;
         match self.free_ops.pop() {
@@ -136,7 +136,7 @@ impl Ops {
         }
     }
 
-    pub(super) fn get_mut(&mut self, index: OpIndex) -> Option<&mut Op> {
+    pub(super) fn get_mut(&mut self, index: OpIndex) -> Option<&mut PendingOp> {
         self.ops.get_mut(index as usize).and_then(Option::as_mut)
     }
 
@@ -145,7 +145,7 @@ impl Ops {
     }
 
     /// The op is over: its group is told, its slot freed.
-    pub(super) fn complete(&mut self, index: OpIndex, result: Result<Status, NetError>) {
+    pub(super) fn complete(&mut self, index: OpIndex, result: Result<ReceiveStatus, NetError>) {
         let op = self.ops[index as usize].take().expect("an op completes once");
         self.free_ops.push(index);
         self.pending_ops -= 1;
@@ -160,7 +160,7 @@ impl Ops {
     }
 
     /// Records the outcome of something that needed no op of its own.
-    pub(super) fn note(&mut self, group: GroupId, result: Result<Status, NetError>) {
+    pub(super) fn note(&mut self, group: GroupId, result: Result<ReceiveStatus, NetError>) {
         let state = self.group(group);
         match result {
             Ok(status) => state.status = status,
@@ -177,7 +177,7 @@ impl Ops {
     }
 
     /// Takes the outcome of a complete group and frees it.
-    pub(super) fn take(&mut self, id: GroupId) -> Result<Status, NetError> {
+    pub(super) fn take(&mut self, id: GroupId) -> Result<ReceiveStatus, NetError> {
         let state = self.group(id);
         assert!(state.pending == 0, "a group is taken before it is complete");
         let result = match state.error.take() {
@@ -220,8 +220,8 @@ impl Ops {
         let mut peers = Vec::new();
         for (index, op) in self.ops.iter().enumerate() {
             match op {
-                Some(Op::Send { group, dest, .. }) if *group == id => peers.push(Some(*dest)),
-                Some(Op::Recv { group, status, .. }) if *group == id => {
+                Some(PendingOp::Send { group, dest, .. }) if *group == id => peers.push(Some(*dest)),
+                Some(PendingOp::Recv { group, status, .. }) if *group == id => {
                     let known = (status.source.0 != u32::MAX).then_some(status.source);
                     peers.push(known.or_else(|| posted_source(index as u32)));
                 }
@@ -233,12 +233,12 @@ impl Ops {
     }
 
     /// Looks at every pending op.
-    pub(super) fn each(&self, look: impl FnMut(&Op)) {
+    pub(super) fn each(&self, look: impl FnMut(&PendingOp)) {
         self.ops.iter().flatten().for_each(look);
     }
 
     /// Whether any pending op is such.
-    pub(super) fn any(&self, is_such: impl FnMut(&Op) -> bool) -> bool {
+    pub(super) fn any(&self, is_such: impl FnMut(&PendingOp) -> bool) -> bool {
         self.pending_ops > 0 && self.ops.iter().flatten().any(is_such)
     }
 
@@ -249,37 +249,37 @@ impl Ops {
 }
 
 /// A frame on its way out of a link's queue.
-pub(super) struct Out {
-    pub header: Header,
-    pub payload: Payload,
+pub(super) struct QueuedFrame {
+    pub header: FrameHeader,
+    pub payload: FramePayload,
     pub sent: usize,
     /// Completed when the frame has left.
     pub completes: Option<OpIndex>,
 }
 
-const INLINE_BYTES_MAX: usize = size_of::<crate::Accept>();
+const INLINE_BYTES_MAX: usize = size_of::<crate::AcceptPayload>();
 
-pub(super) enum Payload {
-    Region(Region),
-    /// Of a control frame: the longest is an [`Accept`](crate::Accept).
+pub(super) enum FramePayload {
+    Region(MemoryRegion),
+    /// Of a control frame: the longest is an [`AcceptPayload`](crate::AcceptPayload).
     Inline {
         bytes: [u8; INLINE_BYTES_MAX],
         len: u8,
     },
 }
 
-impl Payload {
+impl FramePayload {
     pub(super) fn inline(bytes: &[u8]) -> Self {
         let mut inline = [0; INLINE_BYTES_MAX];
         inline[..bytes.len()].copy_from_slice(bytes);
-        Payload::Inline { bytes: inline, len: bytes.len() as u8 }
+        FramePayload::Inline { bytes: inline, len: bytes.len() as u8 }
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {
         match self {
             // SAFETY: the op that owns this frame is pending, so its poster keeps the memory alive and unwritten.
-            Payload::Region(region) => unsafe { std::slice::from_raw_parts(region.ptr, region.len) },
-            Payload::Inline { bytes, len } => &bytes[..*len as usize],
+            FramePayload::Region(region) => unsafe { std::slice::from_raw_parts(region.ptr, region.len) },
+            FramePayload::Inline { bytes, len } => &bytes[..*len as usize],
         }
     }
 }

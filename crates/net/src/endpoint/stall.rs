@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Contradiction, Engine, Shared};
-use crate::control::{ControlEvent, Target};
+use super::{CallMismatch, EndpointState, Engine};
+use crate::control::{ControlEvent, MessageTarget};
 use crate::{NetError, Rank, notice};
 
 /// How long an asked worker has to answer.
@@ -32,7 +32,7 @@ pub(super) fn shortened(text: &str) -> Cow<'_, str> {
 }
 
 /// Who is waiting, for stall reports.
-pub trait Caller {
+pub trait CallDescriber {
     /// Writes the call in words, such as `allreduce #417 on comm "rows"`, behind what is in `text`. Called before each
     /// sleep.
     fn describe(&self, text: &mut String);
@@ -45,7 +45,7 @@ pub trait Caller {
 }
 
 /// What workers tell each other over the control plane.
-pub(super) enum Message {
+pub(super) enum StallMessage {
     /// The sender's program raised; its traceback.
     Failed(String),
     /// The job fails because calls contradict each other; the explanation.
@@ -58,14 +58,14 @@ pub(super) enum Message {
     Tell { id: u32, text: String },
 }
 
-impl Message {
+impl StallMessage {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, numbers, text): (u8, &[u32], &str) = match self {
-            Message::Failed(text) => (1, &[], text),
-            Message::Mismatch(text) => (2, &[], text),
-            Message::AskActivity { id } => (3, &[*id], ""),
-            Message::AskCall { id, context, seq } => (4, &[*id, *context, *seq], ""),
-            Message::Tell { id, text } => (5, &[*id], text),
+            StallMessage::Failed(text) => (1, &[], text),
+            StallMessage::Mismatch(text) => (2, &[], text),
+            StallMessage::AskActivity { id } => (3, &[*id], ""),
+            StallMessage::AskCall { id, context, seq } => (4, &[*id, *context, *seq], ""),
+            StallMessage::Tell { id, text } => (5, &[*id], text),
         };
         let mut bytes = vec![kind];
         numbers.iter().for_each(|n| bytes.extend_from_slice(&n.to_le_bytes()));
@@ -74,16 +74,16 @@ impl Message {
     }
 
     /// `None` for anything that `encode` does not produce.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Message> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<StallMessage> {
         let (&kind, rest) = bytes.split_first()?;
         let number = |at: usize| Some(u32::from_le_bytes(rest.get(at * 4..at * 4 + 4)?.try_into().ok()?));
         let text = |from: usize| Some(String::from_utf8_lossy(rest.get(from..)?).into_owned());
         Some(match kind {
-            1 => Message::Failed(text(0)?),
-            2 => Message::Mismatch(text(0)?),
-            3 => Message::AskActivity { id: number(0)? },
-            4 => Message::AskCall { id: number(0)?, context: number(1)?, seq: number(2)? },
-            5 => Message::Tell { id: number(0)?, text: text(4)? },
+            1 => StallMessage::Failed(text(0)?),
+            2 => StallMessage::Mismatch(text(0)?),
+            3 => StallMessage::AskActivity { id: number(0)? },
+            4 => StallMessage::AskCall { id: number(0)?, context: number(1)?, seq: number(2)? },
+            5 => StallMessage::Tell { id: number(0)?, text: text(4)? },
             _ => return None,
         })
     }
@@ -91,9 +91,9 @@ impl Message {
 
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8]) {
-    if let Some(message) = Message::decode(bytes) {
+    if let Some(message) = StallMessage::decode(bytes) {
         let encoded = message.encode();
-        assert_eq!(Message::decode(&encoded).map(|again| again.encode()), Some(encoded));
+        assert_eq!(StallMessage::decode(&encoded).map(|again| again.encode()), Some(encoded));
     }
 }
 
@@ -103,7 +103,7 @@ type CallFormatter = fn([u64; 2]) -> String;
 type CallLookup = Arc<dyn Fn(u32) -> Option<[u64; 2]> + Send + Sync>;
 
 #[derive(Default)]
-pub(super) struct Stall {
+pub(super) struct StallReporter {
     /// Calls asleep now: what, since when, and whether on the main thread.
     asleep: Mutex<Vec<(u32, String, Instant, bool)>>,
     /// Texts of calls that slept before, so that sleeping allocates nothing.
@@ -120,9 +120,9 @@ pub(super) struct Stall {
 }
 
 /// Takes the call off the list when its sleep ends.
-pub(super) struct Entry<'a>(&'a Stall, u32);
+pub(super) struct SleepEntry<'a>(&'a StallReporter, u32);
 
-impl Drop for Entry<'_> {
+impl Drop for SleepEntry<'_> {
     fn drop(&mut self) {
         let mut asleep = self.0.asleep.lock();
         if let Some(at) = asleep.iter().position(|(id, ..)| *id == self.1) {
@@ -133,15 +133,15 @@ impl Drop for Entry<'_> {
     }
 }
 
-impl Stall {
-    pub(super) fn enter(&self, caller: &dyn Caller, since: Instant) -> Entry<'_> {
+impl StallReporter {
+    pub(super) fn enter(&self, caller: &dyn CallDescriber, since: Instant) -> SleepEntry<'_> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         // SAFETY: asks for numbers of this thread and its process; it cannot fail.
         let is_main = unsafe { libc::gettid() == libc::getpid() };
         let mut text = self.spare.lock().pop().unwrap_or_default();
         caller.describe(&mut text);
         self.asleep.lock().push((id, text, since, is_main));
-        Entry(self, id)
+        SleepEntry(self, id)
     }
 }
 
@@ -186,7 +186,7 @@ impl super::Endpoint {
     }
 }
 
-impl Shared {
+impl EndpointState {
     fn context_name(&self, context: u32) -> String {
         self.stall.names.lock().get(&context).cloned().unwrap_or_else(|| format!("#{context}"))
     }
@@ -194,18 +194,20 @@ impl Shared {
     /// Handles what the control plane says. Runs on its thread: nothing here may wait long.
     pub(super) fn on_control(self: &Arc<Self>, event: ControlEvent) {
         match event {
-            ControlEvent::Message { from, bytes } => match Message::decode(&bytes) {
-                Some(Message::Failed(traceback)) => self.faults.fail(NetError::PeerFailed { rank: from, traceback }),
-                Some(Message::Mismatch(text)) => self.faults.fail(NetError::Mismatch(text)),
-                Some(Message::AskActivity { id }) => self.aside(move |shared| {
+            ControlEvent::Message { from, bytes } => match StallMessage::decode(&bytes) {
+                Some(StallMessage::Failed(traceback)) => {
+                    self.faults.fail(NetError::PeerFailed { rank: from, traceback })
+                }
+                Some(StallMessage::Mismatch(text)) => self.faults.fail(NetError::Mismatch(text)),
+                Some(StallMessage::AskActivity { id }) => self.aside(move |shared| {
                     let text = shared.activity();
-                    let _ = shared.control.send(Target::One(from), &Message::Tell { id, text }.encode());
+                    let _ = shared.control.send(MessageTarget::One(from), &StallMessage::Tell { id, text }.encode());
                 }),
-                Some(Message::AskCall { id, context, seq }) => self.aside(move |shared| {
+                Some(StallMessage::AskCall { id, context, seq }) => self.aside(move |shared| {
                     let text = shared.describe_call(&mut shared.lock(), context, seq);
-                    let _ = shared.control.send(Target::One(from), &Message::Tell { id, text }.encode());
+                    let _ = shared.control.send(MessageTarget::One(from), &StallMessage::Tell { id, text }.encode());
                 }),
-                Some(Message::Tell { id, text }) => {
+                Some(StallMessage::Tell { id, text }) => {
                     self.stall.answers.lock().insert((id, from), text);
                     self.stall.answered.notify_all();
                 }
@@ -216,7 +218,7 @@ impl Shared {
     }
 
     /// Runs `work` on a thread of its own; questions are rare.
-    fn aside(self: &Arc<Self>, work: impl FnOnce(&Arc<Shared>) + Send + 'static) {
+    fn aside(self: &Arc<Self>, work: impl FnOnce(&Arc<EndpointState>) + Send + 'static) {
         let shared = Arc::clone(self);
         let spawned = crate::threads::spawn_native("tidemill-answer".into(), move || work(&shared));
         if let Err(error) = spawned {
@@ -225,9 +227,9 @@ impl Shared {
     }
 
     /// Asks and waits for the answer, at most [`ANSWER_TIMEOUT`].
-    fn ask(&self, rank: Rank, question: impl FnOnce(u32) -> Message) -> Option<String> {
+    fn ask(&self, rank: Rank, question: impl FnOnce(u32) -> StallMessage) -> Option<String> {
         let id = self.stall.ids.fetch_add(1, Ordering::Relaxed);
-        let _ = self.control.send(Target::One(rank), &question(id).encode());
+        let _ = self.control.send(MessageTarget::One(rank), &question(id).encode());
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut answers = self.stall.answers.lock();
         loop {
@@ -276,7 +278,7 @@ impl Shared {
 
     /// A call has waited long: finds out for whom and prints it once, without holding up the call.
     #[cold]
-    pub(super) fn warn_of_stall(&self, caller: &dyn super::Caller, waited: Duration) {
+    pub(super) fn warn_of_stall(&self, caller: &dyn super::CallDescriber, waited: Duration) {
         let mut what = String::new();
         caller.describe(&mut what);
         let ranks = caller.waiting_for(&self.lock());
@@ -286,7 +288,7 @@ impl Shared {
             for rank in ranks.iter().take(8) {
                 reasons.push(match rank {
                     None => "a message from any worker".into(),
-                    Some(rank) => match shared.ask(*rank, |id| Message::AskActivity { id }) {
+                    Some(rank) => match shared.ask(*rank, |id| StallMessage::AskActivity { id }) {
                         Some(activity) => format!("rank {rank}, which is {activity}"),
                         None => format!("rank {rank}, which does not respond"),
                     },
@@ -306,7 +308,7 @@ impl Shared {
     /// Calls contradict each other: finds out what the other one was and fails the job with both named.
     #[cold]
     pub(super) fn inquire(&self, engine: &mut Engine) {
-        let Some(Contradiction { context, seq, rank, theirs, lengths }) = engine.take_contradiction() else { return };
+        let Some(CallMismatch { context, seq, rank, theirs, lengths }) = engine.take_contradiction() else { return };
         engine.wait_for_verdict();
         // Another worker has given it. Who looks after that, as at the end of its program, may not know any more which
         // call it was.
@@ -335,10 +337,10 @@ impl Shared {
         shared.aside(move |shared| {
             let theirs = match (theirs, formatter) {
                 (Some(call), Some(format)) => Some(format(call)),
-                _ => shared.ask(rank, |id| Message::AskCall { id, context, seq }),
+                _ => shared.ask(rank, |id| StallMessage::AskCall { id, context, seq }),
             };
             let text = word(theirs.as_deref().unwrap_or("another one (it does not say which)"));
-            let _ = shared.control.send(Target::All, &Message::Mismatch(text.clone()).encode());
+            let _ = shared.control.send(MessageTarget::All, &StallMessage::Mismatch(text.clone()).encode());
             shared.faults.fail(NetError::Mismatch(text));
         });
     }
@@ -362,17 +364,17 @@ mod tests {
     #[test]
     fn messages_survive_encoding() {
         for message in [
-            Message::Failed("Traceback\n …".into()),
-            Message::Mismatch(String::new()),
-            Message::AskActivity { id: 7 },
-            Message::AskCall { id: u32::MAX, context: 3, seq: 417 },
-            Message::Tell { id: 1, text: "in app.py:88".into() },
+            StallMessage::Failed("Traceback\n …".into()),
+            StallMessage::Mismatch(String::new()),
+            StallMessage::AskActivity { id: 7 },
+            StallMessage::AskCall { id: u32::MAX, context: 3, seq: 417 },
+            StallMessage::Tell { id: 1, text: "in app.py:88".into() },
         ] {
             let bytes = message.encode();
-            assert_eq!(Message::decode(&bytes).map(|m| m.encode()), Some(bytes));
+            assert_eq!(StallMessage::decode(&bytes).map(|m| m.encode()), Some(bytes));
         }
         for bytes in [&[][..], &[0], &[3, 1, 2], &[4, 0, 0, 0, 0], &[9, 9]] {
-            assert!(Message::decode(bytes).is_none());
+            assert!(StallMessage::decode(bytes).is_none());
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Messages too large to send unasked: copied out of their sender's memory, by both sides at once if they are long, or
-//! sent in pieces where that is not possible ([`Limits::single_copy`](crate::Limits)).
+//! sent in pieces where that is not possible ([`TransportLimits::single_copy`](crate::TransportLimits)).
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::core::{Core, Link};
-use super::engine::{Engine, Leaving, coarse_now};
-use super::ops::{Op, OpIndex, Ops, Region, Status};
-use crate::claim::{CHUNKS_MAX, Transfer};
+use super::core::{EngineCore, PeerLink};
+use super::engine::{Engine, LeavePhase, coarse_now};
+use super::ops::{MemoryRegion, OpIndex, OpTable, PendingOp, ReceiveStatus};
+use crate::claim::{CHUNKS_MAX, ChunkTransfer};
 use crate::copy::copy_or_move;
 use crate::transport::PARTS_MAX;
-use crate::{Accept, Header, Kind, Offer, Push, Rank, Transport, TransportError};
+use crate::{AcceptPayload, FrameHeader, FrameKind, OfferPayload, PushResult, Rank, Transport, TransportError};
 
 /// Bytes copied out of a peer's memory before other work gets its turn.
 const PULL_CHUNK_BYTES: usize = 128 << 10;
@@ -24,10 +24,10 @@ const SHARED_PULL_BYTES_MIN: usize = 64 << 10;
 const CHUNK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// An accepted message that leaves in pieces.
-pub(super) struct Stream {
+pub(super) struct OutgoingStream {
     pub(super) op: OpIndex,
     pub(super) token: u32,
-    pub(super) region: Region,
+    pub(super) region: MemoryRegion,
     pub(super) offset: usize,
     /// Bytes of the current piece's frame already handed over.
     pub(super) sent: usize,
@@ -35,13 +35,13 @@ pub(super) struct Stream {
 
 /// Offered messages of one peer, which are copied out of its memory: the first, until its turn is over.
 #[derive(Default)]
-pub(super) struct Pulls {
-    waiting: VecDeque<Pull>,
+pub(super) struct PullQueue {
+    waiting: VecDeque<PendingPull>,
     /// Bytes of the first that were copied in this turn.
     turn_bytes: usize,
 }
 
-struct Pull {
+struct PendingPull {
     op: OpIndex,
     token: u32,
     addr: u64,
@@ -53,13 +53,13 @@ struct Pull {
 /// The peer copies too, from the end of the message on, in chunks of [`shared_chunk_bytes`].
 #[derive(Clone, Copy)]
 struct SharedPull {
-    transfer: Transfer,
+    transfer: ChunkTransfer,
     /// Where in the message the part that is shared begins.
     start: usize,
 }
 
 /// What became of a pull's turn.
-enum Pulled {
+enum PullOutcome {
     Bytes(usize),
     /// All is taken, and the sender has not finished its last chunk.
     Waits,
@@ -69,11 +69,11 @@ enum Pulled {
 }
 
 /// A message of ours that its receiver and we copy together.
-pub(super) struct Help {
+pub(super) struct AssistedSend {
     pub(super) dest: Rank,
-    pub(super) from: Region,
+    pub(super) from: MemoryRegion,
     pub(super) addr: u64,
-    pub(super) transfer: Transfer,
+    pub(super) transfer: ChunkTransfer,
 }
 
 /// Chunk of a message that both sides copy: both derive it from the length alone. Small enough that the two ends meet
@@ -92,7 +92,7 @@ impl Engine {
 
     /// Pushes queued frames as far as the transports take them.
     pub(super) fn drain_links(&mut self) -> bool {
-        if self.leaving == Leaving::Finishing {
+        if self.leaving == LeavePhase::Finishing {
             // Credit and the like, of which the others have no more need.
             for rank in self.core.busy.drain(..) {
                 self.core.links[rank.index()].queue.clear();
@@ -150,7 +150,7 @@ impl Engine {
         let Some(mut first) = self.core.links[from.index()].pulls.waiting.pop_front() else { return false };
         let pulled = self.pull_chunk(from, &mut first, PULL_CHUNK_BYTES);
         match pulled {
-            Pulled::Bytes(n) => {
+            PullOutcome::Bytes(n) => {
                 let pulls = &mut self.core.links[from.index()].pulls;
                 pulls.turn_bytes += n;
                 if pulls.turn_bytes < PULL_TURN_BYTES {
@@ -161,19 +161,19 @@ impl Engine {
                 }
                 true
             }
-            Pulled::Over | Pulled::Failed => {
+            PullOutcome::Over | PullOutcome::Failed => {
                 self.core.links[from.index()].pulls.turn_bytes = 0;
                 true
             }
-            Pulled::Waits => {
+            PullOutcome::Waits => {
                 let second = self.core.links[from.index()].pulls.waiting.pop_front();
                 let moved = second.is_some();
                 if let Some(mut second) = second {
                     match self.pull_chunk(from, &mut second, FILLING_CHUNK_BYTES) {
-                        Pulled::Bytes(_) | Pulled::Waits => {
+                        PullOutcome::Bytes(_) | PullOutcome::Waits => {
                             self.core.links[from.index()].pulls.waiting.push_front(second)
                         }
-                        Pulled::Over | Pulled::Failed => {}
+                        PullOutcome::Over | PullOutcome::Failed => {}
                     }
                 }
                 self.core.links[from.index()].pulls.waiting.push_front(first);
@@ -186,7 +186,7 @@ impl Engine {
     /// all.
     fn short_pulls(&self, from: Rank) -> usize {
         let mut left = PULL_CHUNK_BYTES;
-        let short = |pull: &&Pull| {
+        let short = |pull: &&PendingPull| {
             let short = pull.shared.is_none() && pull.done == 0 && pull.len <= left;
             left -= if short { pull.len } else { 0 };
             short
@@ -199,7 +199,7 @@ impl Engine {
         let link = &mut self.core.links[from.index()];
         let mut parts: [(u64, &mut [u8]); PARTS_MAX] = Default::default();
         for (part, pull) in parts.iter_mut().zip(link.pulls.waiting.iter().take(count)) {
-            let Some(Op::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
+            let Some(PendingOp::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
                 unreachable!("a pull's receive is pending until the pull is over")
             };
             // SAFETY: `post_recv`'s caller keeps the region valid while the op is pending, and gives no byte to two
@@ -219,8 +219,8 @@ impl Engine {
     }
 
     /// Copies the next chunk of a message of `from`, of at most `bytes_max` if its sender does not copy too.
-    fn pull_chunk(&mut self, from: Rank, pull: &mut Pull, bytes_max: usize) -> Pulled {
-        let Some(Op::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
+    fn pull_chunk(&mut self, from: Rank, pull: &mut PendingPull, bytes_max: usize) -> PullOutcome {
+        let Some(PendingOp::Recv { region, .. }) = self.core.ops.get_mut(pull.op) else {
             unreachable!("a pull's receive is pending until the pull is over")
         };
         let region = *region;
@@ -238,11 +238,11 @@ impl Engine {
                         let start = index as usize * chunk;
                         (shared.start + start, (len - start).min(chunk))
                     }
-                    None if !claim.is_complete(shared.transfer) => return Pulled::Waits,
+                    None if !claim.is_complete(shared.transfer) => return PullOutcome::Waits,
                     None => {
                         self.core.links[from.index()].claimed = false;
                         self.core.finish_pull(from, pull);
-                        return Pulled::Over;
+                        return PullOutcome::Over;
                     }
                 }
             }
@@ -255,7 +255,7 @@ impl Engine {
         if let Err(error) = result {
             // A chunk that failed is never counted: the message must not look complete.
             self.core.lost.push(error);
-            return Pulled::Failed;
+            return PullOutcome::Failed;
         }
         match (pull.shared, claim) {
             (Some(_), Some(claim)) => claim.finish(1),
@@ -263,11 +263,11 @@ impl Engine {
                 pull.done += n;
                 if pull.done == pull.len {
                     self.core.finish_pull(from, pull);
-                    return Pulled::Over;
+                    return PullOutcome::Over;
                 }
             }
         }
-        Pulled::Bytes(n)
+        PullOutcome::Bytes(n)
     }
 
     /// Copies a chunk, from the end, of each message of ours that its receiver copies from the front.
@@ -327,22 +327,22 @@ fn read(
     }
 }
 
-impl Core {
+impl EngineCore {
     /// A receive has met an offer: copy the message out of the sender's memory, or ask for it in pieces.
-    pub(super) fn accept(&mut self, op: OpIndex, src: Rank, header: &Header, offer: Offer) {
-        let Some(Op::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
+    pub(super) fn accept(&mut self, op: OpIndex, src: Rank, header: &FrameHeader, offer: OfferPayload) {
+        let Some(PendingOp::Recv { region, status, sent_bytes, .. }) = self.ops.get_mut(op) else {
             unreachable!("offers meet receives")
         };
-        *status = Status { source: src, tag: header.tag, len: offer.total_len };
+        *status = ReceiveStatus { source: src, tag: header.tag, len: offer.total_len };
         *sent_bytes = offer.total_len;
         let region = *region;
         self.check_length_agreed(src, header, offer.total_len, region.len);
         let len = (offer.total_len as usize).min(region.len);
         if len == 0 {
             self.finish_recv(op);
-            self.reply(src, Header { token: header.token, ..Header::new(Kind::Done, 0) }, &[]);
+            self.reply(src, FrameHeader { token: header.token, ..FrameHeader::new(FrameKind::Done, 0) }, &[]);
         } else if self.links[src.index()].single_copy {
-            let mut pull = Pull { op, token: header.token, addr: offer.addr, len, done: 0, shared: None };
+            let mut pull = PendingPull { op, token: header.token, addr: offer.addr, len, done: 0, shared: None };
             self.share(src, &mut pull, region);
             let pulls = &mut self.links[src.index()].pulls;
             if pulls.waiting.is_empty() {
@@ -350,14 +350,17 @@ impl Core {
             }
             pulls.waiting.push_back(pull);
         } else {
-            let accept = Accept { len: len as u64, addr: 0, token: u64::from(op), offset: 0 };
-            let header = Header { token: header.token, ..Header::new(Kind::Accept, size_of::<Accept>() as u64) };
+            let accept = AcceptPayload { len: len as u64, addr: 0, token: u64::from(op), offset: 0 };
+            let header = FrameHeader {
+                token: header.token,
+                ..FrameHeader::new(FrameKind::Accept, size_of::<AcceptPayload>() as u64)
+            };
             self.reply(src, header, bytemuck::bytes_of(&accept));
         }
     }
 
     /// Has the sender copy what is left of a message too, if that is much and no other message of its is being shared.
-    fn share(&mut self, from: Rank, pull: &mut Pull, region: Region) {
+    fn share(&mut self, from: Rank, pull: &mut PendingPull, region: MemoryRegion) {
         let link = &mut self.links[from.index()];
         let left = pull.len - pull.done;
         let (true, false, Some((claim, _))) = (left >= SHARED_PULL_BYTES_MIN, link.claimed, &link.claims) else {
@@ -368,13 +371,14 @@ impl Core {
         pull.shared = Some(SharedPull { transfer, start: pull.done });
         let addr = region.ptr as u64 + pull.done as u64;
         let token = u64::from(transfer.generation);
-        let accept = Accept { len: left as u64, addr, token, offset: pull.done as u64 };
-        let header = Header { token: pull.token, ..Header::new(Kind::Accept, size_of::<Accept>() as u64) };
+        let accept = AcceptPayload { len: left as u64, addr, token, offset: pull.done as u64 };
+        let header =
+            FrameHeader { token: pull.token, ..FrameHeader::new(FrameKind::Accept, size_of::<AcceptPayload>() as u64) };
         self.reply(from, header, bytemuck::bytes_of(&accept));
     }
 
-    pub(super) fn accepted(&mut self, src: Rank, token: u32, accept: Accept) -> Result<(), String> {
-        let Some(Op::Send { dest, region, .. }) = self.ops.get_mut(token) else {
+    pub(super) fn accepted(&mut self, src: Rank, token: u32, accept: AcceptPayload) -> Result<(), String> {
+        let Some(PendingOp::Send { dest, region, .. }) = self.ops.get_mut(token) else {
             // It has left since, and the send has ended with that news.
             let left = self.links[src.index()].left;
             return if left { Ok(()) } else { Err(format!("accepted send {token}, which is not pending")) };
@@ -385,27 +389,27 @@ impl Core {
         }
         // SAFETY: the offset is within the region, as just checked.
         let ptr = unsafe { region.ptr.add(accept.offset as usize) };
-        let region = Region { ptr, len: accept.len as usize };
+        let region = MemoryRegion { ptr, len: accept.len as usize };
         let link = &mut self.links[src.index()];
         if accept.addr != 0 {
             if link.claims.is_none() || region.len == 0 {
                 return Err(format!("asked to share the copying of send {token}, which is not possible"));
             }
             let chunks = region.len.div_ceil(shared_chunk_bytes(region.len)) as u32;
-            let transfer = Transfer { generation: accept.token as u32, chunks };
-            self.helps.push(Help { dest: src, from: region, addr: accept.addr, transfer });
+            let transfer = ChunkTransfer { generation: accept.token as u32, chunks };
+            self.helps.push(AssistedSend { dest: src, from: region, addr: accept.addr, transfer });
             return Ok(());
         }
         if link.queue.is_empty() && link.streams.is_empty() {
             self.busy.push(src);
         }
-        link.streams.push_back(Stream { op: token, token: accept.token as u32, region, offset: 0, sent: 0 });
+        link.streams.push_back(OutgoingStream { op: token, token: accept.token as u32, region, offset: 0, sent: 0 });
         Ok(())
     }
 
-    fn finish_pull(&mut self, from: Rank, pull: &Pull) {
+    fn finish_pull(&mut self, from: Rank, pull: &PendingPull) {
         self.finish_recv(pull.op);
-        self.reply(from, Header { token: pull.token, ..Header::new(Kind::Done, 0) }, &[]);
+        self.reply(from, FrameHeader { token: pull.token, ..FrameHeader::new(FrameKind::Done, 0) }, &[]);
     }
 
     /// Takes back what peers have not yet taken of messages that both copy, and waits for chunks that they are copying
@@ -430,8 +434,8 @@ impl Core {
 fn drain_link(
     transport: &mut dyn Transport,
     dest: Rank,
-    link: &mut Link,
-    ops: &mut Ops,
+    link: &mut PeerLink,
+    ops: &mut OpTable,
 ) -> Result<bool, TransportError> {
     let mut moved = false;
     loop {
@@ -443,11 +447,11 @@ fn drain_link(
                 let push = transport.push(dest, &out.header, out.payload.as_slice(), &mut out.sent)?;
                 moved |= out.sent != before;
                 match push {
-                    Push::Blocked => return Ok(moved),
-                    Push::Sent => {
+                    PushResult::Blocked => return Ok(moved),
+                    PushResult::Sent => {
                         moved = true;
                         if let Some(op) = out.completes {
-                            ops.complete(op, Ok(Status::default()));
+                            ops.complete(op, Ok(ReceiveStatus::default()));
                         }
                         link.queue.pop_front();
                     }
@@ -456,24 +460,24 @@ fn drain_link(
         }
         let Some(stream) = link.streams.front_mut() else { return Ok(moved) };
         let n = (stream.region.len - stream.offset).min(link.frame_bytes_max);
-        let header = Header { token: stream.token, ..Header::new(Kind::Piece, n as u64) };
+        let header = FrameHeader { token: stream.token, ..FrameHeader::new(FrameKind::Piece, n as u64) };
         // SAFETY: the send op is pending while its stream is queued, so the region is readable.
         let piece = unsafe { std::slice::from_raw_parts(stream.region.ptr.add(stream.offset), n) };
         let before = stream.sent;
         let push = transport.push(dest, &header, piece, &mut stream.sent)?;
         moved |= stream.sent != before;
         match push {
-            Push::Blocked => {
+            PushResult::Blocked => {
                 link.streaming = stream.sent > 0;
                 return Ok(moved);
             }
-            Push::Sent => {
+            PushResult::Sent => {
                 moved = true;
                 link.streaming = false;
                 stream.offset += n;
                 stream.sent = 0;
                 if stream.offset == stream.region.len {
-                    ops.complete(stream.op, Ok(Status::default()));
+                    ops.complete(stream.op, Ok(ReceiveStatus::default()));
                     link.streams.pop_front();
                 } else {
                     // Several large messages to one peer share the link.

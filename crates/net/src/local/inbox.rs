@@ -7,12 +7,12 @@ use std::sync::{Arc, Weak};
 use bytemuck::{Pod, Zeroable};
 use parking_lot::Mutex;
 
-use super::layout::{self, Layout, NONCE_OFFSET};
+use super::layout::{self, InboxLayout, NONCE_OFFSET};
 use super::single_copy::{self, SingleCopy};
 use crate::Rank;
-use crate::doorbell::{Bell, Doorbell};
-use crate::ring::Shape;
-use crate::segment::{Segment, SegmentError, Shared};
+use crate::doorbell::{Doorbell, DoorbellHandle};
+use crate::ring::RingShape;
+use crate::segment::{Segment, SegmentError, SegmentRef};
 use crate::sync::AtomicU64;
 
 /// Sizes of a worker's inbox.
@@ -84,23 +84,23 @@ impl InboxAddress {
         self.pid
     }
 
-    fn layout(&self) -> Layout {
-        let shape = Shape { slots: self.ring_slots, bulk_bytes: self.ring_bytes };
-        Layout { peer_count: self.peer_count, shape }
+    fn layout(&self) -> InboxLayout {
+        let shape = RingShape { slots: self.ring_slots, bulk_bytes: self.ring_bytes };
+        InboxLayout { peer_count: self.peer_count, shape }
     }
 }
 
 /// The owner's side of an inbox.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct LocalInbox {
     pub(super) segment: Arc<Segment>,
-    pub(super) layout: Layout,
+    pub(super) layout: InboxLayout,
     pub(super) peers: Vec<Rank>,
     doorbell: Arc<Doorbell>,
     nonce: [u64; 2],
 }
 
-impl Inbox {
+impl LocalInbox {
     /// Makes the inbox that the workers `peers` can write to: threads of this process if `in_process`, else processes
     /// of this host. For the latter it also allows other processes of this user to read and write our memory, for
     /// single copies, where the kernel (Yama) would ask. `rank` is the owner's.
@@ -111,10 +111,10 @@ impl Inbox {
         Self::with_options(peers, rank, in_process, InboxOptions::for_peers(peers.len()))
     }
 
-    /// [`Inbox::create`] with sizes chosen.
+    /// [`LocalInbox::create`] with sizes chosen.
     ///
     /// # Errors
-    /// As [`Inbox::create`].
+    /// As [`LocalInbox::create`].
     ///
     /// # Panics
     /// If a size is out of range, a peer is named twice, or `rank` is among the peers.
@@ -124,14 +124,14 @@ impl Inbox {
         in_process: bool,
         options: InboxOptions,
     ) -> Result<Self, SegmentError> {
-        let shape = Shape { slots: options.ring_slots, bulk_bytes: options.ring_bytes };
+        let shape = RingShape { slots: options.ring_slots, bulk_bytes: options.ring_bytes };
         assert!(shape.is_valid(), "ring sizes must be powers of two, at least 4 frames and 256 bytes: {options:?}");
         assert!(peers.len() <= PEERS_MAX as usize, "{} peers on one host exceed the limit of {PEERS_MAX}", peers.len());
         let mut distinct: Vec<Rank> = peers.iter().copied().chain([rank]).collect();
         distinct.sort_unstable();
         assert!(distinct.windows(2).all(|pair| pair[0] != pair[1]), "worker {rank} and peers {peers:?} overlap");
 
-        let layout = Layout { peer_count: peers.len() as u32, shape };
+        let layout = InboxLayout { peer_count: peers.len() as u32, shape };
         let segment = Arc::new(if in_process {
             Segment::private(layout.len())?
         } else {
@@ -156,7 +156,7 @@ impl Inbox {
     }
 
     /// Where the owner says which processor it is on.
-    pub(crate) fn place(&self) -> Shared<AtomicU64> {
+    pub(crate) fn place(&self) -> SegmentRef<AtomicU64> {
         self.layout.place(&self.segment)
     }
 
@@ -180,10 +180,10 @@ impl Inbox {
 
 /// Inboxes of workers that are threads of this process, until their peers have opened them all the same way as others:
 /// by address. An entry goes with its inbox.
-type InProcess = HashMap<[u64; 2], (Weak<Segment>, Bell)>;
+type InProcess = HashMap<[u64; 2], (Weak<Segment>, DoorbellHandle)>;
 static IN_PROCESS: Mutex<Option<InProcess>> = Mutex::new(None);
 
-impl Drop for Inbox {
+impl Drop for LocalInbox {
     fn drop(&mut self) {
         if self.segment.fd().is_none() {
             IN_PROCESS.lock().get_or_insert_default().remove(&self.nonce);
@@ -195,16 +195,16 @@ impl Drop for Inbox {
 #[derive(Debug)]
 pub struct PeerInbox {
     pub(super) segment: Arc<Segment>,
-    pub(super) layout: Layout,
+    pub(super) layout: InboxLayout,
     /// Which of the inbox's peers we are.
     pub(super) own_index: u32,
-    pub(super) bell: Bell,
+    pub(super) bell: DoorbellHandle,
     pub(super) single_copy: SingleCopy,
 }
 
 impl PeerInbox {
     /// Where the peer says which processor it is on.
-    pub(crate) fn place(&self) -> Shared<AtomicU64> {
+    pub(crate) fn place(&self) -> SegmentRef<AtomicU64> {
         self.layout.place(&self.segment)
     }
 
@@ -244,7 +244,7 @@ impl PeerInbox {
             }
         } else {
             segment = Arc::new(Segment::open(pid, address.segment_fd as RawFd, layout.len())?);
-            bell = Bell::open(layout.doorbell(&segment), pid, address.pipe_fd)?;
+            bell = DoorbellHandle::open(layout.doorbell(&segment), pid, address.pipe_fd)?;
         }
         layout::check_header(&segment, layout, address.nonce, pid)?;
         let own_index = layout

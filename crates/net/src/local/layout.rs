@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Rank;
-use crate::claim::{Claim, ClaimWords};
-use crate::ring::{REST_BYTES, RingMemory, SLOT_BYTES, Shape};
-use crate::segment::{PAGE_BYTES, Segment, SegmentError, Shared};
+use crate::claim::{ChunkClaim, ClaimWords};
+use crate::ring::{REST_BYTES, RingMemory, RingShape, SLOT_BYTES};
+use crate::segment::{PAGE_BYTES, Segment, SegmentError, SegmentRef};
 
 /// First word of every inbox: "tidemill" read as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"tidemill");
@@ -32,13 +32,13 @@ const CLAIM_OFFSET: usize = 64;
 
 /// Sizes of an inbox. The same on both sides, as announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct InboxLayout {
     /// Peers that may write to this inbox.
     pub peer_count: u32,
-    pub shape: Shape,
+    pub shape: RingShape,
 }
 
-impl Layout {
+impl InboxLayout {
     fn rings_offset(self) -> usize {
         (PEERS_OFFSET + PEER_BYTES * self.peer_count as usize).next_multiple_of(PAGE_BYTES)
     }
@@ -62,39 +62,39 @@ impl Layout {
     }
 
     /// The owner's doorbell word.
-    pub fn doorbell(self, segment: &Arc<Segment>) -> Shared<AtomicU32> {
+    pub fn doorbell(self, segment: &Arc<Segment>) -> SegmentRef<AtomicU32> {
         segment.shared(DOORBELL_OFFSET)
     }
 
-    /// Where the owner runs, in words of `endpoint/spread.rs`.
-    pub fn place(self, segment: &Arc<Segment>) -> Shared<AtomicU64> {
+    /// Where the owner runs, in words of `endpoint/core_spreading.rs`.
+    pub fn place(self, segment: &Arc<Segment>) -> SegmentRef<AtomicU64> {
         segment.shared(PLACE_OFFSET)
     }
 
     /// The claim of the peer with this index.
-    pub fn claim(self, segment: &Arc<Segment>, peer_index: u32) -> Claim<Shared<ClaimWords>> {
-        Claim::over(segment.shared(self.peer_offset(peer_index) + CLAIM_OFFSET))
+    pub fn claim(self, segment: &Arc<Segment>, peer_index: u32) -> ChunkClaim<SegmentRef<ClaimWords>> {
+        ChunkClaim::over(segment.shared(self.peer_offset(peer_index) + CLAIM_OFFSET))
     }
 
     /// Reserves the writing end of a ring. False if somebody has it already.
     pub fn take_producer(self, segment: &Arc<Segment>, peer_index: u32) -> bool {
-        let taken: Shared<AtomicU32> = segment.shared(self.peer_offset(peer_index) + TAKEN_OFFSET);
+        let taken: SegmentRef<AtomicU32> = segment.shared(self.peer_offset(peer_index) + TAKEN_OFFSET);
         taken.swap(1, Ordering::Relaxed) == 0
     }
 
     /// Which of the peers of this inbox `rank` is.
     pub fn index_of(self, segment: &Arc<Segment>, rank: Rank) -> Option<u32> {
         (0..self.peer_count).find(|&index| {
-            let found: Shared<AtomicU32> = segment.shared(self.peer_offset(index) + RANK_OFFSET);
+            let found: SegmentRef<AtomicU32> = segment.shared(self.peer_offset(index) + RANK_OFFSET);
             found.load(Ordering::Acquire) == rank.0
         })
     }
 
     /// The ring that the peer with this index writes.
-    pub fn ring(self, segment: &Arc<Segment>, peer_index: u32) -> Mapped {
+    pub fn ring(self, segment: &Arc<Segment>, peer_index: u32) -> MappedRing {
         let offset = self.rings_offset() + self.ring_bytes() * peer_index as usize;
         let slots = segment.range(offset, self.ring_bytes());
-        Mapped {
+        MappedRing {
             slots,
             // SAFETY: within the range just checked.
             bulk: unsafe { slots.add(self.slots_bytes()) },
@@ -109,12 +109,12 @@ impl Layout {
 }
 
 /// Fills in the header of a fresh segment.
-pub(crate) fn write_header(segment: &Arc<Segment>, layout: Layout, peers: &[Rank], nonce: [u64; 2]) {
+pub(crate) fn write_header(segment: &Arc<Segment>, layout: InboxLayout, peers: &[Rank], nonce: [u64; 2]) {
     for (index, peer) in peers.iter().enumerate() {
-        let rank: Shared<AtomicU32> = segment.shared(layout.peer_offset(index as u32) + RANK_OFFSET);
+        let rank: SegmentRef<AtomicU32> = segment.shared(layout.peer_offset(index as u32) + RANK_OFFSET);
         rank.store(peer.0, Ordering::Release);
     }
-    let words: Shared<[AtomicU64; 5]> = segment.shared(0);
+    let words: SegmentRef<[AtomicU64; 5]> = segment.shared(0);
     for (word, value) in words.iter().zip(header_words(layout, nonce)) {
         word.store(value, Ordering::Release);
     }
@@ -123,11 +123,11 @@ pub(crate) fn write_header(segment: &Arc<Segment>, layout: Layout, peers: &[Rank
 /// Checks that an opened segment is the inbox that was announced.
 pub(crate) fn check_header(
     segment: &Arc<Segment>,
-    layout: Layout,
+    layout: InboxLayout,
     nonce: [u64; 2],
     pid: u32,
 ) -> Result<(), SegmentError> {
-    let words: Shared<[AtomicU64; 5]> = segment.shared(0);
+    let words: SegmentRef<[AtomicU64; 5]> = segment.shared(0);
     let fields = ["magic number", "format version", "ring sizes", "nonce", "nonce"];
     for ((word, expected), field) in words.iter().zip(header_words(layout, nonce)).zip(fields) {
         if word.load(Ordering::Acquire) != expected {
@@ -140,7 +140,7 @@ pub(crate) fn check_header(
 /// Where the nonce lies in a segment, for the probe of single copies.
 pub(crate) const NONCE_OFFSET: usize = 24;
 
-fn header_words(layout: Layout, nonce: [u64; 2]) -> [u64; 5] {
+fn header_words(layout: InboxLayout, nonce: [u64; 2]) -> [u64; 5] {
     let shape = layout.shape;
     let sizes =
         (layout.peer_count as u64) << 40 | (shape.slots.trailing_zeros() as u64) << 32 | shape.bulk_bytes as u64;
@@ -148,27 +148,27 @@ fn header_words(layout: Layout, nonce: [u64; 2]) -> [u64; 5] {
 }
 
 /// A ring within a mapped segment.
-pub(crate) struct Mapped {
+pub(crate) struct MappedRing {
     slots: NonNull<u8>,
     bulk: NonNull<u8>,
     /// Slots and bytes given back. Also keeps the segment mapped.
-    returned: Shared<[AtomicU64; 2]>,
+    returned: SegmentRef<[AtomicU64; 2]>,
 }
 
 // SAFETY: the pointers stay valid through `returned`, and the rules of `RingMemory` order all access to them.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedRing {}
 
-impl Mapped {
+impl MappedRing {
     #[inline]
     fn slot(&self, slot: usize) -> *mut u8 {
-        // SAFETY: the ring passes slots below `Shape::slots` only, for which `Layout::ring` checked the range.
+        // SAFETY: the ring passes slots below `RingShape::slots` only, for which `InboxLayout::ring` checked the range.
         unsafe { self.slots.as_ptr().add(slot * SLOT_BYTES) }
     }
 }
 
-// SAFETY: `Layout::ring` computes the same addresses on both sides, within the segment, which is zero at first and
+// SAFETY: `InboxLayout::ring` computes the same addresses on both sides, within the segment, which is zero at first and
 // which `returned` keeps mapped.
-unsafe impl RingMemory for Mapped {
+unsafe impl RingMemory for MappedRing {
     #[inline]
     fn stamp(&self, slot: usize) -> &AtomicU64 {
         // SAFETY: in range (see `slot`), aligned like the slot, and only ever accessed atomically.

@@ -13,14 +13,13 @@ mod inbox;
 mod layout;
 mod single_copy;
 
-use crate::claim::{Claim, ClaimWords};
-use crate::ring::{Consumer, Popped, Producer};
-use crate::segment::Shared;
+use crate::ring::{PopResult, RingConsumer, RingProducer};
 use crate::sync::{Ordering, fence};
-use crate::{Bell, Header, Limits, Push, Rank, Sink, Transport, TransportError};
+use crate::transport::LocalClaim;
+use crate::{DoorbellHandle, FrameHeader, FrameSink, PushResult, Rank, Transport, TransportError, TransportLimits};
 
-pub use inbox::{Inbox, InboxAddress, InboxOptions, PeerInbox};
-use layout::Mapped;
+pub use inbox::{InboxAddress, InboxOptions, LocalInbox, PeerInbox};
+use layout::MappedRing;
 use single_copy::SingleCopy;
 
 /// Frames taken from one peer before the next one's turn.
@@ -34,13 +33,10 @@ const EAGER_BYTES_MAX: usize = 16 << 10;
 /// from 16 KiB to 64 KiB the stream is as fast as it gets (bench `local`).
 const FRAME_BYTES_MAX: usize = 32 << 10;
 
-/// A claim over shared memory, for a message that both sides copy. See [`crate::claim`].
-pub type LocalClaim = Claim<Shared<ClaimWords>>;
-
 /// Links to the other workers of the host.
 pub struct LocalTransport {
     name: &'static str,
-    links: Vec<Link>,
+    links: Vec<LocalLink>,
     /// Index into `links` by rank; `NO_LINK` elsewhere.
     link_of_rank: Vec<u32>,
     /// Links that have to be rung, each once.
@@ -50,19 +46,19 @@ pub struct LocalTransport {
     /// Links marked lost whose loss the sink has not heard of.
     losses_to_tell: u32,
     /// Keeps the descriptors alive by which late peers find us.
-    _inbox: Inbox,
+    _inbox: LocalInbox,
 }
 
 const NO_LINK: u32 = u32::MAX;
 
-struct Link {
+struct LocalLink {
     rank: Rank,
-    consumer: Consumer<Mapped>,
-    producer: Producer<Mapped>,
-    bell: Bell,
+    consumer: RingConsumer<MappedRing>,
+    producer: RingProducer<MappedRing>,
+    bell: DoorbellHandle,
     in_to_ring: bool,
     state: LinkState,
-    limits: Limits,
+    limits: TransportLimits,
     single_copy: SingleCopy,
     claim_in: LocalClaim,
     claim_out: LocalClaim,
@@ -96,7 +92,7 @@ impl LocalTransport {
     ///
     /// # Panics
     /// If a peer is named twice, or is not among those the inbox was made for.
-    pub fn open(rank: Rank, inbox: Inbox, peers: Vec<(Rank, PeerInbox)>) -> Self {
+    pub fn open(rank: Rank, inbox: LocalInbox, peers: Vec<(Rank, PeerInbox)>) -> Self {
         let name = if inbox.segment.fd().is_some() { "shm" } else { "in-process" };
         let mut link_of_rank = vec![NO_LINK; peers.iter().map(|(rank, _)| rank.index() + 1).max().unwrap_or(0)];
         let mut links = Vec::with_capacity(peers.len());
@@ -111,20 +107,21 @@ impl LocalTransport {
                 "worker {peer_rank} is listed twice"
             );
             // SAFETY: `inbox` was fresh and is consumed here, and each peer comes once: no second consumer.
-            let consumer = unsafe { Consumer::new(inbox.layout.ring(&inbox.segment, index), inbox.layout.shape) };
+            let consumer = unsafe { RingConsumer::new(inbox.layout.ring(&inbox.segment, index), inbox.layout.shape) };
             // SAFETY: `PeerInbox::open` made sure that no other worker has the writing end, and `peer` is consumed
             // here.
-            let producer = unsafe { Producer::new(peer.layout.ring(&peer.segment, peer.own_index), peer.layout.shape) };
+            let producer =
+                unsafe { RingProducer::new(peer.layout.ring(&peer.segment, peer.own_index), peer.layout.shape) };
             let can_single_copy = peer.single_copy.lack().is_none();
             let frame_bytes_max = peer.layout.shape.frame_bytes_max().min(FRAME_BYTES_MAX);
             let eager_bytes_max = if can_single_copy { EAGER_SINGLE_COPY_BYTES_MAX } else { EAGER_BYTES_MAX };
-            links.push(Link {
+            links.push(LocalLink {
                 rank: peer_rank,
                 consumer,
                 producer,
                 in_to_ring: false,
                 state: LinkState::Up,
-                limits: Limits {
+                limits: TransportLimits {
                     frame_bytes_max,
                     eager_bytes_max: eager_bytes_max.min(frame_bytes_max),
                     in_flight_bytes_max: peer.layout.shape.bulk_bytes as usize,
@@ -156,7 +153,7 @@ impl LocalTransport {
         index as usize
     }
 
-    fn link(&self, peer: Rank) -> &Link {
+    fn link(&self, peer: Rank) -> &LocalLink {
         &self.links[self.link_index(peer)]
     }
 
@@ -176,7 +173,7 @@ impl LocalTransport {
 
     /// Reports losses once their rings are drained, which they are: the poll that calls this came by every link.
     #[cold]
-    fn tell_losses(&mut self, sink: &mut dyn Sink) {
+    fn tell_losses(&mut self, sink: &mut dyn FrameSink) {
         for link in &mut self.links {
             if let LinkState::Lost(error) = &link.state {
                 let error = error.clone();
@@ -193,12 +190,18 @@ impl Transport for LocalTransport {
         self.name
     }
 
-    fn limits(&self, peer: Rank) -> Limits {
+    fn limits(&self, peer: Rank) -> TransportLimits {
         self.link(peer).limits
     }
 
     #[inline]
-    fn push(&mut self, dest: Rank, header: &Header, payload: &[u8], sent: &mut usize) -> Result<Push, TransportError> {
+    fn push(
+        &mut self,
+        dest: Rank,
+        header: &FrameHeader,
+        payload: &[u8],
+        sent: &mut usize,
+    ) -> Result<PushResult, TransportError> {
         let index = self.link_index(dest);
         let link = &mut self.links[index];
         if let LinkState::Lost(error) | LinkState::LostAndTold(error) = &link.state {
@@ -206,11 +209,11 @@ impl Transport for LocalTransport {
         }
         match link.producer.push(header, payload) {
             Ok(true) => {
-                *sent = size_of::<Header>() + payload.len();
+                *sent = size_of::<FrameHeader>() + payload.len();
                 self.ring_later(index);
-                Ok(Push::Sent)
+                Ok(PushResult::Sent)
             }
-            Ok(false) => Ok(Push::Blocked),
+            Ok(false) => Ok(PushResult::Blocked),
             Err(corrupt) => {
                 let error = LinkError::Corrupt(corrupt.to_string());
                 self.fail(index, error.clone());
@@ -219,7 +222,7 @@ impl Transport for LocalTransport {
         }
     }
 
-    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+    fn poll(&mut self, sink: &mut dyn FrameSink) -> bool {
         let mut moved = false;
         let (count, first) = (self.links.len(), self.first);
         for turn in 0..count {
@@ -228,9 +231,9 @@ impl Transport for LocalTransport {
             let rank = link.rank;
             for _ in 0..FRAMES_PER_TURN {
                 match link.consumer.pop(|header, payload| sink.frame(rank, header, payload)) {
-                    Ok(Popped::Nothing) => break,
-                    Ok(Popped::Frame) => moved = true,
-                    Ok(Popped::FrameAndSpace) => {
+                    Ok(PopResult::Nothing) => break,
+                    Ok(PopResult::Frame) => moved = true,
+                    Ok(PopResult::FrameAndSpace) => {
                         moved = true;
                         self.ring_later(index);
                         break;

@@ -6,69 +6,73 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use super::proof::{CHUNK_BYTES_MAX, Call, Client, HandshakeError, JobKey, Purpose, Server, Step, random_bytes};
+use super::proof::{
+    CHUNK_BYTES_MAX, ConnectionClaim, ConnectionPurpose, HandshakeClient, HandshakeError, HandshakeServer,
+    HandshakeStep,
+};
 use crate::Rank;
-use crate::fork::Guarded;
+use crate::fork::PrivateFd;
+use crate::secret::{JobKey, random_bytes};
 
-enum Side {
-    Client(Client),
-    Server(Server),
+enum HandshakeSide {
+    Client(HandshakeClient),
+    Server(HandshakeServer),
 }
 
 /// A handshake under way.
 pub(crate) struct Conversation {
-    stream: Guarded<TcpStream>,
-    side: Side,
+    stream: PrivateFd<TcpStream>,
+    side: HandshakeSide,
     peer: SocketAddr,
     deadline: Instant,
     chunk: [u8; CHUNK_BYTES_MAX],
     chunk_len: usize,
     wanted: usize,
     out: Vec<u8>,
-    done: Option<Call>,
+    done: Option<ConnectionClaim>,
 }
 
 /// A handshake's end: the stream, still non-blocking, with nothing read past the handshake.
-pub(crate) struct Met {
-    pub(crate) stream: Guarded<TcpStream>,
-    pub(crate) call: Call,
+pub(crate) struct HandshakeOutcome {
+    pub(crate) stream: PrivateFd<TcpStream>,
+    pub(crate) call: ConnectionClaim,
 }
 
 impl Conversation {
     /// Answers whoever is at the other end of `stream`.
     pub(crate) fn answer(
-        stream: Guarded<TcpStream>,
+        stream: PrivateFd<TcpStream>,
         peer: SocketAddr,
         key: &JobKey,
-        (purpose, me): (Purpose, Rank),
+        (purpose, me): (ConnectionPurpose, Rank),
         deadline: Instant,
     ) -> Self {
-        let (server, step) = Server::start(key.clone(), purpose, me, random_bytes());
-        Self::new(stream, Side::Server(server), peer, deadline, step, Vec::new())
+        let (server, step) = HandshakeServer::start(key.clone(), purpose, me, random_bytes());
+        Self::new(stream, HandshakeSide::Server(server), peer, deadline, step, Vec::new())
     }
 
     /// Calls over `stream`, which may still be connecting: then the first write fails or waits like any other.
     pub(crate) fn call(
-        stream: Guarded<TcpStream>,
+        stream: PrivateFd<TcpStream>,
         peer: SocketAddr,
         key: &JobKey,
-        call: Call,
+        call: ConnectionClaim,
         deadline: Instant,
     ) -> Self {
         let mut out = Vec::new();
-        let (client, step) = Client::start(key.clone(), call, random_bytes(), &mut out);
-        Self::new(stream, Side::Client(client), peer, deadline, step, out)
+        let (client, step) = HandshakeClient::start(key.clone(), call, random_bytes(), &mut out);
+        Self::new(stream, HandshakeSide::Client(client), peer, deadline, step, out)
     }
 
     fn new(
-        stream: Guarded<TcpStream>,
-        side: Side,
+        stream: PrivateFd<TcpStream>,
+        side: HandshakeSide,
         peer: SocketAddr,
         deadline: Instant,
-        step: Step,
+        step: HandshakeStep,
         out: Vec<u8>,
     ) -> Self {
-        let Step::Read(wanted) = step else { unreachable!("a handshake takes more than one message") };
+        let HandshakeStep::Read(wanted) = step else { unreachable!("a handshake takes more than one message") };
         let chunk = [0; CHUNK_BYTES_MAX];
         Conversation { stream, side, peer, deadline, chunk, chunk_len: 0, wanted, out, done: None }
     }
@@ -104,13 +108,13 @@ impl Conversation {
             }
             let chunk = &self.chunk[..self.chunk_len];
             let step = match &mut self.side {
-                Side::Client(client) => client.receive(chunk, &mut self.out),
-                Side::Server(server) => server.receive(chunk, &mut self.out),
+                HandshakeSide::Client(client) => client.receive(chunk, &mut self.out),
+                HandshakeSide::Server(server) => server.receive(chunk, &mut self.out),
             };
             self.chunk_len = 0;
             match step {
-                Ok(Step::Read(wanted)) => self.wanted = wanted,
-                Ok(Step::Done(call)) => self.done = Some(call),
+                Ok(HandshakeStep::Read(wanted)) => self.wanted = wanted,
+                Ok(HandshakeStep::Done(call)) => self.done = Some(call),
                 Err(error) => {
                     // The reason, for an honest caller. It fits into an empty socket buffer; a stranger's full one
                     // is not worth waiting for.
@@ -122,9 +126,9 @@ impl Conversation {
     }
 
     /// The stream and what was agreed, after `advance` said so.
-    pub(crate) fn finish(self) -> Met {
+    pub(crate) fn finish(self) -> HandshakeOutcome {
         let call = self.done.expect("finish follows a successful advance");
-        Met { stream: self.stream, call }
+        HandshakeOutcome { stream: self.stream, call }
     }
 
     fn write(&mut self) -> Result<bool, HandshakeError> {

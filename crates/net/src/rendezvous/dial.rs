@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
-use super::conversation::{Conversation, Met};
-use super::proof::{Call, HandshakeError, JobKey};
-use crate::fork::Guarded;
+use super::conversation::{Conversation, HandshakeOutcome};
+use super::proof::{ConnectionClaim, HandshakeError};
+use crate::fork::PrivateFd;
+use crate::secret::JobKey;
 
 /// How long one try may take, connecting and handshake together. Above the peer's pause when it is busy, below what
 /// makes trying the next address of a host feel stuck.
@@ -19,31 +20,31 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// A refusal that will not change is believed after this long: at first it may come from a remnant of an earlier job.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(2);
 
-pub(crate) struct Dial {
+pub(crate) struct DialAttempt {
     addresses: Vec<SocketAddr>,
     next: usize,
     key: JobKey,
-    call: Call,
-    state: State,
+    call: ConnectionClaim,
+    state: DialState,
     pause: Duration,
     refused_since: Option<Instant>,
     last_error: String,
 }
 
-enum State {
+enum DialState {
     Waiting { until: Instant },
     Talking(Box<Conversation>),
     Finished,
 }
 
-impl Dial {
-    pub(crate) fn new(addresses: Vec<SocketAddr>, key: JobKey, call: Call, now: Instant) -> Self {
-        Dial {
+impl DialAttempt {
+    pub(crate) fn new(addresses: Vec<SocketAddr>, key: JobKey, call: ConnectionClaim, now: Instant) -> Self {
+        DialAttempt {
             addresses,
             next: 0,
             key,
             call,
-            state: State::Waiting { until: now },
+            state: DialState::Waiting { until: now },
             pause: PAUSE_MIN,
             refused_since: None,
             last_error: "no address".into(),
@@ -61,23 +62,23 @@ impl Dial {
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Waiting { .. })
+        matches!(self.state, DialState::Waiting { .. })
     }
 
     /// What to poll for, if anything.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         match &self.state {
-            State::Talking(c) => Some(PollFd::from_borrowed_fd(c.stream().as_fd(), c.interest())),
-            State::Waiting { .. } | State::Finished => None,
+            DialState::Talking(c) => Some(PollFd::from_borrowed_fd(c.stream().as_fd(), c.interest())),
+            DialState::Waiting { .. } | DialState::Finished => None,
         }
     }
 
     /// When to call `advance` at the latest.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Waiting { until } => Some(*until),
-            State::Talking(c) => Some(c.deadline()),
-            State::Finished => None,
+            DialState::Waiting { until } => Some(*until),
+            DialState::Talking(c) => Some(c.deadline()),
+            DialState::Finished => None,
         }
     }
 
@@ -85,10 +86,14 @@ impl Dial {
     ///
     /// # Errors
     /// A refusal that trying again will not change.
-    pub(crate) fn advance(&mut self, now: Instant, ready: PollFlags) -> Result<Option<Met>, HandshakeError> {
+    pub(crate) fn advance(
+        &mut self,
+        now: Instant,
+        ready: PollFlags,
+    ) -> Result<Option<HandshakeOutcome>, HandshakeError> {
         match &mut self.state {
-            State::Finished => return Ok(None),
-            State::Waiting { until } => {
+            DialState::Finished => return Ok(None),
+            DialState::Waiting { until } => {
                 if now < *until || self.addresses.is_empty() {
                     if now >= *until {
                         self.retry(now);
@@ -101,7 +106,7 @@ impl Dial {
                     Ok(stream) => {
                         let deadline = now + TRY_TIMEOUT;
                         let talk = Conversation::call(stream, address, &self.key, self.call, deadline);
-                        self.state = State::Talking(Box::new(talk));
+                        self.state = DialState::Talking(Box::new(talk));
                     }
                     Err(e) => {
                         self.last_error = format!("{address}: {e}");
@@ -110,9 +115,11 @@ impl Dial {
                 }
                 return Ok(None);
             }
-            State::Talking(_) => {}
+            DialState::Talking(_) => {}
         }
-        let State::Talking(mut talk) = std::mem::replace(&mut self.state, State::Finished) else { unreachable!() };
+        let DialState::Talking(mut talk) = std::mem::replace(&mut self.state, DialState::Finished) else {
+            unreachable!()
+        };
         let outcome = if !ready.is_empty() {
             talk.advance()
         } else if now >= talk.deadline() {
@@ -123,7 +130,7 @@ impl Dial {
         match outcome {
             Ok(true) => Ok(Some(talk.finish())),
             Ok(false) => {
-                self.state = State::Talking(talk);
+                self.state = DialState::Talking(talk);
                 Ok(None)
             }
             Err(error) => {
@@ -149,16 +156,16 @@ impl Dial {
         if !another {
             self.pause = (self.pause * 2).min(PAUSE_MAX);
         }
-        self.state = State::Waiting { until };
+        self.state = DialState::Waiting { until };
     }
 }
 
 /// Starts a connection without waiting for it.
-fn connect(address: SocketAddr) -> std::io::Result<Guarded<TcpStream>> {
+fn connect(address: SocketAddr) -> std::io::Result<PrivateFd<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-    let stream = Guarded::new(TcpStream::from(socket));
+    let stream = PrivateFd::new(TcpStream::from(socket));
     match rustix::net::connect(&stream, &address) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(stream),
         Err(e) => Err(e.into()),

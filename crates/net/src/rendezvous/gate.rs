@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::conversation::{Conversation, Met};
-use super::proof::{JobKey, Purpose};
-use crate::fork::Guarded;
+use super::conversation::{Conversation, HandshakeOutcome};
+use super::proof::ConnectionPurpose;
+use crate::fork::PrivateFd;
+use crate::secret::JobKey;
 use crate::{Rank, notice};
 
 /// How long one handshake may take.
@@ -22,10 +23,10 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections taken per round, so that a flood of them leaves time for the handshakes under way.
 const ACCEPTS_PER_ROUND: usize = 64;
 
-pub(crate) struct Gate {
-    listener: Guarded<TcpListener>,
+pub(crate) struct ConnectionAcceptor {
+    listener: PrivateFd<TcpListener>,
     key: JobKey,
-    expects: (Purpose, Rank),
+    expects: (ConnectionPurpose, Rank),
     pending: VecDeque<Conversation>,
     pending_max: usize,
     /// After an accept failed (out of descriptors), do not try again before this.
@@ -34,12 +35,18 @@ pub(crate) struct Gate {
     last_refusal: Option<String>,
 }
 
-impl Gate {
+impl ConnectionAcceptor {
     /// Guards `listener`, which is made non-blocking, for calls of `purpose` to rank `me`.
-    pub(crate) fn new(listener: TcpListener, key: JobKey, purpose: Purpose, me: Rank, size: u32) -> io::Result<Self> {
+    pub(crate) fn new(
+        listener: TcpListener,
+        key: JobKey,
+        purpose: ConnectionPurpose,
+        me: Rank,
+        size: u32,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Gate {
-            listener: Guarded::new(listener),
+        Ok(ConnectionAcceptor {
+            listener: PrivateFd::new(listener),
             key,
             expects: (purpose, me),
             pending: VecDeque::new(),
@@ -73,7 +80,7 @@ impl Gate {
     }
 
     /// Goes on with every handshake that `ready` says can go on, and returns those that ended well.
-    pub(crate) fn advance(&mut self, now: Instant, ready: &[PollFlags]) -> Vec<Met> {
+    pub(crate) fn advance(&mut self, now: Instant, ready: &[PollFlags]) -> Vec<HandshakeOutcome> {
         let mut met = Vec::new();
         for &flags in &ready[1..] {
             let mut conversation = self.pending.pop_front().expect("one answer per pending handshake");
@@ -126,7 +133,13 @@ impl Gate {
                 self.refuse(oldest.peer(), "too many unauthenticated connections".into());
             }
             let deadline = now + HANDSHAKE_TIMEOUT;
-            self.pending.push_back(Conversation::answer(Guarded::new(stream), peer, &self.key, self.expects, deadline));
+            self.pending.push_back(Conversation::answer(
+                PrivateFd::new(stream),
+                peer,
+                &self.key,
+                self.expects,
+                deadline,
+            ));
         }
     }
 

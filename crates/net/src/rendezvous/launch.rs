@@ -4,27 +4,27 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use super::{JoinConfig, JoinError, Secret, join, pmi1, pmix, same_host};
-use crate::control::Control;
-use crate::environment::{Launch, Meeting};
+use super::{JobSecret, JoinConfig, JoinError, join, pmi1, pmix, same_host};
+use crate::control::ControlPlane;
+use crate::environment::{LaunchContext, MeetingPoint};
 use crate::{Rank, notice};
 
 /// Joins the job that the environment of this process describes; a process started by hand is a job of one worker.
 ///
 /// # Errors
 /// [`JoinError`], which names the remedy.
-pub fn join_from_environment() -> Result<Control, JoinError> {
-    join_launched(Launch::from_process()?)
+pub fn join_from_environment() -> Result<ControlPlane, JoinError> {
+    join_launched(LaunchContext::from_process()?)
 }
 
 /// Joins the job that `launch` describes.
 ///
 /// # Errors
 /// See [`JoinError`].
-pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
+pub fn join_launched(launch: LaunchContext) -> Result<ControlPlane, JoinError> {
     let start = Instant::now();
     let deadline = start + launch.join_timeout;
-    let mut config = JoinConfig::new(launch.rank, launch.size, &launch.job, Secret::random(), "");
+    let mut config = JoinConfig::new(launch.rank, launch.size, &launch.job, JobSecret::random(), "");
     config.timeout = launch.join_timeout;
     config.failure_timeout = launch.failure_timeout;
     config.location = launch.location.clone();
@@ -34,13 +34,13 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
     // Lives until rank 0 has everybody.
     let mut _server = None;
     match &launch.meeting {
-        Meeting::Alone => {}
-        Meeting::Given { root, secret, listen_fd } => {
+        MeetingPoint::Alone => {}
+        MeetingPoint::Given { root, secret, listen_fd } => {
             config.root = root.clone();
             config.secret = secret.clone();
             config.listener = listen_fd.map(inherited_listener).transpose().map_err(bootstrap)?;
         }
-        Meeting::Unprotected { root } => {
+        MeetingPoint::Unprotected { root } => {
             if is_root {
                 notice!(
                     Rank(0),
@@ -49,15 +49,15 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
                 );
             }
             config.root = root.clone();
-            config.secret = Secret::from_public(&format!("{} {root}", launch.job));
+            config.secret = JobSecret::from_public(&format!("{} {root}", launch.job));
         }
-        Meeting::SameHost { witness } => {
+        MeetingPoint::SameHost { witness } => {
             if let Some(fd) = witness {
                 config.job = format!("{} {}", launch.job, witness_pid(*fd).map_err(bootstrap)?);
             }
             if is_root {
                 let card = publish(&mut config, true)?;
-                let server = same_host::Server::start(&config.job, card);
+                let server = same_host::CardServer::start(&config.job, card);
                 _server = Some(server.map_err(|e| match e.kind() {
                     std::io::ErrorKind::AddrInUse => {
                         bootstrap("another rank 0 of this job is running on this host".into())
@@ -74,10 +74,10 @@ pub fn join_launched(launch: Launch) -> Result<Control, JoinError> {
                 take(&mut config, &card).map_err(bootstrap)?;
             }
         }
-        Meeting::Pmix | Meeting::Pmi1 { .. } => {
+        MeetingPoint::Pmix | MeetingPoint::Pmi1 { .. } => {
             let card = if is_root { Some(publish(&mut config, launch.local_size == Some(launch.size))?) } else { None };
             let card_taken = match launch.meeting {
-                Meeting::Pmi1 { fd } => pmi1::exchange(fd, card.as_deref(), deadline),
+                MeetingPoint::Pmi1 { fd } => pmi1::exchange(fd, card.as_deref(), deadline),
                 _ => pmix::exchange(card.as_deref(), deadline),
             };
             let card_taken = card_taken.map_err(|reason| {
@@ -120,7 +120,7 @@ fn publish(config: &mut JoinConfig, within_host: bool) -> Result<String, JoinErr
 /// The others: understands what rank 0 wrote.
 fn take(config: &mut JoinConfig, card: &str) -> Result<(), String> {
     let parts = card.trim_end().split_once(' ');
-    let parts = parts.and_then(|(root, secret)| Some((root, Secret::from_hex(secret)?)));
+    let parts = parts.and_then(|(root, secret)| Some((root, JobSecret::from_hex(secret)?)));
     let (root, secret) = parts.ok_or("rank 0 did not publish an address and a secret")?;
     (config.root, config.secret) = (root.to_owned(), secret);
     Ok(())

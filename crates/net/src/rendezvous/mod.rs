@@ -1,4 +1,5 @@
-//! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and a [`Control`] comes out.
+//! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and a [`ControlPlane`] comes
+//! out.
 //!
 //! Rank 0 listens, the others connect again and again until the timeout. Strangers, port scans, garbage and wrong
 //! secrets are refused, logged and harmless ([`gate`]). What goes wrong for one worker is told to all that have come,
@@ -29,21 +30,19 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt;
 
-use crate::control::wire::{Kind, Link};
-use crate::control::{Control, ControlError, Inner, exchange};
+use crate::control::wire::{ControlKind, ControlLink};
+use crate::control::{ControlError, ControlLinks, ControlPlane, exchange};
 use crate::environment::EnvironmentError;
+pub use crate::environment::JOIN_TIMEOUT;
+pub use crate::secret::{JobKey, JobSecret};
 use crate::threads::{poll_until, sleep};
 use crate::{FAILURE_TIMEOUT, Rank, notice};
-use conversation::Met;
-use dial::Dial;
-use gate::Gate;
+use conversation::HandshakeOutcome;
+use dial::DialAttempt;
+use gate::ConnectionAcceptor;
 pub use launch::{join_from_environment, join_launched};
-pub(crate) use proof::random_bytes;
-use proof::{Call, Purpose};
-pub use proof::{JobKey, PROTOCOL, Secret};
-
-/// How long workers wait for each other, unless told otherwise (`TIDEMILL_JOIN_TIMEOUT`, in seconds).
-pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+pub use proof::PROTOCOL;
+use proof::{ConnectionClaim, ConnectionPurpose};
 
 /// How long the others wait for rank 0's verdict after it has given up itself.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
@@ -68,7 +67,7 @@ pub struct JoinConfig {
     /// The job's name; workers of different jobs refuse each other.
     pub job: String,
     /// What only workers of this job know.
-    pub secret: Secret,
+    pub secret: JobSecret,
     /// Where rank 0 listens, `host:port`; the others try several, separated by commas, in turn.
     pub root: String,
     /// On rank 0: the listening socket, when who started the job has bound it already.
@@ -77,15 +76,17 @@ pub struct JoinConfig {
     pub timeout: Duration,
     /// Silence after which a worker counts as lost.
     pub failure_timeout: Duration,
-    /// Where this worker's host is in the network; see [`Launch::location`](crate::environment::Launch::location).
+    /// Where this worker's host is in the network; see
+    /// [`LaunchContext::location`](crate::environment::LaunchContext::location).
     pub location: Option<String>,
-    /// How many processors are meant for this worker; see [`Launch::granted`](crate::environment::Launch::granted).
+    /// How many processors are meant for this worker; see
+    /// [`LaunchContext::granted`](crate::environment::LaunchContext::granted).
     pub granted: Option<u32>,
 }
 
 impl JoinConfig {
     /// A configuration with default timeouts.
-    pub fn new(rank: Rank, size: u32, job: &str, secret: Secret, root: &str) -> Self {
+    pub fn new(rank: Rank, size: u32, job: &str, secret: JobSecret, root: &str) -> Self {
         JoinConfig {
             rank,
             size,
@@ -175,38 +176,38 @@ pub enum JoinError {
 ///
 /// # Errors
 /// See [`JoinError`]; within `config.timeout` and a few seconds.
-pub fn join(config: JoinConfig) -> Result<Control, JoinError> {
+pub fn join(config: JoinConfig) -> Result<ControlPlane, JoinError> {
     if config.rank.0 >= config.size {
         return Err(JoinError::RankOutOfRange { rank: config.rank, size: config.size });
     }
     let key = JobKey::new(&config.secret, &config.job);
     let inner = match (config.size, config.rank.0) {
-        (1, _) => Inner::Solo,
-        (_, 0) => Inner::Hub(host(&config, &key)?),
-        _ => Inner::Leaf(knock(&config, &key)?),
+        (1, _) => ControlLinks::Solo,
+        (_, 0) => ControlLinks::Hub(host(&config, &key)?),
+        _ => ControlLinks::Leaf(knock(&config, &key)?),
     };
-    Ok(Control::new(config.rank, config.size, config.failure_timeout, key, inner)
+    Ok(ControlPlane::new(config.rank, config.size, config.failure_timeout, key, inner)
         .placed(config.location, config.granted))
 }
 
 /// Rank 0: lets the others in. Returns their links by rank, from 1.
-fn host(config: &JoinConfig, key: &JobKey) -> Result<Vec<Link>, JoinError> {
+fn host(config: &JoinConfig, key: &JobKey) -> Result<Vec<ControlLink>, JoinError> {
     let deadline = Instant::now() + config.timeout;
     let listener = match &config.listener {
         Some(fd) => TcpListener::from(fd.try_clone()?),
         None => bind(&config.root)?,
     };
-    let mut gate = Gate::new(listener, key.clone(), Purpose::Join, Rank(0), config.size)?;
-    let mut links: Vec<Option<Link>> = Vec::new();
+    let mut gate = ConnectionAcceptor::new(listener, key.clone(), ConnectionPurpose::Join, Rank(0), config.size)?;
+    let mut links: Vec<Option<ControlLink>> = Vec::new();
     links.resize_with(config.size as usize - 1, || None);
     let outcome = admit_all(config, &mut gate, &mut links, deadline);
     if let Err(error) = outcome {
         refuse_all(&mut gate, links, &error.to_string());
         return Err(error);
     }
-    let mut present: Vec<Link> = links.into_iter().flatten().collect();
+    let mut present: Vec<ControlLink> = links.into_iter().flatten().collect();
     for link in &mut present {
-        link.queue(Kind::Welcome, Rank(0), &[]);
+        link.queue(ControlKind::Welcome, Rank(0), &[]);
     }
     exchange::flush_all(&mut present, deadline.max(Instant::now() + VERDICT_PATIENCE));
     Ok(present)
@@ -214,9 +215,11 @@ fn host(config: &JoinConfig, key: &JobKey) -> Result<Vec<Link>, JoinError> {
 
 /// Tells everybody why the job does not start, also those who come a little later: they would try to reach this worker
 /// until their time is up.
-fn refuse_all(gate: &mut Gate, mut links: Vec<Option<Link>>, reason: &str) {
+fn refuse_all(gate: &mut ConnectionAcceptor, mut links: Vec<Option<ControlLink>>, reason: &str) {
     let until = Instant::now() + REFUSAL_PATIENCE;
-    let refuse = |link: &mut Link| exchange::tell(std::slice::from_mut(link), Kind::Failed, Rank(0), reason.as_bytes());
+    let refuse = |link: &mut ControlLink| {
+        exchange::tell(std::slice::from_mut(link), ControlKind::Failed, Rank(0), reason.as_bytes())
+    };
     links.iter_mut().flatten().for_each(refuse);
     while links.iter().any(Option::is_none) || gate.has_pending() {
         let mut fds = Vec::new();
@@ -226,7 +229,7 @@ fn refuse_all(gate: &mut Gate, mut links: Vec<Option<Link>>, reason: &str) {
         let now = Instant::now();
         for met in gate.advance(now, &ready) {
             let rank = met.call.from;
-            let mut link = Link::new(met.stream);
+            let mut link = ControlLink::new(met.stream);
             refuse(&mut link);
             // Whom this was is known; a closed link would do as well, an open one keeps the news from being cut off.
             if let Some(slot) = rank.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
@@ -241,8 +244,8 @@ fn refuse_all(gate: &mut Gate, mut links: Vec<Option<Link>>, reason: &str) {
 
 fn admit_all(
     config: &JoinConfig,
-    gate: &mut Gate,
-    links: &mut [Option<Link>],
+    gate: &mut ConnectionAcceptor,
+    links: &mut [Option<ControlLink>],
     deadline: Instant,
 ) -> Result<(), JoinError> {
     while links.iter().any(Option::is_none) {
@@ -279,8 +282,8 @@ fn admit_all(
 }
 
 /// Takes in a worker that has proved to be one of ours. It may still be a mistake of the launcher's.
-fn admit(config: &JoinConfig, links: &mut [Option<Link>], met: Met) -> Result<(), JoinError> {
-    let Call { from, size, .. } = met.call;
+fn admit(config: &JoinConfig, links: &mut [Option<ControlLink>], met: HandshakeOutcome) -> Result<(), JoinError> {
+    let ConnectionClaim { from, size, .. } = met.call;
     let peer = met.stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
     let wrong = if size != config.size {
         Some(format!(
@@ -300,9 +303,9 @@ fn admit(config: &JoinConfig, links: &mut [Option<Link>], met: Met) -> Result<()
     } else {
         None
     };
-    let mut link = Link::new(met.stream);
+    let mut link = ControlLink::new(met.stream);
     if let Some(text) = wrong {
-        exchange::tell(std::slice::from_mut(&mut link), Kind::Failed, Rank(0), text.as_bytes());
+        exchange::tell(std::slice::from_mut(&mut link), ControlKind::Failed, Rank(0), text.as_bytes());
         if let Some(slot) = from.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
             slot.get_or_insert(link);
         }
@@ -314,11 +317,11 @@ fn admit(config: &JoinConfig, links: &mut [Option<Link>], met: Met) -> Result<()
 }
 
 /// The others: finds rank 0 and waits for its word.
-fn knock(config: &JoinConfig, key: &JobKey) -> Result<Link, JoinError> {
+fn knock(config: &JoinConfig, key: &JobKey) -> Result<ControlLink, JoinError> {
     let start = Instant::now();
     let deadline = start + config.timeout;
-    let call = Call { purpose: Purpose::Join, from: config.rank, to: Rank(0), size: config.size };
-    let mut dial = Dial::new(Vec::new(), key.clone(), call, start);
+    let call = ConnectionClaim { purpose: ConnectionPurpose::Join, from: config.rank, to: Rank(0), size: config.size };
+    let mut dial = DialAttempt::new(Vec::new(), key.clone(), call, start);
     let mut resolve_at = start;
     let mut resolve_error = None;
     let met = loop {
@@ -348,10 +351,10 @@ fn knock(config: &JoinConfig, key: &JobKey) -> Result<Link, JoinError> {
             return Err(JoinError::NoRoot { root: config.root.clone(), waited_s: config.timeout.as_secs(), last });
         }
     };
-    let mut link = Link::new(met.stream);
+    let mut link = ControlLink::new(met.stream);
     tune(&link)?;
     match exchange::await_hub(&mut link, deadline + VERDICT_PATIENCE, config.timeout) {
-        Ok(message) if message.kind == Kind::Welcome => Ok(link),
+        Ok(message) if message.kind == ControlKind::Welcome => Ok(link),
         Ok(message) => {
             let reason = format!("it sent {:?} where a welcome was expected", message.kind);
             Err(ControlError::Lost { rank: Rank(0), reason }.into())
@@ -407,7 +410,7 @@ fn bind(root: &str) -> Result<TcpListener, JoinError> {
 }
 
 /// Settings of a control link: small messages go out at once, and a host that vanished is noticed by the kernel too.
-fn tune(link: &Link) -> Result<(), JoinError> {
+fn tune(link: &ControlLink) -> Result<(), JoinError> {
     let fd = link.as_fd();
     sockopt::set_tcp_nodelay(fd, true).map_err(std::io::Error::from)?;
     sockopt::set_socket_keepalive(fd, true).map_err(std::io::Error::from)?;

@@ -25,7 +25,7 @@ const KEY: &str = "tidemill-root";
 
 /// Rank 0 publishes `card`, the others get it. Returns when all workers have called.
 pub(super) fn exchange(fd: RawFd, card: Option<&str>, deadline: Instant) -> Result<String, String> {
-    let mut client = Client::open(fd, deadline)?;
+    let mut client = PmiClient::open(fd, deadline)?;
     let answer = client.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
     check(&answer)?;
     finalize_at_exit(fd);
@@ -50,7 +50,7 @@ pub(super) fn exchange(fd: RawFd, card: Option<&str>, deadline: Instant) -> Resu
     value.ok_or_else(|| "the launcher's PMI returned a different value from the one stored".into())
 }
 
-struct Client {
+struct PmiClient {
     /// Not ours to close: an MPI library of the same program may use it too.
     stream: ManuallyDrop<File>,
     fd: BorrowedFd<'static>,
@@ -58,7 +58,7 @@ struct Client {
     buffer: Vec<u8>,
 }
 
-impl Client {
+impl PmiClient {
     fn open(fd: RawFd, deadline: Instant) -> Result<Self, String> {
         if fd < 0 {
             return Err("PMI_FD is not a descriptor".into());
@@ -70,7 +70,7 @@ impl Client {
         // SAFETY: the descriptor is open, belongs to this process by the launcher's contract, and is never closed here:
         // `ManuallyDrop` keeps the `File` from it.
         let (stream, fd) = unsafe { (ManuallyDrop::new(File::from_raw_fd(fd)), BorrowedFd::borrow_raw(fd)) };
-        Ok(Client { stream, fd, deadline, buffer: Vec::new() })
+        Ok(PmiClient { stream, fd, deadline, buffer: Vec::new() })
     }
 
     /// Sends a line and waits for the answer, which must be of one kind.

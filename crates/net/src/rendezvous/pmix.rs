@@ -32,32 +32,33 @@ const TYPE_STRING: u16 = 3;
 /// `pmix_proc_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Process {
+struct PmixProcess {
     nspace: [c_char; 256],
     rank: u32,
 }
 
 /// `pmix_value_t`: a type and a union of at most 24 bytes, of which only a string's pointer and a flag are used.
 #[repr(C)]
-struct Value {
+struct PmixValue {
     kind: u16,
     data: [*mut c_void; 3],
 }
 
 /// `pmix_info_t`.
 #[repr(C)]
-struct Info {
+struct PmixInfo {
     key: [u8; 512],
     flags: u32,
-    value: Value,
+    value: PmixValue,
 }
 
-type InitFn = unsafe extern "C" fn(*mut Process, *mut Info, usize) -> c_int;
-type FinalizeFn = unsafe extern "C" fn(*const Info, usize) -> c_int;
-type PutFn = unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int;
+type InitFn = unsafe extern "C" fn(*mut PmixProcess, *mut PmixInfo, usize) -> c_int;
+type FinalizeFn = unsafe extern "C" fn(*const PmixInfo, usize) -> c_int;
+type PutFn = unsafe extern "C" fn(u8, *const c_char, *mut PmixValue) -> c_int;
 type CommitFn = unsafe extern "C" fn() -> c_int;
-type FenceFn = unsafe extern "C" fn(*const Process, usize, *const Info, usize) -> c_int;
-type GetFn = unsafe extern "C" fn(*const Process, *const c_char, *const Info, usize, *mut *mut Value) -> c_int;
+type FenceFn = unsafe extern "C" fn(*const PmixProcess, usize, *const PmixInfo, usize) -> c_int;
+type GetFn =
+    unsafe extern "C" fn(*const PmixProcess, *const c_char, *const PmixInfo, usize, *mut *mut PmixValue) -> c_int;
 type ErrorFn = unsafe extern "C" fn(c_int) -> *const c_char;
 
 /// Rank 0 publishes `card`, the others get it. Returns when all workers have called, or at the deadline: PMIx itself
@@ -110,13 +111,13 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
         Err(format!("{what}: {text} ({status})"))
     };
 
-    let mut me = Process { nspace: [0; 256], rank: 0 };
+    let mut me = PmixProcess { nspace: [0; 256], rank: 0 };
     // SAFETY: `me` is what is filled in; no directives.
     check("PMIx_Init", unsafe { init(&mut me, std::ptr::null_mut(), 0) })?;
     finalize_at_exit(*finalize);
     if let Some(card) = &card {
         let text = CString::new(card.as_str()).map_err(|e| e.to_string())?;
-        let mut value = Value { kind: TYPE_STRING, data: [std::ptr::null_mut(); 3] };
+        let mut value = PmixValue { kind: TYPE_STRING, data: [std::ptr::null_mut(); 3] };
         value.data[0] = text.as_ptr().cast_mut().cast();
         // SAFETY: key and value are copied by the call and live until after it.
         check("PMIx_Put", unsafe { put(GLOBAL, KEY.as_ptr(), &mut value) })?;
@@ -124,7 +125,7 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
         check("PMIx_Commit", unsafe { commit() })?;
     }
     let mut collect =
-        Info { key: [0; 512], flags: 0, value: Value { kind: TYPE_BOOL, data: [std::ptr::null_mut(); 3] } };
+        PmixInfo { key: [0; 512], flags: 0, value: PmixValue { kind: TYPE_BOOL, data: [std::ptr::null_mut(); 3] } };
     collect.key[..COLLECT_DATA.len()].copy_from_slice(COLLECT_DATA);
     collect.value.data[0] = std::ptr::without_provenance_mut(1); // The flag is the union's first byte.
     // SAFETY: one directive; no processes means all of the job.
@@ -132,8 +133,8 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
     if let Some(card) = card {
         return Ok(card);
     }
-    let root = Process { rank: 0, ..me };
-    let mut value: *mut Value = std::ptr::null_mut();
+    let root = PmixProcess { rank: 0, ..me };
+    let mut value: *mut PmixValue = std::ptr::null_mut();
     // SAFETY: on success `value` points to a value that is ours; it is leaked, being one small string per job.
     check("PMIx_Get", unsafe { get(&root, KEY.as_ptr(), std::ptr::null(), 0, &mut value) })?;
     if value.is_null() {

@@ -14,12 +14,10 @@
 //! and the two labels keep one side's proof from being reflected as the other's. Each message has a fixed length, so an
 //! unproven peer costs at most [`CHUNK_BYTES_MAX`] bytes of memory. Nothing after the handshake is encrypted.
 
-use std::fmt;
-
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use hmac::Mac;
 
 use crate::Rank;
+use crate::secret::JobKey;
 
 /// Number of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
 pub const PROTOCOL: u16 = 2;
@@ -37,90 +35,10 @@ pub(crate) const CHUNK_BYTES_MAX: usize = HELLO_BYTES;
 
 pub(crate) type Nonce = [u8; NONCE_BYTES];
 
-/// What the workers of one job know and nobody else: 32 random bytes, made by who starts the job.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
-
-impl Secret {
-    /// A fresh one from the operating system.
-    ///
-    /// # Panics
-    /// When the operating system has no randomness, which on Linux does not happen after boot.
-    pub fn random() -> Self {
-        Secret(random_bytes())
-    }
-
-    /// From the 64 hexadecimal digits of `TIDEMILL_SECRET`.
-    pub fn from_hex(text: &str) -> Option<Self> {
-        let text = text.as_bytes();
-        if text.len() != 64 {
-            return None;
-        }
-        let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-        }
-        Some(Secret(bytes))
-    }
-
-    /// As 64 hexadecimal digits, for the environment of a worker. Keep it out of logs and command lines.
-    pub fn to_hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-
-    /// A secret that everybody can work out who knows `text`. Only for launchers that share nothing better; whoever
-    /// uses it must say so to the user.
-    pub(crate) fn from_public(text: &str) -> Self {
-        use sha2::Digest;
-        Secret(Sha256::digest(format!("tidemill public {text}")).into())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
-pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-    bytes
-}
-
-/// The secret and the job's name made one: workers of two jobs with one secret still refuse each other.
-#[derive(Clone)]
-pub struct JobKey(Hmac<Sha256>);
-
-impl fmt::Debug for JobKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JobKey(..)")
-    }
-}
-
-impl JobKey {
-    /// The key of the job called `job` with `secret`.
-    pub fn new(secret: &Secret, job: &str) -> Self {
-        let mut outer = Hmac::<Sha256>::new_from_slice(&secret.0).expect("HMAC takes keys of any length");
-        outer.update(b"tidemill job ");
-        outer.update(job.as_bytes());
-        let inner = outer.finalize().into_bytes();
-        JobKey(Hmac::new_from_slice(&inner).expect("HMAC takes keys of any length"))
-    }
-
-    fn prove(&self, label: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
-        let mut mac = self.0.clone();
-        mac.update(label);
-        mac.update(transcript);
-        mac
-    }
-}
-
 /// What a connection is for.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum ConnectionPurpose {
     /// A worker joins the job at rank 0; the connection becomes its control link.
     Join = 1,
     /// Two workers exchange frames.
@@ -129,8 +47,8 @@ pub(crate) enum Purpose {
 
 /// Who calls whom and why, as the client claims and its proof confirms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) purpose: Purpose,
+pub(crate) struct ConnectionClaim {
+    pub(crate) purpose: ConnectionPurpose,
     pub(crate) from: Rank,
     pub(crate) to: Rank,
     pub(crate) size: u32,
@@ -177,17 +95,17 @@ mod code {
 
 /// What the driver does next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum HandshakeStep {
     /// Send what was put out, then read exactly this many bytes.
     Read(usize),
     /// Send what was put out; then the connection belongs to the caller.
-    Done(Call),
+    Done(ConnectionClaim),
 }
 
 /// The calling side.
-pub(crate) struct Client {
+pub(crate) struct HandshakeClient {
     key: JobKey,
-    call: Call,
+    call: ConnectionClaim,
     transcript: Vec<u8>,
     state: ClientState,
 }
@@ -198,9 +116,9 @@ enum ClientState {
     Verdict,
 }
 
-impl Client {
+impl HandshakeClient {
     /// Starts a call and puts out the hello.
-    pub(crate) fn start(key: JobKey, call: Call, nonce: Nonce, out: &mut Vec<u8>) -> (Self, Step) {
+    pub(crate) fn start(key: JobKey, call: ConnectionClaim, nonce: Nonce, out: &mut Vec<u8>) -> (Self, HandshakeStep) {
         let mut hello = Vec::with_capacity(HELLO_BYTES + CHALLENGE_BYTES);
         hello.extend_from_slice(&prefix(FROM_CLIENT, call.purpose as u8));
         for number in [call.from.0, call.to.0, call.size] {
@@ -209,11 +127,14 @@ impl Client {
         hello.extend_from_slice(&nonce);
         debug_assert_eq!(hello.len(), HELLO_BYTES);
         out.extend_from_slice(&hello);
-        (Client { key, call, transcript: hello, state: ClientState::Prefix }, Step::Read(PREFIX_BYTES))
+        (
+            HandshakeClient { key, call, transcript: hello, state: ClientState::Prefix },
+            HandshakeStep::Read(PREFIX_BYTES),
+        )
     }
 
     /// Takes the bytes last asked for.
-    pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<Step, HandshakeError> {
+    pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<HandshakeStep, HandshakeError> {
         match self.state {
             ClientState::Prefix => {
                 let (theirs, verdict) = parse_prefix(FROM_SERVER, chunk)?;
@@ -222,14 +143,14 @@ impl Client {
                 }
                 self.transcript.extend_from_slice(chunk);
                 self.state = ClientState::Nonce;
-                Ok(Step::Read(NONCE_BYTES))
+                Ok(HandshakeStep::Read(NONCE_BYTES))
             }
             ClientState::Nonce => {
                 self.transcript.extend_from_slice(chunk);
                 let proof = self.key.prove(b"client", &self.transcript).finalize().into_bytes();
                 out.extend_from_slice(&proof);
                 self.state = ClientState::Verdict;
-                Ok(Step::Read(VERDICT_BYTES))
+                Ok(HandshakeStep::Read(VERDICT_BYTES))
             }
             ClientState::Verdict => {
                 let (verdict, proof) = chunk.split_at(4);
@@ -241,20 +162,20 @@ impl Client {
                 }
                 let expected = self.key.prove(b"server", &self.transcript);
                 expected.verify_slice(proof).map_err(|_| HandshakeError::Impostor)?;
-                Ok(Step::Done(self.call))
+                Ok(HandshakeStep::Done(self.call))
             }
         }
     }
 }
 
 /// The called side.
-pub(crate) struct Server {
+pub(crate) struct HandshakeServer {
     key: JobKey,
-    purpose: Purpose,
+    purpose: ConnectionPurpose,
     me: Rank,
     nonce: Nonce,
     transcript: Vec<u8>,
-    call: Option<Call>,
+    call: Option<ConnectionClaim>,
     state: ServerState,
 }
 
@@ -264,16 +185,16 @@ enum ServerState {
     Proof,
 }
 
-impl Server {
+impl HandshakeServer {
     /// Waits for a caller who wants `purpose` of rank `me`.
-    pub(crate) fn start(key: JobKey, purpose: Purpose, me: Rank, nonce: Nonce) -> (Self, Step) {
+    pub(crate) fn start(key: JobKey, purpose: ConnectionPurpose, me: Rank, nonce: Nonce) -> (Self, HandshakeStep) {
         let transcript = Vec::with_capacity(HELLO_BYTES + CHALLENGE_BYTES);
-        let server = Server { key, purpose, me, nonce, transcript, call: None, state: ServerState::Prefix };
-        (server, Step::Read(PREFIX_BYTES))
+        let server = HandshakeServer { key, purpose, me, nonce, transcript, call: None, state: ServerState::Prefix };
+        (server, HandshakeStep::Read(PREFIX_BYTES))
     }
 
     /// Takes the bytes last asked for. On an error `out` may hold a last message that tells an honest caller why.
-    pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<Step, HandshakeError> {
+    pub(crate) fn receive(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<HandshakeStep, HandshakeError> {
         match self.state {
             ServerState::Prefix => {
                 let (theirs, _) = parse_prefix(FROM_CLIENT, chunk)?;
@@ -283,23 +204,24 @@ impl Server {
                 }
                 self.transcript.extend_from_slice(chunk);
                 self.state = ServerState::Hello;
-                Ok(Step::Read(HELLO_BYTES - PREFIX_BYTES))
+                Ok(HandshakeStep::Read(HELLO_BYTES - PREFIX_BYTES))
             }
             ServerState::Hello => {
                 self.transcript.extend_from_slice(chunk);
                 let number = |at: usize| u32::from_le_bytes(chunk[at..at + 4].try_into().expect("four bytes"));
                 let purpose = match self.transcript[10] {
-                    1 => Purpose::Join,
-                    2 => Purpose::Frames,
+                    1 => ConnectionPurpose::Join,
+                    2 => ConnectionPurpose::Frames,
                     _ => return Err(HandshakeError::Stranger),
                 };
-                self.call = Some(Call { purpose, from: Rank(number(0)), to: Rank(number(4)), size: number(8) });
+                self.call =
+                    Some(ConnectionClaim { purpose, from: Rank(number(0)), to: Rank(number(4)), size: number(8) });
                 let at = self.transcript.len();
                 self.transcript.extend_from_slice(&prefix(FROM_SERVER, code::WELCOME));
                 self.transcript.extend_from_slice(&self.nonce);
                 out.extend_from_slice(&self.transcript[at..]);
                 self.state = ServerState::Proof;
-                Ok(Step::Read(MAC_BYTES))
+                Ok(HandshakeStep::Read(MAC_BYTES))
             }
             ServerState::Proof => {
                 let call = self.call.expect("a proof follows a hello");
@@ -314,7 +236,7 @@ impl Server {
                 }
                 let proof = self.key.prove(b"server", &self.transcript).finalize().into_bytes();
                 out.extend_from_slice(&verdict(code::WELCOME, &proof));
-                Ok(Step::Done(call))
+                Ok(HandshakeStep::Done(call))
             }
         }
     }

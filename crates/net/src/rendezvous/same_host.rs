@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use sha2::{Digest, Sha256};
 
-use crate::fork::Guarded;
+use crate::fork::PrivateFd;
 use crate::threads::{poll_until, sleep, spawn_native};
 use crate::{Rank, notice};
 
@@ -50,15 +50,15 @@ pub(super) fn witness(fd: BorrowedFd<'_>) -> Option<i32> {
 }
 
 /// Rank 0's side: hands out a card until dropped.
-pub(super) struct Server {
+pub(super) struct CardServer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl CardServer {
     /// Serves `card` to this user's processes that know the job's name.
-    pub(super) fn start(job: &str, card: String) -> io::Result<Server> {
-        let listener = Guarded::new(UnixListener::bind_addr(&address(job)?)?);
+    pub(super) fn start(job: &str, card: String) -> io::Result<CardServer> {
+        let listener = PrivateFd::new(UnixListener::bind_addr(&address(job)?)?);
         listener.set_nonblocking(true)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -78,11 +78,11 @@ impl Server {
             }
         };
         let thread = spawn_native("tidemill-meet".into(), serve)?;
-        Ok(Server { stop, thread: Some(thread) })
+        Ok(CardServer { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Server {
+impl Drop for CardServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -127,11 +127,11 @@ mod tests {
         let job = format!("test {}", std::process::id());
         let soon = || Instant::now() + Duration::from_millis(50);
         assert!(fetch(&job, soon()).is_err());
-        let server = Server::start(&job, "127.0.0.1:1 secret\n".into()).unwrap();
+        let server = CardServer::start(&job, "127.0.0.1:1 secret\n".into()).unwrap();
         assert_eq!(fetch(&job, Instant::now() + TALK_TIMEOUT).unwrap(), "127.0.0.1:1 secret\n");
-        assert!(Server::start(&job, String::new()).is_err(), "a second rank 0 of one job");
+        assert!(CardServer::start(&job, String::new()).is_err(), "a second rank 0 of one job");
         drop(server);
         assert!(fetch(&job, soon()).is_err(), "the name outlived the server");
-        drop(Server::start(&job, String::new()).unwrap());
+        drop(CardServer::start(&job, String::new()).unwrap());
     }
 }

@@ -3,7 +3,7 @@
 //! Apart from the socket, so that it can be fed any bytes in any pieces.
 
 use super::FRAME_BYTES_MAX;
-use crate::{HEADER_BYTES, Header, Rank, Sink};
+use crate::{FrameHeader, FrameSink, HEADER_BYTES, Rank};
 
 /// Bytes received at once, so that many small frames cost one system call.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -17,37 +17,37 @@ const WHOLE_BYTES_MAX: usize = 8 << 10;
 const BEHIND_BYTES: usize = 4 << 10;
 
 /// The receiving half of a connection.
-pub(crate) struct Assembly {
+pub(crate) struct FrameAssembly {
     peer: Rank,
     buffer: Box<[u8]>,
     /// The part of `buffer` that has arrived and is not delivered.
     start: usize,
     end: usize,
-    placing: Option<Placing>,
+    placing: Option<DirectPayload>,
 }
 
 /// A frame whose payload goes straight into place. Invariant: `filled < header.len`, and the `header.len` bytes at `at`
-/// are writable until `landed`, as [`Sink::begin`] promises.
-struct Placing {
-    header: Header,
+/// are writable until `landed`, as [`FrameSink::begin`] promises.
+struct DirectPayload {
+    header: FrameHeader,
     at: *mut u8,
     filled: usize,
 }
 
 // SAFETY: `at` is memory that the sink lends to the transport, not to a thread; it is used by `&mut self` only.
-unsafe impl Send for Placing {}
+unsafe impl Send for DirectPayload {}
 
 /// Where the next bytes go, in this order: `first`, then `second`, which may be empty. The memory is the assembly's own
 /// or lent by the sink, writable until the next `arrived`, and the two do not overlap.
-pub(crate) struct Room {
+pub(crate) struct ReadSpace {
     pub(crate) first: (*mut u8, usize),
     pub(crate) second: (*mut u8, usize),
 }
 
-impl Assembly {
+impl FrameAssembly {
     pub(crate) fn new(peer: Rank) -> Self {
         let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
-        Assembly { peer, buffer, start: 0, end: 0, placing: None }
+        FrameAssembly { peer, buffer, start: 0, end: 0, placing: None }
     }
 
     /// Whether a frame has arrived in part.
@@ -56,20 +56,20 @@ impl Assembly {
     }
 
     /// Room for the next bytes; never none.
-    pub(crate) fn room(&mut self) -> Room {
+    pub(crate) fn room(&mut self) -> ReadSpace {
         let Some(placing) = &self.placing else {
             // The undelivered part is less than one whole small frame: cheap to move, and then there is always room.
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             let room = &mut self.buffer[self.end..];
-            return Room { first: (room.as_mut_ptr(), room.len()), second: (std::ptr::null_mut(), 0) };
+            return ReadSpace { first: (room.as_mut_ptr(), room.len()), second: (std::ptr::null_mut(), 0) };
         };
         debug_assert!(self.start == self.end, "a payload is placed only when all bytes before it are delivered");
         (self.start, self.end) = (0, 0);
-        // SAFETY: `filled < len`, so this stays within the `len` bytes at `at`; see `Placing`.
+        // SAFETY: `filled < len`, so this stays within the `len` bytes at `at`; see `DirectPayload`.
         let at = unsafe { placing.at.add(placing.filled) };
         let rest = placing.header.len as usize - placing.filled;
-        Room { first: (at, rest), second: (self.buffer.as_mut_ptr(), BEHIND_BYTES) }
+        ReadSpace { first: (at, rest), second: (self.buffer.as_mut_ptr(), BEHIND_BYTES) }
     }
 
     /// Accounts for `got` bytes that were written to the room, and delivers every frame that is complete, or long
@@ -77,7 +77,7 @@ impl Assembly {
     ///
     /// # Errors
     /// Why the bytes are no frames; the connection is unusable then.
-    pub(crate) fn arrived(&mut self, mut got: usize, sink: &mut dyn Sink) -> Result<(), String> {
+    pub(crate) fn arrived(&mut self, mut got: usize, sink: &mut dyn FrameSink) -> Result<(), String> {
         if let Some(placing) = &mut self.placing {
             let placed = got.min(placing.header.len as usize - placing.filled);
             placing.filled += placed;
@@ -91,7 +91,7 @@ impl Assembly {
         }
         self.end += got;
         while let Some(bytes) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>() {
-            let header = Header::from_bytes(bytes);
+            let header = FrameHeader::from_bytes(bytes);
             let len = check(&header)?;
             let payload = &self.buffer[self.start + HEADER_BYTES..self.end];
             if payload.len() >= len {
@@ -103,7 +103,7 @@ impl Assembly {
                 let at = sink.begin(self.peer, &header);
                 // SAFETY: `begin` gives `len` writable bytes, more than `payload` has, and the buffer is our own.
                 unsafe { crate::copy(payload.as_ptr(), at, payload.len()) };
-                self.placing = Some(Placing { header, at, filled: payload.len() });
+                self.placing = Some(DirectPayload { header, at, filled: payload.len() });
                 self.start = self.end;
             }
         }
@@ -112,7 +112,7 @@ impl Assembly {
 }
 
 /// The payload's length, if this is a frame that a sound peer sends.
-fn check(header: &Header) -> Result<usize, String> {
+fn check(header: &FrameHeader) -> Result<usize, String> {
     if header.kind().is_none() {
         return Err(format!("unknown kind {}", header.kind_raw));
     }

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::assembly::{Assembly, Room};
-use crate::fork::Guarded;
-use crate::{HEADER_BYTES, Header, Push, Rank, Sink, TransportError};
+use super::assembly::{FrameAssembly, ReadSpace};
+use crate::fork::PrivateFd;
+use crate::{FrameHeader, FrameSink, HEADER_BYTES, PushResult, Rank, TransportError};
 
 /// Frames up to this size are copied beside their header, which is cheaper than a system call with two pieces.
 const JOIN_BYTES_MAX: usize = 512;
@@ -17,36 +17,41 @@ const JOIN_BYTES_MAX: usize = 512;
 /// Bytes taken from one connection per poll, so that others get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
-pub(super) struct Connection {
-    stream: Guarded<TcpStream>,
-    assembly: Assembly,
+pub(super) struct TcpConnection {
+    stream: PrivateFd<TcpStream>,
+    assembly: FrameAssembly,
     /// Whether epoll reports when there is room to send.
     pub(super) wants_out: bool,
     finished: bool,
 }
 
 /// How a connection ended.
-pub(super) enum End {
+pub(super) enum ConnectionEnd {
     Lost(String),
     Corrupt(String),
 }
 
-impl End {
+impl ConnectionEnd {
     pub(super) fn into_error(self, peer: Rank) -> TransportError {
         match self {
-            End::Lost(reason) => TransportError::PeerLost { peer, reason },
-            End::Corrupt(reason) => TransportError::Corrupt { peer, reason },
+            ConnectionEnd::Lost(reason) => TransportError::PeerLost { peer, reason },
+            ConnectionEnd::Corrupt(reason) => TransportError::Corrupt { peer, reason },
         }
     }
 }
 
-impl Connection {
-    pub(super) fn new(peer: Rank, stream: Guarded<TcpStream>) -> Self {
-        Connection { stream, assembly: Assembly::new(peer), wants_out: false, finished: false }
+impl TcpConnection {
+    pub(super) fn new(peer: Rank, stream: PrivateFd<TcpStream>) -> Self {
+        TcpConnection { stream, assembly: FrameAssembly::new(peer), wants_out: false, finished: false }
     }
 
     /// Sends as much as there is room for. See [`crate::Transport::push`].
-    pub(super) fn push(&mut self, header: &Header, payload: &[u8], sent: &mut usize) -> Result<Push, End> {
+    pub(super) fn push(
+        &mut self,
+        header: &FrameHeader,
+        payload: &[u8],
+        sent: &mut usize,
+    ) -> Result<PushResult, ConnectionEnd> {
         let total = HEADER_BYTES + payload.len();
         let mut joined = [0; HEADER_BYTES + JOIN_BYTES_MAX];
         let whole: Option<&[u8]> = (payload.len() <= JOIN_BYTES_MAX).then(|| {
@@ -69,12 +74,12 @@ impl Connection {
             match result {
                 Ok(n) => *sent += n,
                 // The kernel is short of memory: as if the socket were full.
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(Push::Blocked),
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(PushResult::Blocked),
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(End::Lost(format!("sending failed: {}", std::io::Error::from(e)))),
+                Err(e) => return Err(ConnectionEnd::Lost(format!("sending failed: {}", std::io::Error::from(e)))),
             }
         }
-        Ok(Push::Sent)
+        Ok(PushResult::Sent)
     }
 
     /// Ends the sending half: the peer reads what was sent, and then the end. Returns whether the peer's host has taken
@@ -95,7 +100,7 @@ impl Connection {
     }
 
     /// Takes what has arrived, a turn's worth at most. Returns whether anything had.
-    pub(super) fn poll(&mut self, sink: &mut dyn Sink) -> Result<bool, End> {
+    pub(super) fn poll(&mut self, sink: &mut dyn FrameSink) -> Result<bool, ConnectionEnd> {
         let mut taken = 0;
         while taken < TURN_BYTES {
             let (wanted, got) = match self.receive() {
@@ -104,10 +109,10 @@ impl Connection {
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,
                 Err(Errno::CONNRESET) => return Err(self.closed()),
-                Err(e) => return Err(End::Lost(format!("receiving failed: {}", std::io::Error::from(e)))),
+                Err(e) => return Err(ConnectionEnd::Lost(format!("receiving failed: {}", std::io::Error::from(e)))),
             };
             taken += got;
-            self.assembly.arrived(got, sink).map_err(End::Corrupt)?;
+            self.assembly.arrived(got, sink).map_err(ConnectionEnd::Corrupt)?;
             // A short read emptied the socket; asking again would cost a system call to hear so.
             if got < wanted {
                 break;
@@ -118,11 +123,11 @@ impl Connection {
 
     /// One system call. Returns bytes of room and bytes received.
     fn receive(&mut self) -> Result<(usize, usize), Errno> {
-        let Room { first, second } = self.assembly.room();
+        let ReadSpace { first, second } = self.assembly.room();
         let wanted = first.1 + second.1;
-        // SAFETY: the room is writable until the next `arrived`, as `Room` promises. Benefit over slices: payloads land
-        // in place without an intermediate copy, and no `&mut` to memory to which the sink's owner may hold pointers is
-        // ever made. A message header of zeros is one without name, parts or ancillary data.
+        // SAFETY: the room is writable until the next `arrived`, as `ReadSpace` promises. Benefit over slices: payloads
+        // land in place without an intermediate copy, and no `&mut` to memory to which the sink's owner may hold
+        // pointers is ever made. A message header of zeros is one without name, parts or ancillary data.
         let got = unsafe {
             if second.1 == 0 {
                 libc::recv(self.stream.as_raw_fd(), first.0.cast(), first.1, 0)
@@ -140,8 +145,8 @@ impl Connection {
         Ok((wanted, got as usize))
     }
 
-    fn closed(&self) -> End {
-        End::Lost(
+    fn closed(&self) -> ConnectionEnd {
+        ConnectionEnd::Lost(
             if self.assembly.is_within_frame() {
                 "its connection closed in the middle of a frame"
             } else {
@@ -152,7 +157,7 @@ impl Connection {
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for TcpConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

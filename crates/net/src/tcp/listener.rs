@@ -5,25 +5,25 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 /// A bound listening socket of this worker.
 #[derive(Debug)]
-pub struct Listener {
+pub struct PeerListener {
     pub(super) socket: TcpListener,
 }
 
-impl Listener {
+impl PeerListener {
     /// Binds a free port and returns the addresses to publish, best first.
     ///
     /// `reached_at` are addresses of this host that other workers are known to use
-    /// ([`crate::Control::local_addresses`]). If all of them are loopback the job is within this host and nothing else
-    /// is listened on; otherwise the socket takes connections on every interface, and all their addresses are
+    /// ([`crate::ControlPlane::local_addresses`]). If all of them are loopback the job is within this host and nothing
+    /// else is listened on; otherwise the socket takes connections on every interface, and all their addresses are
     /// published, since other workers may be on other networks than rank 0.
     ///
     /// # Errors
     /// When no port can be bound.
-    pub fn bind(reached_at: &[IpAddr]) -> io::Result<(Listener, Vec<SocketAddr>)> {
+    pub fn bind(reached_at: &[IpAddr]) -> io::Result<(PeerListener, Vec<SocketAddr>)> {
         if !reached_at.is_empty() && reached_at.iter().all(IpAddr::is_loopback) {
             let socket = TcpListener::bind((reached_at[0], 0))?;
             let address = socket.local_addr()?;
-            return Ok((Listener { socket }, vec![address]));
+            return Ok((PeerListener { socket }, vec![address]));
         }
         // A socket bound to [::] takes IPv4 connections too, unless the system has no IPv6.
         let socket =
@@ -38,6 +38,6 @@ impl Listener {
                 published.push(address);
             }
         }
-        Ok((Listener { socket }, published))
+        Ok((PeerListener { socket }, published))
     }
 }

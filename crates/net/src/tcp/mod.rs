@@ -1,9 +1,9 @@
 //! Frames over TCP: one connection per pair of workers, `TCP_NODELAY`, non-blocking, one epoll descriptor for all.
 //!
 //! No copies beyond the kernel's: payloads leave from the caller's memory ([`Transport::push`]) and long ones arrive
-//! where the sink wants them ([`Sink::begin`]). Connections are authenticated when they open and not encrypted.
+//! where the sink wants them ([`FrameSink::begin`]). Connections are authenticated when they open and not encrypted.
 //!
-//! Source of the wire format: [`crate::Header`].
+//! Source of the wire format: [`crate::FrameHeader`].
 
 pub(crate) mod assembly;
 mod connection;
@@ -16,10 +16,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::event::{Timespec, epoll};
 
-use crate::fork::{Guarded, Origin};
-use crate::{Header, Limits, Push, Rank, Sink, Transport, TransportError};
-use connection::Connection;
-pub use listener::Listener;
+use crate::fork::{ForkOrigin, PrivateFd};
+use crate::{FrameHeader, FrameSink, PushResult, Rank, Transport, TransportError, TransportLimits};
+use connection::TcpConnection;
+pub use listener::PeerListener;
 pub use open::TcpOpenError;
 
 /// Largest payload of one frame. A message longer than this travels as pieces, between which others get their turn.
@@ -37,27 +37,27 @@ const EVENTS_MAX: usize = 64;
 /// This worker's connections.
 pub struct TcpTransport {
     /// By rank; `None` for ranks this transport does not serve and for links that are down.
-    connections: Vec<Option<Connection>>,
+    connections: Vec<Option<TcpConnection>>,
     /// How links went down, by rank.
     ends: Vec<Option<TransportError>>,
     /// Ends found while sending, to be told to the sink.
     untold: Vec<Rank>,
     /// The one peer, if there is no other: then asking epoll who has sent something is a wasted system call.
     only: Option<Rank>,
-    epoll: Guarded<OwnedFd>,
-    origin: Origin,
+    epoll: PrivateFd<OwnedFd>,
+    origin: ForkOrigin,
 }
 
 impl TcpTransport {
-    fn new(streams: Vec<(Rank, Guarded<TcpStream>)>) -> std::io::Result<Self> {
-        let epoll = Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+    fn new(streams: Vec<(Rank, PrivateFd<TcpStream>)>) -> std::io::Result<Self> {
+        let epoll = PrivateFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let ranks = streams.iter().map(|(peer, _)| peer.index() + 1).max().unwrap_or(0);
         let only = if let [(peer, _)] = streams[..] { Some(peer) } else { None };
         let mut connections = Vec::new();
         connections.resize_with(ranks, || None);
         for (peer, stream) in streams {
             epoll::add(&epoll, &stream, token(peer), epoll::EventFlags::IN)?;
-            connections[peer.index()] = Some(Connection::new(peer, stream));
+            connections[peer.index()] = Some(TcpConnection::new(peer, stream));
         }
         Ok(TcpTransport {
             ends: connections.iter().map(|_| None).collect(),
@@ -65,11 +65,11 @@ impl TcpTransport {
             untold: Vec::new(),
             only,
             epoll,
-            origin: Origin::here(),
+            origin: ForkOrigin::here(),
         })
     }
 
-    fn poll_one(&mut self, peer: Rank, sink: &mut dyn Sink) -> bool {
+    fn poll_one(&mut self, peer: Rank, sink: &mut dyn FrameSink) -> bool {
         let Some(connection) = &mut self.connections[peer.index()] else { return false };
         match connection.poll(sink) {
             Ok(moved) => moved,
@@ -106,8 +106,8 @@ impl Transport for TcpTransport {
         "tcp"
     }
 
-    fn limits(&self, _peer: Rank) -> Limits {
-        Limits {
+    fn limits(&self, _peer: Rank) -> TransportLimits {
+        TransportLimits {
             frame_bytes_max: FRAME_BYTES_MAX,
             eager_bytes_max: EAGER_BYTES_MAX,
             in_flight_bytes_max: IN_FLIGHT_BYTES_MAX,
@@ -115,7 +115,13 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn push(&mut self, dest: Rank, header: &Header, payload: &[u8], sent: &mut usize) -> Result<Push, TransportError> {
+    fn push(
+        &mut self,
+        dest: Rank,
+        header: &FrameHeader,
+        payload: &[u8],
+        sent: &mut usize,
+    ) -> Result<PushResult, TransportError> {
         debug_assert!(payload.len() == header.len as usize && payload.len() <= FRAME_BYTES_MAX);
         if !self.origin.is_here() {
             return Err(TransportError::PeerLost { peer: dest, reason: "this process is a fork of the worker".into() });
@@ -126,10 +132,10 @@ impl Transport for TcpTransport {
             return Err(end.map_or_else(none, copy));
         };
         match connection.push(header, payload, sent) {
-            Ok(Push::Sent) => Ok(Push::Sent),
-            Ok(Push::Blocked) => {
+            Ok(PushResult::Sent) => Ok(PushResult::Sent),
+            Ok(PushResult::Blocked) => {
                 self.watch_out(dest, true);
-                Ok(Push::Blocked)
+                Ok(PushResult::Blocked)
             }
             // What the peer sent before it ended can still be received; the end will be seen there as well.
             Err(end) => {
@@ -143,7 +149,7 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+    fn poll(&mut self, sink: &mut dyn FrameSink) -> bool {
         if !self.origin.is_here() {
             return false;
         }
@@ -184,7 +190,7 @@ impl Transport for TcpTransport {
 
     fn finish(&mut self, peer: Rank) -> bool {
         // A link that is down has nothing under way.
-        self.connections[peer.index()].as_mut().is_none_or(Connection::finish)
+        self.connections[peer.index()].as_mut().is_none_or(TcpConnection::finish)
     }
 
     fn epoll_fd(&self) -> Option<RawFd> {

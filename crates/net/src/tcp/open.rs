@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::net::sockopt;
 
-use super::{Listener, TcpTransport};
+use super::{PeerListener, TcpTransport};
 use crate::control::ranks;
-use crate::rendezvous::conversation::Met;
-use crate::rendezvous::dial::Dial;
-use crate::rendezvous::gate::Gate;
-use crate::rendezvous::proof::{Call, JobKey, Purpose};
+use crate::rendezvous::conversation::HandshakeOutcome;
+use crate::rendezvous::dial::DialAttempt;
+use crate::rendezvous::gate::ConnectionAcceptor;
+use crate::rendezvous::proof::{ConnectionClaim, ConnectionPurpose};
+use crate::secret::JobKey;
 use crate::threads::poll_until;
 use crate::{Rank, notice};
 
@@ -62,21 +63,22 @@ impl TcpTransport {
     pub fn open(
         rank: Rank,
         peers: &[(Rank, Vec<SocketAddr>)],
-        listener: Listener,
+        listener: PeerListener,
         key: &JobKey,
         timeout: Duration,
     ) -> Result<TcpTransport, TcpOpenError> {
         let start = Instant::now();
         let deadline = start + timeout;
-        let mut met: BTreeMap<Rank, Option<Met>> = peers.iter().map(|(peer, _)| (*peer, None)).collect();
+        let mut met: BTreeMap<Rank, Option<HandshakeOutcome>> = peers.iter().map(|(peer, _)| (*peer, None)).collect();
         let callers = peers.iter().filter(|(peer, _)| *peer > rank).count();
-        let mut gate = Gate::new(listener.socket, key.clone(), Purpose::Frames, rank, callers as u32)?;
+        let mut gate =
+            ConnectionAcceptor::new(listener.socket, key.clone(), ConnectionPurpose::Frames, rank, callers as u32)?;
         // The size takes no part here; the rendezvous has compared it.
-        let call = |to| Call { purpose: Purpose::Frames, from: rank, to, size: 0 };
-        let mut dials: Vec<(Rank, Dial)> = peers
+        let call = |to| ConnectionClaim { purpose: ConnectionPurpose::Frames, from: rank, to, size: 0 };
+        let mut dials: Vec<(Rank, DialAttempt)> = peers
             .iter()
             .filter(|(peer, _)| *peer < rank)
-            .map(|(peer, addresses)| (*peer, Dial::new(addresses.clone(), key.clone(), call(*peer), start)))
+            .map(|(peer, addresses)| (*peer, DialAttempt::new(addresses.clone(), key.clone(), call(*peer), start)))
             .collect();
 
         while met.values().any(Option::is_none) {

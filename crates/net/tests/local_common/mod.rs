@@ -5,24 +5,24 @@
 
 use std::thread;
 
-use tidemill_net::local::{Inbox, InboxOptions, LocalTransport, PeerInbox};
-use tidemill_net::{Header, Kind, Push, Rank, Sink, Transport, TransportError};
+use tidemill_net::local::{InboxOptions, LocalInbox, LocalTransport, PeerInbox};
+use tidemill_net::{FrameHeader, FrameKind, FrameSink, PushResult, Rank, Transport, TransportError};
 
 /// Keeps all that arrives.
 #[derive(Default)]
 pub struct Recorder {
-    pub frames: Vec<(Rank, Header, Vec<u8>)>,
+    pub frames: Vec<(Rank, FrameHeader, Vec<u8>)>,
     pub lost: Vec<TransportError>,
 }
 
-impl Sink for Recorder {
-    fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+impl FrameSink for Recorder {
+    fn frame(&mut self, src: Rank, header: &FrameHeader, payload: &[u8]) {
         self.frames.push((src, *header, payload.to_vec()));
     }
-    fn begin(&mut self, _: Rank, _: &Header) -> *mut u8 {
+    fn begin(&mut self, _: Rank, _: &FrameHeader) -> *mut u8 {
         unreachable!("the local transport hands out whole frames")
     }
-    fn landed(&mut self, _: Rank, _: &Header) {
+    fn landed(&mut self, _: Rank, _: &FrameHeader) {
         unreachable!("the local transport hands out whole frames")
     }
     fn lost(&mut self, error: TransportError) {
@@ -34,14 +34,14 @@ impl Sink for Recorder {
 pub fn connect(size: u32, in_process: bool, options: Option<InboxOptions>) -> Vec<(Rank, LocalTransport)> {
     let in_process = in_process || cfg!(miri);
     let others = |rank: u32| (0..size).filter(|&r| r != rank).map(Rank).collect::<Vec<_>>();
-    let inboxes: Vec<Inbox> = (0..size)
+    let inboxes: Vec<LocalInbox> = (0..size)
         .map(|rank| {
             let options = options.unwrap_or(InboxOptions::for_peers(size as usize - 1));
-            Inbox::with_options(&others(rank), Rank(rank), in_process, options).unwrap()
+            LocalInbox::with_options(&others(rank), Rank(rank), in_process, options).unwrap()
         })
         .collect();
-    let addresses: Vec<_> = inboxes.iter().map(Inbox::address).collect();
-    let open = |(rank, inbox): (usize, Inbox)| {
+    let addresses: Vec<_> = inboxes.iter().map(LocalInbox::address).collect();
+    let open = |(rank, inbox): (usize, LocalInbox)| {
         let rank = Rank(rank as u32);
         let peers = others(rank.0);
         let peers = peers.iter().map(|p| (*p, PeerInbox::open(&addresses[p.index()], rank).unwrap())).collect();
@@ -85,19 +85,19 @@ pub fn exchange(transport: &mut LocalTransport, size: u32, count: u32, max: usiz
         next: Vec<u32>,
         max: usize,
     }
-    impl Sink for Checker {
-        fn frame(&mut self, src: Rank, header: &Header, payload: &[u8]) {
+    impl FrameSink for Checker {
+        fn frame(&mut self, src: Rank, header: &FrameHeader, payload: &[u8]) {
             let index = self.next[src.index()];
-            assert_eq!((header.seq, header.kind()), (index, Some(Kind::Eager)), "order from {src}");
+            assert_eq!((header.seq, header.kind()), (index, Some(FrameKind::Eager)), "order from {src}");
             let expected = expected_payload(src.0, index, length(index, self.max));
             assert_eq!(header.len as usize, expected.len());
             assert!(payload == expected, "content of frame {index} from {src}");
             self.next[src.index()] += 1;
         }
-        fn begin(&mut self, _: Rank, _: &Header) -> *mut u8 {
+        fn begin(&mut self, _: Rank, _: &FrameHeader) -> *mut u8 {
             unreachable!()
         }
-        fn landed(&mut self, _: Rank, _: &Header) {
+        fn landed(&mut self, _: Rank, _: &FrameHeader) {
             unreachable!()
         }
         fn lost(&mut self, error: TransportError) {
@@ -115,10 +115,10 @@ pub fn exchange(transport: &mut LocalTransport, size: u32, count: u32, max: usiz
             while sent[peer as usize] < count {
                 let index = sent[peer as usize];
                 let payload = expected_payload(me, index, length(index, max));
-                let header = Header { seq: index, ..Header::new(Kind::Eager, payload.len() as u64) };
+                let header = FrameHeader { seq: index, ..FrameHeader::new(FrameKind::Eager, payload.len() as u64) };
                 match transport.push(Rank(peer), &header, &payload, &mut 0).unwrap() {
-                    Push::Sent => moved = true,
-                    Push::Blocked => break,
+                    PushResult::Sent => moved = true,
+                    PushResult::Blocked => break,
                 }
                 sent[peer as usize] += 1;
             }

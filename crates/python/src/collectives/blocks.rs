@@ -2,10 +2,10 @@
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use tidemill_collective::{Call, Collective, Communicator, Options};
+use tidemill_collective::{CallOptions, Collective, CollectiveCall, Communicator};
 
-use super::{Answer, Held, Mode, is_in_place, root_of, run, same_bytes};
-use crate::message::{Access, Message};
+use super::{Answer, CallBuffers, CallMode, is_in_place, root_of, run, same_bytes};
+use crate::message::{MemoryAccess, MessageMemory};
 use crate::wait::detached;
 
 /// Everybody's count, for callers that did not give them.
@@ -23,22 +23,22 @@ pub(super) fn gather<'py>(
     sendbuf: &Bound<'py, PyAny>,
     recvbuf: Option<&Bound<'py, PyAny>>,
     root: i32,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let root = root_of(py, comm, root)?;
     let recv = match recvbuf {
         _ if comm.rank() != root => None,
         Some(buf) => {
             let in_place = is_in_place(sendbuf)?;
-            let access = if in_place { Access::Update } else { Access::Write };
-            Some(Message::new(buf, access, comm.size() as usize)?)
+            let access = if in_place { MemoryAccess::Update } else { MemoryAccess::Write };
+            Some(MessageMemory::new(buf, access, comm.size() as usize)?)
         }
         None => return Err(PyTypeError::new_err("message: expecting buffer or list/tuple")),
     };
     let send = match &recv {
         Some(_) if is_in_place(sendbuf)? => None,
-        _ => Some(Message::new(sendbuf, Access::Read, 1)?),
+        _ => Some(MessageMemory::new(sendbuf, MemoryAccess::Read, 1)?),
     };
     gathered(py, comm, Collective::Gather, root, send, recv, options, mode)
 }
@@ -49,13 +49,13 @@ pub(super) fn allgather<'py>(
     comm: &Communicator,
     sendbuf: &Bound<'py, PyAny>,
     recvbuf: &Bound<'py, PyAny>,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let in_place = is_in_place(sendbuf)?;
-    let access = if in_place { Access::Update } else { Access::Write };
-    let recv = Message::new(recvbuf, access, comm.size() as usize)?;
-    let send = if in_place { None } else { Some(Message::new(sendbuf, Access::Read, 1)?) };
+    let access = if in_place { MemoryAccess::Update } else { MemoryAccess::Write };
+    let recv = MessageMemory::new(recvbuf, access, comm.size() as usize)?;
+    let send = if in_place { None } else { Some(MessageMemory::new(sendbuf, MemoryAccess::Read, 1)?) };
     gathered(py, comm, Collective::Allgather, 0, send, Some(recv), options, mode)
 }
 
@@ -66,26 +66,26 @@ pub(super) fn gathered<'py>(
     comm: &Communicator,
     collective: Collective,
     root: u32,
-    send: Option<Message<'py>>,
-    recv: Option<Message<'py>>,
-    options: Options,
-    mode: Mode,
+    send: Option<MessageMemory<'py>>,
+    recv: Option<MessageMemory<'py>>,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     if let (Some(send), Some(recv)) = (&send, &recv) {
         same_bytes(py, send, recv.bytes())?;
     }
     // What is sent names the elements: that is what every rank has.
     let Some(first) = send.as_ref().or(recv.as_ref()) else { unreachable!("one of them is always there") };
-    let call = Call {
+    let call = CollectiveCall {
         dtype: first.dtype,
         root,
         count: first.count,
         send: send.as_ref().map(|m| m.region),
         recv: recv.as_ref().map(|m| m.region),
         options,
-        ..Call::new(collective)
+        ..CollectiveCall::new(collective)
     };
-    run(py, comm, &call, Held::new(send.as_ref(), recv.as_ref()), mode)
+    run(py, comm, &call, CallBuffers::new(send.as_ref(), recv.as_ref()), mode)
 }
 
 #[inline]
@@ -96,31 +96,35 @@ pub(super) fn scatter<'py>(
     sendbuf: Option<&Bound<'py, PyAny>>,
     recvbuf: &Bound<'py, PyAny>,
     root: i32,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let root = root_of(py, comm, root)?;
     let at_root = comm.rank() == root;
     let send = match sendbuf {
         _ if !at_root => None,
-        Some(buf) => Some(Message::new(buf, Access::Read, comm.size() as usize)?),
+        Some(buf) => Some(MessageMemory::new(buf, MemoryAccess::Read, comm.size() as usize)?),
         None => return Err(PyTypeError::new_err("message: expecting buffer or list/tuple")),
     };
-    let recv = if at_root && is_in_place(recvbuf)? { None } else { Some(Message::new(recvbuf, Access::Write, 1)?) };
+    let recv = if at_root && is_in_place(recvbuf)? {
+        None
+    } else {
+        Some(MessageMemory::new(recvbuf, MemoryAccess::Write, 1)?)
+    };
     if let (Some(send), Some(recv)) = (&send, &recv) {
         same_bytes(py, send, recv.bytes())?;
     }
     let Some(first) = recv.as_ref().or(send.as_ref()) else { unreachable!("one of them is always there") };
-    let call = Call {
+    let call = CollectiveCall {
         dtype: first.dtype,
         root,
         count: first.count,
         send: send.as_ref().map(|m| m.region),
         recv: recv.as_ref().map(|m| m.region),
         options,
-        ..Call::new(Collective::Scatter)
+        ..CollectiveCall::new(Collective::Scatter)
     };
-    run(py, comm, &call, Held::new(send.as_ref(), recv.as_ref()), mode)
+    run(py, comm, &call, CallBuffers::new(send.as_ref(), recv.as_ref()), mode)
 }
 
 #[inline]
@@ -129,12 +133,12 @@ pub(super) fn alltoall<'py>(
     comm: &Communicator,
     sendbuf: &Bound<'py, PyAny>,
     recvbuf: &Bound<'py, PyAny>,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let size = comm.size() as usize;
     let in_place = is_in_place(sendbuf)?;
-    let recv = Message::new(recvbuf, if in_place { Access::Update } else { Access::Write }, size)?;
-    let send = if in_place { None } else { Some(Message::new(sendbuf, Access::Read, size)?) };
+    let recv = MessageMemory::new(recvbuf, if in_place { MemoryAccess::Update } else { MemoryAccess::Write }, size)?;
+    let send = if in_place { None } else { Some(MessageMemory::new(sendbuf, MemoryAccess::Read, size)?) };
     gathered(py, comm, Collective::Alltoall, 0, send, Some(recv), options, mode)
 }

@@ -1,7 +1,7 @@
-//! The upper-case collectives: what the caller passes becomes one native `Call`.
+//! The upper-case collectives: what the caller passes becomes one native `CollectiveCall`.
 //!
-//! Every method exists twice, blocking and non-blocking, and differs only in how its arguments become a `Call`; the
-//! functions of the files beside this one do that once for both.
+//! Every method exists twice, blocking and non-blocking, and differs only in how its arguments become a
+//! `CollectiveCall`; the functions of the files beside this one do that once for both.
 
 #![allow(non_snake_case)] // MPI and mpi4py write them so.
 
@@ -12,13 +12,13 @@ mod vectors;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tidemill_collective::{Call, Collective, Communicator, Options};
+use tidemill_collective::{CallOptions, Collective, CollectiveCall, Communicator};
 
 use crate::comm::Comm;
 use crate::errors::{class, fail, from_collective, mismatched};
 use crate::handles::{Operation, Raised};
-use crate::message::{Access, Message};
-use crate::request::{self, Kept, State};
+use crate::message::{MemoryAccess, MessageMemory};
+use crate::request::{self, RequestResources, RequestStage};
 use crate::wait::{Owners, blocking};
 use blocks::{allgather, alltoall, gather, scatter};
 use reductions::{reduce, reduce_scatter, reduce_scatter_block, reduce_to_all};
@@ -28,19 +28,19 @@ pub use reductions::reduce_local;
 
 /// Whether the method returns when the operation is over, or a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum CallMode {
     Blocking,
     Nonblocking,
 }
 
-use Mode::{Blocking, Nonblocking};
+use CallMode::{Blocking, Nonblocking};
 
 /// What a method returns: a request, or nothing.
 type Answer<'py> = PyResult<Option<Bound<'py, PyAny>>>;
 
 /// The caller's wishes about the algorithm.
 #[inline]
-fn options(algorithm: Option<&str>, repeatable: bool) -> PyResult<Options> {
+fn options(algorithm: Option<&str>, repeatable: bool) -> PyResult<CallOptions> {
     let algorithm = match algorithm {
         None => None,
         Some(name) => Some(
@@ -48,7 +48,7 @@ fn options(algorithm: Option<&str>, repeatable: bool) -> PyResult<Options> {
                 .map_err(|e: tidemill_collective::algorithms::UnknownName| PyValueError::new_err(e.to_string()))?,
         ),
     };
-    Ok(Options { algorithm, chunk: None, repeatable })
+    Ok(CallOptions { algorithm, chunk: None, repeatable })
 }
 
 /// Whether `object` is `MPI.IN_PLACE`, or `None`, which stands for it in mpi4py.
@@ -60,15 +60,15 @@ fn is_in_place(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// Messages of a call, held until it is over.
 #[derive(Default)]
-struct Held<'py> {
+struct CallBuffers<'py> {
     owners: [Option<Bound<'py, PyAny>>; 2],
     unpack: Option<Bound<'py, PyAny>>,
     raised: Option<Raised>,
 }
 
-impl<'py> Held<'py> {
-    fn new(send: Option<&Message<'py>>, recv: Option<&Message<'py>>) -> Self {
-        Held {
+impl<'py> CallBuffers<'py> {
+    fn new(send: Option<&MessageMemory<'py>>, recv: Option<&MessageMemory<'py>>) -> Self {
+        CallBuffers {
             owners: [send.map(|m| m.owner.clone()), recv.map(|m| m.owner.clone())],
             unpack: recv.and_then(|m| m.unpack.clone()),
             raised: None,
@@ -84,7 +84,13 @@ impl<'py> Held<'py> {
 ///
 /// `held` owns the memory of the call's regions.
 #[inline]
-fn run<'py>(py: Python<'py>, comm: &Communicator, call: &Call<'_>, held: Held<'py>, mode: Mode) -> Answer<'py> {
+fn run<'py>(
+    py: Python<'py>,
+    comm: &Communicator,
+    call: &CollectiveCall<'_>,
+    held: CallBuffers<'py>,
+    mode: CallMode,
+) -> Answer<'py> {
     if mode == Blocking {
         // SAFETY: `held` owns the memory until this returns; should the wait be given up, `owners` does.
         let started = unsafe { comm.start(call) };
@@ -96,9 +102,13 @@ fn run<'py>(py: Python<'py>, comm: &Communicator, call: &Call<'_>, held: Held<'p
     }
     // SAFETY: the request owns the memory.
     let request = unsafe { comm.start_nonblocking(call) }.map_err(|e| from_collective(py, &e))?;
-    let kept =
-        Kept { owners: held.owners(), unpack: held.unpack.map(Bound::unbind), raised: held.raised, ..Kept::default() };
-    request::make(py, State::Active(request, kept)).map(Some)
+    let kept = RequestResources {
+        owners: held.owners(),
+        unpack: held.unpack.map(Bound::unbind),
+        raised: held.raised,
+        ..RequestResources::default()
+    };
+    request::make(py, RequestStage::Active(request, kept)).map(Some)
 }
 
 #[cold]
@@ -109,7 +119,7 @@ fn differ(py: Python<'_>, what: &str, send: impl std::fmt::Display, recv: impl s
 /// Checks that a rank's own part is as long where it leaves as where it arrives. Bytes count: a caller may send numbers
 /// and receive `MPI.BYTE`.
 #[inline]
-fn same_bytes(py: Python<'_>, send: &Message<'_>, recv_bytes: usize) -> PyResult<()> {
+fn same_bytes(py: Python<'_>, send: &MessageMemory<'_>, recv_bytes: usize) -> PyResult<()> {
     if send.bytes() == recv_bytes {
         return Ok(());
     }
@@ -125,8 +135,8 @@ fn root_of(py: Python<'_>, comm: &Communicator, root: i32) -> PyResult<u32> {
     Err(fail(py, class::ROOT, format!("root {root} is not in comm \"{}\", which has ranks 0 to {last}", comm.name())))
 }
 
-pub fn barrier<'py>(py: Python<'py>, comm: &Communicator, options: Options, mode: Mode) -> Answer<'py> {
-    run(py, comm, &Call { options, ..Call::new(Collective::Barrier) }, Held::default(), mode)
+pub fn barrier<'py>(py: Python<'py>, comm: &Communicator, options: CallOptions, mode: CallMode) -> Answer<'py> {
+    run(py, comm, &CollectiveCall { options, ..CollectiveCall::new(Collective::Barrier) }, CallBuffers::default(), mode)
 }
 
 #[inline]
@@ -135,25 +145,25 @@ fn bcast<'py>(
     comm: &Communicator,
     buf: &Bound<'py, PyAny>,
     root: i32,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let root = root_of(py, comm, root)?;
     // The root's buffer is only read, so it may be a read-only one.
-    let access = if comm.rank() == root { Access::Read } else { Access::Update };
-    let mut message = Message::new(buf, access, 1)?;
+    let access = if comm.rank() == root { MemoryAccess::Read } else { MemoryAccess::Update };
+    let mut message = MessageMemory::new(buf, access, 1)?;
     if comm.rank() == root {
         message.unpack = None;
     }
-    let call = Call {
+    let call = CollectiveCall {
         dtype: message.dtype,
         root,
         count: message.count,
         recv: Some(message.region),
         options,
-        ..Call::new(Collective::Bcast)
+        ..CollectiveCall::new(Collective::Bcast)
     };
-    run(py, comm, &call, Held::new(None, Some(&message)), mode)
+    run(py, comm, &call, CallBuffers::new(None, Some(&message)), mode)
 }
 
 /// `comm.Name(arguments)` and `comm.Iname(arguments)`.

@@ -2,42 +2,35 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use tidemill_collective::{Block, Call, Collective, Communicator, DType, Op, Options};
+use tidemill_collective::{CallOptions, Collective, CollectiveCall, Communicator, DType, ReduceOp, VectorBlock};
 
 use super::blocks::gather_counts;
-use super::{Answer, Held, Mode, differ, is_in_place, root_of, run};
+use super::{Answer, CallBuffers, CallMode, differ, is_in_place, root_of, run};
 use crate::errors::from_collective;
 use crate::handles::{Datatype, Operation, Raised};
-use crate::message::{Access, Message};
+use crate::message::{MemoryAccess, MessageMemory};
 use crate::request;
 
-/// An operation argument; `None` is `MPI.SUM`.
-struct Chosen<'a, 'py> {
-    operation: Option<&'a Bound<'py, Operation>>,
-}
-
-impl Chosen<'_, '_> {
-    /// Gives `then` the native operation.
-    #[inline]
-    fn with<R>(
-        &self,
-        py: Python<'_>,
-        datatype: Option<&Bound<'_, PyAny>>,
-        held_raised: &mut Option<Raised>,
-        then: impl FnOnce(&Op, &mut Option<Raised>) -> PyResult<R>,
-    ) -> PyResult<R> {
-        match self.operation {
-            None => then(&Op::Sum, held_raised),
-            Some(operation) => match operation.get().predefined() {
-                Some(op) => then(op, held_raised),
-                None => {
-                    let raised = request::raised();
-                    let op = operation.get().native(py, datatype, &raised)?;
-                    *held_raised = Some(raised);
-                    then(&op, held_raised)
-                }
-            },
-        }
+/// Gives `then` the native operation of an argument; `None` is `MPI.SUM`.
+#[inline]
+fn with_operation<R>(
+    py: Python<'_>,
+    operation: Option<&Bound<'_, Operation>>,
+    datatype: Option<&Bound<'_, PyAny>>,
+    held_raised: &mut Option<Raised>,
+    then: impl FnOnce(&ReduceOp, &mut Option<Raised>) -> PyResult<R>,
+) -> PyResult<R> {
+    match operation {
+        None => then(&ReduceOp::Sum, held_raised),
+        Some(operation) => match operation.get().predefined() {
+            Some(op) => then(op, held_raised),
+            None => {
+                let raised = request::raised();
+                let op = operation.get().native(py, datatype, &raised)?;
+                *held_raised = Some(raised);
+                then(&op, held_raised)
+            }
+        },
     }
 }
 
@@ -48,10 +41,10 @@ impl Chosen<'_, '_> {
 fn operand<'py>(
     spec: &Bound<'py, PyAny>,
     op: Option<&Bound<'py, Operation>>,
-    access: Access,
+    access: MemoryAccess,
     blocks: usize,
-) -> PyResult<Message<'py>> {
-    let mut message = Message::new(spec, access, blocks)?;
+) -> PyResult<MessageMemory<'py>> {
+    let mut message = MessageMemory::new(spec, access, blocks)?;
     if let Some(op) = op
         && op.get().predefined().is_none()
         && let Some(datatype) = &message.datatype
@@ -72,24 +65,24 @@ fn operands<'py>(
     sendbuf: &Bound<'py, PyAny>,
     recvbuf: &Bound<'py, PyAny>,
     op: Option<&Bound<'py, Operation>>,
-) -> PyResult<(Option<Message<'py>>, Message<'py>)> {
+) -> PyResult<(Option<MessageMemory<'py>>, MessageMemory<'py>)> {
     if is_in_place(sendbuf)? {
-        return Ok((None, operand(recvbuf, op, Access::Update, 1)?));
+        return Ok((None, operand(recvbuf, op, MemoryAccess::Update, 1)?));
     }
-    let recv = operand(recvbuf, op, Access::Write, 1)?;
-    let send = operand(sendbuf, op, Access::Read, 1)?;
+    let recv = operand(recvbuf, op, MemoryAccess::Write, 1)?;
+    let send = operand(sendbuf, op, MemoryAccess::Read, 1)?;
     check_operands(py, &send, &recv, recv.count)?;
     Ok((Some(send).filter(|send| !is_same_memory(send, &recv)), recv))
 }
 
 /// The same memory twice is an operation in place.
 #[inline]
-fn is_same_memory(send: &Message<'_>, recv: &Message<'_>) -> bool {
+fn is_same_memory(send: &MessageMemory<'_>, recv: &MessageMemory<'_>) -> bool {
     send.region.ptr == recv.region.ptr && send.count > 0
 }
 
 #[inline]
-fn check_operands(py: Python<'_>, send: &Message<'_>, recv: &Message<'_>, count: usize) -> PyResult<()> {
+fn check_operands(py: Python<'_>, send: &MessageMemory<'_>, recv: &MessageMemory<'_>, count: usize) -> PyResult<()> {
     if send.dtype != recv.dtype {
         return Err(differ(py, "datatypes", send.dtype, recv.dtype));
     }
@@ -109,22 +102,22 @@ pub(super) fn reduce_to_all<'py>(
     sendbuf: &Bound<'py, PyAny>,
     recvbuf: &Bound<'py, PyAny>,
     op: Option<&Bound<'py, Operation>>,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let (send, recv) = operands(py, sendbuf, recvbuf, op)?;
-    let mut held = Held::new(send.as_ref(), Some(&recv));
+    let mut held = CallBuffers::new(send.as_ref(), Some(&recv));
     let mut raised = None;
-    Chosen { operation: op }.with(py, recv.datatype.as_ref(), &mut raised, |op, raised| {
+    with_operation(py, op, recv.datatype.as_ref(), &mut raised, |op, raised| {
         held.raised = raised.take();
-        let call = Call {
+        let call = CollectiveCall {
             dtype: recv.dtype,
             op,
             count: recv.count,
             send: send.as_ref().map(|m| m.region),
             recv: Some(recv.region),
             options,
-            ..Call::new(collective)
+            ..CollectiveCall::new(collective)
         };
         run(py, comm, &call, held, mode)
     })
@@ -139,8 +132,8 @@ pub(super) fn reduce<'py>(
     recvbuf: Option<&Bound<'py, PyAny>>,
     op: Option<&Bound<'py, Operation>>,
     root: i32,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let root = root_of(py, comm, root)?;
     let (send, recv) = if comm.rank() == root {
@@ -148,14 +141,14 @@ pub(super) fn reduce<'py>(
         let (send, recv) = operands(py, sendbuf, recvbuf, op)?;
         (send, Some(recv))
     } else {
-        (Some(operand(sendbuf, op, Access::Read, 1)?), None)
+        (Some(operand(sendbuf, op, MemoryAccess::Read, 1)?), None)
     };
     let Some(first) = send.as_ref().or(recv.as_ref()) else { unreachable!("one of them is always there") };
-    let mut held = Held::new(send.as_ref(), recv.as_ref());
+    let mut held = CallBuffers::new(send.as_ref(), recv.as_ref());
     let mut raised = None;
-    Chosen { operation: op }.with(py, first.datatype.as_ref(), &mut raised, |op, raised| {
+    with_operation(py, op, first.datatype.as_ref(), &mut raised, |op, raised| {
         held.raised = raised.take();
-        let call = Call {
+        let call = CollectiveCall {
             dtype: first.dtype,
             op,
             root,
@@ -163,7 +156,7 @@ pub(super) fn reduce<'py>(
             send: send.as_ref().map(|m| m.region),
             recv: recv.as_ref().map(|m| m.region),
             options,
-            ..Call::new(Collective::Reduce)
+            ..CollectiveCall::new(Collective::Reduce)
         };
         run(py, comm, &call, held, mode)
     })
@@ -177,30 +170,30 @@ pub(super) fn reduce_scatter_block<'py>(
     sendbuf: &Bound<'py, PyAny>,
     recvbuf: &Bound<'py, PyAny>,
     op: Option<&Bound<'py, Operation>>,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let size = comm.size() as usize;
     let (send, recv) = if is_in_place(sendbuf)? {
-        (None, operand(recvbuf, op, Access::Update, size)?)
+        (None, operand(recvbuf, op, MemoryAccess::Update, size)?)
     } else {
-        let recv = operand(recvbuf, op, Access::Write, 1)?;
-        let send = operand(sendbuf, op, Access::Read, size)?;
+        let recv = operand(recvbuf, op, MemoryAccess::Write, 1)?;
+        let send = operand(sendbuf, op, MemoryAccess::Read, size)?;
         check_operands(py, &send, &recv, recv.count)?;
         (Some(send).filter(|send| !is_same_memory(send, &recv)), recv)
     };
-    let mut held = Held::new(send.as_ref(), Some(&recv));
+    let mut held = CallBuffers::new(send.as_ref(), Some(&recv));
     let mut raised = None;
-    Chosen { operation: op }.with(py, recv.datatype.as_ref(), &mut raised, |op, raised| {
+    with_operation(py, op, recv.datatype.as_ref(), &mut raised, |op, raised| {
         held.raised = raised.take();
-        let call = Call {
+        let call = CollectiveCall {
             dtype: recv.dtype,
             op,
             count: recv.count,
             send: send.as_ref().map(|m| m.region),
             recv: Some(recv.region),
             options,
-            ..Call::new(Collective::ReduceScatterBlock)
+            ..CollectiveCall::new(Collective::ReduceScatterBlock)
         };
         run(py, comm, &call, held, mode)
     })
@@ -214,12 +207,12 @@ pub(super) fn reduce_scatter<'py>(
     recvbuf: &Bound<'py, PyAny>,
     recvcounts: Option<Vec<usize>>,
     op: Option<&Bound<'py, Operation>>,
-    options: Options,
-    mode: Mode,
+    options: CallOptions,
+    mode: CallMode,
 ) -> Answer<'py> {
     let (size, rank) = (comm.size() as usize, comm.rank() as usize);
     let in_place = is_in_place(sendbuf)?;
-    let recv = operand(recvbuf, op, if in_place { Access::Update } else { Access::Write }, 1)?;
+    let recv = operand(recvbuf, op, if in_place { MemoryAccess::Update } else { MemoryAccess::Write }, 1)?;
     let counts = match recvcounts {
         Some(counts) => counts,
         None if in_place => return Err(PyTypeError::new_err("Reduce_scatter in place needs recvcounts")),
@@ -230,11 +223,11 @@ pub(super) fn reduce_scatter<'py>(
     }
     let total: usize = counts.iter().sum();
     let mut start = 0;
-    let blocks: Vec<Block> = counts
+    let blocks: Vec<VectorBlock> = counts
         .iter()
         .map(|&len| {
             start += len;
-            Block { start: start - len, len }
+            VectorBlock { start: start - len, len }
         })
         .collect();
     let send = if in_place {
@@ -243,7 +236,7 @@ pub(super) fn reduce_scatter<'py>(
         }
         None
     } else {
-        let send = operand(sendbuf, op, Access::Read, 1)?;
+        let send = operand(sendbuf, op, MemoryAccess::Read, 1)?;
         check_operands(py, &send, &recv, total)?;
         let same = is_same_memory(&send, &recv);
         if recv.count != if same { total } else { counts[rank] } {
@@ -251,11 +244,11 @@ pub(super) fn reduce_scatter<'py>(
         }
         Some(send).filter(|_| !same)
     };
-    let mut held = Held::new(send.as_ref(), Some(&recv));
+    let mut held = CallBuffers::new(send.as_ref(), Some(&recv));
     let mut raised = None;
-    Chosen { operation: op }.with(py, recv.datatype.as_ref(), &mut raised, |op, raised| {
+    with_operation(py, op, recv.datatype.as_ref(), &mut raised, |op, raised| {
         held.raised = raised.take();
-        let call = Call {
+        let call = CollectiveCall {
             dtype: recv.dtype,
             op,
             count: total,
@@ -263,7 +256,7 @@ pub(super) fn reduce_scatter<'py>(
             recv: Some(recv.region),
             send_blocks: &blocks,
             options,
-            ..Call::new(Collective::ReduceScatter)
+            ..CollectiveCall::new(Collective::ReduceScatter)
         };
         run(py, comm, &call, held, mode)
     })
@@ -277,7 +270,8 @@ pub fn reduce_local<'py>(
     inoutbuf: &Bound<'py, PyAny>,
     op: &Bound<'py, Operation>,
 ) -> PyResult<()> {
-    let (left, right) = (operand(inbuf, Some(op), Access::Read, 1)?, operand(inoutbuf, Some(op), Access::Update, 1)?);
+    let (left, right) =
+        (operand(inbuf, Some(op), MemoryAccess::Read, 1)?, operand(inoutbuf, Some(op), MemoryAccess::Update, 1)?);
     check_operands(py, &left, &right, right.count)?;
     let raised = request::raised();
     let native = op.get().native(py, right.datatype.as_ref(), &raised)?;

@@ -4,21 +4,21 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use tidemill_net::{Matched, Wait};
+use tidemill_net::{CallWait, ProbedMessage};
 
 use super::Comm;
-use super::messages::{Source, kept, recv_tag, report, send_region, source_of, unpack, with_nobody};
+use super::messages::{ReceiveSource, recv_tag, report, resources, send_region, source_of, unpack, with_nobody};
 use crate::errors::{class, fail, from_collective};
 use crate::handles::Status;
-use crate::message::{Access, Message};
+use crate::message::{MemoryAccess, MessageMemory};
 use crate::parcel;
-use crate::request::{self, Received};
+use crate::request::{self, ParcelContents, ReceiveOutcome};
 use crate::wait::{blocking, detach};
 
 /// A message taken out of matching by `Mprobe`.
 #[pyclass(subclass, frozen, module = "tidemill._tidemill")]
 pub struct MatchedMessage {
-    taken: Mutex<Option<(Matched, Py<Comm>)>>,
+    taken: Mutex<Option<(ProbedMessage, Py<Comm>)>>,
     nobody: AtomicU8,
     /// Set in a copy: the handle that has the message. It is never itself a copy.
     original: Option<Py<MatchedMessage>>,
@@ -34,7 +34,7 @@ impl MatchedMessage {
         self.original.as_ref().map_or(self, Py::get)
     }
 
-    fn take(&self, py: Python<'_>) -> PyResult<Option<(Matched, Py<Comm>)>> {
+    fn take(&self, py: Python<'_>) -> PyResult<Option<(ProbedMessage, Py<Comm>)>> {
         match self.holder().taken.lock().take() {
             Some(taken) => Ok(Some(taken)),
             None if self.nobody.load(Ordering::Relaxed) == ALWAYS => Ok(None),
@@ -65,7 +65,7 @@ impl MatchedMessage {
         match self.take(py)? {
             Some((matched, comm)) => comm.get().take(py, matched, buf, status),
             None => {
-                report(status, Received::FROM_NOBODY);
+                report(status, ReceiveOutcome::FROM_NOBODY);
                 Ok(())
             }
         }
@@ -75,14 +75,14 @@ impl MatchedMessage {
     fn Irecv<'py>(&self, py: Python<'py>, buf: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let Some((matched, comm)) = self.take(py)? else { return with_nobody(py, true) };
         let comm = comm.get().get(py)?;
-        let message = Message::new(buf, Access::Write, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Write, 1)?;
         // SAFETY: the request owns the memory.
         let started = unsafe { comm.recv_matched(matched, send_region(&message)) };
-        request::started(py, comm, started, kept(&message, true))
+        request::started(py, comm, started, resources(&message, true))
     }
 
     /// The parcel of the message, as `Comm._recv_parcel` gives it; `None` from nobody.
-    fn _recv_parcel<'py>(&self, py: Python<'py>) -> PyResult<Option<parcel::Contents<'py>>> {
+    fn _recv_parcel<'py>(&self, py: Python<'py>) -> PyResult<Option<ParcelContents<'py>>> {
         let Some((matched, comm)) = self.take(py)? else { return Ok(None) };
         let comm = comm.get().get(py)?;
         let source = comm.rank_of(matched.status().source);
@@ -121,24 +121,24 @@ impl Comm {
     fn take<'py>(
         &self,
         py: Python<'py>,
-        matched: Matched,
+        matched: ProbedMessage,
         buf: &Bound<'py, PyAny>,
         status: Option<&Bound<'_, Status>>,
     ) -> PyResult<()> {
         let comm = self.get(py)?;
-        let message = Message::new(buf, Access::Write, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Write, 1)?;
         // SAFETY: as in `Recv`.
         let started = unsafe { comm.recv_matched(matched, send_region(&message)) };
         let got = blocking(py, started, None, || message.owners())?;
         unpack(&message, got.len)?;
-        report(status, Received::new(comm, &got));
+        report(status, ReceiveOutcome::new(comm, &got));
         Ok(())
     }
 
     /// Waits for a message and takes it out of matching.
-    fn matched(&self, py: Python<'_>, source: &Source, tag: Option<i32>) -> PyResult<Matched> {
+    fn matched(&self, py: Python<'_>, source: &ReceiveSource, tag: Option<i32>) -> PyResult<ProbedMessage> {
         let comm = self.get(py)?;
-        let mut wait = Wait::default();
+        let mut wait = CallWait::default();
         if let Some(matched) = comm.improbe(source.rank(), tag).map_err(|e| from_collective(py, &e))? {
             return Ok(matched);
         }
@@ -168,9 +168,9 @@ impl Comm {
         let comm = slf.get().get(py)?;
         let tag = recv_tag(py, tag)?;
         let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
+        if matches!(source, ReceiveSource::Nobody) {
             message.get().nobody.store(ONCE, Ordering::Relaxed);
-            report(status, Received::FROM_NOBODY);
+            report(status, ReceiveOutcome::FROM_NOBODY);
             return Ok(true);
         }
         let matched = if block {
@@ -181,7 +181,7 @@ impl Comm {
                 None => return Ok(false),
             }
         };
-        report(status, Received::new(comm, &matched.status()));
+        report(status, ReceiveOutcome::new(comm, &matched.status()));
         *message.get().taken.lock() = Some((matched, slf.clone().unbind()));
         Ok(true)
     }

@@ -1,14 +1,14 @@
 //! Point to point, on buffers.
 
 use pyo3::prelude::*;
-use tidemill_collective::{Communicator, Started};
-use tidemill_net::{Region, Wait};
+use tidemill_collective::{Communicator, StartResult};
+use tidemill_net::{CallWait, MemoryRegion};
 
 use super::Comm;
 use crate::errors::{class, fail, from_collective};
 use crate::handles::{ANY, PROC_NULL, Status};
-use crate::message::{Access, Message};
-use crate::request::{self, Kept, Outcome, Received, State};
+use crate::message::{MemoryAccess, MessageMemory};
+use crate::request::{self, ReceiveOutcome, RequestOutcome, RequestResources, RequestStage};
 use crate::wait::{blocking, detach};
 
 #[cold]
@@ -26,28 +26,28 @@ pub(super) fn dest_of(py: Python<'_>, comm: &Communicator, dest: i32) -> PyResul
     if dest == PROC_NULL { Ok(None) } else { Err(bad_rank(py, comm, "destination", dest)) }
 }
 
-pub(super) enum Source {
+pub(super) enum ReceiveSource {
     Rank(u32),
     Any,
     Nobody,
 }
 
 #[inline]
-pub(super) fn source_of(py: Python<'_>, comm: &Communicator, source: i32) -> PyResult<Source> {
+pub(super) fn source_of(py: Python<'_>, comm: &Communicator, source: i32) -> PyResult<ReceiveSource> {
     if (source as u32) < comm.size() {
-        return Ok(Source::Rank(source as u32));
+        return Ok(ReceiveSource::Rank(source as u32));
     }
     match source {
-        ANY => Ok(Source::Any),
-        PROC_NULL => Ok(Source::Nobody),
+        ANY => Ok(ReceiveSource::Any),
+        PROC_NULL => Ok(ReceiveSource::Nobody),
         _ => Err(bad_rank(py, comm, "source", source)),
     }
 }
 
-impl Source {
+impl ReceiveSource {
     pub(super) fn rank(&self) -> Option<u32> {
         match self {
-            Source::Rank(rank) => Some(*rank),
+            ReceiveSource::Rank(rank) => Some(*rank),
             _ => None,
         }
     }
@@ -68,42 +68,42 @@ pub(super) fn recv_tag(py: Python<'_>, tag: i32) -> PyResult<Option<i32>> {
 }
 
 #[inline]
-pub(super) fn report(status: Option<&Bound<'_, Status>>, received: Received) {
+pub(super) fn report(status: Option<&Bound<'_, Status>>, received: ReceiveOutcome) {
     if let Some(status) = status {
         status.get().fill(received.source, received.tag, received.nbytes);
     }
 }
 
 /// Calls what moves received bytes of a non-contiguous datatype into place.
-pub(super) fn unpack(message: &Message<'_>, nbytes: u64) -> PyResult<()> {
+pub(super) fn unpack(message: &MessageMemory<'_>, nbytes: u64) -> PyResult<()> {
     match &message.unpack {
         Some(unpack) => unpack.call1((nbytes,)).map(|_| ()),
         None => Ok(()),
     }
 }
 
-pub(super) fn send_region(message: &Message<'_>) -> Region {
+pub(super) fn send_region(message: &MessageMemory<'_>) -> MemoryRegion {
     message.cut(message.bytes())
 }
 
-pub(super) fn kept(message: &Message<'_>, is_receive: bool) -> Kept {
-    Kept {
+pub(super) fn resources(message: &MessageMemory<'_>, is_receive: bool) -> RequestResources {
+    RequestResources {
         is_receive,
         owners: message.owners(),
         unpack: message.unpack.as_ref().map(|u| u.clone().unbind()),
-        ..Kept::default()
+        ..RequestResources::default()
     }
 }
 
 /// The request of a message to or from `PROC_NULL`.
 pub(super) fn with_nobody<'py>(py: Python<'py>, is_receive: bool) -> PyResult<Bound<'py, PyAny>> {
-    let status = is_receive.then_some(Received::FROM_NOBODY);
-    request::make(py, State::Over(Outcome { status, ..Outcome::default() }))
+    let status = is_receive.then_some(ReceiveOutcome::FROM_NOBODY);
+    request::make(py, RequestStage::Over(RequestOutcome { status, ..RequestOutcome::default() }))
 }
 
 /// How a send ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ends {
+enum SendCompletion {
     /// When its memory may be reused.
     Locally,
     /// When its receive has begun.
@@ -116,24 +116,31 @@ impl Comm {
         comm: &Communicator,
         dest: u32,
         tag: i32,
-        region: Region,
-        ends: Ends,
-    ) -> Result<Started, tidemill_collective::CollectiveError> {
+        region: MemoryRegion,
+        ends: SendCompletion,
+    ) -> Result<StartResult, tidemill_collective::CollectiveError> {
         // SAFETY: by this function's contract, which is that of the functions called.
         unsafe {
             match ends {
-                Ends::Locally => comm.send(dest, tag, region),
-                Ends::Received => comm.send_synchronous(dest, tag, region),
+                SendCompletion::Locally => comm.send(dest, tag, region),
+                SendCompletion::Received => comm.send_synchronous(dest, tag, region),
             }
         }
     }
 
     #[inline]
-    fn blocking_send(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32, ends: Ends) -> PyResult<()> {
+    fn blocking_send(
+        &self,
+        py: Python<'_>,
+        buf: &Bound<'_, PyAny>,
+        dest: i32,
+        tag: i32,
+        ends: SendCompletion,
+    ) -> PyResult<()> {
         let comm = self.get(py)?;
         let tag = send_tag(py, tag)?;
         let Some(dest) = dest_of(py, comm, dest)? else { return Ok(()) };
-        let message = Message::new(buf, Access::Read, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Read, 1)?;
         // SAFETY: `message` owns the memory until this returns; should the wait be given up, `owners` does.
         let started = unsafe { Self::begin_send(comm, dest, tag, send_region(&message), ends) };
         blocking(py, started, None, || message.owners())?;
@@ -146,17 +153,17 @@ impl Comm {
         buf: &Bound<'py, PyAny>,
         dest: i32,
         tag: i32,
-        ends: Ends,
+        ends: SendCompletion,
     ) -> PyResult<Bound<'py, PyAny>> {
         let comm = self.get(py)?;
         let tag = send_tag(py, tag)?;
         let Some(dest) = dest_of(py, comm, dest)? else { return with_nobody(py, false) };
-        let message = Message::new(buf, Access::Read, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Read, 1)?;
         // SAFETY: the request owns the memory.
         match unsafe { Self::begin_send(comm, dest, tag, send_region(&message), ends) } {
             // The usual end of a short message: nothing has to be kept.
-            Ok(Started::Done(_)) => request::make(py, State::Over(Outcome::default())),
-            started => request::started(py, comm, started, kept(&message, false)),
+            Ok(StartResult::Done(_)) => request::make(py, RequestStage::Over(RequestOutcome::default())),
+            started => request::started(py, comm, started, resources(&message, false)),
         }
     }
 }
@@ -170,7 +177,7 @@ impl Comm {
     /// Source: MPI 4.1 section 3.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Send(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32) -> PyResult<()> {
-        self.blocking_send(py, buf, dest, tag, Ends::Locally)
+        self.blocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
     /// As `Send`; buffering needs no attached buffer here, so it only differs in name. Source: MPI 4.1 section 3.4.
@@ -184,19 +191,19 @@ impl Comm {
     /// Sends a buffer; returns when its receive has begun. Source: MPI 4.1 section 3.4.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Ssend(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32) -> PyResult<()> {
-        self.blocking_send(py, buf, dest, tag, Ends::Received)
+        self.blocking_send(py, buf, dest, tag, SendCompletion::Received)
     }
 
     /// As `Send`, for a receive that is known to be posted. Source: MPI 4.1 section 3.4.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Rsend(&self, py: Python<'_>, buf: &Bound<'_, PyAny>, dest: i32, tag: i32) -> PyResult<()> {
-        self.blocking_send(py, buf, dest, tag, Ends::Locally)
+        self.blocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
     /// Begins to send a buffer, which must not change until the request is over. Source: MPI 4.1 section 3.7.2.
     #[pyo3(signature = (buf, dest, tag=0))]
     fn Isend<'py>(&self, py: Python<'py>, buf: &Bound<'py, PyAny>, dest: i32, tag: i32) -> PyResult<Bound<'py, PyAny>> {
-        self.nonblocking_send(py, buf, dest, tag, Ends::Locally)
+        self.nonblocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
     /// Begins to send a copy of a buffer: the request is over at once. Source: MPI 4.1 section 3.7.2.
@@ -211,20 +218,20 @@ impl Comm {
         let comm = self.get(py)?;
         let tag = send_tag(py, tag)?;
         let Some(dest) = dest_of(py, comm, dest)? else { return with_nobody(py, false) };
-        let message = Message::new(buf, Access::Read, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Read, 1)?;
         let region = send_region(&message);
         // SAFETY: the region is readable while `message` lives.
         let copy: Box<[u8]> = unsafe { std::slice::from_raw_parts(region.ptr, region.len) }.into();
-        let region = Region::of(&copy);
+        let region = MemoryRegion::of(&copy);
         // SAFETY: the copy is the keepalive of the detached request, and stays where it is when the box moves.
         match unsafe { comm.send(dest, tag, region) }.map_err(|e| from_collective(py, &e))? {
-            Started::Done(_) => {}
-            Started::Pending(request) => {
+            StartResult::Done(_) => {}
+            StartResult::Pending(request) => {
                 request.detach(Some(Box::new(copy)));
                 comm.endpoint().leave_to_background();
             }
         }
-        request::make(py, State::Over(Outcome::default()))
+        request::make(py, RequestStage::Over(RequestOutcome::default()))
     }
 
     /// Begins a synchronous send: the request is over when the receive has begun. Source: MPI 4.1 section 3.7.2.
@@ -236,7 +243,7 @@ impl Comm {
         dest: i32,
         tag: i32,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.nonblocking_send(py, buf, dest, tag, Ends::Received)
+        self.nonblocking_send(py, buf, dest, tag, SendCompletion::Received)
     }
 
     /// As `Isend`, for a receive that is known to be posted. Source: MPI 4.1 section 3.7.2.
@@ -248,7 +255,7 @@ impl Comm {
         dest: i32,
         tag: i32,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.nonblocking_send(py, buf, dest, tag, Ends::Locally)
+        self.nonblocking_send(py, buf, dest, tag, SendCompletion::Locally)
     }
 
     /// Receives a message into a buffer, which may be longer than the message.
@@ -267,17 +274,17 @@ impl Comm {
         let comm = self.get(py)?;
         let tag = recv_tag(py, tag)?;
         let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
-            report(status, Received::FROM_NOBODY);
+        if matches!(source, ReceiveSource::Nobody) {
+            report(status, ReceiveOutcome::FROM_NOBODY);
             return Ok(());
         }
-        let message = Message::new(buf, Access::Write, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Write, 1)?;
         // SAFETY: `message` owns the memory until this returns; should the wait be given up, the receive is withdrawn
         // or `owners` keeps it.
         let started = unsafe { comm.recv(source.rank(), tag, send_region(&message)) };
         let got = blocking(py, started, None, || message.owners())?;
         unpack(&message, got.len)?;
-        report(status, Received::new(comm, &got));
+        report(status, ReceiveOutcome::new(comm, &got));
         Ok(())
     }
 
@@ -293,13 +300,13 @@ impl Comm {
         let comm = self.get(py)?;
         let tag = recv_tag(py, tag)?;
         let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
+        if matches!(source, ReceiveSource::Nobody) {
             return with_nobody(py, true);
         }
-        let message = Message::new(buf, Access::Write, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Write, 1)?;
         // SAFETY: the request owns the memory.
         let started = unsafe { comm.recv(source.rank(), tag, send_region(&message)) };
-        request::started(py, comm, started, kept(&message, true))
+        request::started(py, comm, started, resources(&message, true))
     }
 
     /// Sends one message and receives another at the same time. Source: MPI 4.1 section 3.10.
@@ -320,12 +327,12 @@ impl Comm {
         let (sendtag, recvtag) = (send_tag(py, sendtag)?, recv_tag(py, recvtag)?);
         let (dest, source) = (dest_of(py, comm, dest)?, source_of(py, comm, source)?);
         let incoming = match (&source, recvbuf) {
-            (Source::Nobody, _) => None,
-            (_, Some(buf)) => Some(Message::new(buf, Access::Write, 1)?),
+            (ReceiveSource::Nobody, _) => None,
+            (_, Some(buf)) => Some(MessageMemory::new(buf, MemoryAccess::Write, 1)?),
             (_, None) => return Err(pyo3::exceptions::PyTypeError::new_err("message: expecting buffer or list/tuple")),
         };
         let outgoing = match dest {
-            Some(dest) => Some((dest, Message::new(sendbuf, Access::Read, 1)?)),
+            Some(dest) => Some((dest, MessageMemory::new(sendbuf, MemoryAccess::Read, 1)?)),
             None => None,
         };
         // The receive first, so that the message has a place to go.
@@ -346,15 +353,15 @@ impl Comm {
             }
         }
         match (receiving, &incoming) {
-            (Some(Started::Pending(request)), Some(message)) if failed.is_some() => {
+            (Some(StartResult::Pending(request)), Some(message)) if failed.is_some() => {
                 crate::wait::give_up(py, request, message.owners());
             }
             (Some(started), Some(message)) => {
                 let got = blocking(py, Ok(started), None, || message.owners())?;
                 unpack(message, got.len)?;
-                report(status, Received::new(comm, &got));
+                report(status, ReceiveOutcome::new(comm, &got));
             }
-            _ => report(status, Received::FROM_NOBODY),
+            _ => report(status, ReceiveOutcome::FROM_NOBODY),
         }
         failed.map_or(Ok(()), Err)
     }
@@ -365,15 +372,15 @@ impl Comm {
         let comm = self.get(py)?;
         let tag = recv_tag(py, tag)?;
         let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
-            report(status, Received::FROM_NOBODY);
+        if matches!(source, ReceiveSource::Nobody) {
+            report(status, ReceiveOutcome::FROM_NOBODY);
             return Ok(true);
         }
         let mut found = comm.iprobe(source.rank(), tag).map_err(|e| from_collective(py, &e))?;
-        let mut wait = Wait::default();
+        let mut wait = CallWait::default();
         loop {
             if let Some(got) = found {
-                report(status, Received::new(comm, &got));
+                report(status, ReceiveOutcome::new(comm, &got));
                 return Ok(true);
             }
             found =
@@ -390,13 +397,13 @@ impl Comm {
         let comm = self.get(py)?;
         let tag = recv_tag(py, tag)?;
         let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
-            report(status, Received::FROM_NOBODY);
+        if matches!(source, ReceiveSource::Nobody) {
+            report(status, ReceiveOutcome::FROM_NOBODY);
             return Ok(true);
         }
         let found = comm.iprobe(source.rank(), tag).map_err(|e| from_collective(py, &e))?;
         if let Some(got) = &found {
-            report(status, Received::new(comm, got));
+            report(status, ReceiveOutcome::new(comm, got));
         }
         Ok(found.is_some())
     }
@@ -410,10 +417,10 @@ impl Comm {
         key: i32,
     ) -> PyResult<Bound<'py, PyAny>> {
         let comm = self.get(py)?;
-        let message = Message::new(buf, Access::Read, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Read, 1)?;
         // SAFETY: the request owns the memory.
         let started = unsafe { comm.send_hidden(dest, key, send_region(&message)) };
-        request::started(py, comm, started, kept(&message, false))
+        request::started(py, comm, started, resources(&message, false))
     }
 
     /// Begins to receive in the hidden traffic.
@@ -425,9 +432,9 @@ impl Comm {
         key: i32,
     ) -> PyResult<Bound<'py, PyAny>> {
         let comm = self.get(py)?;
-        let message = Message::new(buf, Access::Write, 1)?;
+        let message = MessageMemory::new(buf, MemoryAccess::Write, 1)?;
         // SAFETY: the request owns the memory.
         let started = unsafe { comm.recv_hidden(source, key, send_region(&message)) };
-        request::started(py, comm, started, kept(&message, true))
+        request::started(py, comm, started, resources(&message, true))
     }
 }

@@ -12,22 +12,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tidemill_collective::{Call, Collective, Communicator, DType};
-use tidemill_net::Region;
+use tidemill_collective::{Collective, CollectiveCall, Communicator, DType};
+use tidemill_net::MemoryRegion;
 
 pub use matched::MatchedMessage;
 
-use crate::array::Memory;
+use crate::array::CallMemory;
 use crate::errors::{class, fail};
 use crate::wait::{Owners, blocking, detached};
 
 /// A communicator or none. Handles made from one another share it, and are all invalid once it is freed.
 #[pyclass(subclass, frozen, module = "tidemill._tidemill")]
 pub struct Comm {
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<CommState>>,
 }
 
-struct Shared {
+struct CommState {
     comm: Communicator,
     freed: AtomicBool,
     /// Names the next object message whose arrays travel apart.
@@ -36,7 +36,7 @@ struct Shared {
 
 impl Comm {
     pub fn of(comm: Communicator) -> Self {
-        let shared = Shared { comm, freed: AtomicBool::new(false), next_key: AtomicU32::new(0) };
+        let shared = CommState { comm, freed: AtomicBool::new(false), next_key: AtomicU32::new(0) };
         Comm { shared: Some(Arc::new(shared)) }
     }
 
@@ -131,13 +131,13 @@ impl Comm {
         // Gathered here and not by `Communicator::split`: a rank that never comes must not keep Ctrl-C from working.
         let words: Vec<u8> = comm.split_words(color, key).iter().flat_map(|word| word.to_ne_bytes()).collect();
         let mine = PyBytes::new(py, &words);
-        let all = Bound::new(py, Memory::new(3 * 8 * comm.size() as usize))?;
-        let call = Call {
+        let all = Bound::new(py, CallMemory::new(3 * 8 * comm.size() as usize))?;
+        let call = CollectiveCall {
             dtype: DType::U64,
             count: 3,
-            send: Some(Region::of(mine.as_bytes())),
+            send: Some(MemoryRegion::of(mine.as_bytes())),
             recv: Some(all.get().region()),
-            ..Call::new(Collective::Allgather)
+            ..CollectiveCall::new(Collective::Allgather)
         };
         // SAFETY: both are nobody else's and live until this returns; should the wait be given up, `owners` has them.
         let started = unsafe { comm.start(&call) };

@@ -8,10 +8,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::Comm;
-use super::messages::{Source, dest_of, recv_tag, send_tag, source_of, with_nobody};
+use super::messages::{ReceiveSource, dest_of, recv_tag, send_tag, source_of, with_nobody};
 use crate::handles::ANY;
-use crate::parcel::{self, Outgoing};
-use crate::request::{self, Kept};
+use crate::parcel::{self, OutgoingParcel};
+use crate::request::{self, ParcelContents, RequestResources};
 use crate::wait::blocking;
 
 impl Comm {
@@ -21,9 +21,9 @@ impl Comm {
         py: Python<'py>,
         body: &Bound<'py, PyBytes>,
         arrays: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<Outgoing<'py>> {
+    ) -> PyResult<OutgoingParcel<'py>> {
         let key = self.shared.as_ref().map_or(0, |s| s.next_key.fetch_add(1, Ordering::Relaxed));
-        Outgoing::new(py, body, arrays, -1 - (key & 0x3fff_ffff) as i32)
+        OutgoingParcel::new(py, body, arrays, -1 - (key & 0x3fff_ffff) as i32)
     }
 }
 
@@ -46,7 +46,7 @@ impl Comm {
         // SAFETY: the request owns the memory.
         let started = unsafe { outgoing.start(comm, dest, tag, synchronous) };
         let owners = outgoing.owners();
-        request::started(py, comm, started, Kept { owners, ..Kept::default() })
+        request::started(py, comm, started, RequestResources { owners, ..RequestResources::default() })
     }
 
     /// The blocking twin of `_isend_parcel`.
@@ -76,11 +76,11 @@ impl Comm {
     }
 
     /// Receives a parcel: body, arrays, source, tag, bytes of the message.
-    fn _recv_parcel<'py>(&self, py: Python<'py>, source: i32, tag: i32) -> PyResult<Option<parcel::Contents<'py>>> {
+    fn _recv_parcel<'py>(&self, py: Python<'py>, source: i32, tag: i32) -> PyResult<Option<ParcelContents<'py>>> {
         let comm = self.get(py)?;
         let tag = (tag != ANY).then_some(tag);
         let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
+        if matches!(source, ReceiveSource::Nobody) {
             return Ok(None);
         }
         parcel::receive(py, comm, source.rank(), tag, None).map(Some)
@@ -97,7 +97,7 @@ impl Comm {
         let comm = self.get(py)?;
         let tag = (tag != ANY).then_some(tag);
         let source = source_of(py, comm, source)?;
-        if matches!(source, Source::Nobody) {
+        if matches!(source, ReceiveSource::Nobody) {
             return with_nobody(py, true);
         }
         parcel::receive_later(py, comm, source.rank(), tag, None, finish)

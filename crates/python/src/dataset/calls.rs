@@ -15,13 +15,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use tokio::sync::oneshot;
 
-use crate::graph::cancelled_class;
+use crate::errors::cancelled_class;
 
 /// How long a call that is left may take to end by itself, and after it has been told.
 const NOTICE_TIME: Duration = Duration::from_millis(200);
 const LAST_TIME: Duration = Duration::from_millis(500);
 
-struct State {
+struct CallRegistry {
     /// Whose threads the calls are on: a forked child has none of its parent's.
     process: u32,
     running: usize,
@@ -30,14 +30,15 @@ struct State {
     left: Vec<Arc<Life>>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { process: 0, running: 0, ending: false, left: Vec::new() });
+static STATE: Mutex<CallRegistry> =
+    Mutex::new(CallRegistry { process: 0, running: 0, ending: false, left: Vec::new() });
 static CHANGED: Condvar = Condvar::new();
 
 /// What a call's thread and its future share.
-type Life = Mutex<Stage>;
+type Life = Mutex<CallStage>;
 
 #[derive(Clone, Copy, Default, PartialEq)]
-enum Stage {
+enum CallStage {
     #[default]
     Waiting,
     /// In the function, on the thread with this number of Python's.
@@ -46,24 +47,24 @@ enum Stage {
 }
 
 /// A call under way.
-pub struct Call(());
+pub struct PendingCall(());
 
-impl Call {
+impl PendingCall {
     /// `None` when the program is ending. Not with the GIL held.
-    pub fn begin() -> Option<Call> {
+    pub fn begin() -> Option<PendingCall> {
         let mut state = STATE.lock();
         if state.process != std::process::id() {
-            *state = State { process: std::process::id(), running: 0, ending: false, left: Vec::new() };
+            *state = CallRegistry { process: std::process::id(), running: 0, ending: false, left: Vec::new() };
         }
         if state.ending {
             return None;
         }
         state.running += 1;
-        Some(Call(()))
+        Some(PendingCall(()))
     }
 }
 
-impl Drop for Call {
+impl Drop for PendingCall {
     fn drop(&mut self) {
         let mut state = STATE.lock();
         if state.process == std::process::id() {
@@ -74,17 +75,17 @@ impl Drop for Call {
 }
 
 /// Leaves a call when its future is dropped.
-struct Leave(Arc<Life>);
+struct AbandonGuard(Arc<Life>);
 
-impl Drop for Leave {
+impl Drop for AbandonGuard {
     fn drop(&mut self) {
         let mut state = STATE.lock();
         let mut life = self.0.lock();
         match *life {
             // Its thread will see that it is not to begin.
-            Stage::Waiting => *life = Stage::Ended,
-            Stage::Running(_) => state.left.push(Arc::clone(&self.0)),
-            Stage::Ended => {}
+            CallStage::Waiting => *life = CallStage::Ended,
+            CallStage::Running(_) => state.left.push(Arc::clone(&self.0)),
+            CallStage::Ended => {}
         }
     }
 }
@@ -94,31 +95,31 @@ impl Drop for Leave {
 pub async fn call<T: Send + 'static>(
     work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
-    let leave = Leave(Arc::default());
+    let leave = AbandonGuard(Arc::default());
     let life = Arc::clone(&leave.0);
     let called = tokio::task::spawn_blocking(move || run(&life, work));
     called.await.unwrap_or_else(|error| {
         // It panicked, or never began: there is nothing to end.
-        *leave.0.lock() = Stage::Ended;
+        *leave.0.lock() = CallStage::Ended;
         Err(error.to_string())
     })
 }
 
 /// The call itself, on the thread that it is for.
 fn run<T>(life: &Life, work: impl FnOnce(Python<'_>) -> Result<T, String>) -> Result<T, String> {
-    let Some(_call) = Call::begin() else { return Err("the program is ending".to_owned()) };
+    let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
     Python::attach(|py| {
         // SAFETY: it only tells the number of this thread, as Python knows it.
         let thread = unsafe { ffi::PyThread_get_thread_ident() } as u64;
         {
             let mut life = life.lock();
-            if *life == Stage::Ended {
+            if *life == CallStage::Ended {
                 return Err("nobody waits for it any more".to_owned());
             }
-            *life = Stage::Running(thread);
+            *life = CallStage::Running(thread);
         }
         let outcome = work(py);
-        *life.lock() = Stage::Ended;
+        *life.lock() = CallStage::Ended;
         // An exception that was sent has come too late.
         // SAFETY: the GIL is held; this is the thread's own number.
         unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
@@ -128,18 +129,18 @@ fn run<T>(life: &Life, work: impl FnOnce(Python<'_>) -> Result<T, String>) -> Re
 
 /// A thread of its own for calls that may block for as long as they like, one after the other: those of a runtime are
 /// not so many that all may. It ends when this is dropped, and the call that it is in has ended.
-pub struct Caller {
+pub struct CallerThread {
     name: String,
     works: Option<Sender<Work>>,
 }
 
 type Work = Box<dyn FnOnce() + Send>;
 
-impl Caller {
+impl CallerThread {
     /// It has no thread before its first call.
     pub fn new(name: &str) -> Self {
         // The end of a text, to the system.
-        Caller { name: name.replace('\0', " "), works: None }
+        CallerThread { name: name.replace('\0', " "), works: None }
     }
 
     /// [`call`] on this thread.
@@ -147,7 +148,7 @@ impl Caller {
         &mut self,
         work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static,
     ) -> BoxFuture<'static, Result<T, String>> {
-        let leave = Leave(Arc::default());
+        let leave = AbandonGuard(Arc::default());
         let (life, (answer, answered)) = (Arc::clone(&leave.0), oneshot::channel());
         // Nobody may wait for it any more.
         let sent = self.send(Box::new(move || drop(answer.send(run(&life, work)))));
@@ -156,7 +157,7 @@ impl Caller {
                 Ok(()) => answered.await.unwrap_or_else(|_| Err("its thread has died".into())),
                 Err(error) => Err(error),
             };
-            *leave.0.lock() = Stage::Ended;
+            *leave.0.lock() = CallStage::Ended;
             outcome
         })
     }
@@ -164,7 +165,7 @@ impl Caller {
     /// Drops an object of Python's where it was used, behind all calls.
     pub fn release(&mut self, object: Arc<Py<PyAny>>) {
         let release = move || {
-            if let Some(_call) = Call::begin() {
+            if let Some(_call) = PendingCall::begin() {
                 Python::attach(|_| drop(object));
             }
         };
@@ -196,7 +197,7 @@ fn left_after(at_most: Duration) -> usize {
         if state.process != std::process::id() {
             return 0;
         }
-        state.left.retain(|life| *life.lock() != Stage::Ended);
+        state.left.retain(|life| *life.lock() != CallStage::Ended);
         if state.left.is_empty() || CHANGED.wait_until(&mut state, until).timed_out() {
             return state.left.len();
         }
@@ -212,7 +213,7 @@ pub fn interrupt(py: Python<'_>) {
     let left = STATE.lock().left.clone();
     for life in left {
         // With the GIL held: a thread has its number until it has had the GIL to say that it is over.
-        if let Stage::Running(thread) = *life.lock() {
+        if let CallStage::Running(thread) = *life.lock() {
             // SAFETY: the GIL is held, the class lives.
             unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
         }
@@ -230,7 +231,7 @@ pub fn end_calls(py: Python<'_>) -> PyResult<()> {
     loop {
         let over = py.detach(|| {
             let mut state = STATE.lock();
-            state.left.retain(|life| *life.lock() != Stage::Ended);
+            state.left.retain(|life| *life.lock() != CallStage::Ended);
             if state.running > state.left.len() && state.process == std::process::id() {
                 CHANGED.wait_for(&mut state, SLICE);
             }

@@ -185,7 +185,7 @@ impl NativeDataSet {
                         .flat_map(|table| table.batches.clone())
                         .collect())
                 });
-                made.map_err(|error| told(py, &error))
+                made.map_err(|error| exception_text(py, &error))
             }))
         };
         Self::step(py, || self.0.map_batches(name, Arc::new(called), schema))
@@ -237,7 +237,7 @@ impl NativeDataSet {
         py: Python<'_>,
         engine: &QueryEngine,
         comm: &Comm,
-        to: Target,
+        to: RowTarget,
         watch: Option<Py<PyAny>>,
     ) -> PyResult<NativeTable> {
         let to = to.parse()?;
@@ -367,18 +367,18 @@ impl NativeDataSet {
 
 /// Who gets the rows, as Python says it.
 #[derive(FromPyObject)]
-enum Target {
+enum RowTarget {
     Worker(u32),
     Word(String),
 }
 
-impl Target {
+impl RowTarget {
     fn parse(&self) -> PyResult<To> {
         match self {
-            Target::Worker(rank) => Ok(To::One(*rank)),
-            Target::Word(word) if word == "all" => Ok(To::All),
-            Target::Word(word) if word == "each" => Ok(To::Each),
-            Target::Word(word) => {
+            RowTarget::Worker(rank) => Ok(To::One(*rank)),
+            RowTarget::Word(word) if word == "all" => Ok(To::All),
+            RowTarget::Word(word) if word == "each" => Ok(To::Each),
+            RowTarget::Word(word) => {
                 Err(PyValueError::new_err(format!("rows must go to \"all\" or \"each\", not {word:?}")))
             }
         }
@@ -450,7 +450,7 @@ fn ended<T>(py: Python<'_>, outcome: Result<T, ActionError>, interrupt: Option<P
 }
 
 /// An exception of a user's function, with its traceback.
-pub fn told(py: Python<'_>, error: &PyErr) -> String {
+pub fn exception_text(py: Python<'_>, error: &PyErr) -> String {
     let lines = py.import("traceback").and_then(|traceback| {
         // The traceback apart: before Python 3.12 an exception that has just been raised has none of its own.
         traceback.call_method1("format_exception", (error.get_type(py), error.value(py), error.traceback(py)))

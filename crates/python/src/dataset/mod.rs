@@ -20,9 +20,9 @@ mod table;
 mod value;
 
 // Task graphs share tables, schemas and the engine with them.
-pub use calls::Call;
+pub use calls::PendingCall;
 pub use engine::{GivenSchema, QueryEngine};
-pub use frame::told;
+pub use frame::exception_text;
 pub use table::NativeTable;
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -63,7 +63,7 @@ fn address_bytes_left() -> Option<u64> {
 #[cold]
 fn raised(py: Python<'_>, error: &DataSetError) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    match CLASS.import(py, "tidemill.dataset._errors", "DataSetError") {
+    match CLASS.import(py, "tidemill._tables.errors", "DataSetError") {
         Ok(class) => PyErr::from_type(class.clone(), (error.to_string(),)),
         Err(missing) => missing,
     }

@@ -15,7 +15,7 @@ use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_stream::{KeyedBatch, KeyedFunction, MakeKeyedFunction};
 
 use super::calls;
-use super::frame::told;
+use super::frame::exception_text;
 use super::table::NativeTable;
 
 /// An object with the methods of [`KeyedFunction`], of one copy.
@@ -63,7 +63,7 @@ pub fn keyed_function(factory: Py<PyAny>) -> MakeKeyedFunction {
 
 /// On a thread of its own: the function may block for longer than its run is there.
 fn call<T: Send + 'static>(work: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static) -> Result<T, String> {
-    let called = calls::call(move |py| work(py).map_err(|error| told(py, &error)));
+    let called = calls::call(move |py| work(py).map_err(|error| exception_text(py, &error)));
     wait_in_copy(called).map_err(|error| error.to_string())?
 }
 
@@ -107,7 +107,7 @@ impl KeyedFunction for PythonKeyed {
     }
 
     fn snapshot(&mut self, whole: bool) -> Result<Buckets, String> {
-        let mut gathered = Gathered::new(&self.governor);
+        let mut gathered = GatheredParts::new(&self.governor);
         let (wholes, gathered) = self.call(move |py, object| {
             let saved = object.call_method1(py, "snapshot", (whole,))?;
             let mut wholes: Vec<(u32, bool)> = Vec::new();
@@ -123,7 +123,7 @@ impl KeyedFunction for PythonKeyed {
     }
 
     fn release(&mut self, buckets: &[u32]) -> Result<Vec<(u32, Bytes)>, String> {
-        let (mut gathered, buckets) = (Gathered::new(&self.governor), buckets.to_vec());
+        let (mut gathered, buckets) = (GatheredParts::new(&self.governor), buckets.to_vec());
         let (released, gathered) = self.call(move |py, object| {
             let parts = object.call_method1(py, "release", (buckets,))?;
             let mut released: Vec<u32> = Vec::new();
@@ -149,7 +149,7 @@ impl KeyedFunction for PythonKeyed {
 }
 
 /// Parts that may be more than fits in memory: under a budget they lie on disk.
-struct Gathered {
+struct GatheredParts {
     governor: Governor,
     memory: Vec<Bytes>,
     bytes: usize,
@@ -160,9 +160,9 @@ struct Gathered {
 /// So much is gathered in memory.
 const GATHERED_BYTES_MAX: usize = 4 << 20;
 
-impl Gathered {
+impl GatheredParts {
     fn new(governor: &Governor) -> Self {
-        Gathered { governor: governor.clone(), memory: Vec::new(), bytes: 0, file: None, places: Vec::new() }
+        GatheredParts { governor: governor.clone(), memory: Vec::new(), bytes: 0, file: None, places: Vec::new() }
     }
 
     fn add(&mut self, part: &[u8]) -> PyResult<()> {
@@ -185,7 +185,7 @@ impl Gathered {
 
     /// The parts, in order.
     fn finish(self) -> Result<Vec<Bytes>, String> {
-        let Gathered { mut memory, file, places, .. } = self;
+        let GatheredParts { mut memory, file, places, .. } = self;
         if let Some(file) = file {
             let all = file.finish().map_err(|error| error.to_string())?;
             memory.extend(places.into_iter().map(|place| all.slice(place)));

@@ -15,17 +15,17 @@ use tidemill_dataflow::{Progress, RouteMap};
 pub struct NativeRunning {
     routes: Mutex<BTreeMap<String, RouteMap>>,
     asked: Mutex<Vec<(String, Vec<u32>)>>,
-    outcomes: Mutex<Vec<Outcome>>,
+    outcomes: Mutex<Vec<RebalanceOutcome>>,
 }
 
-struct Outcome {
+struct RebalanceOutcome {
     task: String,
     /// `None`: it was for no owners at all, and asked of nobody.
     rebalancing: Option<Rebalancing>,
 }
 
-impl Outcome {
-    fn told(&mut self) -> Option<Result<Moved, String>> {
+impl RebalanceOutcome {
+    fn result(&mut self) -> Option<Result<Moved, String>> {
         match &mut self.rebalancing {
             Some(rebalancing) => rebalancing.outcome(),
             None => Some(Err("a map needs an owner for each bucket".into())),
@@ -34,7 +34,7 @@ impl Outcome {
 }
 
 /// A task, why its buckets cannot move, and what has come of their moving.
-type Told<'py> = (String, Option<String>, Option<Bound<'py, PyDict>>);
+type BucketReport<'py> = (String, Option<String>, Option<Bound<'py, PyDict>>);
 
 #[pymethods]
 impl NativeRunning {
@@ -57,8 +57,8 @@ impl NativeRunning {
 
     /// What has come of the requests, in their order: `None` while one is under way, an error's text, or what has
     /// moved.
-    fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Told<'py>>> {
-        let outcome = |outcome: &mut Outcome| {
+    fn outcomes<'py>(&self, py: Python<'py>) -> PyResult<Vec<BucketReport<'py>>> {
+        let outcome = |outcome: &mut RebalanceOutcome| {
             let moved = |moved: Moved| {
                 let dict = PyDict::new(py);
                 dict.set_item("epoch", moved.epoch)?;
@@ -67,7 +67,7 @@ impl NativeRunning {
                 dict.set_item("waited_s", moved.waited.as_secs_f64())?;
                 Ok::<_, PyErr>(dict)
             };
-            Ok(match outcome.told() {
+            Ok(match outcome.result() {
                 None => (outcome.task.clone(), None, None),
                 Some(Err(reason)) => (outcome.task.clone(), Some(reason), None),
                 Some(Ok(done)) => (outcome.task.clone(), None, Some(moved(done)?)),
@@ -88,7 +88,7 @@ impl NativeRunning {
         for (task, owners) in std::mem::take(&mut *self.asked.lock()) {
             let version = run.route(&task).map_or(1, |route| route.version() + 1);
             let asked = (!owners.is_empty()).then(|| run.rebalance(&task, RouteMap::new(version, owners)));
-            self.outcomes.lock().push(Outcome { task, rebalancing: asked });
+            self.outcomes.lock().push(RebalanceOutcome { task, rebalancing: asked });
         }
     }
 }

@@ -21,9 +21,9 @@ use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_stream::{StreamSource, from_stream};
 use tokio::time::{Sleep, sleep};
 
-use super::calls::{self, Caller};
+use super::calls::{self, CallerThread};
 use super::engine::{GivenSchema, QueryEngine};
-use super::frame::{NativeDataSet, told};
+use super::frame::{NativeDataSet, exception_text};
 use super::raised;
 use super::stream::{Times, guaranteed, times};
 use super::table::NativeTable;
@@ -48,7 +48,7 @@ pub fn stream_of_function(
 ) -> PyResult<NativeDataSet> {
     let (guarantee, copies_max) = (guaranteed(guarantee)?, splits.len() as u32);
     let schema = schema.resolve(py)?;
-    let of = Arc::new(Reading {
+    let of = Arc::new(ReadSettings {
         name: name.clone(),
         schema: Arc::clone(&schema),
         factory: Arc::new(factory),
@@ -73,7 +73,7 @@ pub fn stream_of_function(
 }
 
 /// How splits are read.
-struct Reading {
+struct ReadSettings {
     name: String,
     schema: SchemaRef,
     factory: Arc<Py<PyAny>>,
@@ -84,7 +84,7 @@ struct Reading {
 }
 
 /// What a split has next.
-enum Read {
+enum SplitItem {
     /// With the position behind them.
     Rows(RecordBatch, Bytes),
     Nothing,
@@ -92,9 +92,9 @@ enum Read {
 }
 
 /// A reader, and what it has read.
-type Call = BoxFuture<'static, Result<(Arc<Py<PyAny>>, Read), String>>;
+type Call = BoxFuture<'static, Result<(Arc<Py<PyAny>>, SplitItem), String>>;
 
-enum State {
+enum ReaderState {
     Ready,
     Reading(Call),
     Resting(Pin<Box<Sleep>>),
@@ -102,24 +102,24 @@ enum State {
     Over(bool),
 }
 
-struct Split {
+struct PythonSplit {
     name: String,
-    caller: Caller,
+    caller: CallerThread,
     /// Behind what was given; `None`: at its beginning.
     position: Option<Bytes>,
     /// What reads it, once that has begun.
     reader: Option<Arc<Py<PyAny>>>,
-    state: State,
+    state: ReaderState,
 }
 
-impl Split {
-    fn new(of: &Reading, name: &str, position: Option<Bytes>) -> Self {
-        let caller = Caller::new(&format!("{}, {name}", of.name));
-        Split { name: name.to_owned(), caller, position, reader: None, state: State::Ready }
+impl PythonSplit {
+    fn new(of: &ReadSettings, name: &str, position: Option<Bytes>) -> Self {
+        let caller = CallerThread::new(&format!("{}, {name}", of.name));
+        PythonSplit { name: name.to_owned(), caller, position, reader: None, state: ReaderState::Ready }
     }
 
     /// Calls the reader. It may block for as long as it likes.
-    fn read(&mut self, of: &Reading) -> Call {
+    fn read(&mut self, of: &ReadSettings) -> Call {
         let (factory, reader) = (Arc::clone(&of.factory), self.reader.clone());
         let (name, position) = (self.name.clone(), self.position.clone());
         self.caller.call(move |py| {
@@ -133,17 +133,17 @@ impl Split {
                 };
                 type Found<'py> = Option<(Option<PyRef<'py, NativeTable>>, Bound<'py, PyBytes>)>;
                 let read = match reader.call_method0(py, "next")?.extract::<Found<'_>>(py)? {
-                    None => Read::End,
-                    Some((None, _)) => Read::Nothing,
+                    None => SplitItem::End,
+                    Some((None, _)) => SplitItem::Nothing,
                     Some((Some(table), position)) => {
                         let rows = concat_batches(&table.schema, &table.batches);
                         let rows = rows.map_err(|error| raised(py, &error.into()))?;
-                        Read::Rows(rows, Bytes::copy_from_slice(position.as_bytes()))
+                        SplitItem::Rows(rows, Bytes::copy_from_slice(position.as_bytes()))
                     }
                 };
                 Ok((reader, read))
             };
-            read().map_err(|error| told(py, &error))
+            read().map_err(|error| exception_text(py, &error))
         })
     }
 
@@ -155,7 +155,7 @@ impl Split {
     }
 }
 
-impl Drop for Split {
+impl Drop for PythonSplit {
     fn drop(&mut self) {
         self.close();
     }
@@ -163,15 +163,15 @@ impl Drop for Split {
 
 /// One copy's source.
 struct PythonSource {
-    of: Arc<Reading>,
-    splits: Vec<Split>,
+    of: Arc<ReadSettings>,
+    splits: Vec<PythonSplit>,
     /// What was saved of those that are over and not named any more: named again, they are not read again.
     over: Vec<(String, Bytes)>,
     /// So many have been told of: time must not go on without one from which nothing has come yet.
     told: usize,
     /// Who is asked first, so that each has its turn.
     turn: usize,
-    acknowledging: Acknowledging,
+    acknowledging: DurabilityListener,
 }
 
 /// Splits, and the positions where they stood.
@@ -179,7 +179,7 @@ type Places = BTreeMap<String, Bytes>;
 
 /// What is told of checkpoints that are durable, if the program wants to hear it.
 #[derive(Default)]
-struct Acknowledging {
+struct DurabilityListener {
     /// Where splits stood at the barriers of epochs that are not durable yet.
     epochs: VecDeque<(u64, Places)>,
     /// What is told next, and what was last.
@@ -188,7 +188,7 @@ struct Acknowledging {
     telling: Option<BoxFuture<'static, Result<(), String>>>,
 }
 
-impl Acknowledging {
+impl DurabilityListener {
     fn durable(&mut self, epoch: u64) {
         while let Some((_, places)) = self.epochs.pop_front_if(|(passed, _)| *passed <= epoch) {
             self.due.extend(places);
@@ -196,7 +196,7 @@ impl Acknowledging {
     }
 
     /// Tells what there is to tell; ready when there is nothing more.
-    fn poll(&mut self, of: &Reading, context: &mut Context<'_>) -> Poll<Result<(), TaskError>> {
+    fn poll(&mut self, of: &ReadSettings, context: &mut Context<'_>) -> Poll<Result<(), TaskError>> {
         loop {
             if let Some(telling) = &mut self.telling {
                 ready!(telling.as_mut().poll(context))?;
@@ -210,7 +210,7 @@ impl Acknowledging {
             self.told.extend(due.clone());
             self.telling = Some(Box::pin(calls::call(move |py| {
                 let places: Vec<_> = due.into_iter().map(|(split, place)| (split, PyBytes::new(py, &place))).collect();
-                acknowledge.call1(py, (places,)).map(drop).map_err(|error| told(py, &error))
+                acknowledge.call1(py, (places,)).map(drop).map_err(|error| exception_text(py, &error))
             })));
         }
     }
@@ -224,7 +224,7 @@ const OVER: u8 = 1;
 const ALL: u64 = u64::MAX;
 
 impl PythonSource {
-    fn new(of: &Arc<Reading>, named: &[String], context: &TaskContext) -> Result<Self, TaskError> {
+    fn new(of: &Arc<ReadSettings>, named: &[String], context: &TaskContext) -> Result<Self, TaskError> {
         let (mut splits, mut past) = (Vec::new(), Vec::new());
         let restored = context.restored();
         for (name, saved) in restored.iter().flat_map(|restored| &restored.splits) {
@@ -233,7 +233,7 @@ impl PythonSource {
             };
             if named.contains(name) {
                 let position = (!position.is_empty()).then(|| saved.slice(1..));
-                splits.push(Split::new(of, name, position));
+                splits.push(PythonSplit::new(of, name, position));
             } else if *over != OVER {
                 return Err(format!(
                     "{}: the checkpoint has the unfinished split {name:?}, which splits= does not name: the rest of \
@@ -259,8 +259,10 @@ impl PythonSource {
             .into());
         }
         let mine = |at: usize| reading[at % reading.len()] == context.copy();
-        splits.extend(new.iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, name)| Split::new(of, name, None)));
-        let acknowledging = Acknowledging::default();
+        splits.extend(
+            new.iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, name)| PythonSplit::new(of, name, None)),
+        );
+        let acknowledging = DurabilityListener::default();
         Ok(PythonSource { of: Arc::clone(of), splits, over: past, told: 0, turn: 0, acknowledging })
     }
 
@@ -273,30 +275,30 @@ impl PythonSource {
         let (split, number) = (&mut self.splits[at], at as u32);
         loop {
             match &mut split.state {
-                State::Over(true) => return Poll::Pending,
-                State::Over(told) => {
+                ReaderState::Over(true) => return Poll::Pending,
+                ReaderState::Over(told) => {
                     *told = true;
                     return Poll::Ready(Ok(Next::SplitEnd { split: number }));
                 }
-                State::Resting(rest) => {
+                ReaderState::Resting(rest) => {
                     ready!(rest.as_mut().poll(context));
-                    split.state = State::Ready;
+                    split.state = ReaderState::Ready;
                 }
-                State::Ready => split.state = State::Reading(split.read(&self.of)),
-                State::Reading(reading) => {
+                ReaderState::Ready => split.state = ReaderState::Reading(split.read(&self.of)),
+                ReaderState::Reading(reading) => {
                     let (reader, read) = ready!(reading.as_mut().poll(context))?;
                     split.reader = Some(reader);
                     match read {
-                        Read::End => {
+                        SplitItem::End => {
                             split.close();
-                            split.state = State::Over(false);
+                            split.state = ReaderState::Over(false);
                         }
-                        Read::Nothing => {
-                            split.state = State::Resting(Box::pin(sleep(self.of.poll_every)));
+                        SplitItem::Nothing => {
+                            split.state = ReaderState::Resting(Box::pin(sleep(self.of.poll_every)));
                             return Poll::Ready(Ok(Next::CaughtUp { split: number, at: Instant::now() }));
                         }
-                        Read::Rows(rows, position) => {
-                            (split.position, split.state) = (Some(position), State::Ready);
+                        SplitItem::Rows(rows, position) => {
+                            (split.position, split.state) = (Some(position), ReaderState::Ready);
                             if rows.num_rows() > 0 {
                                 return Poll::Ready(Ok(Next::rows(number, rows)));
                             }
@@ -325,7 +327,7 @@ impl Source for PythonSource {
                 return Poll::Ready(next);
             }
         }
-        match self.splits.iter().all(|split| matches!(split.state, State::Over(_))) {
+        match self.splits.iter().all(|split| matches!(split.state, ReaderState::Over(_))) {
             true => Poll::Ready(Ok(Next::End)),
             false => Poll::Pending,
         }
@@ -336,8 +338,8 @@ impl Source for PythonSource {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let place = |split: &Split| {
-            let over = if matches!(split.state, State::Over(_)) { OVER } else { UNDER_WAY };
+        let place = |split: &PythonSplit| {
+            let over = if matches!(split.state, ReaderState::Over(_)) { OVER } else { UNDER_WAY };
             [&[over], split.position.as_deref().unwrap_or_default()].concat().into()
         };
         let places = self.splits.iter().map(|split| (split.name.clone(), place(split)));

@@ -25,15 +25,15 @@ use tidemill_stream::{
     from_stream, table_stream,
 };
 
-use super::calls::{self, Call};
+use super::calls::{self, PendingCall};
 use super::engine::{GivenSchema, QueryEngine};
 use super::expr::NativeExpr;
-use super::frame::{NativeDataSet, together, together_with, told};
+use super::frame::{NativeDataSet, exception_text, together, together_with};
 use super::running::NativeRunning;
 use super::table::NativeTable;
 use super::{finish, raised};
 use crate::comm::Comm;
-use crate::graph::described;
+use crate::report::described;
 
 /// A column that tells time, by how many microseconds rows may be out of order, and splits be silent; what says how far
 /// time is: "latest", "arrival", or "column" and its name.
@@ -173,7 +173,7 @@ pub fn window_of(
 /// How checkpoints are made; times in seconds.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub struct Checkpoints {
+pub struct CheckpointOptions {
     place: String,
     storage_options: StorageOptions,
     every: f64,
@@ -184,7 +184,7 @@ pub struct Checkpoints {
     forget: Vec<String>,
 }
 
-impl Checkpoints {
+impl CheckpointOptions {
     fn settings(
         self,
         py: Python<'_>,
@@ -211,7 +211,7 @@ const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The records that this process has left out because they are no rows, and the rows that came too late or had no time:
 /// what all of them were at the end, and meanwhile a line now and then.
-struct LeftOut {
+struct DroppedRows {
     count: u64,
     first: Option<String>,
     late: Arc<LateRows>,
@@ -219,12 +219,12 @@ struct LeftOut {
     looked: Instant,
 }
 
-impl LeftOut {
+impl DroppedRows {
     /// From now on: what a run before has left out is not told again.
     fn new(engine: &QueryEngine) -> Self {
         engine.take_bad_records();
         let (late, late_told) = Default::default();
-        LeftOut { count: 0, first: None, late, late_told, looked: Instant::now() }
+        DroppedRows { count: 0, first: None, late, late_told, looked: Instant::now() }
     }
 
     fn look(&mut self, engine: &QueryEngine) {
@@ -264,18 +264,18 @@ impl LeftOut {
 }
 
 /// Hands what the job says, and which checkpoints it makes, to a function of Python that logs.
-struct Log {
+struct RunLogger {
     function: Py<PyAny>,
     durable: u64,
     looked: Instant,
 }
 
-impl Log {
+impl RunLogger {
     const EVERY: Duration = Duration::from_millis(200);
 
     fn new(function: Py<PyAny>) -> Self {
         notice::keep();
-        Log { function, durable: 0, looked: Instant::now() }
+        RunLogger { function, durable: 0, looked: Instant::now() }
     }
 
     fn look(&mut self, py: Python<'_>, run: &Progress) -> PyResult<()> {
@@ -301,7 +301,7 @@ impl Log {
 }
 
 /// Tells when the newest checkpoint is long overdue, and which step is slow. On worker 0, who knows.
-struct Overdue {
+struct OverdueMonitor {
     every: Option<Duration>,
     last: u64,
     since: Instant,
@@ -309,14 +309,14 @@ struct Overdue {
     next: Duration,
 }
 
-impl Overdue {
+impl OverdueMonitor {
     /// So many times the interval is too old.
     const TIMES: u32 = 5;
     /// What is done more often than that may be late for reasons that nobody need know.
     const LEAST: Duration = Duration::from_secs(5);
 
     fn new(every: Option<Duration>) -> Self {
-        let mut new = Overdue { every, last: 0, since: Instant::now(), next: Duration::ZERO };
+        let mut new = OverdueMonitor { every, last: 0, since: Instant::now(), next: Duration::ZERO };
         new.again();
         new
     }
@@ -392,7 +392,7 @@ pub fn write_stream<'py>(
     comm: &Comm,
     outputs: Vec<Written>,
     name: String,
-    checkpoints: Option<Checkpoints>,
+    checkpoints: Option<CheckpointOptions>,
     stop: Option<Py<PyAny>>,
     status: Option<(Option<PathBuf>, String)>,
     guarantee: Option<&str>,
@@ -411,9 +411,9 @@ pub fn write_stream<'py>(
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine, guarantee));
     let checkpoints = checkpoints.transpose()?;
     let every = checkpoints.as_ref().map(|settings| settings.interval);
-    let mut overdue = Overdue::new(every);
-    let mut log = log.map(Log::new);
-    let mut left_out = LeftOut::new(engine);
+    let mut overdue = OverdueMonitor::new(every);
+    let mut log = log.map(RunLogger::new);
+    let mut left_out = DroppedRows::new(engine);
     let job = StreamJob {
         name,
         checkpoints,
@@ -423,7 +423,7 @@ pub fn write_stream<'py>(
         look_at_sinks: look_at_sinks.map(sinks_seen_by),
     };
     let workers = comm.get(py)?.size();
-    let status = status.map(|(file, about)| Status::new(file, &about, workers, every));
+    let status = status.map(|(file, about)| StatusFile::new(file, &about, workers, every));
     let spilled = engine.engine.governor().spilled_bytes();
     let mut status = status.transpose()?;
     let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
@@ -507,7 +507,7 @@ fn sinks_seen_by(look: Py<PyAny>) -> LookAtSinks {
 /// that is killed leaves its file behind: readers look whether its process is there, and when it told last. Beside it
 /// `tidemill stop` puts an empty file, to ask worker 0 for a last checkpoint; when the job has stopped, that has
 /// another name.
-struct Status {
+struct StatusFile {
     /// `None` where there can be none.
     file: Option<PathBuf>,
     /// Who it is.
@@ -518,14 +518,14 @@ struct Status {
     told: Option<Instant>,
 }
 
-impl Status {
+impl StatusFile {
     const EVERY: Duration = Duration::from_millis(500);
     /// Of many workers each tells less often, so that worker 0 has no more to do than to hear so often of somebody.
     const EVERY_WORKER: Duration = Duration::from_millis(4);
 
     fn new(file: Option<PathBuf>, about: &str, workers: u32, every_checkpoint: Option<Duration>) -> PyResult<Self> {
         let every = Self::EVERY.max(Self::EVERY_WORKER * workers);
-        let status = Status { file, about: described_by(about)?, every, every_checkpoint, told: None };
+        let status = StatusFile { file, about: described_by(about)?, every, every_checkpoint, told: None };
         // Of a process that had the same number once.
         status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
         Ok(status)
@@ -596,7 +596,7 @@ impl Status {
     }
 }
 
-impl Drop for Status {
+impl Drop for StatusFile {
     fn drop(&mut self) {
         let asked = self.asked().map(|[asked, _]| asked);
         asked.iter().chain(&self.file).for_each(|file| drop(std::fs::remove_file(file)));
@@ -674,13 +674,13 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
     let make = move |_: &SchemaRef| -> MakeSink {
         let sink = Arc::clone(&sink);
         Arc::new(move |_: &TaskContext| {
-            let Some(_call) = Call::begin() else { return Err("the program is ending".into()) };
+            let Some(_call) = PendingCall::begin() else { return Err("the program is ending".into()) };
             // What one copy has prepared must not be mixed with what another one has written since: each has its own.
             let mine = Python::attach(|py| match whole {
                 true => py.import("copy")?.call_method1("deepcopy", (sink.bind(py),)).map(Bound::unbind),
                 false => Ok(sink.clone_ref(py)),
             });
-            let sink = mine.map_err(|error| Python::attach(|py| told(py, &error)))?;
+            let sink = mine.map_err(|error| Python::attach(|py| exception_text(py, &error)))?;
             Ok(Box::new(PythonSink { sink: Arc::new(sink), whole }) as Box<dyn Sink>)
         })
     };
@@ -701,7 +701,7 @@ impl PythonSink {
         work: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<T> + Send + 'static,
     ) -> BoxFuture<'static, Result<T, TaskError>> {
         let sink = Arc::clone(&self.sink);
-        let called = calls::call(move |py| work(py, &sink).map_err(|error| told(py, &error)));
+        let called = calls::call(move |py| work(py, &sink).map_err(|error| exception_text(py, &error)));
         Box::pin(async move { Ok(called.await?) })
     }
 }

@@ -30,7 +30,7 @@ python_type!(time, "datetime", "time");
 python_type!(timedelta, "datetime", "timedelta");
 python_type!(decimal, "decimal", "Decimal");
 python_type!(zone, "zoneinfo", "ZoneInfo");
-python_type!(month_day_nano, "tidemill.dataset._values", "MonthDayNano");
+python_type!(month_day_nano, "tidemill._tables.values", "MonthDayNano");
 
 /// `date(1970, 1, 1).toordinal()`.
 const EPOCH_ORDINAL: i64 = 719_163;
@@ -150,7 +150,7 @@ fn array_within(values: &Bound<'_, PyList>, depth: usize) -> PyResult<ArrayRef> 
     }
     let first = values.iter().find(|value| !value.is_none());
     if first.as_ref().is_some_and(|first| first.is_instance_of::<PyList>()) {
-        let lists = Lists::of(values)?;
+        let lists = ListValues::of(values)?;
         if lists.elements.iter().find(|element| !element.is_none()).is_some_and(|element| is_pair(&element)) {
             let [keys, items] = lists.pairs()?;
             return lists.map(array_within(&keys, depth + 1)?, array_within(&items, depth + 1)?);
@@ -199,13 +199,13 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
             structs(values, fields.clone(), columns.collect::<PyResult<_>>()?)?
         }
         DataType::List(field) => {
-            let lists = Lists::of(values)?;
+            let lists = ListValues::of(values)?;
             let elements = array_as(&lists.elements, field.data_type())?;
             let made = ListArray::try_new(Arc::clone(field), lists.offsets()?, elements, lists.nulls());
             Arc::new(made.map_err(failed)?)
         }
         DataType::LargeList(field) => {
-            let lists = Lists::of(values)?;
+            let lists = ListValues::of(values)?;
             let elements = array_as(&lists.elements, field.data_type())?;
             let offsets = OffsetBuffer::from_lengths(lists.lengths.iter().copied());
             Arc::new(LargeListArray::try_new(Arc::clone(field), offsets, elements, lists.nulls()).map_err(failed)?)
@@ -233,7 +233,7 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
             let [key, item] = fields.as_ref() else {
                 return Err(PyTypeError::new_err(format!("{kind} has other fields than a key and a value")));
             };
-            let lists = Lists::of(values)?;
+            let lists = ListValues::of(values)?;
             let [keys, items] = lists.pairs()?;
             let pairs = vec![array_as(&keys, key.data_type())?, array_as(&items, item.data_type())?];
             let pairs = StructArray::try_new(fields.clone(), pairs, None).map_err(failed)?;
@@ -256,16 +256,16 @@ pub fn array_as(values: &Bound<'_, PyList>, kind: &DataType) -> PyResult<ArrayRe
 }
 
 /// Lists, or dicts as lists of pairs, one after the other.
-struct Lists<'py> {
+struct ListValues<'py> {
     elements: Bound<'py, PyList>,
     lengths: Vec<usize>,
     valid: Vec<bool>,
 }
 
-impl<'py> Lists<'py> {
+impl<'py> ListValues<'py> {
     fn of(values: &Bound<'py, PyList>) -> PyResult<Self> {
         let py = values.py();
-        let mut lists = Lists { elements: PyList::empty(py), lengths: Vec::new(), valid: Vec::new() };
+        let mut lists = ListValues { elements: PyList::empty(py), lengths: Vec::new(), valid: Vec::new() };
         for value in values {
             let value = match value.cast::<PyDict>() {
                 Ok(dict) => dict.items().into_any(),

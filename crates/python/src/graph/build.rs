@@ -13,10 +13,10 @@ use tidemill_dataset::datafusion::arrow::datatypes::{Field, Schema, SchemaRef};
 
 use crate::dataset::GivenSchema;
 
-use super::copy::{Crew, factory};
 use super::exchange::NativeExchange;
-use super::function::Function;
+use super::function::GraphFunction;
 use super::raised;
+use super::task_copy::{TaskCopies, factory};
 
 /// Host, cores, bytes of memory (0: no limit) and location of a worker.
 pub type Worker = (String, f32, u64, Option<String>);
@@ -37,16 +37,16 @@ pub fn plan(planned: Planned) -> Plan {
 
 /// Where copies go, as Python says it.
 #[derive(FromPyObject)]
-pub enum Given {
+pub enum PlacementSpec {
     Name(String),
     Plan(Planned),
 }
 
-impl Given {
+impl PlacementSpec {
     fn placement(self) -> PyResult<Box<dyn Placement>> {
         Ok(match self {
-            Given::Plan(planned) => Box::new(plan(planned)),
-            Given::Name(name) => match name.as_str() {
+            PlacementSpec::Plan(planned) => Box::new(plan(planned)),
+            PlacementSpec::Name(name) => match name.as_str() {
                 "round_robin" => Box::new(RoundRobin),
                 "first_fit" => Box::new(FirstFit),
                 "locality" => Box::new(Locality),
@@ -65,8 +65,8 @@ impl Given {
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct NativeGraph {
     pub graph: Mutex<Graph>,
-    pub crew: Arc<Crew>,
-    functions: Mutex<Vec<Function>>,
+    pub crew: Arc<TaskCopies>,
+    functions: Mutex<Vec<GraphFunction>>,
     tasks: Mutex<Vec<TaskId>>,
 }
 
@@ -101,10 +101,10 @@ impl NativeGraph {
 
     fn __clear__(&self) {
         let functions = std::mem::take(&mut *self.functions.lock());
-        functions.iter().for_each(Function::clear);
+        functions.iter().for_each(GraphFunction::clear);
     }
 
-    /// Adds a task, whose number it returns. `start` starts the thread of a copy; see `copy::factory`.
+    /// Adds a task, whose number it returns. `start` starts the thread of a copy; see `task_copy::factory`.
     #[pyo3(signature = (name, start, inputs, outputs, *, copies, per_worker, cores, memory_bytes, data_hosts, comm))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private method")]
     fn add(
@@ -122,7 +122,7 @@ impl NativeGraph {
         comm: bool,
     ) -> PyResult<usize> {
         let parallelism = copies.map_or(Parallelism::PerWorker(per_worker), Parallelism::Total);
-        let start = Function::new(start);
+        let start = GraphFunction::new(start);
         let mut task = TaskSpec::from_factory(name, factory(&start, &self.crew))
             .parallelism(parallelism)
             .resources(Resources { cores, memory_bytes, data_hosts });
@@ -155,7 +155,7 @@ impl NativeGraph {
         self.graph.lock().check(workers).map_err(|errors| raised(py, &errors.into()))
     }
 
-    fn plan(&self, py: Python<'_>, placement: Given, workers: Vec<Worker>) -> PyResult<Planned> {
+    fn plan(&self, py: Python<'_>, placement: PlacementSpec, workers: Vec<Worker>) -> PyResult<Planned> {
         let placement = placement.placement()?;
         let plan = self.graph.lock().plan(placement.as_ref(), &infos(workers));
         let plan = plan.map_err(|error| raised(py, &error))?;

@@ -17,15 +17,15 @@ use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 
 use crate::dataset::NativeTable;
 
-use super::function::Function;
+use super::failure_text;
+use super::function::GraphFunction;
 use super::message::fitted;
-use super::told;
 
 /// Any exchange.
 #[derive(Clone)]
-pub struct Any(Arc<dyn Exchange>);
+pub struct AnyExchange(Arc<dyn Exchange>);
 
-impl Exchange for Any {
+impl Exchange for AnyExchange {
     fn describe(&self) -> String {
         self.0.describe()
     }
@@ -45,7 +45,7 @@ fn table(batch: &RecordBatch) -> NativeTable {
 
 /// How rows become one.
 #[pyclass(frozen, module = "tidemill._tidemill")]
-pub struct NativeReduction(Reduction, Option<Function>);
+pub struct NativeReduction(Reduction, Option<GraphFunction>);
 
 #[pymethods]
 impl NativeReduction {
@@ -75,7 +75,7 @@ impl NativeReduction {
     /// These columns by a function `(table, group of each row, groups) -> table with a row for each group`.
     #[staticmethod]
     fn of_function(name: String, columns: Vec<String>, function: Py<PyAny>) -> Self {
-        let function = Function::new(function);
+        let function = GraphFunction::new(function);
         let owned = function.clone();
         let fold = move |batch: &RecordBatch, groups: &[u32], count: usize| {
             let folded = Python::attach(|py| {
@@ -84,7 +84,7 @@ impl NativeReduction {
                     let folded = folded.extract::<PyRef<'_, NativeTable>>()?;
                     Ok((SchemaRef::clone(&folded.schema), folded.batches.clone()))
                 };
-                function.get(py).and_then(call).map_err(|error| told(py, &error))
+                function.get(py).and_then(call).map_err(|error| failure_text(py, &error))
             });
             let (schema, batches) = folded?;
             fitted(&concat_batches(&schema, &batches)?, &batch.schema())
@@ -96,17 +96,17 @@ impl NativeReduction {
 /// How what leaves one task reaches another.
 #[pyclass(frozen, module = "tidemill._tidemill")]
 pub struct NativeExchange {
-    pub exchange: Any,
+    pub exchange: AnyExchange,
     /// The function that it calls.
-    pub function: Option<Function>,
+    pub function: Option<GraphFunction>,
 }
 
 fn of(exchange: impl Exchange + 'static) -> NativeExchange {
-    NativeExchange { exchange: Any(Arc::new(exchange)), function: None }
+    NativeExchange { exchange: AnyExchange(Arc::new(exchange)), function: None }
 }
 
 impl NativeExchange {
-    fn calling(self, function: Option<&Function>) -> Self {
+    fn calling(self, function: Option<&GraphFunction>) -> Self {
         NativeExchange { function: function.cloned(), ..self }
     }
 }
@@ -180,7 +180,7 @@ impl NativeExchange {
     /// By a function `(table, copies) -> int64 array, a copy for each row`.
     #[staticmethod]
     fn partition_with(name: String, function: Py<PyAny>) -> Self {
-        let function = Function::new(function);
+        let function = GraphFunction::new(function);
         let owned = function.clone();
         let assign = move |batch: &RecordBatch, copies: u32| {
             let targets = Python::attach(|py| {
@@ -190,7 +190,7 @@ impl NativeExchange {
                     // What is no copy's number is one that is too large: the exchange says so.
                     Ok(targets.as_slice()?.iter().map(|&target| u32::try_from(target).unwrap_or(u32::MAX)).collect())
                 };
-                function.get(py).and_then(call).map_err(|error| told(py, &error))
+                function.get(py).and_then(call).map_err(|error| failure_text(py, &error))
             });
             Ok(targets?)
         };

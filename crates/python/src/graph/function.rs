@@ -11,11 +11,11 @@ use pyo3::{PyTraverseError, PyVisit};
 
 /// A function that a graph owns. Clones are the same.
 #[derive(Clone)]
-pub struct Function(Arc<Mutex<Option<Py<PyAny>>>>);
+pub struct GraphFunction(Arc<Mutex<Option<Py<PyAny>>>>);
 
-impl Function {
+impl GraphFunction {
     pub fn new(function: Py<PyAny>) -> Self {
-        Function(Arc::new(Mutex::new(Some(function))))
+        GraphFunction(Arc::new(Mutex::new(Some(function))))
     }
 
     /// The function, to be called.

@@ -109,7 +109,7 @@ fn table(py: Python<'_>, schema: SchemaRef, columns: Vec<ArrayRef>) -> PyResult<
 
 /// Keeps the memory that arrays look at.
 #[pyclass(frozen)]
-struct Held(#[expect(dead_code, reason = "only its lifetime matters")] LargeBinaryArray);
+struct KeepAlive(#[expect(dead_code, reason = "only its lifetime matters")] LargeBinaryArray);
 
 /// What a table's rows are, `"objects"`, `"arrays"` or `"table"`, and the messages in them: of an object its pickled
 /// bytes, of an array its bytes, dtype and shape. Bytes are read-only arrays that share the table's memory.
@@ -122,7 +122,7 @@ pub fn payloads<'py>(py: Python<'py>, table: &NativeTable) -> PyResult<(&'static
     }
     for batch in &table.batches {
         let data = batch.column(0).as_binary::<i64>();
-        let held = Bound::new(py, Held(data.clone()))?;
+        let held = Bound::new(py, KeepAlive(data.clone()))?;
         for row in 0..batch.num_rows() {
             let view = ArrayView1::from(data.value(row));
             // SAFETY: `held` keeps the bytes, which never change, for as long as the array lives; the array is

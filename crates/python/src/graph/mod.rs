@@ -6,21 +6,18 @@ use pyo3::types::PyType;
 use tidemill_dataflow::DataflowError;
 
 use crate::dataset;
-use crate::errors::{from_collective, from_net};
+use crate::errors::{cancelled, from_collective, from_net};
 
 mod build;
-mod copy;
 mod exchange;
 mod function;
 mod message;
 mod run;
-
-pub use copy::check_given_up;
-pub use run::described;
+mod task_copy;
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<build::NativeGraph>()?;
-    m.add_class::<copy::NativeCopy>()?;
+    m.add_class::<task_copy::NativeCopy>()?;
     m.add_class::<exchange::NativeExchange>()?;
     m.add_class::<exchange::NativeReduction>()?;
     m.add_class::<run::GraphRunner>()?;
@@ -47,21 +44,8 @@ fn graph_error(py: Python<'_>, message: String, place: Option<(String, u32, u32)
 
 /// An exception of a function: what it is in a line, then where it was raised.
 #[cold]
-fn told(py: Python<'_>, error: &PyErr) -> String {
-    format!("{error}\n{}", dataset::told(py, error))
-}
-
-/// What is raised in functions that nobody waits for any more.
-pub fn cancelled_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
-    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    CLASS.import(py, "tidemill.graph._errors", "Cancelled")
-}
-
-/// What calls of a copy's ports raise once its run is given up.
-#[cold]
-fn cancelled(py: Python<'_>) -> PyErr {
-    let text = "the run was aborted: another task has failed, or it was interrupted";
-    cancelled_class(py).map_or_else(|missing| missing, |class| PyErr::from_type(class.clone(), (text,)))
+fn failure_text(py: Python<'_>, error: &PyErr) -> String {
+    format!("{error}\n{}", dataset::exception_text(py, error))
 }
 
 /// The exception of a graph that cannot run, or has failed.

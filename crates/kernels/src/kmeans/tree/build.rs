@@ -4,11 +4,11 @@
 //! Space is first cut at medians of a sample, down to cells of about two thousand rows: that follows the data, however
 //! uneven. Within a cell, halving the longest side a few times at once is good enough, and one counting sort does it.
 
-use super::{Branch, Forest, Leaf, Node, PADDING, Part, walk};
-use crate::kmeans::rows::Rows;
-use crate::kmeans::sums::{NONE, Sums};
+use super::{BoundingNode, Forest, PADDING, TreeBranch, TreeLeaf, TreePart, walk};
+use crate::kmeans::rows::PointRows;
+use crate::kmeans::sums::{ClusterSums, NONE};
 use crate::pool::{Pool, share};
-use crate::simd::{Element, Isa};
+use crate::simd::{FloatElement, Isa};
 use std::ops::Range;
 
 /// Rows of the sample, and rows and cells aimed at.
@@ -21,7 +21,7 @@ const HALVINGS_MAX: u32 = 5;
 
 /// A shifted row and its number.
 #[derive(Clone, Copy)]
-struct Entry<T, const D: usize> {
+struct NumberedRow<T, const D: usize> {
     x: [T; D],
     row: u32,
 }
@@ -30,14 +30,14 @@ struct Entry<T, const D: usize> {
 type Bounds<const D: usize> = ([f64; D], [f64; D]);
 
 /// A complete binary tree of cuts, root at 1: the cell of a point is where it falls out at the bottom.
-struct Cuts<T> {
+struct CutTree<T> {
     depth: u32,
     cuts: Vec<(T, u32)>,
 }
 
-impl<T: Element> Cuts<T> {
+impl<T: FloatElement> CutTree<T> {
     fn new<const D: usize>(sample: &mut [[T; D]], depth: u32) -> Self {
-        let mut cuts = Cuts { depth, cuts: vec![(T::default(), 0); 1 << depth] };
+        let mut cuts = CutTree { depth, cuts: vec![(T::default(), 0); 1 << depth] };
         cuts.cut(sample, 1);
         cuts
     }
@@ -73,7 +73,7 @@ impl<T: Element> Cuts<T> {
 
 /// The smallest box around points. Four at a time, because each comparison waits for the one before.
 #[inline(always)]
-fn bounds<V, T: Element, const D: usize>(points: &[V], x: impl Fn(&V) -> [T; D]) -> Bounds<D> {
+fn bounds<V, T: FloatElement, const D: usize>(points: &[V], x: impl Fn(&V) -> [T; D]) -> Bounds<D> {
     let infinity = T::from_f64(f64::INFINITY);
     let mut low = [[infinity; D]; 4];
     let mut high = [[T::from_f64(f64::NEG_INFINITY); D]; 4];
@@ -107,20 +107,20 @@ fn widest<const D: usize>(low: &[f64; D], high: &[f64; D]) -> usize {
     widest
 }
 
-impl<T: Element, const D: usize> Forest<T, D> {
-    pub(super) fn new(pool: &Pool, _isa: Isa, rows: Rows<'_, T>, k: usize) -> Self {
+impl<T: FloatElement, const D: usize> Forest<T, D> {
+    pub(super) fn new(pool: &Pool, _isa: Isa, rows: PointRows<'_, T>, k: usize) -> Self {
         let (n, threads) = (rows.n(), pool.threads());
         let shift: [T; D] = rows.shift().try_into().expect("D features");
         let (raw, _) = rows.block(0..n).as_chunks::<D>();
-        let entry = |i: usize| Entry { x: std::array::from_fn(|f| raw[i][f].minus(shift[f])), row: i as u32 };
+        let entry = |i: usize| NumberedRow { x: std::array::from_fn(|f| raw[i][f].minus(shift[f])), row: i as u32 };
         let cells = (n / CELL_ROWS).clamp(1, CELLS_MAX).next_power_of_two();
         let stride = (n / SAMPLE).max(1);
         let mut sample: Vec<[T; D]> = (0..n).step_by(stride).map(|i| entry(i).x).collect();
-        let cuts = Cuts::new(&mut sample, cells.trailing_zeros());
+        let cuts = CutTree::new(&mut sample, cells.trailing_zeros());
 
         // Every thread sorts its own rows, so that no two write to one place.
-        let mut sorted: Vec<Sorted<T, D>> =
-            (0..threads).map(|_| Sorted { entries: Vec::new(), ends: vec![0; cells] }).collect();
+        let mut sorted: Vec<CellRows<T, D>> =
+            (0..threads).map(|_| CellRows { entries: Vec::new(), ends: vec![0; cells] }).collect();
         pool.each(&mut sorted, |worker, sorted| {
             let range = worker.share(n, 1);
             let mut numbers = Vec::with_capacity(range.len() + 8);
@@ -138,7 +138,7 @@ impl<T: Element, const D: usize> Forest<T, D> {
                 *end = sum - *end;
             }
             sorted.entries = Vec::with_capacity(range.len());
-            sorted.entries.resize(range.len(), Entry { x: [T::default(); D], row: 0 });
+            sorted.entries.resize(range.len(), NumberedRow { x: [T::default(); D], row: 0 });
             for (i, number) in range.zip(numbers) {
                 let at = &mut sorted.ends[number as usize];
                 sorted.entries[*at] = entry(i);
@@ -148,12 +148,17 @@ impl<T: Element, const D: usize> Forest<T, D> {
 
         let counts: Vec<usize> = (0..cells).map(|cell| sorted.iter().map(|one| one.cell(cell).len()).sum()).collect();
         let leaf_max = leaf_size(n, k);
-        let mut owned: Vec<(Range<usize>, Option<Branch<T, D>>)> =
+        let mut owned: Vec<(Range<usize>, Option<TreeBranch<T, D>>)> =
             balanced(&counts, threads).into_iter().map(|range| (range, None)).collect();
         pool.each(&mut owned, |_, (range, branch)| {
-            *branch = Some(Branch::new(range.clone(), &counts, &sorted, &rows, leaf_max));
+            *branch = Some(TreeBranch::new(range.clone(), &counts, &sorted, &rows, leaf_max));
         });
-        let part = |branch| Part { branch, delta: Sums::new(k, D), scratch: walk::Scratch::default(), searched: 0 };
+        let part = |branch| TreePart {
+            branch,
+            delta: ClusterSums::new(k, D),
+            scratch: walk::WalkScratch::default(),
+            searched: 0,
+        };
         let parts = owned.into_iter().map(|(_, branch)| part(branch.expect("every thread made its branch"))).collect();
         Forest { parts }
     }
@@ -182,40 +187,40 @@ fn balanced(counts: &[usize], threads: usize) -> Vec<Range<usize>> {
 }
 
 /// The rows of one thread, cell after cell.
-struct Sorted<T, const D: usize> {
-    entries: Vec<Entry<T, D>>,
+struct CellRows<T, const D: usize> {
+    entries: Vec<NumberedRow<T, D>>,
     /// Where each cell ends.
     ends: Vec<usize>,
 }
 
-impl<T, const D: usize> Sorted<T, D> {
-    fn cell(&self, cell: usize) -> &[Entry<T, D>] {
+impl<T, const D: usize> CellRows<T, D> {
+    fn cell(&self, cell: usize) -> &[NumberedRow<T, D>] {
         let start = if cell == 0 { 0 } else { self.ends[cell - 1] };
         &self.entries[start..self.ends[cell]]
     }
 }
 
 /// What growing a branch needs besides it.
-struct Soil<'a, T, const D: usize> {
-    rows: &'a Rows<'a, T>,
+struct GrowContext<'a, T, const D: usize> {
+    rows: &'a PointRows<'a, T>,
     leaf_max: usize,
-    spare: Vec<Entry<T, D>>,
+    spare: Vec<NumberedRow<T, D>>,
     numbers: Vec<u8>,
 }
 
 /// Grows what is below one number of a range.
-type Grow<'a, T, const D: usize> = dyn FnMut(&mut Branch<T, D>, usize) -> Bounds<D> + 'a;
+type Grow<'a, T, const D: usize> = dyn FnMut(&mut TreeBranch<T, D>, usize) -> Bounds<D> + 'a;
 
-impl<T: Element, const D: usize> Branch<T, D> {
+impl<T: FloatElement, const D: usize> TreeBranch<T, D> {
     fn new(
         cells: Range<usize>,
         counts: &[usize],
-        sorted: &[Sorted<T, D>],
-        rows: &Rows<'_, T>,
+        sorted: &[CellRows<T, D>],
+        rows: &PointRows<'_, T>,
         leaf_max: usize,
     ) -> Self {
         let n: usize = counts[cells.clone()].iter().sum();
-        let mut branch = Branch {
+        let mut branch = TreeBranch {
             nodes: Vec::new(),
             leaves: Vec::new(),
             points: std::array::from_fn(|_| Vec::with_capacity(n + PADDING)),
@@ -223,7 +228,7 @@ impl<T: Element, const D: usize> Branch<T, D> {
             weights: Vec::new(),
             rows: Vec::with_capacity(n),
         };
-        let mut soil = Soil { rows, leaf_max, spare: Vec::new(), numbers: Vec::new() };
+        let mut soil = GrowContext { rows, leaf_max, spare: Vec::new(), numbers: Vec::new() };
         let mut entries = Vec::new();
         if n > 0 {
             branch.join(cells, &|cell| counts[cell] > 0, &mut |branch, cell| {
@@ -263,25 +268,25 @@ impl<T: Element, const D: usize> Branch<T, D> {
         let middle = last >> bit << bit;
         let at = self.nodes.len();
         let first_leaf = self.leaves.len() as u32;
-        self.nodes.push(Node { low: [0.0; D], high: [0.0; D], right: 0, first_leaf, end_leaf: 0 });
+        self.nodes.push(BoundingNode { low: [0.0; D], high: [0.0; D], right: 0, first_leaf, end_leaf: 0 });
         let left = self.join(numbers.start..middle, filled, grow);
         let right_at = self.nodes.len() as u32;
         let right = self.join(middle..numbers.end, filled, grow);
         let low = std::array::from_fn(|f| left.0[f].min(right.0[f]));
         let high = std::array::from_fn(|f| left.1[f].max(right.1[f]));
-        self.nodes[at] = Node { low, high, right: right_at, first_leaf, end_leaf: self.leaves.len() as u32 };
+        self.nodes[at] = BoundingNode { low, high, right: right_at, first_leaf, end_leaf: self.leaves.len() as u32 };
         (low, high)
     }
 
     /// Adds the node of `entries`, which it reorders, and all below.
-    fn grow(&mut self, entries: &mut [Entry<T, D>], soil: &mut Soil<'_, T, D>) -> Bounds<D> {
+    fn grow(&mut self, entries: &mut [NumberedRow<T, D>], soil: &mut GrowContext<'_, T, D>) -> Bounds<D> {
         let (low, high) = bounds(entries, |entry| entry.x);
         // Equal points cannot be told apart by centres either: one leaf holds them all. Nor can a box whose side is
         // beyond the largest number be halved.
         let spread = (0..D).map(|f| high[f] - low[f]).fold(0.0, f64::max);
         if entries.len() <= soil.leaf_max || spread == 0.0 || spread.is_infinite() {
             let leaf = self.leaves.len() as u32;
-            self.nodes.push(Node { low, high, right: 0, first_leaf: leaf, end_leaf: leaf + 1 });
+            self.nodes.push(BoundingNode { low, high, right: 0, first_leaf: leaf, end_leaf: leaf + 1 });
             self.add_leaf(entries, soil.rows);
             return (low, high);
         }
@@ -293,7 +298,7 @@ impl<T: Element, const D: usize> Branch<T, D> {
         })
     }
 
-    fn add_leaf(&mut self, entries: &[Entry<T, D>], rows: &Rows<'_, T>) {
+    fn add_leaf(&mut self, entries: &[NumberedRow<T, D>], rows: &PointRows<'_, T>) {
         let start = self.rows.len();
         for (f, points) in self.points.iter_mut().enumerate() {
             points.extend(entries.iter().map(|entry| entry.x[f]));
@@ -312,17 +317,17 @@ impl<T: Element, const D: usize> Branch<T, D> {
             }
         }
         let end = self.rows.len() as u32;
-        self.leaves.push(Leaf { start: start as u32, end, owner: NONE, count, weight: total, sum });
+        self.leaves.push(TreeLeaf { start: start as u32, end, owner: NONE, count, weight: total, sum });
     }
 }
 
 /// Halves the box again and again, each time its longest side, and sorts the entries by the piece they are in; returns
 /// where each piece ends. Pieces that were cut first differ in the highest bit of their number.
-fn sort_by_halves<T: Element, const D: usize>(
-    entries: &mut [Entry<T, D>],
+fn sort_by_halves<T: FloatElement, const D: usize>(
+    entries: &mut [NumberedRow<T, D>],
     low: &[f64; D],
     high: &[f64; D],
-    soil: &mut Soil<'_, T, D>,
+    soil: &mut GrowContext<'_, T, D>,
 ) -> Vec<usize> {
     let wanted = (entries.len() / soil.leaf_max.max(1)).next_power_of_two().trailing_zeros();
     let halvings = wanted.clamp(1, HALVINGS_MAX);
@@ -389,7 +394,7 @@ mod tests {
         }
     }
 
-    fn check_branch<const D: usize>(branch: &Branch<f64, D>, n: usize, leaf_max: usize) {
+    fn check_branch<const D: usize>(branch: &TreeBranch<f64, D>, n: usize, leaf_max: usize) {
         let mut rows: Vec<u32> = branch.rows.clone();
         rows.sort_unstable();
         assert!(rows.iter().enumerate().all(|(i, &row)| row as usize == i) && rows.len() == n, "every row once");
@@ -421,14 +426,19 @@ mod tests {
         let huge: Vec<f64> = (0..600).map(|i| if i % 2 == 0 { 1e308 } else { -1e308 } / f64::from(i + 1)).collect();
         for x in [skewed, twins, close, one, huge] {
             let n = x.len();
-            let line = Rows::new(&x, &[0.0], None);
-            let entries = (0..n).map(|i| Entry { x: [x[i]], row: i as u32 }).collect();
-            check_branch(&Branch::<f64, 1>::new(0..1, &[n], &[Sorted { entries, ends: vec![n] }], &line, 48), n, 48);
-            let plane = Rows::new(&x[..n / 2 * 2], &[0.0; 2], None);
-            let entries: Vec<_> = (0..n / 2).map(|i| Entry { x: [x[2 * i], x[2 * i + 1]], row: i as u32 }).collect();
+            let line = PointRows::new(&x, &[0.0], None);
+            let entries = (0..n).map(|i| NumberedRow { x: [x[i]], row: i as u32 }).collect();
+            check_branch(
+                &TreeBranch::<f64, 1>::new(0..1, &[n], &[CellRows { entries, ends: vec![n] }], &line, 48),
+                n,
+                48,
+            );
+            let plane = PointRows::new(&x[..n / 2 * 2], &[0.0; 2], None);
+            let entries: Vec<_> =
+                (0..n / 2).map(|i| NumberedRow { x: [x[2 * i], x[2 * i + 1]], row: i as u32 }).collect();
             let count = entries.len();
             check_branch(
-                &Branch::<f64, 2>::new(0..1, &[count], &[Sorted { entries, ends: vec![count] }], &plane, 5),
+                &TreeBranch::<f64, 2>::new(0..1, &[count], &[CellRows { entries, ends: vec![count] }], &plane, 5),
                 count,
                 5,
             );

@@ -14,10 +14,10 @@
 mod build;
 mod walk;
 
-use super::rows::Rows;
-use super::sums::{NONE, Sums};
+use super::rows::PointRows;
+use super::sums::{ClusterSums, NONE};
 use crate::pool::Pool;
-use crate::simd::{Element, Isa, dispatch};
+use crate::simd::{FloatElement, Isa, dispatch};
 
 /// The most features a tree is compiled for.
 pub(crate) const FEATURES_MAX: usize = 6;
@@ -29,18 +29,18 @@ const MIXED: u32 = NONE - 1;
 const PADDING: usize = super::rows::PANEL_MAX;
 
 /// A tree for any number of features up to [`FEATURES_MAX`].
-pub(crate) struct Tree<T>(Box<dyn AnyTree<T>>);
+pub(crate) struct TreeFit<T>(Box<dyn AnyTree<T>>);
 
 trait AnyTree<T>: Send + Sync {
-    fn step(&mut self, pool: &Pool, isa: Isa, centres: &[f64], total: &mut Sums, renew: bool) -> u64;
+    fn step(&mut self, pool: &Pool, isa: Isa, centres: &[f64], total: &mut ClusterSums, renew: bool) -> u64;
     fn labels(&self, out: &mut [i32]);
 }
 
-impl<T: Element> Tree<T> {
-    pub(crate) fn new(pool: &Pool, isa: Isa, rows: Rows<'_, T>, k: usize) -> Self {
+impl<T: FloatElement> TreeFit<T> {
+    pub(crate) fn new(pool: &Pool, isa: Isa, rows: PointRows<'_, T>, k: usize) -> Self {
         assert!(k < MIXED as usize, "too many centres for labels of 32 bits");
         assert!(u32::try_from(rows.n()).is_ok(), "a tree holds fewer than 2^32 rows of one worker");
-        Tree(match rows.d() {
+        TreeFit(match rows.d() {
             1 => Box::new(Forest::<T, 1>::new(pool, isa, rows, k)),
             2 => Box::new(Forest::<T, 2>::new(pool, isa, rows, k)),
             3 => Box::new(Forest::<T, 3>::new(pool, isa, rows, k)),
@@ -51,8 +51,8 @@ impl<T: Element> Tree<T> {
         })
     }
 
-    /// As `Fit::step`; with `renew` the sums are formed anew.
-    pub(crate) fn step(&mut self, pool: &Pool, isa: Isa, centres: &[f64], total: &mut Sums, renew: bool) -> u64 {
+    /// As `KmeansFit::step`; with `renew` the sums are formed anew.
+    pub(crate) fn step(&mut self, pool: &Pool, isa: Isa, centres: &[f64], total: &mut ClusterSums, renew: bool) -> u64 {
         self.0.step(pool, isa, centres, total, renew)
     }
 
@@ -64,22 +64,22 @@ impl<T: Element> Tree<T> {
 
 /// Trees over disjoint parts of space, one for each thread.
 struct Forest<T, const D: usize> {
-    parts: Vec<Part<T, D>>,
+    parts: Vec<TreePart<T, D>>,
 }
 
 /// One thread's tree, and what it works with.
-struct Part<T, const D: usize> {
-    branch: Branch<T, D>,
-    delta: Sums,
-    scratch: walk::Scratch<T, D>,
+struct TreePart<T, const D: usize> {
+    branch: TreeBranch<T, D>,
+    delta: ClusterSums,
+    scratch: walk::WalkScratch<T, D>,
     searched: u64,
 }
 
 /// A tree over the points of one thread. Points of a leaf lie together, feature by feature.
-struct Branch<T, const D: usize> {
+struct TreeBranch<T, const D: usize> {
     /// In preorder: the left child follows its parent.
-    nodes: Vec<Node<D>>,
-    leaves: Vec<Leaf<D>>,
+    nodes: Vec<BoundingNode<D>>,
+    leaves: Vec<TreeLeaf<D>>,
     points: [Vec<T>; D],
     /// As elements, to be compared in vectors.
     labels: Vec<T>,
@@ -90,7 +90,7 @@ struct Branch<T, const D: usize> {
 }
 
 #[derive(Clone, Copy)]
-struct Node<const D: usize> {
+struct BoundingNode<const D: usize> {
     /// The smallest box around its points.
     low: [f64; D],
     high: [f64; D],
@@ -101,7 +101,7 @@ struct Node<const D: usize> {
 }
 
 #[derive(Clone, Copy)]
-struct Leaf<const D: usize> {
+struct TreeLeaf<const D: usize> {
     start: u32,
     end: u32,
     owner: u32,
@@ -111,7 +111,7 @@ struct Leaf<const D: usize> {
     sum: [f64; D],
 }
 
-impl<T: Element, const D: usize> Branch<T, D> {
+impl<T: FloatElement, const D: usize> TreeBranch<T, D> {
     #[inline(always)]
     fn point(&self, at: usize) -> [f64; D] {
         std::array::from_fn(|f| self.points[f][at].to_f64())
@@ -123,7 +123,7 @@ impl<T: Element, const D: usize> Branch<T, D> {
     }
 
     /// Adds every point to the sums of its cluster.
-    fn add_all(&self, sums: &mut Sums) {
+    fn add_all(&self, sums: &mut ClusterSums) {
         for leaf in &self.leaves {
             if leaf.owner == MIXED {
                 for at in leaf.start as usize..leaf.end as usize {
@@ -137,13 +137,13 @@ impl<T: Element, const D: usize> Branch<T, D> {
     }
 }
 
-impl<T: Element, const D: usize> AnyTree<T> for Forest<T, D> {
-    fn step(&mut self, pool: &Pool, isa: Isa, centres: &[f64], total: &mut Sums, renew: bool) -> u64 {
+impl<T: FloatElement, const D: usize> AnyTree<T> for Forest<T, D> {
+    fn step(&mut self, pool: &Pool, isa: Isa, centres: &[f64], total: &mut ClusterSums, renew: bool) -> u64 {
         let candidates = walk::candidates::<D>(centres);
         pool.each(&mut self.parts, |_, part| {
             part.delta.clear();
             part.searched = 0;
-            dispatch(isa, walk::Step { part, centres: &candidates });
+            dispatch(isa, walk::TreeStep { part, centres: &candidates });
             if renew {
                 let changed = part.delta.changed;
                 part.delta.clear();

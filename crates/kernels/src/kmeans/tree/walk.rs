@@ -1,65 +1,65 @@
 //! One step through the forest: which centres reach a node, and what becomes of a leaf.
 
-use super::{Branch, MIXED, PADDING, Part};
+use super::{MIXED, PADDING, TreeBranch, TreePart};
 use crate::kmeans::exact::squared_distance;
-use crate::kmeans::sums::{NONE, Sums};
-use crate::simd::{Element, Kernel, Simd, WIDE};
+use crate::kmeans::sums::{ClusterSums, NONE};
+use crate::simd::{FloatElement, Kernel, Simd, WIDE};
 
 /// A centre and its number.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate<const D: usize> {
+pub(super) struct CentreCandidate<const D: usize> {
     x: [f64; D],
     index: u32,
 }
 
 /// All centres, as the walk wants them.
-pub(super) fn candidates<const D: usize>(centres: &[f64]) -> Vec<Candidate<D>> {
-    let centre = |(j, x): (usize, &[f64])| Candidate { x: x.try_into().expect("D features"), index: j as u32 };
+pub(super) fn candidates<const D: usize>(centres: &[f64]) -> Vec<CentreCandidate<D>> {
+    let centre = |(j, x): (usize, &[f64])| CentreCandidate { x: x.try_into().expect("D features"), index: j as u32 };
     centres.chunks_exact(D).enumerate().map(centre).collect()
 }
 
 /// What a walk needs besides the tree; kept between steps so that a step allocates nothing.
-pub(super) struct Scratch<T, const D: usize> {
+pub(super) struct WalkScratch<T, const D: usize> {
     /// The candidates of every node on the way down, one after the other.
-    stack: Vec<Candidate<D>>,
+    stack: Vec<CentreCandidate<D>>,
     /// The candidates of one leaf, as elements.
     near: Vec<([T; D], T)>,
 }
 
-impl<T, const D: usize> Default for Scratch<T, D> {
+impl<T, const D: usize> Default for WalkScratch<T, D> {
     fn default() -> Self {
-        Scratch { stack: Vec::new(), near: Vec::new() }
+        WalkScratch { stack: Vec::new(), near: Vec::new() }
     }
 }
 
 /// A step over one thread's tree.
-pub(super) struct Step<'a, T, const D: usize> {
-    pub(super) part: &'a mut Part<T, D>,
-    pub(super) centres: &'a [Candidate<D>],
+pub(super) struct TreeStep<'a, T, const D: usize> {
+    pub(super) part: &'a mut TreePart<T, D>,
+    pub(super) centres: &'a [CentreCandidate<D>],
 }
 
-impl<T: Element, const D: usize> Kernel<T> for Step<'_, T, D> {
+impl<T: FloatElement, const D: usize> Kernel<T> for TreeStep<'_, T, D> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd<Elem = T>>(self, s: S) {
-        let Part { branch, delta, scratch, searched } = self.part;
+        let TreePart { branch, delta, scratch, searched } = self.part;
         scratch.stack.clear();
         scratch.stack.extend_from_slice(self.centres);
         if !branch.nodes.is_empty() {
-            Walk { branch, delta, scratch, searched }.go(s);
+            TreeWalk { branch, delta, scratch, searched }.go(s);
         }
     }
 }
 
-struct Walk<'a, T, const D: usize> {
-    branch: &'a mut Branch<T, D>,
-    delta: &'a mut Sums,
-    scratch: &'a mut Scratch<T, D>,
+struct TreeWalk<'a, T, const D: usize> {
+    branch: &'a mut TreeBranch<T, D>,
+    delta: &'a mut ClusterSums,
+    scratch: &'a mut WalkScratch<T, D>,
     searched: &'a mut u64,
 }
 
-impl<T: Element, const D: usize> Walk<'_, T, D> {
+impl<T: FloatElement, const D: usize> TreeWalk<'_, T, D> {
     /// Visits the nodes in preorder; `pending` holds the right children to come, with the candidates of their parents.
     #[inline(always)]
     fn go<S: Simd<Elem = T>>(&mut self, s: S) {
@@ -92,7 +92,7 @@ impl<T: Element, const D: usize> Walk<'_, T, D> {
 
     /// Gives all points of a leaf to one centre.
     fn give(&mut self, leaf: usize, owner: u32) {
-        let Leaf { start, end, old, count, weight, sum } = self.leaf(leaf);
+        let LeafSnapshot { start, end, old, count, weight, sum } = self.leaf(leaf);
         if old == MIXED {
             for at in start..end {
                 let label = self.branch.labels[at].to_f64() as u32;
@@ -110,9 +110,9 @@ impl<T: Element, const D: usize> Walk<'_, T, D> {
         self.branch.leaves[leaf].owner = owner;
     }
 
-    fn leaf(&self, leaf: usize) -> Leaf<D> {
+    fn leaf(&self, leaf: usize) -> LeafSnapshot<D> {
         let leaf = &self.branch.leaves[leaf];
-        Leaf {
+        LeafSnapshot {
             start: leaf.start as usize,
             end: leaf.end as usize,
             old: leaf.owner,
@@ -125,7 +125,7 @@ impl<T: Element, const D: usize> Walk<'_, T, D> {
     /// Compares every point of a leaf with the candidates from `from` on.
     #[inline(always)]
     fn compare<S: Simd<Elem = T>>(&mut self, s: S, leaf: usize, from: usize, low: &[f64; D], high: &[f64; D]) {
-        let Leaf { start, end, old, count, weight, sum } = self.leaf(leaf);
+        let LeafSnapshot { start, end, old, count, weight, sum } = self.leaf(leaf);
         *self.searched += (end - start) as u64;
         let changed_before = self.delta.changed;
         // A leaf that had one owner now gets a label for each point. Points without a label go to the first candidate
@@ -222,7 +222,7 @@ impl<T: Element, const D: usize> Walk<'_, T, D> {
 }
 
 /// What is read of a leaf before it changes.
-struct Leaf<const D: usize> {
+struct LeafSnapshot<const D: usize> {
     start: usize,
     end: usize,
     old: u32,
@@ -236,7 +236,7 @@ struct Leaf<const D: usize> {
 /// The one nearest to the middle, `z`, beats `c` in the whole box if it does in the corner that lies farthest towards
 /// `c`: the difference of the two squared distances is linear.
 #[inline(always)]
-fn filter<const D: usize>(stack: &mut Vec<Candidate<D>>, from: usize, low: &[f64; D], high: &[f64; D]) {
+fn filter<const D: usize>(stack: &mut Vec<CentreCandidate<D>>, from: usize, low: &[f64; D], high: &[f64; D]) {
     let to = stack.len();
     let mut best = (f64::INFINITY, from);
     for (at, candidate) in stack.iter().enumerate().skip(from) {
@@ -271,7 +271,7 @@ fn filter<const D: usize>(stack: &mut Vec<Candidate<D>>, from: usize, low: &[f64
 /// With `r` the largest distance from a candidate to a point, and `a` the rounding of a centre's coordinates together,
 /// a squared distance is off by at most `(d + 4) u r^2 + 2 a r + a^2`.
 #[inline(always)]
-fn margin<T: Element, const D: usize>(candidates: &[Candidate<D>], low: &[f64; D], high: &[f64; D]) -> T {
+fn margin<T: FloatElement, const D: usize>(candidates: &[CentreCandidate<D>], low: &[f64; D], high: &[f64; D]) -> T {
     let unit = T::EPSILON / 2.0;
     let (mut reach, mut size) = (0.0f64, 0.0f64);
     for candidate in candidates {
@@ -309,7 +309,7 @@ mod tests {
                 let nearest = all
                     .iter()
                     .min_by(|a, b| {
-                        let distance = |c: &Candidate<2>| squared_distance(&corner, &[0.0; 2], &c.x);
+                        let distance = |c: &CentreCandidate<2>| squared_distance(&corner, &[0.0; 2], &c.x);
                         distance(a).total_cmp(&distance(b))
                     })
                     .unwrap();

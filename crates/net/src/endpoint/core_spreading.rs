@@ -1,0 +1,191 @@
+//! Workers that share cores, spread evenly over them.
+//!
+//! A worker that waits yields its core instead of sleeping, and wakes others in crowds: where more workers than cores
+//! meet for a burst of short calls, five may be on one core and three on the other. The kernel sees to that in tens of
+//! milliseconds, as it looks at load in the past, and bursts are shorter: each call then takes as long as the fuller
+//! core needs, and waits on the other take from it what the two share. So workers tell each other where they run, and
+//! one that is where too many are moves to where there are fewer. It is moved once, and not bound there: where else
+//! things go wrong is the kernel's to judge.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+use super::engine::coarse_now;
+use crate::segment::SegmentRef;
+
+/// Yields between two looks at where the others are.
+const YIELDS_PER_LOOK: u32 = 16;
+/// What a worker has said holds for so long: later it computes, or waits for something else.
+const FRESH_MS: u64 = 50;
+/// A worker moves once in so long, at most.
+const REST_MS: u64 = 20;
+
+const CPU_BITS: u32 = 16;
+
+/// A worker's part in it.
+pub(super) struct CoreSpreading {
+    /// Where this worker was last, and when: a processor in the low bits, milliseconds above.
+    mine: SegmentRef<AtomicU64>,
+    /// The same of the other workers of the host.
+    others: Vec<SegmentRef<AtomicU64>>,
+    yields: AtomicU32,
+    /// Held for one look: a worker's threads take turns.
+    look: Mutex<CoreSample>,
+}
+
+struct CoreSample {
+    moved_ms: u64,
+    /// Workers by processor.
+    counts: Vec<u32>,
+}
+
+impl CoreSpreading {
+    pub(super) fn new(mine: SegmentRef<AtomicU64>, others: Vec<SegmentRef<AtomicU64>>) -> Self {
+        CoreSpreading {
+            mine,
+            others,
+            yields: AtomicU32::new(0),
+            look: Mutex::new(CoreSample { moved_ms: 0, counts: Vec::new() }),
+        }
+    }
+
+    /// A wait is about to yield.
+    #[inline]
+    pub(super) fn yielding(&self) {
+        let yields = self.yields.load(Ordering::Relaxed).wrapping_add(1);
+        // A count that threads lose now and then is good enough.
+        self.yields.store(yields, Ordering::Relaxed);
+        if yields.is_multiple_of(YIELDS_PER_LOOK) {
+            self.look(coarse_now().as_millis() as u64);
+        }
+    }
+
+    fn look(&self, now_ms: u64) {
+        let Some(mut look) = self.look.try_lock() else { return };
+        let here = sched_getcpu();
+        self.say(here, now_ms);
+        let counts = &mut look.counts;
+        counts.clear();
+        counts.resize(here + 1, 0);
+        counts[here] = 1;
+        for other in &self.others {
+            let said = other.load(Ordering::Relaxed);
+            let (cpu, said_ms) = ((said & ((1 << CPU_BITS) - 1)) as usize, said >> CPU_BITS);
+            if now_ms.saturating_sub(said_ms) <= FRESH_MS {
+                if cpu >= counts.len() {
+                    counts.resize(cpu + 1, 0);
+                }
+                counts[cpu] += 1;
+            }
+        }
+        if counts[here] < 2 || now_ms.saturating_sub(look.moved_ms) < REST_MS {
+            return;
+        }
+        // As it is now: a program may have bound its thread since the job began.
+        let Ok(allowed) = sched_getaffinity(None) else { return };
+        if let Some(there) = better(here, &look.counts, (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu))) {
+            look.moved_ms = now_ms;
+            // Said first: whoever is here as well looks next, and stays.
+            self.say(there, now_ms);
+            move_to(there, &allowed);
+        }
+    }
+
+    fn say(&self, cpu: usize, now_ms: u64) {
+        self.mine.store(now_ms << CPU_BITS | cpu as u64, Ordering::Relaxed);
+    }
+}
+
+/// Where a worker that is `here` had better be: at the emptiest of the `allowed` processors, if one more there are
+/// fewer than here now.
+fn better(here: usize, counts: &[u32], allowed: impl Iterator<Item = usize>) -> Option<usize> {
+    let at = |cpu: usize| counts.get(cpu).copied().unwrap_or(0);
+    allowed.min_by_key(|&cpu| at(cpu)).filter(|&cpu| at(cpu) + 1 < at(here))
+}
+
+/// Moves the calling thread, which may go on from there to any of the `allowed` processors, as before.
+fn move_to(cpu: usize, allowed: &CpuSet) {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    // Both fail only where the set of processors that the system allows has just changed, which binds anew by itself.
+    if sched_setaffinity(None, &only).is_ok() {
+        let _ = sched_setaffinity(None, allowed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::segment::{PAGE_BYTES, Segment};
+
+    fn said(cpu: usize, ms: u64) -> SegmentRef<AtomicU64> {
+        let word: SegmentRef<AtomicU64> = Arc::new(Segment::private(PAGE_BYTES).unwrap()).shared(0);
+        word.store(ms << CPU_BITS | cpu as u64, Ordering::Relaxed);
+        word
+    }
+
+    proptest! {
+        /// From anywhere, workers that look in turn must come to rest, spread as evenly as they can be.
+        #[test]
+        fn they_come_to_rest_evenly(mut at in prop::collection::vec(0usize..6, 1..40)) {
+            let counts = |at: &[usize]| (0..6).map(|cpu| at.iter().filter(|&&other| other == cpu).count() as u32).collect::<Vec<_>>();
+            for _ in 0..2 {
+                for worker in 0..at.len() {
+                    if let Some(there) = better(at[worker], &counts(&at), 0..6) {
+                        at[worker] = there;
+                    }
+                }
+            }
+            let counts = counts(&at);
+            prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{counts:?}");
+        }
+    }
+
+    /// One that may be in a few places only must stay in them.
+    #[test]
+    fn nobody_goes_where_it_may_not() {
+        assert_eq!(better(0, &[4, 0, 1], [0, 2].into_iter()), Some(2));
+        assert_eq!(better(0, &[4, 0, 1], [0].into_iter()), None);
+        assert_eq!(better(0, &[2, 1], [0, 1].into_iter()), None, "one more there would be as many");
+        assert_eq!(better(0, &[2], [0, 7].into_iter()), Some(7), "nobody has been there yet");
+    }
+
+    /// A thread must really move, and be as free as before; what was said long ago must not count.
+    #[test]
+    #[cfg_attr(miri, ignore = "system calls")]
+    fn a_look_moves_the_thread_and_does_not_bind_it() {
+        // By a thread of its own: others of the test's process are not to be moved.
+        std::thread::spawn(|| {
+            let allowed = sched_getaffinity(None).unwrap();
+            if allowed.count() < 2 {
+                println!("skipped: this process may use one processor only");
+                return;
+            }
+            let (now_ms, here) = (1000, sched_getcpu());
+            let old = CoreSpreading::new(
+                said(0, 0),
+                vec![said(here, now_ms - FRESH_MS - 1), said(here, now_ms - FRESH_MS - 1)],
+            );
+            old.look(now_ms);
+            assert_eq!(old.look.lock().moved_ms, 0, "the others went elsewhere long ago");
+            // The kernel may move this thread at any time, so others are said to be everywhere but in one place.
+            let free = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).find(|&cpu| cpu != here).unwrap();
+            let full = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu) && cpu != free);
+            let spread =
+                CoreSpreading::new(said(0, 0), full.flat_map(|cpu| [said(cpu, now_ms), said(cpu, now_ms)]).collect());
+            move_to(here, &allowed);
+            spread.look(now_ms);
+            let told = (spread.mine.load(Ordering::Relaxed) & ((1 << CPU_BITS) - 1)) as usize;
+            assert_eq!(told, free, "it was on {here}");
+            assert_eq!(sched_getaffinity(None).unwrap(), allowed);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,392 @@
+//! One copy of a task as Python sees it: its function runs on a thread of Python's own, which uses the ports from
+//! there.
+//!
+//! To the run the copy is a future that waits for the function's end. When the run is given up the future is dropped
+//! and the ports are closed: who waits at one is told at once, and a function that waits elsewhere keeps nobody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use tidemill_dataflow::flow::{SMALL_BYTES_MAX, batch_bytes};
+use tidemill_dataflow::graph::TaskFactory;
+use tidemill_dataflow::{DataflowError, Inputs, Item, LongTurn, Output, TaskContext, TaskError};
+use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+use crate::comm::Comm;
+use crate::dataset::{NativeTable, PendingCall};
+use crate::errors::{cancelled, cancelled_class};
+use crate::wait::{detach, set_given_up};
+
+use super::function::GraphFunction;
+use super::{failure_text, graph_error, message};
+
+/// How long functions may take to notice by themselves that their run is over; then they are told by an exception.
+const NOTICE_TIME: Duration = Duration::from_secs(1);
+/// And after that, before they are left to themselves.
+const LAST_TIME: Duration = Duration::from_millis(500);
+/// How long small messages may wait for others.
+const TURN_TIME: Duration = Duration::from_millis(1);
+
+/// How a function has ended; the run waits for it.
+type Ended = oneshot::Sender<Result<(), TaskError>>;
+
+/// What a copy's thread, its future and its run share.
+pub struct TaskCopyState {
+    context: TaskContext,
+    inputs: Mutex<Option<Inputs>>,
+    outputs: Vec<Mutex<Option<Output>>>,
+    /// Goes on until the function waits at a port, or for [`TURN_TIME`]: whether it does anything else that takes long
+    /// cannot be seen.
+    turn: Mutex<LongTurn>,
+    turn_ends: AtomicBool,
+    runtime: Handle,
+    /// The ports are no longer to be used.
+    closed: AtomicBool,
+    /// The run is given up.
+    given_up: Arc<AtomicBool>,
+    life: Mutex<CopyLife>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct CopyLife {
+    /// Python's number of the thread, while the function runs.
+    thread: Option<u64>,
+    ended: bool,
+    sender: Option<Ended>,
+    /// What the function has returned.
+    value: Option<Py<PyAny>>,
+}
+
+/// All copies of a run on this worker.
+#[derive(Default)]
+pub struct TaskCopies(Mutex<Vec<Arc<TaskCopyState>>>);
+
+/// Closes the ports of a copy whose future is dropped.
+struct PortCloser(Arc<TaskCopyState>);
+
+impl Drop for PortCloser {
+    fn drop(&mut self) {
+        if !self.0.life.lock().ended {
+            self.0.given_up.store(true, Ordering::SeqCst);
+        }
+        self.0.close();
+    }
+}
+
+/// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls [`NativeCopy::begin`],
+/// the function, and [`NativeCopy::end`].
+pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
+    let (start, crew) = (start.clone(), Arc::clone(crew));
+    Arc::new(move |inputs, outputs, context| {
+        let start = start.clone();
+        let (sender, ended) = oneshot::channel();
+        let shared = Arc::new(TaskCopyState {
+            context,
+            inputs: Mutex::new(Some(inputs)),
+            outputs: outputs.into_ports().into_iter().map(|output| Mutex::new(Some(output))).collect(),
+            turn: Mutex::default(),
+            turn_ends: AtomicBool::new(false),
+            runtime: Handle::current(),
+            closed: AtomicBool::new(false),
+            given_up: Arc::default(),
+            life: Mutex::new(CopyLife { sender: Some(sender), ..CopyLife::default() }),
+            changed: Condvar::new(),
+        });
+        crew.0.lock().push(Arc::clone(&shared));
+        Box::pin(async move {
+            let leave = PortCloser(shared);
+            let copy = NativeCopy(Arc::clone(&leave.0));
+            // Starting a thread takes the GIL: not on a thread that tasks and exchanges share.
+            let started = tokio::task::spawn_blocking(move || {
+                let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
+                Python::attach(|py| {
+                    let started = start.get(py).and_then(|start| start.call1((copy,)));
+                    started.map(drop).map_err(|error| failure_text(py, &error))
+                })
+            });
+            if let Err(text) = started.await? {
+                leave.0.finish(Err(text.clone().into()), None);
+                return Err(text.into());
+            }
+            ended.await.unwrap_or_else(|_| Err("its thread ended without an answer".into()))
+        })
+    })
+}
+
+impl TaskCopyState {
+    /// Gives up the ports, each when nobody is in it any more.
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if let Some(mut inputs) = self.inputs.try_lock() {
+            *inputs = None;
+        }
+        for output in &self.outputs {
+            if let Some(mut output) = output.try_lock() {
+                *output = None;
+            }
+        }
+    }
+
+    /// Uses a port, unless it is closed; one thread at a time.
+    fn using<P, R>(
+        &self,
+        port: &Mutex<Option<P>>,
+        work: impl FnOnce(&mut P) -> Result<R, TaskError>,
+    ) -> Result<R, TaskError> {
+        self.using_locked(port.lock(), work)
+    }
+
+    fn using_locked<P, R>(
+        &self,
+        mut port: MutexGuard<'_, Option<P>>,
+        work: impl FnOnce(&mut P) -> Result<R, TaskError>,
+    ) -> Result<R, TaskError> {
+        if self.given_up.load(Ordering::SeqCst) {
+            return Err(DataflowError::Cancelled.into());
+        }
+        let open = port.as_mut().ok_or("the task's function has returned: its ports are closed")?;
+        let result = work(open);
+        if self.closed.load(Ordering::SeqCst) {
+            *port = None;
+        }
+        result
+    }
+
+    /// Sends small batches: with the GIL where nothing has to wait, since to give it away for each would take longer
+    /// than all else.
+    fn send_small(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        output: &mut Output,
+        batches: &[RecordBatch],
+    ) -> Result<(), TaskError> {
+        for batch in batches {
+            let batch = message::fitted(batch, output.schema())?;
+            output.send_in_turn(batch, &self.turn, |wait| detach(py, wait))?;
+        }
+        if !self.turn.lock().is_idle() && !self.turn_ends.swap(true, Ordering::SeqCst) {
+            let shared = Arc::clone(self);
+            self.runtime.spawn(async move {
+                sleep(TURN_TIME).await;
+                shared.turn_ends.store(false, Ordering::SeqCst);
+                shared.turn.lock().end();
+            });
+        }
+        Ok(())
+    }
+
+    fn receive(&self, port: Option<usize>) -> Result<Option<(usize, Item)>, TaskError> {
+        self.turn.lock().end();
+        self.using(&self.inputs, |inputs| match port {
+            Some(port) => Ok(inputs.port(port).recv_blocking()?.map(|item| (port, item))),
+            None => loop {
+                match inputs.recv_any_blocking(|_| true)? {
+                    Some((port, Some(item))) => return Ok(Some((port, item))),
+                    Some((_, None)) => {}
+                    None => return Ok(None),
+                }
+            },
+        })
+    }
+
+    fn finish(&self, result: Result<(), TaskError>, value: Option<Py<PyAny>>) {
+        let mut life = self.life.lock();
+        if life.ended {
+            return;
+        }
+        life.ended = true;
+        life.value = value;
+        life.thread = None;
+        let sender = life.sender.take();
+        self.changed.notify_all();
+        drop(life);
+        // Before the run hears of it: ports that are still held would be an output that never ends.
+        self.close();
+        // Nobody listens when the run is given up.
+        sender.map(|sender| sender.send(result));
+    }
+}
+
+impl TaskCopies {
+    /// Ends a run. If it has `failed`, functions that still run are told that nobody waits for them: at their ports and
+    /// in communicators at once, in Python code by an exception a little later; then they are left to themselves.
+    /// Returns what functions have returned: task, copy, value.
+    pub fn dismiss(&self, py: Python<'_>, failed: bool) -> Vec<(String, u32, Py<PyAny>)> {
+        let copies = std::mem::take(&mut *self.0.lock());
+        if failed {
+            copies.iter().for_each(|copy| copy.given_up.store(true, Ordering::SeqCst));
+            if !py.detach(|| have_ended(&copies, NOTICE_TIME)) {
+                interrupt(py, &copies);
+                py.detach(|| have_ended(&copies, LAST_TIME));
+            }
+        }
+        let value = |copy: &Arc<TaskCopyState>| {
+            let value = copy.life.lock().value.take()?;
+            Some((copy.context.task().to_owned(), copy.context.copy(), value))
+        };
+        copies.iter().filter_map(value).collect()
+    }
+}
+
+/// Waits for the functions of all copies.
+fn have_ended(copies: &[Arc<TaskCopyState>], at_most: Duration) -> bool {
+    let until = Instant::now() + at_most;
+    copies.iter().all(|copy| {
+        let mut life = copy.life.lock();
+        while !life.ended && !copy.changed.wait_until(&mut life, until).timed_out() {}
+        life.ended
+    })
+}
+
+/// Raises an exception in functions that still run, as soon as they are in Python code.
+fn interrupt(py: Python<'_>, copies: &[Arc<TaskCopyState>]) {
+    let Ok(class) = cancelled_class(py) else { return };
+    for copy in copies {
+        // With the GIL held: a thread has its number until it has had the GIL to say that it is over.
+        if let Some(thread) = copy.life.lock().thread {
+            // SAFETY: the GIL is held, the class lives.
+            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
+        }
+    }
+}
+
+/// A running copy of a task.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeCopy(Arc<TaskCopyState>);
+
+impl NativeCopy {
+    fn raised(&self, py: Python<'_>, error: &TaskError) -> PyErr {
+        match error.downcast_ref() {
+            Some(DataflowError::Cancelled) => cancelled(py),
+            Some(error) => super::raised(py, error),
+            None => graph_error(py, error.to_string(), None),
+        }
+    }
+}
+
+#[pymethods]
+impl NativeCopy {
+    #[getter]
+    fn task(&self) -> &str {
+        self.0.context.task()
+    }
+
+    #[getter]
+    fn copy(&self) -> u32 {
+        self.0.context.copy()
+    }
+
+    #[getter]
+    fn copies(&self) -> u32 {
+        self.0.context.copies()
+    }
+
+    #[getter]
+    fn worker(&self) -> u32 {
+        self.0.context.worker()
+    }
+
+    #[getter]
+    fn workers(&self) -> u32 {
+        self.0.context.workers()
+    }
+
+    /// Whether the run is given up.
+    #[getter]
+    fn cancelled(&self) -> bool {
+        self.0.given_up.load(Ordering::SeqCst)
+    }
+
+    /// The communicator of the task's copies, if it asked for one.
+    fn comm(&self) -> Option<Comm> {
+        self.0.context.comm().map(|comm| Comm::of(comm.clone()))
+    }
+
+    /// A table without rows, with the columns that arrive at an input port.
+    fn empty(&self, py: Python<'_>, port: usize) -> PyResult<NativeTable> {
+        let schema = self.0.using(&self.0.inputs, |inputs| Ok(inputs.port(port).schema().cloned()));
+        let schema = schema.map_err(|error| self.raised(py, &error))?;
+        let schema = schema.ok_or_else(|| graph_error(py, format!("input port {port} is not connected"), None))?;
+        Ok(NativeTable { schema, batches: Vec::new() })
+    }
+
+    /// The copy's thread, `thread` by Python's number, is about to call the function; not if it returns `False`.
+    fn begin(&self, thread: u64) -> bool {
+        set_given_up(Arc::clone(&self.0.given_up));
+        let mut life = self.0.life.lock();
+        if self.0.given_up.load(Ordering::SeqCst) {
+            drop(life);
+            self.0.finish(Err(DataflowError::Cancelled.into()), None);
+            return false;
+        }
+        life.thread = Some(thread);
+        true
+    }
+
+    /// The function has returned a value, or failed with an error in words. What is said later counts for nothing.
+    #[pyo3(signature = (error, value))]
+    fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
+        let thread = self.0.life.lock().thread;
+        let result = match error {
+            Some(_) if self.cancelled() => Err(DataflowError::Cancelled.into()),
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        };
+        self.0.finish(result, value.filter(|value| !value.is_none(py)));
+        if let Some(thread) = thread {
+            // The exception that `dismiss` may have sent has come too late.
+            // SAFETY: the GIL is held; this is the thread's own number.
+            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
+        }
+    }
+
+    /// What comes next at an input port, or at any: the port and rows; `None` at the end.
+    #[pyo3(signature = (port = None))]
+    fn receive(&self, py: Python<'_>, port: Option<usize>) -> PyResult<Option<(usize, NativeTable)>> {
+        let received = detach(py, || self.0.receive(port)).map_err(|error| self.raised(py, &error))?;
+        let table = |(port, item): (usize, Item)| {
+            let batch = item.into_batch()?;
+            Some((port, NativeTable { schema: batch.schema(), batches: vec![batch] }))
+        };
+        Ok(received.and_then(table))
+    }
+
+    /// Sends rows out of an output port; waits while a receiver has more than it can take.
+    fn send(&self, py: Python<'_>, port: usize, table: &NativeTable) -> PyResult<()> {
+        let output = &self.0.outputs[port];
+        // Others do not wait to be put together, and take long enough to be sent without the GIL.
+        let is_small = table.batches.iter().map(batch_bytes).sum::<u64>() <= SMALL_BYTES_MAX;
+        let sent = if is_small && let Some(output) = output.try_lock() {
+            self.0.using_locked(output, |output| self.0.send_small(py, output, &table.batches))
+        } else {
+            let send = |output: &mut Output| {
+                for batch in &table.batches {
+                    output.send_blocking(message::fitted(batch, output.schema())?)?;
+                }
+                Ok(())
+            };
+            detach(py, || self.0.using(output, send))
+        };
+        sent.map_err(|error| self.raised(py, &error))
+    }
+
+    /// Whether any receiver still takes what is sent.
+    fn wanted(&self, py: Python<'_>, port: usize) -> PyResult<bool> {
+        let wanted = || self.0.using(&self.0.outputs[port], |output| Ok(output.is_wanted()));
+        detach(py, wanted).map_err(|error| self.raised(py, &error))
+    }
+
+    /// Sends what exchanges have collected.
+    fn flush(&self, py: Python<'_>, port: usize) -> PyResult<()> {
+        let flush = || self.0.using(&self.0.outputs[port], Output::flush_blocking);
+        detach(py, flush).map_err(|error| self.raised(py, &error))
+    }
+}

@@ -1,0 +1,53 @@
+"""Threads that run functions of the program for a run that waits for them: of a query, of a graph.
+
+Such a function runs when and where there are rows for it. What all workers do together cannot begin in it: the others would not come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tidemill._errors import TidemillError
+from tidemill._job import init
+
+__all__ = ["check_outside", "enter_task", "is_task", "run_in_callback"]
+
+_thread = threading.local()
+
+
+def run_in_callback(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, during which this thread is in `what`, such as "a function of a query"."""
+
+    def call(*arguments: Any) -> Any:
+        # On one worker a function may run a query, and that a function on the same thread.
+        before = getattr(_thread, "what", None)
+        _thread.what = what
+        try:
+            return function(*arguments)
+        finally:
+            _thread.what = before
+
+    return call
+
+
+def enter_task(copies: int, workers: int) -> None:
+    """Note that the calling thread is that of a task's copy, until it ends."""
+    _thread.task = True
+    # With a copy on every worker these are as good as the workers themselves.
+    _thread.what = None if copies == workers else "a task that has not one copy on each worker"
+
+
+def is_task() -> bool:
+    """Whether this is the thread of a task's copy."""
+    return getattr(_thread, "task", False)
+
+
+def check_outside(error: type[TidemillError]) -> None:
+    """Raise where a call that needs all workers would wait for them for ever."""
+    what = getattr(_thread, "what", None)
+    if what is not None and init().size > 1:
+        raise error(
+            f"{what} cannot run a query or a graph, which all workers do together; run it before, and use its result there"
+        )

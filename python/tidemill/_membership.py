@@ -1,0 +1,272 @@
+"""The job: joining it, this worker's place in it, leaving it, and telling the others when this worker fails.
+
+`join` is idempotent and happens by itself when a communicator is first used. At the end of the program the worker leaves:
+what is queued is sent, and the others learn that it is done. An exception that ends the program, in any thread, is told to
+the others first: their blocked and later calls raise `PeerFailed` with its traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from tidemill._duration import Duration, micros
+from tidemill._errors import CommError
+
+if TYPE_CHECKING:
+    from tidemill import _tidemill
+
+_STALL_WARNING_S = 10.0
+
+_lock = threading.RLock()
+_member: Member | None = None
+_left = False
+
+
+class Member:
+    """One of the workers of the job: this process.
+
+    Attributes
+    ----------
+    worker : Worker
+        The native code's.
+    process : int
+        Which process has joined: a child made by `os.fork` is none of the job's.
+    world, solo : Comm
+        The native communicators of all workers, and of this one.
+    rank, size : int
+    """
+
+    def __init__(self, worker: _tidemill.Worker) -> None:
+        self.worker = worker
+        self.process = os.getpid()
+        self.world, self.solo = worker.world(), worker.solo()
+        self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
+
+
+def join(transport: str | None = None, stall_warning: Duration | None = None) -> Member:
+    """Join the job, or return what has joined; as `tidemill.init`."""
+    global _member
+    with _lock:
+        if _left:
+            raise CommError("this process has left the job (MPI.Finalize) and cannot join it again")
+        if _member is None:
+            from tidemill import _tidemill
+
+            if transport is None:
+                transport = os.environ.get("TIDEMILL_TRANSPORT", "auto")
+            if stall_warning is None:
+                warn_after_s = _stall_warning()
+            else:
+                warn_after_s = micros(stall_warning, "stall_warning", ValueError) / 1_000_000
+            enter = _tidemill.Worker.alone if _is_child_of_worker() else _tidemill.Worker.join
+            _member = Member(enter(transport, warn_after_s))
+            _watch(_member)
+            _keep_from_children()
+        return _member
+
+
+def _stall_warning() -> float:
+    text = os.environ.get("TIDEMILL_STALL_WARNING", str(_STALL_WARNING_S))
+    try:
+        return float(text)
+    except ValueError:
+        raise CommError(f"TIDEMILL_STALL_WARNING={text} must be a number of seconds; 0 turns warnings off") from None
+
+
+#: What tells a worker who it is: `tidemill run`'s own variables, and those of other launchers, which cannot be unset.
+_OURS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "ROOT", "SECRET", "JOB", "LISTEN_FD")
+_OTHERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_NAMESPACE",
+    "PMI_RANK",
+    "PMI_FD",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "MASTER_PORT",
+)
+_MARK = "TIDEMILL_JOINED"
+#: Variables of one worker of one job. All others are settings, which go for programs that it starts as well.
+OF_A_WORKER = frozenset(
+    f"TIDEMILL_{name}"
+    for name in (*_OURS, "BOOTSTRAP", "BOUND", "CRASH_DIR", "JOINED", "RESTART", "TERMINAL", "THREADS")
+)
+
+
+def _place() -> str:
+    return " ".join(os.environ.get(name, "-") for name in _OTHERS)
+
+
+def _keep_from_children() -> None:
+    """Keeps programs that this worker starts from taking its place in the job."""
+    for name in _OURS:
+        os.environ.pop(f"TIDEMILL_{name}", None)
+    os.environ[_MARK] = f"{os.getpid()} {_place()}"
+
+
+def _is_child_of_worker() -> bool:
+    """Whether a worker has joined as what the environment describes, and this process is not that worker."""
+    pid, _, place = os.environ.get(_MARK, "").partition(" ")
+    return "TIDEMILL_RANK" not in os.environ and bool(pid) and pid != str(os.getpid()) and place == _place()
+
+
+def current_rank() -> int:
+    """Return this worker's rank in its job."""
+    return join().rank
+
+
+def current_size() -> int:
+    """The number of workers of the job."""
+    return join().size
+
+
+def hosts() -> list[int]:
+    """For each worker a number of its host: that of the first worker there."""
+    workers = join().worker.workers()
+    first: dict[Any, int] = {}
+    return [first.setdefault(worker["host_id"], worker["rank"]) for worker in workers]
+
+
+class Share(NamedTuple):
+    """A worker's part of the CPUs of its host, on which other workers may run as well.
+
+    Attributes
+    ----------
+    cpus : int
+        How many its affinity allows.
+    workers : int
+        How many workers may use some of these, this one included.
+    place : int
+        Which of these workers it is, from 0.
+    room : int
+        How many threads each worker can have, so that every thread has a CPU and the quota of the container lasts. May be 0.
+    threads : int
+        How many threads it should have where the user does not say. At least 1.
+    """
+
+    cpus: int
+    workers: int
+    place: int
+    room: int
+    threads: int
+
+
+#: Set to 1 where a launcher has given each worker CPUs of its own: Tidemill's, Open MPI's.
+_BOUND = ("TIDEMILL_BOUND", "OMPI_MCA_orte_bound_at_launch")
+
+
+def share() -> Share:
+    """Return this worker's part of the CPUs of its host.
+
+    In a job, all workers have said where they may run. Before it is joined, the launcher's variables say who else is on this host.
+    """
+    from tidemill import _tidemill
+
+    if _member is not None:
+        return Share(*_member.worker.share())
+    return Share(*_tidemill.share_of_process(any(os.environ.get(name) == "1" for name in _BOUND)))
+
+
+def chosen_threads(error: type[Exception]) -> int | None:
+    """Return the number of threads in ``TIDEMILL_THREADS``; None where the user has not said.
+
+    Parameters
+    ----------
+    error : type
+        What is raised if it is not a positive integer.
+    """
+    text = os.environ.get("TIDEMILL_THREADS", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise error(f"TIDEMILL_THREADS must be a positive integer, not {text!r}")
+    return int(text)
+
+
+def is_left() -> bool:
+    """Whether the job has been left."""
+    return _left
+
+
+def leave() -> None:
+    """Leaves the job, if it was joined. No communication is possible afterwards."""
+    global _left
+    with _lock:
+        if _left:
+            raise CommError("this process has already left the job")
+        _left = True
+        if _member is not None and _member.process == os.getpid():
+            _member.worker.leave()
+
+
+def abort(code: int, name: str) -> NoReturn:
+    """Ends this process at once and the whole job with it."""
+    member = join()
+    where = "".join(traceback.format_stack(sys._getframe(2)))
+    text = f"MPI_Abort({code}) was called on rank {member.rank} in {name}\n{where}"
+    sys.stdout.flush()
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    member.worker.report_failure(text)
+    member.worker.leave()
+    os._exit(code & 0xFF or (1 if code else 0))
+
+
+def tell_others(traceback_text: str) -> None:
+    """Tells the other workers that this one's program has failed.
+
+    One that is alone goes on: in a notebook, or at a prompt, what failed is a thread or a line, and the next one may call Tidemill again.
+    """
+    if _member is not None and _member.process == os.getpid() and _member.size > 1:
+        _member.worker.report_failure(traceback_text)
+
+
+def _watch(member: Member) -> None:
+    """Tells the others of an exception that ends this worker, and leaves the job at its end."""
+    from tidemill import _crash
+
+    process = os.getpid()
+    _crash.install(tell_others)
+    earlier = threading.excepthook
+
+    def thread_hook(args: Any) -> None:
+        earlier(args)
+        # The thread is gone and whatever it was to send with it; the others must not wait for that.
+        if os.getpid() == process and args.exc_type is not SystemExit and not is_consequence(args.exc_value):
+            tell_others("".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)))
+
+    threading.excepthook = thread_hook
+    atexit.register(_at_exit, process)
+    member.worker.set_locator(_locate)
+
+
+def is_consequence(error: BaseException | None) -> bool:
+    """Whether an error only tells that another worker failed."""
+    from tidemill._errors import PeerFailed, WorkerLost
+
+    return isinstance(error, (PeerFailed, WorkerLost))
+
+
+def _at_exit(process: int) -> None:
+    if os.getpid() == process and not _left:
+        # The program is over: Ctrl-C only ends the waiting for others.
+        with contextlib.suppress(KeyboardInterrupt):
+            leave()
+
+
+def _locate() -> str | None:
+    """Where the main thread is, outside of this package: ``"app.py:88"``."""
+    # Nothing is imported here: a thread of the native code calls this, maybe while the interpreter ends.
+    package = __file__.rpartition(os.sep)[0] + os.sep
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((package, "<frozen")):
+            return f"{file.rpartition(os.sep)[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

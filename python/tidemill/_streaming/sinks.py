@@ -1,0 +1,107 @@
+"""Sinks of streams as the engine takes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
+
+from tidemill._callback import run_in_callback
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.table import Table
+from tidemill._tidemill import NativeTable
+
+__all__ = ["Connector", "Guarantee", "Sink", "native_sink", "sink_name"]
+
+#: What becomes of a row when its job fails and goes on.
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+
+
+class Sink(Protocol):
+    """Where a stream goes, exactly once. Each thread of each worker has one of its own, made by `copy.deepcopy`:
+    what cannot be copied, such as an open file, is for the first `write`.
+
+    What `prepare` returns becomes part of the checkpoint; `commit` gets it when the checkpoint is durable, and again when a job
+    goes on from there: the second time must change nothing.
+    """
+
+    def write(self, rows: Table, /) -> None:
+        """Take rows; they need not appear anywhere yet."""
+
+    def prepare(self, epoch: int, /) -> bytes:
+        """Make what was written since the last call ready, and return what `commit` needs; nothing, if there is nothing."""
+
+    def commit(self, prepared: bytes, /) -> None:
+        """Make what was prepared appear."""
+
+
+@dataclass(frozen=True)
+class Connector:
+    """A sink of the engine's own; made by `to_files` and its like."""
+
+    #: Not shown: it may have a password.
+    spec: str = field(repr=False)
+
+
+if TYPE_CHECKING:
+    #: What `DataSet.write_stream` takes.
+    AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
+    #: One sink, or several by the names of steps.
+    LateOutput: TypeAlias = AnySink | Mapping[str, AnySink]
+
+
+def sink_name(sink: Any) -> str:
+    """What it is called in messages."""
+    return str(getattr(sink, "__name__", type(sink).__name__))
+
+
+def native_sink(sink: AnySink) -> Any:
+    """The sink with tables as people know them, or what describes it."""
+    if isinstance(sink, Connector):
+        return sink.spec
+    if not hasattr(sink, "prepare"):
+        if not callable(sink):
+            raise TypeError("a sink must be a function of a table, or have the methods write, prepare and commit")
+        called = run_in_callback("a sink", sink)
+
+        def write(rows: NativeTable) -> None:
+            called(Table(rows))
+
+        # Of the package's own: how many copies it may have.
+        if (most := getattr(sink, "_copies_max", None)) is not None:
+            write._copies_max = most  # type: ignore[attr-defined]
+        return write
+    if missing := [method for method in ("write", "commit") if not hasattr(sink, method)]:
+        raise TypeError(f"a sink that has prepare needs {' and '.join(missing)}, too")
+    return _TableSink(cast("Sink", sink))
+
+
+class _TableSink:
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TableSink:
+        try:
+            return _TableSink(copy.deepcopy(self._sink, memo))
+        except Exception as error:
+            raise DataSetError(
+                f"the sink {sink_name(self._sink)} cannot be copied for each thread: {error}; let it open files and "
+                "connections in its first write, not before, or give it a __deepcopy__"
+            ) from error
+
+    def write(self, rows: NativeTable) -> None:
+        # Each thread has a deep copy of this, of which a function made before would be none.
+        run_in_callback("a sink", self._sink.write)(Table(rows))
+
+    def prepare(self, epoch: int) -> bytes:
+        prepared = self._sink.prepare(epoch)
+        if not isinstance(prepared, bytes):
+            name, kind = sink_name(self._sink), type(prepared).__name__
+            raise TypeError(
+                f'prepare of the sink {name} returned {kind}; it must return bytes, b"" if there is nothing'
+            )
+        return prepared
+
+    def commit(self, prepared: bytes) -> None:
+        self._sink.commit(prepared)

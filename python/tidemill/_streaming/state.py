@@ -1,0 +1,167 @@
+"""States, lists, maps and aggregates with names and types: what a function may keep of a key, and what becomes of that of a program before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from tidemill._streaming.items import AGGREGATE, LIST, MAP
+from tidemill._tables.errors import DataSetError
+
+__all__ = ["Declared", "ItemType", "StateFields"]
+
+#: What values of a type are, by how the name of the Arrow type begins; of others any is taken.
+_CLASSES: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("Int", (int,)),
+    ("UInt", (int,)),
+    ("Float", (float, int)),
+    ("Utf8", (str,)),
+    ("LargeUtf8", (str,)),
+    ("Binary", (bytes,)),
+    ("Boolean", (bool,)),
+    ("Timestamp", (datetime,)),
+    ("Date", (date,)),
+    ("Duration", (timedelta,)),
+    ("List", (list, tuple)),
+    ("Struct", (Mapping,)),
+)
+
+
+#: What an item of a list or a map is: one value of a type, or a dict with fields.
+ItemType = str | Mapping[str, str]
+#: Fields with their types as Arrow names them.
+Resolve = Callable[[Mapping[str, str]], list[tuple[str, str]]]
+
+
+class StateFields:
+    """The fields of states, given as names and Arrow types."""
+
+    def __init__(self, fields: Iterable[tuple[str, str]], argument: str = "state=") -> None:
+        self._types = dict(fields)
+        self._argument = argument
+        self._classes = {
+            name: next((classes for begin, classes in _CLASSES if of.startswith(begin)), None)
+            for name, of in self._types.items()
+        }
+
+    def wrong(self, state: object) -> str | None:
+        """In words what is wrong with a state, if anything is. ``None`` is none, and so are fields that are not there."""
+        if state is None:
+            return None
+        if not isinstance(state, dict):
+            return f"must be a dict of its fields ({', '.join(self._types)}), not {type(state).__name__}"
+        for name, value in state.items():
+            if name not in self._types:
+                return f"has {name!r}, which {self._argument} does not name; it names {', '.join(self._types)}"
+            classes = self._classes[name]
+            if value is None or classes is None:
+                continue
+            # True is an int to Python, and to nobody else.
+            if not isinstance(value, classes) or (isinstance(value, bool) and classes[0] is not bool):
+                return f"has {value!r} as {name!r}, which must be {self._types[name]}"
+        return None
+
+    def filled(self, state: Any) -> Any:
+        """A state that was saved, perhaps before it had all of these fields."""
+        if state is None:
+            return None
+        return {**dict.fromkeys(self._types), **state}
+
+
+class _Items:
+    """What items of one list or map are, names of a map, and an aggregate: fields, or one without a name for a value that is none."""
+
+    def __init__(self, what: str, of: ItemType, resolve: Resolve, *, has_items: bool = True) -> None:
+        if not isinstance(of, (str, Mapping)) or not of:
+            has = "has items of a type, or" if has_items else "is of a type, or a dict"
+            raise DataSetError(f"{what} {has} with at least one field, not {of!r}")
+        self._what = what
+        self._value = f"an item of {what}" if has_items else what
+        self._is_plain = isinstance(of, str)
+        self._types = {"": of} if isinstance(of, str) else dict(of)
+        self._fields = StateFields(resolve(self._types), "the program")
+
+    def columns(self) -> list[tuple[str, str]]:
+        """What a checkpoint says of them."""
+        return [(f"{self._what}, {name}" if name else self._what, of) for name, of in self._types.items()]
+
+    def check(self, value: Any) -> None:
+        """Raise what is wrong with a value, if anything is."""
+        wrong = self._fields.wrong({"": value} if self._is_plain else value)
+        if wrong is not None:
+            wrong = f"is {value!r}, but must be {self._types['']}" if self._is_plain else wrong
+            raise DataSetError(f"{self._value} {wrong}")
+
+    def filled(self, value: Any) -> Any:
+        """A value that was saved, perhaps before it had all of these fields."""
+        return value if self._is_plain else self._fields.filled(value)
+
+
+#: Which argument of `process` says what there is of a kind.
+_ARGUMENTS = {LIST: "lists=", MAP: "maps=", AGGREGATE: "aggregates="}
+
+
+class Declared:
+    """What a function says that it keeps of a key: the fields of its state, its lists, maps and aggregates. What it says nothing of may be
+    anything.
+    """
+
+    def __init__(
+        self,
+        state: list[tuple[str, str]] | None,
+        lists: Mapping[str, ItemType] | None,
+        maps: Mapping[str, tuple[str, ItemType]] | None,
+        aggregates: Mapping[str, ItemType] | None,
+        resolve: Resolve,
+    ) -> None:
+        self.fields = None if state is None else StateFields(state)
+        # By kind.
+        self._items: dict[int, dict[str, tuple[_Items | None, _Items]] | None] = dict.fromkeys(_ARGUMENTS)
+        if lists is not None:
+            self._items[LIST] = {name: (None, _Items(f"list {name}", of, resolve)) for name, of in lists.items()}
+        if maps is not None:
+            for name, pair in maps.items():
+                if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+                    raise DataSetError(f"map {name} needs a type of names and one of items, not {pair!r}")
+            self._items[MAP] = {
+                name: (_Items(f"names of map {name}", names, resolve), _Items(f"map {name}", of, resolve))
+                for name, (names, of) in maps.items()
+            }
+        if aggregates is not None:
+            self._items[AGGREGATE] = {
+                name: (None, _Items(f"aggregate {name}", of, resolve, has_items=False))
+                for name, of in aggregates.items()
+            }
+
+    def columns(self) -> list[tuple[str, str]]:
+        """What a checkpoint says of lists, maps and aggregates."""
+        found = [pair for of in self._items.values() for pair in (of or {}).values()]
+        return [column for pair in found for items in pair if items is not None for column in items.columns()]
+
+    def check(self, name: str, kind: int) -> Callable[[Any, Any], None] | None:
+        """What looks at names and values of a list, a map or an aggregate; None where they may be anything.
+
+        Raises
+        ------
+        DataSetError
+            If there is no such one.
+        """
+        of = self._items[kind]
+        if of is None:
+            return None
+        if name not in of:
+            raise DataSetError(f"{name!r} is not among {_ARGUMENTS[kind]}, which names {', '.join(of) or 'none'}")
+        names, items = of[name]
+
+        def check(name: Any, value: Any) -> None:
+            if names is not None:
+                names.check(name)
+            items.check(value)
+
+        return check
+
+    def filled(self, name: str, kind: int, values: dict[Any, Any]) -> dict[Any, Any]:
+        """Items that were saved, perhaps before they had all of their fields."""
+        of = (self._items[kind] or {}).get(name)
+        return values if of is None else {name: of[1].filled(value) for name, value in values.items()}

@@ -1,0 +1,152 @@
+"""Jobs that write streams, each to a sink."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from tidemill._job import init
+from tidemill._streaming import late as _late
+from tidemill._streaming import log as _log
+from tidemill._streaming import metrics as _metrics
+from tidemill._streaming import status as _status
+from tidemill._streaming.check import look_at_sinks
+from tidemill._streaming.checkpoint import Checkpoint, as_checkpoint
+from tidemill._streaming.running import Running
+from tidemill._streaming.sinks import Guarantee, native_sink, sink_name
+from tidemill._tables import workers as _workers
+from tidemill._tables.engine import copies, engine
+from tidemill._tables.errors import DataSetError
+from tidemill._tables.report import RowReport, remember
+from tidemill._tidemill import NativeDataSet, explain_stream, write_stream
+
+__all__ = ["explain", "run", "run_plainly"]
+
+
+def explain(queries: list[tuple[NativeDataSet, Any]]) -> str:
+    """The tasks of the job that `run` would run, and what each sink has of its rows; collective. A sink may be None."""
+    pairs = [(query, None if sink is None else native_sink(sink), sink_name(sink)) for query, sink in queries]
+    return explain_stream(engine(), init().comm, pairs)
+
+
+def run(
+    call: str,
+    queries: list[tuple[NativeDataSet, Any]],
+    *,
+    late_output: Any,
+    name: str,
+    checkpoint: Checkpoint | str | Path | None,
+    stop_when: Callable[[], bool] | None,
+    guarantee: str | None,
+    on_progress: Callable[[Running], object] | None,
+    allow_loops: bool,
+    drop_state: Iterable[str],
+) -> dict[str, Any]:
+    """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
+    if not isinstance(name, str) or not name:
+        raise DataSetError(f"name must be a non-empty string, not {name!r}")
+    if guarantee is not None and guarantee not in get_args(Guarantee):
+        raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
+    if stop_when is not None and checkpoint is None:
+        raise DataSetError("stop_when= needs checkpoint=, from which the job resumes")
+    if on_progress is not None and checkpoint is None:
+        raise DataSetError("on_progress= needs checkpoint=: keys move at checkpoints")
+    dropped = list(drop_state) if isinstance(drop_state, Iterable) and not isinstance(drop_state, str) else [drop_state]
+    if isinstance(drop_state, str) or not all(isinstance(step, str) and step for step in dropped):
+        raise DataSetError(f"drop_state={drop_state!r} must be a list of step names, such as ['window 2']")
+    if dropped and checkpoint is None:
+        raise DataSetError("drop_state= needs checkpoint=: it drops state that a checkpoint holds")
+    late_sinks = _late_sinks(late_output)
+    settings = as_checkpoint(checkpoint)
+    place: dict[str, Any] | None = None
+    if settings is not None:
+        place = settings._native(at_most_once=guarantee == "at_most_once", drop_state=dropped)
+    given = "None" if place is None else "given"
+    of = f"of {len(queries)}"
+    _workers.check_alike(
+        call,
+        queries=of,
+        name=repr(name),
+        checkpoint=given,
+        guarantee=repr(guarantee),
+        allow_loops=repr(allow_loops),
+        drop_state=repr(dropped),
+    )
+    # Worker 0 is who is heard.
+    is_first = init().rank == 0
+    asked = stop_when if is_first else None
+    watching = (lambda native: on_progress(Running(native, copies()))) if on_progress is not None and is_first else None
+    status = _status.place(name, init().comm)
+    with _figures(json.loads(status[1])["job_id"]):
+        report, count, first, late = write_stream(
+            engine(),
+            init().comm,
+            [(query, native_sink(sink), sink_name(sink)) for query, sink in queries],
+            name,
+            place,
+            asked,
+            status,
+            guarantee,
+            watching,
+            [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
+            lambda described: look_at_sinks(described, loops=allow_loops),
+            _log.tell,
+        )
+    skipped, first = _workers.total_bad_records(count, first)
+    late_rows, untimed_rows = _late.total(late)
+    # Before any warning, which a filter may turn into an exception.
+    remember(RowReport(skipped, late_rows.total(), untimed_rows.total()))
+    _workers.warn_of_bad_records(skipped, first)
+    _late.warn_of(late_rows, untimed_rows)
+    return report
+
+
+def run_plainly(call: str, query: NativeDataSet, sink: Any) -> None:
+    """Write a stream without checkpoints, by the name of `call`; collective."""
+    run(
+        call,
+        [(query, sink)],
+        late_output=None,
+        name=call,
+        checkpoint=None,
+        stop_when=None,
+        guarantee=None,
+        on_progress=None,
+        allow_loops=True,
+        drop_state=(),
+    )
+
+
+@contextmanager
+def _figures(job_id: str) -> Iterator[None]:
+    """Serve figures of the job from worker 0, if they are wanted; that it cannot is an error on every worker. Collective."""
+    job = init()
+    with ExitStack() as serving:
+        failed: str | None = None
+        if job.rank == 0:
+            try:
+                serving.enter_context(_metrics.serving(job_id))
+            except DataSetError as error:
+                failed = str(error)
+        if job.size > 1:
+            failed = job.comm.bcast(failed)
+        if failed is not None:
+            raise DataSetError(failed)
+        yield
+
+
+def _late_sinks(late_output: Any) -> list[tuple[str | None, Any]]:
+    """Where late rows go: by step, or one sink for all windows."""
+    if late_output is None:
+        return []
+    if not isinstance(late_output, Mapping):
+        return [(None, late_output)]
+    for step in late_output:
+        if not isinstance(step, str):
+            raise TypeError(
+                f"late_output must map names of steps to sinks, such as 'join 1 left'; a name is not {step!r}"
+            )
+    return list(late_output.items())

@@ -1,0 +1,90 @@
+"""The engine of this process: made when it is first needed, kept until the process ends.
+
+How many threads: ``TIDEMILL_THREADS``, else the CPUs of a host, within the quota of its container, shared among its workers. How much memory
+queries may hold before they spill: ``TIDEMILL_MEMORY`` (such as ``2GiB``, or ``none`` for no limit), else four fifths of what the
+machine or container has, shared among its workers, less 48 MiB for each worker's interpreter, and half of what ``ulimit -v`` leaves. Where to: ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+
+from tidemill._job import Job, init
+from tidemill._membership import chosen_threads
+from tidemill._tables.errors import DataSetError
+from tidemill._tidemill import QueryEngine, address_bytes_left, memory_bytes
+
+__all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine", "query_threads"]
+
+_lock = threading.Lock()
+_engines: list[QueryEngine] = []
+# A child made by fork has none of its parent's threads.
+os.register_at_fork(after_in_child=_engines.clear)
+
+#: Of the memory of a machine, what its workers may have together; the rest is the system's, and what comes before a look at it.
+_MEMORY_SHARE = 0.8
+#: What a worker takes beside what the budget counts: the interpreter, and memory that it shares with others. In a small container
+#: that is a good part of its limit.
+_BASE_BYTES = 48 << 20
+#: The budget is at least this part of a worker's share, however small that is.
+_LEAST_SHARE = 0.25
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+def engine() -> QueryEngine:
+    """The engine of this process."""
+    if not _engines:
+        with _lock:
+            if not _engines:
+                job = init()
+                _engines.append(new_engine(job, query_threads(job), job.size))
+    return _engines[0]
+
+
+def copies() -> int:
+    """How many copies a task of a query has at most: one for each thread of each worker."""
+    job = init()
+    return query_threads(job) * job.size
+
+
+def new_engine(job: Job, threads: int, workers: int) -> QueryEngine:
+    """An engine of so many workers, with this worker's share of memory."""
+    return QueryEngine(threads, workers, memory_budget(job), os.environ.get("TIDEMILL_SPILL_DIR") or None)
+
+
+def query_threads(job: Job) -> int:
+    """Threads that run queries: the same on all workers, for tables are cut into as many parts."""
+    return chosen_threads(DataSetError) or max(job._worker.threads())
+
+
+def memory_budget(job: Job) -> int | None:
+    """Bytes that this worker's queries and graphs may hold; None: no limit."""
+    text = os.environ.get("TIDEMILL_MEMORY", "")
+    if text == "none":
+        return None
+    if not text:
+        host = job.workers[job.rank]["host_id"]
+        sharing = sum(worker["host_id"] == host for worker in job.workers)
+        there, addresses = memory_bytes(), address_bytes_left()
+        shares = []
+        if there is not None:
+            share = int(there * _MEMORY_SHARE) // sharing
+            shares.append(max(share - _BASE_BYTES, int(share * _LEAST_SHARE)))
+        # Unlike memory, addresses are each process's own, and more of them are taken than are ever touched.
+        shares += [] if addresses is None else [max(addresses // 2, 1)]
+        return min(shares, default=None)
+    try:
+        return bytes_of(text)
+    except ValueError:
+        raise DataSetError(f"TIDEMILL_MEMORY must be a size such as 512MiB or 2GiB, or none, not {text!r}") from None
+
+
+def bytes_of(text: str) -> int:
+    """The bytes of a size such as ``2GiB``; `ValueError` if it is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise ValueError(text)
+    return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -1,0 +1,19 @@
+"""The exception of DataSets."""
+
+from __future__ import annotations
+
+from tidemill._errors import TidemillError
+
+__all__ = ["BadRowsWarning", "DataSetError"]
+
+
+class DataSetError(TidemillError):
+    """A query could not be built or has failed; the message names the column, file or value at fault."""
+
+
+class BadRowsWarning(UserWarning):
+    """Rows of files or streams could not be read, and were left out as ``on_error`` asks; the message says how many, and names the first."""
+
+
+# Programs and tracebacks name them as the package shows them.
+DataSetError.__module__ = BadRowsWarning.__module__ = "tidemill"

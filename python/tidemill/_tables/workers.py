@@ -1,0 +1,163 @@
+"""Actions of a job: one worker runs a query by itself, several run it together, each calling the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from tidemill import _progress
+from tidemill._callback import check_outside
+from tidemill._collective_errors import fail_together
+from tidemill._job import init
+from tidemill._tables.engine import engine, new_engine
+from tidemill._tables.errors import BadRowsWarning, DataSetError
+from tidemill._tables.report import RowReport, remember
+from tidemill._tables.table import Table
+from tidemill._tidemill import Comm, NativeDataSet, NativeTable
+
+__all__ = [
+    "check_alike",
+    "collect",
+    "collect_first",
+    "collect_in_order",
+    "collect_local",
+    "comm",
+    "from_first",
+    "reading",
+    "report_bad_rows",
+    "total_bad_records",
+    "warn_of_bad_records",
+]
+
+T = TypeVar("T")
+
+
+def comm() -> Comm | None:
+    """The job's communicator, if the job has several workers."""
+    job = init()
+    return job.comm if job.size > 1 else None
+
+
+def check_alike(call: str, **arguments: str) -> None:
+    """Raise, on every worker, if what they give a call differs; in words, by argument. Collective."""
+    job = init()
+    if job.size == 1:
+        return
+    check_outside(DataSetError)
+    first, *others = job.comm.allgather(arguments)
+    for worker, given in enumerate(others, 1):
+        for name, words in first.items():
+            if given[name] != words:
+                raise DataSetError(
+                    f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it must be the same on every worker"
+                )
+
+
+def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) -> T:
+    """What worker 0 makes, on every worker; if it cannot, all raise why, as `says` has it. Collective."""
+    job = init()
+
+    def made() -> T | None:
+        return make() if job.rank == 0 else None
+
+    found: T = job.comm.bcast(fail_together(job.comm, made, lambda said, _: DataSetError(said), says=says))
+    return found
+
+
+def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:
+    """For an action, which must not be in a function of another: shows on worker 0's terminal what is read, if it takes long."""
+    check_outside(DataSetError)
+    return _progress.reading(shown=init().rank == 0)
+
+
+def collect(data: NativeDataSet, root: int | None = None) -> Table:
+    """Run a query; its rows go to `root`, or to all workers. Collective.
+
+    Raises
+    ------
+    DataSetError
+        What went wrong, on every worker.
+    """
+    job = init()
+    if root is not None and not 0 <= root < job.size:
+        raise DataSetError(f"root={root}: no such worker; the job has {job.size}")
+    table = _run(data, "all" if root is None else root)
+    report_bad_rows(data)
+    return Table(table)
+
+
+def collect_first(data: NativeDataSet, rows: int) -> Table:
+    """Run a query for its first rows, at most `rows`, which worker 0 gets. Collective.
+
+    Of a source, with rows left out and columns made anew, they are those that come first, whatever the number of workers; of a query
+    that mixes rows, any.
+    """
+    with reading() as watch:
+        table = data.collect_first(engine(), comm(), rows, watch)
+    report_bad_rows(data)
+    return Table(table.slice(0, rows))
+
+
+def collect_local(data: NativeDataSet) -> Table:
+    """Run a query; every worker gets the rows that it has made, on its disk what does not fit into its memory. Collective."""
+    with reading() as watch:
+        table = data.collect_on(engine(), init().comm, "each", watch)
+    report_bad_rows(data)
+    return Table(table)
+
+
+def collect_in_order(data: NativeDataSet, *, alone: bool = False) -> tuple[NativeTable, list[int]]:
+    """Run a query; every worker gets the rows that it has made, and how many of them are in each partition. Collective.
+
+    `alone`: not collective; this worker runs the query by itself, and has all of its rows.
+
+    If ``data.is_in_order``, partitions follow each other in the order of the source: files in the order of their paths, and places in
+    them. Which worker has which partition says nothing; with several threads each has some from here and there.
+    """
+    job = init()
+    if alone:
+        return data.collect_in_order(new_engine(job, threads=1, workers=1), job._self)
+    with reading() as watch:
+        table, counts = data.collect_in_order(engine(), job.comm, watch)
+    report_bad_rows(data)
+    return table, counts
+
+
+def _run(data: NativeDataSet, to: int | str) -> NativeTable:
+    workers = comm()
+    with reading() as watch:
+        if workers is None:
+            return data.collect(engine(), watch)
+        return data.collect_on(engine(), workers, to, watch)
+
+
+def report_bad_rows(data: NativeDataSet) -> None:
+    """After an action: count the rows that all workers have left out, and warn of them on worker 0. Collective."""
+    if not data.is_lenient:
+        return
+    mine = engine().take_bad_rows()
+    job = init()
+    everybody = [mine] if job.size == 1 else job.comm.allgather(mine)
+    skipped = sum(count for count, _ in everybody)
+    remember(RowReport(skipped_rows=skipped))
+    firsts = [first for _, first in everybody if first is not None]
+    if firsts and job.rank == 0:
+        file, line, reason = min(firsts)
+        rows = "1 row that cannot be read was" if skipped == 1 else f"{skipped} rows that cannot be read were"
+        warnings.warn(f"{rows} left out; the first: {file}, line {line}: {reason}", BadRowsWarning, stacklevel=4)
+
+
+def total_bad_records(count: int, first: str | None) -> tuple[int, str | None]:
+    """Add up, after a stream, the records that all workers have left out; with the first of them. Collective."""
+    job = init()
+    everybody = [(count, first)] if job.size == 1 else job.comm.allgather((count, first))
+    return sum(count for count, _ in everybody), next((first for _, first in everybody if first is not None), None)
+
+
+def warn_of_bad_records(count: int, first: str | None) -> None:
+    """Warn of them, on worker 0."""
+    if count and init().rank == 0:
+        records = "1 record that is not a row was" if count == 1 else f"{count} records that are not rows were"
+        warnings.warn(f"{records} left out; the first: {first}", BadRowsWarning, stacklevel=4)
