@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 import state_job
 import tidemill as tm
+from tidemill._streaming import process
 from tidemill._streaming import store as _store
 from tidemill._streaming.process import Processor
-from tidemill._streaming import process
 
 JOB = Path(state_job.__file__)
 
