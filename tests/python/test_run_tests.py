@@ -110,3 +110,23 @@ def test_what_passes_alone(
     rerun = flaky if failing <= run_tests.FLAKY_MAX else 0
     assert told.count("\nFLAKY ") == rerun
     assert ("failed: python" in told) == bool(code)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_each_part_is_judged_by_itself(
+    run_tests: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    named: bool,
+) -> None:
+    """A part that failed and names no test stays failed, though the other part's test passes alone."""
+    alone = {"test of rust": ["true"]} if named else {}
+    parts = {
+        "rust": run_tests.Outcome(False, alone),
+        "python": run_tests.Outcome(False, {"test": ["true"]}, "1 failed"),
+    }
+    monkeypatch.setattr(run_tests, "STAGES", {"tests": lambda: parts})
+    monkeypatch.chdir(tmp_path)
+    assert run_tests.main(["tests"]) == (0 if named else 1)
+    assert ("failed: rust;" in capsys.readouterr().out) == (not named)
