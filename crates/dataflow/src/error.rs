@@ -126,40 +126,18 @@ pub enum DataflowError {
         /// What was found.
         reason: String,
     },
-    /// The memory budget is used up, and spilling did not help.
-    #[error(
-        "memory: \"{wants}\" asked for {bytes} bytes over the budget of {budget_bytes}; \"{holder}\" holds the most \
-         ({held_bytes} bytes); raise --memory, or use fewer copies"
-    )]
-    Memory {
-        /// Who asked.
-        wants: String,
-        /// For how much.
-        bytes: u64,
-        /// The worker's budget.
-        budget_bytes: u64,
-        /// Who holds most.
-        holder: String,
-        /// How much that is.
-        held_bytes: u64,
-    },
-    /// The spill directory cannot be written or read.
-    #[error("spilling to {dir}: {reason}")]
-    Spill {
-        /// The directory.
-        dir: String,
-        /// What the system said, and what to do.
-        reason: String,
-    },
+    /// Work on batches failed: memory, the spill directory, or an Arrow kernel.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The system refused a thread.
+    #[error("{0}")]
+    Thread(String),
     /// A job that makes checkpoints cannot begin.
     #[error("{0}")]
     Checkpoint(String),
     /// The run has been given up; another copy's error says why.
     #[error("the run was cancelled because another task failed")]
     Cancelled,
-    /// An Arrow kernel refused.
-    #[error("{0}")]
-    Arrow(String),
     /// The job or a worker failed.
     #[error(transparent)]
     Net(#[from] NetError),
@@ -170,19 +148,7 @@ pub enum DataflowError {
 
 impl From<ArrowError> for DataflowError {
     fn from(error: ArrowError) -> Self {
-        DataflowError::Arrow(error.to_string())
-    }
-}
-
-impl From<BatchError> for DataflowError {
-    fn from(error: BatchError) -> Self {
-        match error {
-            BatchError::Memory { wants, bytes, budget_bytes, holder, held_bytes } => {
-                DataflowError::Memory { wants, bytes, budget_bytes, holder, held_bytes }
-            }
-            BatchError::Spill { dir, reason } => DataflowError::Spill { dir, reason },
-            BatchError::Arrow(reason) => DataflowError::Arrow(reason),
-        }
+        DataflowError::Batch(error.into())
     }
 }
 

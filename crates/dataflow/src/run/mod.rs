@@ -163,7 +163,7 @@ impl Runner {
             .enable_all()
             .build()
             .map(|pool| Pool(Some(pool)))
-            .map_err(|error| DataflowError::Arrow(format!("cannot start {threads} threads: {error}")))?;
+            .map_err(|error| DataflowError::Thread(format!("cannot start {threads} threads: {error}")))?;
         let hosts = hosts.collect();
         Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs: AtomicU32::new(0) })
     }
@@ -529,7 +529,7 @@ impl Run {
                 };
                 let name = format!("tidemill-{}", task.name.chars().take(6).collect::<String>());
                 let spawned = std::thread::Builder::new().name(name).spawn(work);
-                self.threads.push(spawned.map_err(|e| DataflowError::Arrow(format!("cannot start a thread: {e}")))?);
+                self.threads.push(spawned.map_err(|e| DataflowError::Thread(format!("cannot start a thread: {e}")))?);
             }
         }
         Ok(())

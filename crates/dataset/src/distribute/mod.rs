@@ -33,6 +33,7 @@ use datafusion::physical_plan::repartition::REPARTITION_RANDOM_STATE;
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
 use futures::StreamExt;
+use tidemill_batch::BatchError;
 use tidemill_collective::{CollectiveError, Communicator, ReduceOp};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Sort};
 use tidemill_dataflow::flow::batch_bytes;
@@ -658,9 +659,9 @@ pub fn failed(error: DataflowError) -> ActionError {
         DataflowError::Task { message, worker, .. } => {
             DataSetError::Data(format!("{message} (on worker {worker})")).into()
         }
-        DataflowError::Spill { .. } => DataSetError::Io(error.to_string()).into(),
+        DataflowError::Batch(BatchError::Spill { .. }) => DataSetError::Io(error.to_string()).into(),
         DataflowError::Checkpoint(reason) => DataSetError::Query(reason).into(),
-        DataflowError::Memory { .. } => DataSetError::Memory(error.to_string()).into(),
+        DataflowError::Batch(BatchError::Memory { .. }) => DataSetError::Memory(error.to_string()).into(),
         DataflowError::Differs { ours, .. } => {
             let seen = ours.split(" (").next().unwrap_or_default();
             different_queries(&format!(" (first seen in {seen})")).into()
