@@ -15,5 +15,5 @@ mod random;
 
 pub use cost::{RunCost, cost};
 pub use network::{SimNetwork, SimOptions, SimTransport};
-pub use random::SplitMix64;
+pub use random::{SplitMix64, share_of_seeds};
 pub use tidemill_collective::tuner::{CostModel, LinkCost};

@@ -11,12 +11,13 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use tidemill_sim::{SplitMix64, share_of_seeds};
 
 use super::asker::ask_store;
 use super::process::Process;
 use super::protocol::{ClaimStep, Claimant, LeaseRecord, LeaseTerms, Now, StoreAnswer, StoreRequest};
 
-/// Seeds of a whole run of the test; see [`effort`].
+/// Seeds of a whole run of the test; see [`share_of_seeds`].
 const SEEDS: u64 = 1500;
 /// With a tenth of the usual times.
 const TERMS: LeaseTerms = LeaseTerms {
@@ -30,44 +31,6 @@ const ANSWER_MAX: u64 = 100;
 const FAULTS_END: u64 = 2500;
 /// Long enough for what comes late, for a run to begin, and for it to wait for one that was killed.
 const END: u64 = FAULTS_END + 1200;
-
-/// How many of `all` seeds to try: the share that `SIMULATION_EFFORT` says, from 0 to 1. `make test-all` tries all.
-fn effort(all: u64) -> u64 {
-    let share = std::env::var("SIMULATION_EFFORT")
-        .map_or(0.2, |text| text.parse::<f64>().expect("SIMULATION_EFFORT is a number from 0 to 1"));
-    // Fewer than these would not come to all that can happen.
-    ((all as f64 * share.clamp(0.0, 1.0)) as u64).max(all / 10)
-}
-
-/// Whatever the seed decides (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// True once in `times`; never, for 0.
-    fn once_in(&mut self, times: usize) -> bool {
-        times > 0 && self.below(times) == 0
-    }
-
-    fn one_of(&mut self, choices: &[usize]) -> usize {
-        choices[self.below(choices.len())]
-    }
-}
 
 /// What was asked, and when it will be done.
 struct Asked {
@@ -100,7 +63,7 @@ impl Run {
     }
 }
 
-fn begin(number: usize, tick: u64, terms: LeaseTerms, random: &mut Random) -> Run {
+fn begin(number: usize, tick: u64, terms: LeaseTerms, random: &mut SplitMix64) -> Run {
     Run {
         claimant: Claimant::new(LeaseRecord::of(&number.to_string(), "job", Process::default()), terms),
         rate: 950 + random.below(101) as u64,
@@ -126,7 +89,7 @@ struct SimulationCounts {
 }
 
 fn story(seed: u64, terms: LeaseTerms) -> SimulationCounts {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::scattered(seed);
     let (store, path) = (InMemory::new(), Path::from("lease"));
     let slow = 1 + random.one_of(&[1, 5, 40]);
     let rates: [&[usize]; 5] = [&[0, 5, 30], &[0, 300, 1000], &[0, 200], &[100, 500, 3000], &[0, 400]];
@@ -217,7 +180,7 @@ fn story(seed: u64, terms: LeaseTerms) -> SimulationCounts {
             let mut after = |least: u64| least + random.below(slow) as u64;
             let done_at = after(tick);
             let answer_at = after(done_at);
-            let is_lost = |random: &mut Random| faults && random.once_in(lost);
+            let is_lost = |random: &mut SplitMix64| faults && random.once_in(lost);
             // Lost on its way there: that may also mean very late.
             let late = if is_lost(&mut random) { random.below(600) as u64 } else { 0 };
             let answer_at = (late == 0 && !is_lost(&mut random)).then_some(answer_at);
@@ -246,7 +209,7 @@ fn nobody_shares_the_place() {
             let seed = seed.parse().expect("a seed is a number");
             seed..seed + 1
         }
-        Err(_) => 0..effort(SEEDS),
+        Err(_) => 0..share_of_seeds(SEEDS),
     };
     let single = seeds.end - seeds.start == 1;
     let mut all = SimulationCounts::default();
@@ -261,7 +224,7 @@ fn nobody_shares_the_place() {
         all.given_back += told.given_back;
     }
     println!("{all:?}");
-    let enough = effort(SEEDS) as usize;
+    let enough = share_of_seeds(SEEDS) as usize;
     assert!(single || [all.takeovers, all.refused].iter().all(|&count| count > enough), "{all:?}");
     assert!(single || [all.lost, all.given_back].iter().all(|&count| count > enough / 10), "{all:?}");
 }

@@ -11,11 +11,12 @@ use tidemill_checkpoint::coordinator::ALL;
 use tidemill_checkpoint::manifest::ReportBody;
 use tidemill_checkpoint::marks::{Gate, MarkMerger, Watermarks};
 use tidemill_checkpoint::{Barrier, Control, EventTime, Key, Mark, Moved, Part, Restored, Snapshot};
+use tidemill_sim::SplitMix64;
 use tokio::sync::watch;
 
 use super::super::hub::{self, Chain};
 use super::super::news::EpochNotifications;
-use super::{LAST, Plan, Random, Unit, World};
+use super::{LAST, Plan, Unit, World};
 use crate::rebalance::{BucketOwnership, Moves};
 use crate::unaligned::{Recording, StreamItem};
 
@@ -155,7 +156,7 @@ impl CopyGather {
         CopyGather { ports: lanes.into_iter().zip(replay).map(port).collect(), marks, overtaken: Vec::new() }
     }
 
-    fn recv(&mut self, lanes: &mut [Lane], hurry: u64, random: &mut Random) -> Option<Got> {
+    fn recv(&mut self, lanes: &mut [Lane], hurry: u64, random: &mut SplitMix64) -> Option<Got> {
         let count = self.ports.len();
         let first = random.below(count);
         'look: loop {
@@ -241,7 +242,7 @@ impl Port {
     }
 
     /// Takes something of any stream that is not held.
-    fn take(&self, lanes: &mut [Lane], random: &mut Random) -> Option<(usize, Packet)> {
+    fn take(&self, lanes: &mut [Lane], random: &mut SplitMix64) -> Option<(usize, Packet)> {
         let first = random.below(self.streams.len());
         let mut streams = (0..self.streams.len()).map(|i| (first + i) % self.streams.len());
         let stream = streams.find(|&s| !self.held[s] && !lanes[self.streams[s]].packets.is_empty())?;
@@ -254,7 +255,7 @@ impl Port {
     }
 
     /// `Input::record`.
-    fn record(&mut self, lanes: &mut [Lane], random: &mut Random) {
+    fn record(&mut self, lanes: &mut [Lane], random: &mut SplitMix64) {
         let Some((mut recording, rows)) = self.recording.take() else { return };
         while !recording.is_over() {
             let Some((stream, packet)) = self.take(lanes, random) else {
@@ -267,7 +268,7 @@ impl Port {
         *rows.borrow_mut() = Some(recording.into_rows());
     }
 
-    fn recv(&mut self, lanes: &mut [Lane], random: &mut Random) -> Option<Got> {
+    fn recv(&mut self, lanes: &mut [Lane], random: &mut SplitMix64) -> Option<Got> {
         loop {
             self.record(lanes, random);
             if let Some(mark) = self.marks.next_mark() {
@@ -400,7 +401,7 @@ pub(super) struct Surroundings<'a> {
     /// What the copy reports at once.
     pub said: &'a mut Vec<ReportBody>,
     pub world: &'a mut World,
-    pub random: &'a mut Random,
+    pub random: &'a mut SplitMix64,
 }
 
 /// What [`Count`] saves of a bucket.
@@ -453,7 +454,7 @@ impl Count {
         Count { inputs, route, from, counts, changed: BTreeSet::new(), time: EventTime::MIN }
     }
 
-    fn snapshot(&mut self, whole: bool, random: &mut Random) -> Snapshot {
+    fn snapshot(&mut self, whole: bool, random: &mut SplitMix64) -> Snapshot {
         let changed = std::mem::take(&mut self.changed);
         let keys = if whole { self.counts.keys().copied().collect() } else { changed.clone() };
         let buckets: BTreeSet<u32> = keys.into_iter().map(Plan::bucket).collect();
@@ -483,7 +484,7 @@ impl Count {
     }
 
     /// Takes one thing that another hands over, if there is any.
-    fn acquire(&mut self, moving: &mut Moving, lanes: &mut [Lane], random: &mut Random) -> bool {
+    fn acquire(&mut self, moving: &mut Moving, lanes: &mut [Lane], random: &mut SplitMix64) -> bool {
         let there = |&from: &u32| self.from[from as usize].is_some_and(|lane| !lanes[lane].packets.is_empty());
         let there: Vec<u32> = (0..self.from.len() as u32).filter(there).collect();
         if moving.awaited.is_empty() || there.is_empty() {

@@ -10,11 +10,12 @@ use tidemill_batch::route_map::{BUCKETS, RouteMap};
 use tidemill_checkpoint::coordinator::{ALL, Action, Begin, Coordinator, Event, Member, Pace, StoreFailure};
 use tidemill_checkpoint::manifest::{Report, ReportBody};
 use tidemill_checkpoint::{Barrier, Control, Manifest, Rebalance, Restored, StoreError};
+use tidemill_sim::SplitMix64;
 
 use super::super::hub::{self, SplitsOf};
 use super::super::news::EpochNotifications;
 use super::copies::{self, Body, Copy, CopyGather, CopySource, Count, Lane, Outside, Surroundings, Write};
-use super::{Plan, Random, World, at_once};
+use super::{Plan, World, at_once};
 
 /// From worker 0 to another.
 #[derive(Clone)]
@@ -85,8 +86,8 @@ impl Job {
     /// begin.
     pub(super) fn start(
         world: &mut World,
-        random: &mut Random,
-        mut meanwhile: impl FnMut(&mut World, &mut Random),
+        random: &mut SplitMix64,
+        mut meanwhile: impl FnMut(&mut World, &mut SplitMix64),
     ) -> Option<Job> {
         world.runs += 1;
         let run = format!("run{}", world.runs);
@@ -218,7 +219,7 @@ impl Job {
     }
 
     /// All of it is gone; what it was writing may be there, or come later.
-    pub(super) fn crash(self, world: &mut World, random: &mut Random) {
+    pub(super) fn crash(self, world: &mut World, random: &mut SplitMix64) {
         let finished = self.stored.as_ref().is_some_and(|stored| stored.finished);
         let ended = matches!(self.over(), Some(Over::Ended));
         world.done |= finished && ended;
@@ -238,7 +239,7 @@ impl Job {
     }
 
     /// `Hub::leave`: what sinks had prepared is committed, and the last checkpoint need not have it any more.
-    fn leave(&self, stored: &Manifest, world: &mut World, random: &mut Random) {
+    fn leave(&self, stored: &Manifest, world: &mut World, random: &mut SplitMix64) {
         if world.fault(3, random) {
             return;
         }
@@ -257,7 +258,7 @@ impl Job {
     }
 
     /// Somebody does something.
-    pub(super) fn step(&mut self, world: &mut World, random: &mut Random) {
+    pub(super) fn step(&mut self, world: &mut World, random: &mut SplitMix64) {
         if world.fault(world.plan.request, random) {
             let control = if random.once_in(2) { Control::Stop } else { Control::Checkpoint };
             world.say(|| format!("  {}: {control:?} is asked for", self.run));
@@ -309,7 +310,7 @@ impl Job {
         }
     }
 
-    fn actor(&self, random: &mut Random) -> Actor {
+    fn actor(&self, random: &mut SplitMix64) -> Actor {
         let (workers, copies) = (self.news.len(), self.copies.len());
         let mut at = random.below(4 + 2 * workers + 2 * copies);
         for (count, actor) in [
@@ -339,7 +340,7 @@ impl Job {
     }
 
     /// `Hub::coordinate`.
-    fn coordinate(&mut self, world: &mut World, random: &mut Random) {
+    fn coordinate(&mut self, world: &mut World, random: &mut SplitMix64) {
         if self.coordinated {
             return;
         }
@@ -403,7 +404,7 @@ impl Job {
     }
 
     /// `Hub::put`, in two steps.
-    fn put_manifest(&mut self, world: &mut World, random: &mut Random) {
+    fn put_manifest(&mut self, world: &mut World, random: &mut SplitMix64) {
         let Some((manifest, there)) = self.putting.take() else { return };
         let epoch = manifest.epoch;
         let unfenced = |reason: &str| Err(StoreFailure { reason: reason.into(), fenced: false });
@@ -442,7 +443,7 @@ impl Job {
     }
 
     /// What `CopyStates::save` and `CopyStates::end` leave to be done.
-    fn write(&mut self, at: usize, world: &mut World, random: &mut Random) {
+    fn write(&mut self, at: usize, world: &mut World, random: &mut SplitMix64) {
         let copy = &mut self.copies[at];
         // What is in flight may not be known yet.
         let Some(write) = copy.writes.pop_front_if(Write::settled) else { return };
@@ -483,7 +484,7 @@ impl Job {
     }
 
     /// A rebalance, which may be of another time, or of copies that there are not.
-    fn rebalance(&self, random: &mut Random) -> Rebalance {
+    fn rebalance(&self, random: &mut SplitMix64) -> Rebalance {
         let copies = self.copies.iter().filter(|copy| copy.is_count()).count() + usize::from(random.once_in(20));
         let (one, kind) = (random.below(copies) as u32, random.below(4));
         let owners = self.route.copies().map(|owner| match kind {

@@ -34,53 +34,16 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::{BUCKETS, RouteMap};
 use tidemill_checkpoint::{CheckpointStore, Manifest};
+use tidemill_sim::{SplitMix64, share_of_seeds};
 
 use job::Job;
 
-/// Seeds of a whole run of the test; see [`effort`].
+/// Seeds of a whole run of the test; see [`share_of_seeds`].
 const SEEDS: u64 = 3000;
 /// Once faults stop a job must end within so many steps. Most need some hundreds.
 const STEPS_MAX: usize = 100_000;
 /// As a row's number: the last of its key, told at the end of the stream.
 const LAST: u32 = u32::MAX;
-
-/// How many of `all` seeds to try: the share that `SIMULATION_EFFORT` says, from 0 to 1. `make test-all` tries all.
-fn effort(all: u64) -> u64 {
-    let share = std::env::var("SIMULATION_EFFORT")
-        .map_or(0.2, |text| text.parse::<f64>().expect("SIMULATION_EFFORT is a number from 0 to 1"));
-    // Fewer than these would not come to all that can happen.
-    ((all as f64 * share.clamp(0.0, 1.0)) as u64).max(all / 10)
-}
-
-/// Whatever the seed decides (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// True once in `times`; never, for 0.
-    fn once_in(&mut self, times: usize) -> bool {
-        times > 0 && self.below(times) == 0
-    }
-
-    fn one_of(&mut self, choices: &[usize]) -> usize {
-        choices[self.below(choices.len())]
-    }
-}
 
 /// What stays the same in all runs of the job. Rates are of one in so many; 0 is never.
 struct Plan {
@@ -108,7 +71,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(random: &mut Random) -> Self {
+    fn new(random: &mut SplitMix64) -> Self {
         let rows = (0..1 + random.below(2)).map(|_| {
             let splits = 1 + random.below(5);
             (0..splits).map(|_| random.one_of(&[0, 3, 20, 60]) as u32).collect()
@@ -207,7 +170,7 @@ fn at_once<T>(answer: impl Future<Output = T>) -> T {
 }
 
 impl World {
-    fn new(random: &mut Random, tell: bool) -> Self {
+    fn new(random: &mut SplitMix64, tell: bool) -> Self {
         let objects = Arc::new(InMemory::new());
         World {
             plan: Plan::new(random),
@@ -237,7 +200,7 @@ impl World {
     }
 
     /// Whether something goes wrong that does so once in `times`.
-    fn fault(&self, times: usize, random: &mut Random) -> bool {
+    fn fault(&self, times: usize, random: &mut SplitMix64) -> bool {
         self.faults && random.once_in(times)
     }
 
@@ -399,7 +362,7 @@ impl World {
 
 /// Tells the story of a seed. Returns its steps, and how it came to its end.
 fn story(seed: u64, tell: bool) -> (usize, World) {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::scattered(seed);
     let mut world = World::new(&mut random, tell);
     let mut jobs: Vec<Job> = Vec::new();
     let mut step = 0;
@@ -455,7 +418,7 @@ fn whatever_fails_every_row_counts_once() {
         return;
     }
     let (mut steps, mut runs, mut moved, mut overtaken, mut full, mut early, mut settled) = (0, 0, 0, 0, 0, 0, 0);
-    let seeds = effort(SEEDS);
+    let seeds = share_of_seeds(SEEDS);
     for seed in 0..seeds {
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| story(seed, false)));
         let Ok((of_story, world)) = told else {
