@@ -1,5 +1,5 @@
-//! What fuzz targets and property tests feed with bytes from nowhere: frames. A decoder must not panic, not read beyond
-//! a message, and not take for whole what was damaged.
+//! The decoder of frames, which fuzz targets and property tests feed with arbitrary bytes. It must not panic, read past
+//! the end of a message, or accept a damaged message.
 
 use arrow::buffer::Buffer;
 

@@ -117,8 +117,8 @@ macro_rules! fill {
                     let mask = wide(marked);
                     let from = values.as_ptr().wrapping_add((at * WORD_ROWS + lane) * $width);
                     // SAFETY: values are read and written where bits are set, for which the caller vouches, and a whole
-                    // vector is written only where there is room for it. What of that is no value is written over by
-                    // those that come.
+                    // vector is written only where there is room for it. Lanes that hold no value are
+                    // overwritten by the next ones.
                     unsafe {
                         let together = $compress(mask, $load(mask, from.cast()));
                         if room >= 64 {

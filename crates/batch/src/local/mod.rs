@@ -1,5 +1,4 @@
-//! What exchanges do to rows where they are: sorting, merging, reducing, joining, in a bounded part of the worker's
-//! memory.
+//! The work of exchanges on one worker: sorting, merging, reducing and joining rows, in a bounded part of its memory.
 //!
 //! | module    | what is in it                                                      |
 //! |-----------|--------------------------------------------------------------------|

@@ -103,8 +103,8 @@ impl Order {
     }
 }
 
-/// Bytes of a key that a [`prefix`] holds. No row's bytes are the beginning of another's, so keys that are no longer
-/// are equal when their prefixes are.
+/// Bytes of a key that a [`prefix`] holds. No row's bytes are a prefix of another's, so two keys of at most this length
+/// are equal if their prefixes are.
 pub(crate) const PREFIX_BYTES: usize = 16;
 
 /// The first bytes of a row as a number that compares like them: most comparisons end here.

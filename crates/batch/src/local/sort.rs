@@ -33,8 +33,8 @@ const FAN_IN_OF_LONG_ROWS: usize = 2;
 const MERGED_BYTES: u64 = 2 * BLOCK_BYTES as u64;
 /// Of the budget, what a merge may hold.
 const MERGE_SHARE: u64 = 8;
-/// Of the budget, what a batch may have that is taken as a whole: of files that are read come 8192 rows at once,
-/// however long.
+/// A batch up to this share of the budget is taken whole: readers of files deliver 8192 rows at once, however long they
+/// are.
 const PIECE_SHARE: u64 = 32;
 /// Rows whose keys are in a processor's cache while they are sorted.
 const NEAR_ROWS: usize = 4096;

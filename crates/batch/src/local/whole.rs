@@ -148,8 +148,8 @@ fn some_exactly(values: &[[u8; 8]]) -> i128 {
     widest(both, values)
 }
 
-/// Of more values at once the sum of a vector's lanes is little beside them; of fewer it would take longer than to add
-/// them.
+/// For more values, adding up the lanes of a vector costs little beside the rest; for fewer it would take longer than
+/// adding the values one by one.
 const LANES_VALUES_MAX: usize = 64;
 
 /// Sums that each take every so many-th value of what is added, as a vector has lanes.

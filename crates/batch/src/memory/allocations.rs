@@ -1,5 +1,4 @@
-//! What batches take of memory where they are kept: columns of one frame lie in one allocation, and batches share
-//! dictionaries.
+//! The memory that kept batches use: columns of one frame share one allocation, and batches share dictionaries.
 
 use std::collections::HashMap;
 

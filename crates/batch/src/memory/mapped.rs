@@ -1,13 +1,12 @@
-//! What does not fit in memory and is looked at again: in files of the spill directory that are mapped. Whoever reads
-//! need not know where the bytes lie, and the kernel keeps in memory what is used of them, and lets go of it when
-//! others need memory.
+//! Data that does not fit in memory and is read again: it is in mapped files of the spill directory. A reader need not
+//! know where the bytes are; the kernel keeps the pages in use in memory, and drops them when others need it.
 //!
 //! Like those that are [spilled](super::SpillFile) a file has no name, and is gone when nobody has its bytes any more,
 //! however the worker ends. It is written to its end before it is mapped, so a full disk is an error of who writes.
 //! Rows lie in it uncompressed, as they do in memory: an array of a mapped batch is a piece of the file.
 //!
-//! Reading them is no call that could fail. So whoever is about to read what may be mapped has it [verified](verify),
-//! which compares its pages with checksums that were made when they were written. The numbers of [`Cells`] change where
+//! Reading mapped memory cannot return an error. So before you read what may be mapped, [verify](verify) it: that
+//! compares its pages with the checksums made when they were written. The numbers of [`Cells`] change where
 //! they lie, and have none.
 
 use std::collections::BTreeMap;
@@ -117,8 +116,8 @@ struct Sealed {
     mapping: Mapping,
 }
 
-/// What tells whether a mapping's bytes are what was written. It is found by their address, as arrays know no more of
-/// where they lie.
+/// Checks that a mapping's bytes are those that were written. It is looked up by their address, because arrays know
+/// nothing else about where they are.
 struct Seal {
     governor: Governor,
     len: usize,
