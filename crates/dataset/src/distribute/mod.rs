@@ -33,13 +33,12 @@ use datafusion::physical_plan::repartition::REPARTITION_RANDOM_STATE;
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
 use futures::StreamExt;
-use tidemill_batch::BatchError;
 use tidemill_collective::{CollectiveError, Communicator, ReduceOp};
 use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition, Sort};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::Allocations;
 use tidemill_dataflow::placement::RoundRobin;
-use tidemill_dataflow::{DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
+use tidemill_dataflow::{BatchError, DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
 
 use crate::dataset::DataSet;
 use crate::distribute::parts::{PartsTable, Size, differences};
