@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import stream_job
 import tidemill as tm
-from tidemill.stream import _process
+from tidemill._streaming import process
 
 #: Of each worker. Interpreter and libraries are not counted, yet what threads and queues take is more than that: so there is never
 #: enough, and whatever is large enough for a file goes into one.
@@ -217,7 +217,7 @@ def main() -> None:
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
     stored = []
 
-    class Counted(_process.Store):
+    class Counted(process.Store):
         def put(self, states: Any) -> None:
             super().put(states)
             stored.append(len(self))
@@ -227,7 +227,7 @@ def main() -> None:
         bytes_ = report["spilled_bytes"] if report else 0
         (folder / "spilled" / str(rank)).write_text(json.dumps([bytes_, max(stored, default=0)]))
 
-    _process.Store = Counted  # type: ignore[misc]
+    process.Store = Counted  # type: ignore[misc]
     options: dict[str, Any] = {}
     if "checkpoints" in sys.argv:
         options = {"checkpoint": tm.stream.Checkpoint(folder / "checkpoints", interval="300ms")}

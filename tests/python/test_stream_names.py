@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +98,34 @@ def test_names_and_numbers() -> None:
 
 def test_late_rows_of_a_step_by_its_name() -> None:
     """A sink for late rows of a step with a name, also of a window behind one whose results come by time."""
-    seconds = [*range(20), *range(30, 60), 3, *range(60, 70)]
-    windows = (
-        stream(seconds, rows_per_batch=1, rows_per_s=400).group_by("key", TENS).agg(n=tm.count()).step_name("tens")
-    )
-    twenties = windows.group_by(tm.stream.window(tm.stream.tumbling("20s"), on="window_start")).agg(n=tm.col("n").sum())
+    on_time, late_second = [*range(20), *range(30, 60)], 3
     for late_output in ("tens", None):
         late, seen = list[Row](), list[Row]()
+        emitted = threading.Event()
+
+        def read(
+            split: str, position: int | None, emitted: threading.Event = emitted
+        ) -> Iterator[tuple[tm.Table, int]]:
+            yield rows_of(on_time), 1
+            # Late only once the stream's time has passed it, which the first result shows.
+            assert emitted.wait(60)
+            yield rows_of([late_second, *range(60, 70)]), 2
+
+        def take(table: tm.Table, seen: list[Row] = seen, emitted: threading.Event = emitted) -> None:
+            seen.extend(table.to_pylist())
+            emitted.set()
 
         def keep(table: tm.Table, late: list[Row] = late) -> None:
             late.extend(table.to_pylist())
 
-        twenties.write_stream(
-            lambda table, seen=seen: seen.extend(table.to_pylist()),
-            late_output=keep if late_output is None else {late_output: keep},
+        source = tm.stream.from_function(read, {"key": "int64", "at": "timestamp[s]"}, time="at")
+        windows = source.group_by("key", TENS).agg(n=tm.count()).step_name("tens")
+        twenties = windows.group_by(tm.stream.window(tm.stream.tumbling("20s"), on="window_start")).agg(
+            n=tm.col("n").sum()
         )
-        assert [row["at"].second for row in late] == [3]
-        assert sum(row["n"] for row in seen) == len(seconds) - 1
+        twenties.write_stream(take, late_output=keep if late_output is None else {late_output: keep})
+        assert [row["at"].second for row in late] == [late_second]
+        assert sum(row["n"] for row in seen) == len(on_time) + 10
 
 
 def test_wrong_names() -> None:

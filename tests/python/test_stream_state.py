@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 import state_job
 import tidemill as tm
+from tidemill._streaming import process
 from tidemill._streaming import store as _store
 from tidemill._streaming.process import Processor
-from tidemill.stream import _process
 
 JOB = Path(state_job.__file__)
 
@@ -258,6 +258,6 @@ def test_states_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         spilling.spill()
     # They come back in many turns, and nearly all that has come goes again.
     monkeypatch.setattr(_store, "_AT_ONCE", 50)
-    monkeypatch.setattr(_process, "_KEYS_MIN", 1)
+    monkeypatch.setattr(process, "_KEYS_MIN", 1)
     assert all_at(spilling, end, spills=True) == all_at(model, end)
     assert list(tmp_path.iterdir()) == []

@@ -269,7 +269,7 @@ import gc
 import time
 
 import tidemill as tm
-from tidemill.dataset import _engine
+from tidemill._tables import engine
 
 
 def fail(rows):
@@ -282,7 +282,7 @@ try:
 except tm.DataSetError as error:
     print(error)
 # The end of the program, in which what still runs has some time.
-_engine._engines.clear()
+engine._engines.clear()
 del away
 gc.collect()
 time.sleep(1)

@@ -64,11 +64,11 @@ impl Communicator {
     ///
     /// # Examples
     /// ```
-    /// use tidemill_collective::{Op, run_ranks};
+    /// use tidemill_collective::{ReduceOp, run_ranks};
     ///
     /// let sums = run_ranks(4, |comm| {
     ///     let mut sum = [0i64];
-    ///     comm.allreduce(&[1], &mut sum, &Op::Sum).unwrap();
+    ///     comm.allreduce(&[1], &mut sum, &ReduceOp::Sum).unwrap();
     ///     sum[0]
     /// });
     /// assert_eq!(sums.unwrap(), [4, 4, 4, 4]);

@@ -164,7 +164,7 @@ fn entries_that_are_gone() {
     add(10);
     keep(7);
     let error = run(40).unwrap_err().to_string();
-    assert!(error.contains("redis stream \"in\": 3 entries behind ") && error.contains("MAXLEN"), "{error}");
+    assert!(error.contains("redis stream \"in\": 3 entries after ") && error.contains("MAXLEN"), "{error}");
     let _: i64 = redis::cmd("DEL").arg("in").query(&mut redis.connect()).unwrap();
     add(2);
     let error = run(40).unwrap_err().to_string();

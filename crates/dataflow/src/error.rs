@@ -128,7 +128,7 @@ pub enum DataflowError {
     },
     /// The memory budget is used up, and spilling did not help.
     #[error(
-        "memory: \"{wants}\" asked for {bytes} bytes over the budget of {budget_bytes}; \"{holder}\" holds most \
+        "memory: \"{wants}\" asked for {bytes} bytes over the budget of {budget_bytes}; \"{holder}\" holds the most \
          ({held_bytes} bytes); raise --memory, or use fewer copies"
     )]
     Memory {

@@ -596,11 +596,11 @@ mod tests {
         other.try_grow(8 << 20).unwrap();
         let exchange = engine.governor().reservation("exchange");
         let error = exchange.grow(60 << 20).unwrap_err().to_string();
-        assert!(error.contains(&format!("\"the query's group-by\" holds most ({} bytes)", 12 << 20)), "{error}");
+        assert!(error.contains(&format!("\"the query's group-by\" holds the most ({} bytes)", 12 << 20)), "{error}");
         drop((copies, apart));
         assert_eq!(engine.governor().reserved_bytes(), 8 << 20);
         let error = exchange.grow(60 << 20).unwrap_err().to_string();
-        assert!(error.contains("\"the query's window\" holds most"), "{error}");
+        assert!(error.contains("\"the query's window\" holds the most"), "{error}");
     }
 
     #[test]

@@ -259,12 +259,12 @@ impl LaunchContext {
     ///
     /// # Examples
     /// ```
-    /// use tidemill_net::environment::{Launch, Launcher, Meeting};
+    /// use tidemill_net::environment::{LaunchContext, Launcher, MeetingPoint};
     /// let variables = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")];
     /// let variables = variables.into_iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-    /// let launch = Launch::from_environment(&variables).unwrap();
+    /// let launch = LaunchContext::from_environment(&variables).unwrap();
     /// assert_eq!((launch.launcher, launch.rank.0, launch.size), (Launcher::OpenMpi, 1, 4));
-    /// assert_eq!(launch.meeting, Meeting::SameHost { witness: None });
+    /// assert_eq!(launch.meeting, MeetingPoint::SameHost { witness: None });
     /// ```
     pub fn from_environment(variables: &Variables) -> Result<LaunchContext, EnvironmentError> {
         let env = VariableReader(variables);

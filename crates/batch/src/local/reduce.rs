@@ -677,6 +677,9 @@ mod tests {
         }
         let schema = Arc::new(Schema::new(vec![Field::new("d", DataType::Decimal128(5, 2), false)]));
         let product = Reduce::new().column("d", ColumnOp::Product);
-        assert_eq!(product.schema(&schema, &[]).unwrap_err(), "column \"d\" (decimal128(5, 2)) cannot be multiplied");
+        assert_eq!(
+            product.schema(&schema, &[]).unwrap_err(),
+            "column \"d\" (decimal128(5, 2)) does not support product"
+        );
     }
 }

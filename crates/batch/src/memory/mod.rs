@@ -441,7 +441,7 @@ mod tests {
         assert_eq!(governor.level(), MemoryLevel::Spill);
         let error = join.grow(100).unwrap_err().to_string();
         assert!(
-            error.contains("\"join\" asked for 100 bytes") && error.contains("\"sort\" holds most (690"),
+            error.contains("\"join\" asked for 100 bytes") && error.contains("\"sort\" holds the most (690"),
             "{error}"
         );
         drop(sort);

@@ -79,12 +79,12 @@ impl MarkMerger {
 
     /// At once: a barrier that comes later may be of the next epoch.
     fn tell_time(&mut self) {
-        self.ready.extend(std::iter::from_fn(|| self.time.next()));
+        self.ready.extend(std::iter::from_fn(|| self.time.next_mark()));
     }
 
     /// The next mark of all streams together.
     #[inline]
-    pub fn next(&mut self) -> Option<Mark> {
+    pub fn next_mark(&mut self) -> Option<Mark> {
         self.ready.pop_front()
     }
 

@@ -78,7 +78,7 @@ impl Watermarks {
     }
 
     /// What is to be told of all together, until there is no news.
-    pub fn next(&mut self) -> Option<Mark> {
+    pub fn next_mark(&mut self) -> Option<Mark> {
         let active =
             self.streams.iter().filter(|(_, state)| *state == StreamActivity::Active).map(|(time, _)| *time).min();
         if active.is_none() && !self.streams.iter().any(|(_, state)| *state == StreamActivity::Idle) {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     fn news(time: &mut Watermarks) -> Vec<Mark> {
-        std::iter::from_fn(|| time.next()).collect()
+        std::iter::from_fn(|| time.next_mark()).collect()
     }
 
     fn advance(time: &mut Watermarks, stream: usize, us: i64) -> Vec<Mark> {

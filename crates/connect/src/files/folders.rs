@@ -125,7 +125,7 @@ mod tests {
         let null = "day=1970-01-02/place=__HIVE_DEFAULT_PARTITION__";
         assert_eq!(shown, [("day=1970-01-01/place=a%2Fb", 1, 2), (null, 1, 1)]);
         for (names, what) in
-            [(vec!["x"], "no column"), (vec!["n", "n"], "twice"), (vec!["day", "place", "n"], "all columns")]
+            [(vec!["x"], "not a column"), (vec!["n", "n"], "twice"), (vec!["day", "place", "n"], "all columns")]
         {
             let names: Vec<String> = names.into_iter().map(Into::into).collect();
             assert!(PartitionFolders::new(&names, &rows.schema()).unwrap_err().contains(what));

@@ -533,7 +533,7 @@ mod tests {
         let mut tail = tail(&path, FilePosition::at(0));
         assert_eq!(all(&mut tail, false), ["one", "two"]);
         std::fs::write(&path, "1\n2\n3\n4\n5\n").unwrap();
-        assert!(tail.read(false).unwrap_err().to_string().contains("before byte 8 is not what was read there"));
+        assert!(tail.read(false).unwrap_err().to_string().contains("what precedes byte 8 is not what was read there"));
     }
 
     /// The last lines of a file that is renamed or removed, also those that come behind its new name, whether or not

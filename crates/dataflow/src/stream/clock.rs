@@ -233,7 +233,7 @@ impl Clock {
             return Vec::new();
         }
         let news: Vec<Mark> = match &self.told_by {
-            TimeSource::Rows { .. } => std::iter::from_fn(|| self.watermarks.next()).collect(),
+            TimeSource::Rows { .. } => std::iter::from_fn(|| self.watermarks.next_mark()).collect(),
             // Its splits hold nothing back, and their ends change nothing.
             TimeSource::Arrival(arrival) => vec![Mark::Watermark(arrival.now())],
         };

@@ -102,11 +102,11 @@ pub struct StepReport {
 /// The state of one fit on the rows of one worker.
 ///
 /// ```
-/// use tidemill_kernels::{Isa, kmeans::{Algorithm, Fit, Rows}, pool::{Pool, PoolConfig}};
+/// use tidemill_kernels::{Isa, kmeans::{KmeansAlgorithm, KmeansFit, PointRows}, pool::{Pool, PoolConfig}};
 /// let (x, shift) = ([0.0f32, 1.0, 10.0, 11.0], [0.0f32]);
 /// let pool = Pool::new(PoolConfig::default());
-/// let rows = Rows::new(&x, &shift, None);
-/// let mut fit = Fit::new(&pool, Isa::best(), rows, 2, Algorithm::Lloyd);
+/// let rows = PointRows::new(&x, &shift, None);
+/// let mut fit = KmeansFit::new(&pool, Isa::best(), rows, 2, KmeansAlgorithm::Lloyd);
 /// assert_eq!(fit.step(&pool, rows, &[0.0, 10.0]).changed, 4);
 /// assert_eq!(fit.sums(), [1.0, 21.0]);
 /// assert_eq!(fit.labels(&pool), [0, 0, 1, 1]);

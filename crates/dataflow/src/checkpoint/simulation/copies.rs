@@ -159,7 +159,7 @@ impl CopyGather {
         let count = self.ports.len();
         let first = random.below(count);
         'look: loop {
-            if let Some(mark) = self.marks.next() {
+            if let Some(mark) = self.marks.next_mark() {
                 return Some(Got::Mark(mark));
             }
             for at in (0..count).map(|i| (first + i) % count) {
@@ -270,7 +270,7 @@ impl Port {
     fn recv(&mut self, lanes: &mut [Lane], random: &mut Random) -> Option<Got> {
         loop {
             self.record(lanes, random);
-            if let Some(mark) = self.marks.next() {
+            if let Some(mark) = self.marks.next_mark() {
                 if let Mark::Barrier(barrier) = &mark {
                     self.passed = self.passed.max(barrier.epoch);
                 }
@@ -766,7 +766,7 @@ impl Copy {
     /// A source tells what is new of its time.
     fn tell_time(&mut self, lanes: &mut [Lane]) {
         while let Body::Source(CopySource { time, .. }) = &mut self.body
-            && let Some(mark) = time.next()
+            && let Some(mark) = time.next_mark()
         {
             self.send(&Packet::Mark(mark), lanes);
         }

@@ -258,7 +258,7 @@ impl Input {
         loop {
             self.overtake();
             self.record(context)?;
-            if let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next) {
+            if let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next_mark) {
                 match &mark {
                     Mark::Watermark(time) => {
                         let known = Some(*time).filter(|&time| time > EventTime::MIN);

@@ -95,7 +95,7 @@ impl Inputs {
         poll_fn(|context| {
             let count = self.ports.len();
             'look: loop {
-                if let Some(mark) = self.marks.next() {
+                if let Some(mark) = self.marks.next_mark() {
                     return Poll::Ready(Ok(Some((0, Some(Item::Mark(mark))))));
                 }
                 let mut waiting = false;
