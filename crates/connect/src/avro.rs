@@ -53,7 +53,7 @@ impl AvroSchemas {
         Ok(found)
     }
 
-    /// With the number of their schema before records, which is to be [learned](Avro::learn).
+    /// With the number of their schema before records, which is to be [learned](AvroSchemas::learn).
     pub(crate) fn learning(self) -> Self {
         AvroSchemas { has_header: true, writers: BTreeMap::new(), ..self }
     }

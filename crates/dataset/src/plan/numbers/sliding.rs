@@ -228,7 +228,7 @@ fn of_floats(name: &str) -> Option<Box<dyn Accumulator>> {
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct OfFloats(pub(super) Arc<AggregateUDF>);
 
-/// All of them but `avg`, which is [`Mean`](super::mean::Mean).
+/// All of them but `avg`, which is [`ExactMean`](super::mean::ExactMean).
 pub(super) fn functions() -> impl Iterator<Item = OfFloats> {
     let moments = [var_samp_udaf(), var_pop_udaf(), stddev_udaf(), stddev_pop_udaf()];
     let pairs = [covar_samp_udaf(), covar_pop_udaf(), corr_udaf()];

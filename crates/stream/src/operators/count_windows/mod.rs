@@ -2,10 +2,10 @@
 //! `[k * slide, k * slide + size)` of the key, for every k. One gives its result with its last row; one that the
 //! stream's end cuts short gives none.
 //!
-//! Windows share panes, as those of time do ([`aggregate`](crate::operators::aggregate)). What is known of a pane lies
-//! in rows: what a batch brought of it, its key, and how many rows the key had had by then. The rows of a key are a
-//! chain, in the order of their panes. When it is long, those of each pane become one, and panes that are over go, but
-//! for the last: it says how many rows the key has had.
+//! Windows share panes, as those of time do ([`time_windows`](crate::operators::time_windows)). What is known of a pane
+//! lies in rows: what a batch brought of it, its key, and how many rows the key had had by then. The rows of a key are
+//! a chain, in the order of their panes. When it is long, those of each pane become one, and panes that are over go,
+//! but for the last: it says how many rows the key has had.
 //!
 //! Keys are kept for ever, or for a *time to live*: a row that is so much later than the last of its key begins with it
 //! *anew*, as if the key had had no rows. So does one that comes when the stream's time has passed that, for then the

@@ -2,7 +2,7 @@
 //! the copy that owns a key, puts the halves together and lets windows *fire* when the watermark has passed their end.
 //!
 //! Windows share *panes*: stretches of time that no window's border cuts. A row goes into one pane, however many
-//! windows overlap there, and a window is put together of its panes when it fires: of [coarser ones](coarse), where
+//! windows overlap there, and a window is put together of its panes when it fires: of [coarser ones](pane_tree), where
 //! there are many.
 //!
 //! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that
