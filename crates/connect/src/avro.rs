@@ -11,14 +11,14 @@ use arrow_avro::reader::{Decoder, ReaderBuilder};
 use arrow_avro::schema::{AvroSchema, Fingerprint, FingerprintAlgorithm, SchemaStore};
 use serde_json::Value;
 
-use crate::decode::Failure;
+use crate::error::DecodeFailure;
 
 /// Of a record without one.
 const NO_HEADER: [u8; 5] = [0; 5];
 
 /// Schemas that records are read with.
 #[derive(Clone, Debug)]
-pub(crate) struct Avro {
+pub(crate) struct AvroSchemas {
     reader: AvroSchema,
     /// Whether records have the number of their schema before them.
     has_header: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Avro {
     schema: SchemaRef,
 }
 
-impl Avro {
+impl AvroSchemas {
     /// Records are read as `schema`; `writers` has the schemas that they were written with, by their numbers. Without
     /// any, it is the same, and records have no header.
     ///
@@ -36,7 +36,7 @@ impl Avro {
     pub(crate) fn new(schema: &Value, writers: &BTreeMap<u32, Value>) -> Result<Self, String> {
         let avro = |schema: &Value| AvroSchema::new(schema.as_str().map_or_else(|| schema.to_string(), str::to_owned));
         let reader = avro(schema);
-        let mut found = Avro {
+        let mut found = AvroSchemas {
             // What it makes of its own records is what its rows are.
             schema: builder(&reader, 0, &reader, 1)?.schema(),
             writers: BTreeMap::from([(0, reader.clone())]),
@@ -53,9 +53,9 @@ impl Avro {
         Ok(found)
     }
 
-    /// With the number of their schema before records, which is to be [learned](Avro::learn).
+    /// With the number of their schema before records, which is to be [learned](AvroSchemas::learn).
     pub(crate) fn learning(self) -> Self {
-        Avro { has_header: true, writers: BTreeMap::new(), ..self }
+        AvroSchemas { has_header: true, writers: BTreeMap::new(), ..self }
     }
 
     /// Records with this number were written with this schema.
@@ -79,20 +79,20 @@ impl Avro {
     }
 
     /// The rows of records; else what is wrong, and with which one, if that is known.
-    pub(crate) fn decode(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+    pub(crate) fn decode(&self, records: &[&[u8]]) -> Result<RecordBatch, DecodeFailure> {
         let mut batches = Vec::new();
         let mut begin = 0;
         // A batch is of one writer.
         while begin < records.len() {
-            let number = self.number(records[begin]).map_err(|reason| Failure { reason, at: Some(begin) })?;
+            let number = self.number(records[begin]).map_err(|reason| DecodeFailure { reason, at: Some(begin) })?;
             let same = |record: &&&[u8]| !self.has_header || self.number(record) == Ok(number);
             let end = begin + records[begin..].iter().take_while(same).count();
             let rows = self.decode_same(number, &records[begin..end]);
-            batches.push(rows.map_err(|failure| Failure { at: failure.at.map(|at| begin + at), ..failure })?);
+            batches.push(rows.map_err(|failure| DecodeFailure { at: failure.at.map(|at| begin + at), ..failure })?);
             begin = end;
         }
         let all = concat_batches(&self.schema, &batches);
-        all.map_err(|error| Failure { reason: error.to_string(), at: None })
+        all.map_err(|error| DecodeFailure { reason: error.to_string(), at: None })
     }
 
     fn number(&self, record: &[u8]) -> Result<u32, String> {
@@ -109,8 +109,8 @@ impl Avro {
         }
     }
 
-    fn decode_same(&self, number: u32, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
-        let failure = |reason: String, at| Failure { reason, at };
+    fn decode_same(&self, number: u32, records: &[&[u8]]) -> Result<RecordBatch, DecodeFailure> {
+        let failure = |reason: String, at| DecodeFailure { reason, at };
         let decoder = builder(&self.reader, number, &self.writers[&number], records.len() + 1);
         let mut decoder = decoder.map_err(|reason| failure(reason, None))?;
         let mut with_header = Vec::new();
@@ -159,17 +159,17 @@ mod tests {
     use arrow::datatypes::Int64Type;
     use serde_json::json;
 
-    use super::{Avro, BTreeMap, Value};
-    use crate::decode::Decoder;
+    use super::{AvroSchemas, BTreeMap, Value};
+    use crate::decode::RecordDecoder;
 
     fn schema(fields: &Value) -> Value {
         json!({"type": "record", "name": "Click", "fields": fields})
     }
 
     /// The first column, and the bad ones.
-    fn found(avro: &Avro, records: &[&[u8]]) -> (Vec<i64>, Vec<(usize, String)>) {
+    fn found(avro: &AvroSchemas, records: &[&[u8]]) -> (Vec<i64>, Vec<(usize, String)>) {
         let mut bad = Vec::new();
-        let Ok(rows) = Decoder::of_avro(avro.clone()).decode(records, |at, reason| {
+        let Ok(rows) = RecordDecoder::of_avro(avro.clone()).decode(records, |at, reason| {
             bad.push((at, reason.to_owned()));
             Ok::<(), Infallible>(())
         });
@@ -179,7 +179,7 @@ mod tests {
     /// A record that is cut, or has something behind it, must not take others with it, nor pass.
     #[test]
     fn plain_records() {
-        let avro = Avro::new(
+        let avro = AvroSchemas::new(
             &schema(&json!([{"name": "x", "type": "long"}, {"name": "s", "type": "string"}])),
             &BTreeMap::new(),
         )
@@ -208,7 +208,7 @@ mod tests {
             field("l", json!({"type": "array", "items": "string"})),
             field("f", json!("double")),
         ]);
-        let avro = Avro::new(&schema(&fields), &BTreeMap::new()).unwrap();
+        let avro = AvroSchemas::new(&schema(&fields), &BTreeMap::new()).unwrap();
         // 1, "abc", the bytes 1 2, ["a", "b"], 1.5
         let good: &[u8] = &[2, 6, b'a', b'b', b'c', 2, 4, 1, 2, 4, 2, b'a', 2, b'b', 0, 0, 0, 0, 0, 0, 0, 0xf8, 0x3f];
         assert_eq!(found(&avro, &[good]), (vec![1], vec![]));
@@ -250,7 +250,7 @@ mod tests {
         let x = json!({"name": "x", "type": "long"});
         let (old, new) = (schema(&json!([x])), schema(&json!([{"name": "s", "type": "string"}, x])));
         let reader = schema(&json!([x, {"name": "s", "type": "string", "default": "none"}]));
-        let avro = Avro::new(&reader, &BTreeMap::from([(7, old), (258, new)])).unwrap();
+        let avro = AvroSchemas::new(&reader, &BTreeMap::from([(7, old), (258, new)])).unwrap();
         let (seven, other): (&[u8], &[u8]) = (&[0, 0, 0, 0, 7, 4], &[0, 0, 0, 1, 2, 2, b'a', 6]);
         let Ok(rows) = avro.decode(&[seven, other, other, seven]) else { panic!("they are good") };
         assert_eq!(rows.column(0).as_primitive::<Int64Type>().values(), &[2, 3, 3, 2]);
@@ -259,6 +259,6 @@ mod tests {
         let (rows, bad) = found(&avro, &[&[0, 0, 0, 0, 9, 4], seven, &[1, 0, 0, 0, 7, 4]]);
         assert_eq!((rows, bad.len()), (vec![2], 2));
         assert_eq!(bad[0], (0, "its schema has the number 9, but no such schema exists".into()));
-        assert!(Avro::new(&json!("nonsense"), &BTreeMap::new()).is_err());
+        assert!(AvroSchemas::new(&json!("nonsense"), &BTreeMap::new()).is_err());
     }
 }

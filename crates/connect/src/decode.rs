@@ -14,11 +14,12 @@ use arrow_avro::schema::AvroSchema;
 
 use tidemill_json::{LossDetector, LosslessReader, RowReader, has_overflown, rounded, with_guard_digits};
 
-use crate::avro::Avro;
+use crate::avro::AvroSchemas;
+use crate::error::DecodeFailure;
 
 /// How a record's bytes are a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum RecordLayout {
     /// An object.
     Json,
     /// Values between delimiters.
@@ -34,8 +35,8 @@ pub(crate) enum Layout {
 
 /// Decodes records.
 #[derive(Clone, Debug)]
-pub(crate) struct Decoder {
-    kind: Kind,
+pub(crate) struct RecordDecoder {
+    kind: DecoderKind,
     schema: SchemaRef,
     /// For JSON: reads most records, and finds values in the others that Arrow would cut.
     rows: Option<RowReader>,
@@ -47,42 +48,36 @@ pub(crate) struct Decoder {
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
-    Layout(Layout),
-    Avro(Avro),
+enum DecoderKind {
+    Layout(RecordLayout),
+    Avro(AvroSchemas),
 }
 
-/// Why records could not be decoded, and which one, if that is known.
-pub(crate) struct Failure {
-    pub(crate) reason: String,
-    pub(crate) at: Option<usize>,
-}
-
-impl Decoder {
+impl RecordDecoder {
     /// For records of `layout` as rows of `schema`.
     ///
     /// # Errors
     /// In words, for types that cannot be read from it.
-    pub(crate) fn new(layout: Layout, schema: SchemaRef) -> Result<Self, String> {
-        let rows = if layout == Layout::Json { RowReader::new(&schema, true) } else { None };
-        let decoder = Decoder::of(Kind::Layout(layout), schema, rows);
+    pub(crate) fn new(layout: RecordLayout, schema: SchemaRef) -> Result<Self, String> {
+        let rows = if layout == RecordLayout::Json { RowReader::new(&schema, true) } else { None };
+        let decoder = RecordDecoder::of(DecoderKind::Layout(layout), schema, rows);
         // Types are looked at when there is a row.
-        if layout == Layout::Json {
+        if layout == RecordLayout::Json {
             json(&decoder.guarded, 1).map_err(|error| plain(&error))?;
         }
         Ok(decoder)
     }
 
-    fn of(kind: Kind, schema: SchemaRef, rows: Option<RowReader>) -> Self {
+    fn of(kind: DecoderKind, schema: SchemaRef, rows: Option<RowReader>) -> Self {
         let (cuts, exact, guarded) =
             (LossDetector::of(schema.fields()), LosslessReader::new(&schema), with_guard_digits(&schema));
-        Decoder { kind, schema, rows, cuts, guarded, exact }
+        RecordDecoder { kind, schema, rows, cuts, guarded, exact }
     }
 
     /// For Avro records, whose schemas say what their rows are.
-    pub(crate) fn of_avro(avro: Avro) -> Self {
+    pub(crate) fn of_avro(avro: AvroSchemas) -> Self {
         let schema = SchemaRef::clone(avro.schema());
-        Decoder::of(Kind::Avro(avro), schema, None)
+        RecordDecoder::of(DecoderKind::Avro(avro), schema, None)
     }
 
     /// Of Avro: records with this number were written with this schema. Once is enough.
@@ -91,7 +86,7 @@ impl Decoder {
     /// In words, when they cannot be read so.
     pub(crate) fn learn(&mut self, number: u32, schema: &str) -> Result<(), String> {
         match &mut self.kind {
-            Kind::Avro(avro) if !avro.knows(number) => avro.learn(number, AvroSchema::new(schema.to_owned())),
+            DecoderKind::Avro(avro) if !avro.knows(number) => avro.learn(number, AvroSchema::new(schema.to_owned())),
             _ => Ok(()),
         }
     }
@@ -118,8 +113,8 @@ impl Decoder {
             }
             match self.some(&records[begin..end]) {
                 Ok(rows) => good.push(rows),
-                Err(Failure { reason, .. }) if end - begin == 1 => bad(begin, &reason)?,
-                Err(Failure { at: Some(at), reason }) => {
+                Err(DecodeFailure { reason, .. }) if end - begin == 1 => bad(begin, &reason)?,
+                Err(DecodeFailure { at: Some(at), reason }) => {
                     // What is before it may be bad in its values.
                     if at == 0 {
                         bad(begin, &reason)?;
@@ -128,7 +123,7 @@ impl Decoder {
                         stack.extend([(begin + at, end), (begin, begin + at)]);
                     }
                 }
-                Err(Failure { at: None, .. }) => {
+                Err(DecodeFailure { at: None, .. }) => {
                     let middle = begin + (end - begin) / 2;
                     stack.extend([(middle, end), (begin, middle)]);
                 }
@@ -141,23 +136,23 @@ impl Decoder {
         })
     }
 
-    fn some(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+    fn some(&self, records: &[&[u8]]) -> Result<RecordBatch, DecodeFailure> {
         match &self.kind {
-            Kind::Layout(Layout::Json) => self.some_json(records),
-            Kind::Layout(Layout::Csv { delimiter }) => self.some_csv(records, *delimiter),
-            Kind::Layout(Layout::Text) => self.some_text(records),
-            Kind::Layout(Layout::Raw) => self.some_raw(records),
-            Kind::Avro(avro) => avro.decode(records),
+            DecoderKind::Layout(RecordLayout::Json) => self.some_json(records),
+            DecoderKind::Layout(RecordLayout::Csv { delimiter }) => self.some_csv(records, *delimiter),
+            DecoderKind::Layout(RecordLayout::Text) => self.some_text(records),
+            DecoderKind::Layout(RecordLayout::Raw) => self.some_raw(records),
+            DecoderKind::Avro(avro) => avro.decode(records),
         }
     }
 
-    fn some_json(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+    fn some_json(&self, records: &[&[u8]]) -> Result<RecordBatch, DecodeFailure> {
         if let Some(rows) = self.rows.as_ref().and_then(|rows| rows.read(records)) {
             return Ok(rows);
         }
         let mut decoder = json(&self.guarded, records.len() + 1).map_err(|error| failure(&error, None))?;
         for (at, record) in records.iter().enumerate() {
-            let wrong = |reason: &str| Failure { reason: reason.into(), at: Some(at) };
+            let wrong = |reason: &str| DecodeFailure { reason: reason.into(), at: Some(at) };
             let read = decoder.decode(record).map_err(|error| failure(&error, Some(at)))?;
             if decoder.has_partial_record() {
                 return Err(wrong("the JSON object is not closed"));
@@ -178,15 +173,15 @@ impl Decoder {
             Ok(Some(rows)) if records.iter().any(|record| has_overflown(&rows, record)) => {
                 // Of many, one: they are looked at apart.
                 let at = (records.len() == 1).then_some(0);
-                Err(Failure { reason: "a number is too large for its column".into(), at })
+                Err(DecodeFailure { reason: "a number is too large for its column".into(), at })
             }
             Ok(Some(rows)) => Ok(rows),
-            Ok(None) => Err(Failure { reason: "there is no JSON object".into(), at: Some(0) }),
+            Ok(None) => Err(DecodeFailure { reason: "there is no JSON object".into(), at: Some(0) }),
             Err(error) => Err(failure(&error, None)),
         }
     }
 
-    fn some_csv(&self, records: &[&[u8]], delimiter: u8) -> Result<RecordBatch, Failure> {
+    fn some_csv(&self, records: &[&[u8]], delimiter: u8) -> Result<RecordBatch, DecodeFailure> {
         // Which record is none, where its bytes alone tell; what its values are is told by what reads them.
         let failed_at = Cell::new(None);
         let read = |schema: &SchemaRef| {
@@ -211,20 +206,20 @@ impl Decoder {
         self.exact.read(None, read).map_err(|error| failure(&error, failed_at.get()))
     }
 
-    fn some_text(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+    fn some_text(&self, records: &[&[u8]]) -> Result<RecordBatch, DecodeFailure> {
         let text = |(at, record): (usize, &&[u8])| {
             let text = std::str::from_utf8(record).map(str::to_owned);
-            text.map_err(|_| Failure { reason: "it is not UTF-8".into(), at: Some(at) })
+            text.map_err(|_| DecodeFailure { reason: "it is not UTF-8".into(), at: Some(at) })
         };
         let texts: Vec<String> = records.iter().enumerate().map(text).collect::<Result<_, _>>()?;
         self.only_column(Arc::new(StringArray::from(texts)))
     }
 
-    fn some_raw(&self, records: &[&[u8]]) -> Result<RecordBatch, Failure> {
+    fn some_raw(&self, records: &[&[u8]]) -> Result<RecordBatch, DecodeFailure> {
         self.only_column(Arc::new(BinaryArray::from_iter_values(records)))
     }
 
-    fn only_column(&self, column: ArrayRef) -> Result<RecordBatch, Failure> {
+    fn only_column(&self, column: ArrayRef) -> Result<RecordBatch, DecodeFailure> {
         cast(&column, self.schema.field(0).data_type())
             .and_then(|column| RecordBatch::try_new(SchemaRef::clone(&self.schema), vec![column]))
             .map_err(|error| failure(&error, None))
@@ -246,8 +241,8 @@ fn json(schema: &SchemaRef, rows: usize) -> Result<arrow::json::reader::Decoder,
     builder.with_batch_size(rows).build_decoder()
 }
 
-fn failure(error: &ArrowError, at: Option<usize>) -> Failure {
-    Failure { reason: plain(error), at }
+fn failure(error: &ArrowError, at: Option<usize>) -> DecodeFailure {
+    DecodeFailure { reason: plain(error), at }
 }
 
 /// Arrow's words, without those that name the kind of its error.
@@ -270,9 +265,9 @@ mod tests {
         Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, true), text]))
     }
 
-    fn decode(layout: Layout, records: &[&[u8]]) -> (Vec<i64>, Vec<usize>) {
+    fn decode(layout: RecordLayout, records: &[&[u8]]) -> (Vec<i64>, Vec<usize>) {
         let mut bad = Vec::new();
-        let decoder = Decoder::new(layout, schema()).unwrap();
+        let decoder = RecordDecoder::new(layout, schema()).unwrap();
         let rows = decoder
             .decode(records, |at, _| {
                 bad.push(at);
@@ -295,11 +290,11 @@ mod tests {
             b"[6]",
             b"{\"n\":7,\n\"text\":\"\xc3\xa4\"}",
         ];
-        assert_eq!(decode(Layout::Json, &json), (vec![1, 7], vec![1, 2, 3, 4, 5, 6]));
+        assert_eq!(decode(RecordLayout::Json, &json), (vec![1, 7], vec![1, 2, 3, 4, 5, 6]));
         let json: [&[u8]; 3] = [br#"{"n":1}"#, br#"{"n":2.5}"#, br#"{"n":3.0}"#];
-        assert_eq!(decode(Layout::Json, &json), (vec![1, 3], vec![1]), "a number is not cut");
+        assert_eq!(decode(RecordLayout::Json, &json), (vec![1, 3], vec![1]), "a number is not cut");
         let csv: [&[u8]; 7] = [b"1,a", b"2,\"b", b"c\"", b"3", b"", b"x,y", b"4,\"d\"\r"];
-        assert_eq!(decode(Layout::Csv { delimiter: b',' }, &csv), (vec![1, 4], vec![1, 2, 3, 4, 5]));
+        assert_eq!(decode(RecordLayout::Csv { delimiter: b',' }, &csv), (vec![1, 4], vec![1, 2, 3, 4, 5]));
     }
 
     proptest! {
@@ -316,7 +311,7 @@ mod tests {
             let texts: Vec<String> = kinds.iter().enumerate().map(of).collect();
             let is_bad = |n: &usize| kinds[*n] < 5 && n.is_multiple_of(3);
             let records: Vec<&[u8]> = texts.iter().map(String::as_bytes).collect();
-            let (rows, mut bad) = decode(if csv { Layout::Csv { delimiter: b',' } } else { Layout::Json }, &records);
+            let (rows, mut bad) = decode(if csv { RecordLayout::Csv { delimiter: b',' } } else { RecordLayout::Json }, &records);
             bad.sort_unstable();
             prop_assert_eq!(bad, (0..kinds.len()).filter(is_bad).collect::<Vec<_>>());
             let expected: Vec<i64> = (0..kinds.len()).filter(|n| !is_bad(n)).map(|n| n as i64).collect();

@@ -36,20 +36,20 @@ const GROUP_BYTES: usize = 32 << 20;
 
 /// One file's rows on their way to bytes: those that are ready are taken when there are enough.
 pub(crate) struct FileEncoder {
-    kind: Kind,
+    kind: EncoderKind,
     begun: bool,
 }
 
-enum Kind {
+enum EncoderKind {
     Lines { format: RowFormat, bytes: Vec<u8> },
-    Parquet { writer: Box<ArrowWriter<Shared>>, bytes: Shared },
+    Parquet { writer: Box<ArrowWriter<SharedBuffer>>, bytes: SharedBuffer },
 }
 
 /// Where a Parquet writer, which keeps what it writes to, leaves its bytes.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().expect("nothing panics with it locked").extend_from_slice(bytes);
         Ok(bytes.len())
@@ -66,15 +66,15 @@ impl FileEncoder {
     pub(crate) fn new(format: RowFormat, schema: &SchemaRef) -> Result<Self, ArrowError> {
         let kind = match format {
             RowFormat::Parquet => {
-                let bytes = Shared::default();
+                let bytes = SharedBuffer::default();
                 let settings = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
                 let writer = ArrowWriter::try_new(bytes.clone(), SchemaRef::clone(schema), Some(settings));
-                Kind::Parquet {
+                EncoderKind::Parquet {
                     writer: Box::new(writer.map_err(|error| ArrowError::ParquetError(error.to_string()))?),
                     bytes,
                 }
             }
-            RowFormat::Json | RowFormat::Csv => Kind::Lines { format, bytes: Vec::new() },
+            RowFormat::Json | RowFormat::Csv => EncoderKind::Lines { format, bytes: Vec::new() },
         };
         Ok(FileEncoder { kind, begun: false })
     }
@@ -82,8 +82,8 @@ impl FileEncoder {
     pub(crate) fn write(&mut self, rows: &RecordBatch) -> Result<(), ArrowError> {
         let is_new = !std::mem::replace(&mut self.begun, true);
         match &mut self.kind {
-            Kind::Lines { format, bytes } => format.encode(rows, is_new, bytes),
-            Kind::Parquet { writer, .. } => {
+            EncoderKind::Lines { format, bytes } => format.encode(rows, is_new, bytes),
+            EncoderKind::Parquet { writer, .. } => {
                 let failed = |error: ParquetError| ArrowError::ParquetError(error.to_string());
                 writer.write(rows).map_err(failed)?;
                 // What it holds grows until a group is full; groups by rows alone could be of any size.
@@ -95,8 +95,8 @@ impl FileEncoder {
     /// Nothing more comes: the rest of the file is ready.
     pub(crate) fn finish(&mut self) -> Result<(), ArrowError> {
         match &mut self.kind {
-            Kind::Lines { .. } => Ok(()),
-            Kind::Parquet { writer, .. } => {
+            EncoderKind::Lines { .. } => Ok(()),
+            EncoderKind::Parquet { writer, .. } => {
                 writer.finish().map(drop).map_err(|error| ArrowError::ParquetError(error.to_string()))
             }
         }
@@ -105,16 +105,18 @@ impl FileEncoder {
     /// Bytes that are ready.
     pub(crate) fn ready(&self) -> usize {
         match &self.kind {
-            Kind::Lines { bytes, .. } => bytes.len(),
-            Kind::Parquet { bytes, .. } => bytes.0.lock().expect("nothing panics with it locked").len(),
+            EncoderKind::Lines { bytes, .. } => bytes.len(),
+            EncoderKind::Parquet { bytes, .. } => bytes.0.lock().expect("nothing panics with it locked").len(),
         }
     }
 
     /// Takes them.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         match &mut self.kind {
-            Kind::Lines { bytes, .. } => std::mem::take(bytes),
-            Kind::Parquet { bytes, .. } => std::mem::take(&mut *bytes.0.lock().expect("nothing panics with it locked")),
+            EncoderKind::Lines { bytes, .. } => std::mem::take(bytes),
+            EncoderKind::Parquet { bytes, .. } => {
+                std::mem::take(&mut *bytes.0.lock().expect("nothing panics with it locked"))
+            }
         }
     }
 }
@@ -202,7 +204,7 @@ impl EncoderFactory for NotFinite {
             )));
         }
         let plain = make_encoder(field, array, &PLAIN)?;
-        Ok(Some(NullableEncoder::new(Box::new(Floats { plain, texts }), array.nulls().cloned())))
+        Ok(Some(NullableEncoder::new(Box::new(FloatTexts { plain, texts }), array.nulls().cloned())))
     }
 }
 
@@ -218,12 +220,12 @@ fn texts<T: ArrowPrimitiveType>(array: &dyn Array, wide: impl Fn(T::Native) -> f
 }
 
 /// Numbers of which some are texts.
-struct Floats<'a> {
+struct FloatTexts<'a> {
     plain: NullableEncoder<'a>,
     texts: Vec<Option<&'static str>>,
 }
 
-impl Encoder for Floats<'_> {
+impl Encoder for FloatTexts<'_> {
     fn encode(&mut self, row: usize, out: &mut Vec<u8>) {
         match self.texts[row] {
             Some(text) => out.extend_from_slice(text.as_bytes()),
@@ -238,7 +240,7 @@ mod tests {
     use arrow::array::{Float64Builder, Int64Array};
 
     use super::*;
-    use crate::decode::{Decoder, Layout};
+    use crate::decode::{RecordDecoder, RecordLayout};
 
     /// They were nulls, and what was null in a map was gone.
     #[test]
@@ -263,7 +265,7 @@ mod tests {
         assert_eq!(lines[0], r#"{"x":"NaN","list":["NaN",0.25],"map":{"a":"NaN"}}"#);
         assert_eq!(lines[3], r#"{"x":1.5,"list":[1.5,0.25],"map":{"a":1.5}}"#);
         assert_eq!(lines[4], r#"{"list":[null,0.25],"map":{"a":null}}"#);
-        let decoder = Decoder::new(Layout::Json, rows.schema()).unwrap();
+        let decoder = RecordDecoder::new(RecordLayout::Json, rows.schema()).unwrap();
         let lines: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
         let read = decoder.decode(&lines, |at, reason| Err(format!("{at}: {reason}"))).unwrap();
         // NaN equals nothing, but its text equals itself.

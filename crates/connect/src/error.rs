@@ -32,6 +32,12 @@ impl ConnectError {
     }
 }
 
+/// Why records could not be decoded, and which one, if that is known.
+pub(crate) struct DecodeFailure {
+    pub(crate) reason: String,
+    pub(crate) at: Option<usize>,
+}
+
 /// The text of an error of writing; where the disk is full, with what can be done.
 pub(crate) fn with_remedy(error: &Error) -> String {
     match error.kind() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde::Deserialize;
 
-use crate::decode::Layout;
+use crate::decode::RecordLayout;
 use crate::error::ConnectError;
 use crate::options;
 
@@ -21,11 +21,11 @@ pub(crate) enum MessageFormat {
 }
 
 impl MessageFormat {
-    pub(crate) fn layout(self) -> Layout {
+    pub(crate) fn layout(self) -> RecordLayout {
         match self {
-            MessageFormat::Json => Layout::Json,
-            MessageFormat::Text => Layout::Text,
-            MessageFormat::Raw => Layout::Raw,
+            MessageFormat::Json => RecordLayout::Json,
+            MessageFormat::Text => RecordLayout::Text,
+            MessageFormat::Raw => RecordLayout::Raw,
         }
     }
 }
@@ -45,14 +45,14 @@ impl LineFormat {
     ///
     /// # Errors
     /// In words, when that is more than a byte.
-    pub(crate) fn layout(self, delimiter: char) -> Result<Layout, String> {
+    pub(crate) fn layout(self, delimiter: char) -> Result<RecordLayout, String> {
         if !delimiter.is_ascii() {
             return Err("`delimiter` must be one ASCII character".into());
         }
         Ok(match self {
-            LineFormat::Json => Layout::Json,
-            LineFormat::Csv => Layout::Csv { delimiter: delimiter as u8 },
-            LineFormat::Text => Layout::Text,
+            LineFormat::Json => RecordLayout::Json,
+            LineFormat::Csv => RecordLayout::Csv { delimiter: delimiter as u8 },
+            LineFormat::Text => RecordLayout::Text,
         })
     }
 }
@@ -64,14 +64,14 @@ impl LineFormat {
 /// When there is none, or one with other columns.
 pub(crate) fn schema(
     connector: &str,
-    layout: Layout,
+    layout: RecordLayout,
     column: &str,
     given: Option<SchemaRef>,
 ) -> Result<SchemaRef, ConnectError> {
     let (name, of, kinds): (_, _, &[DataType]) = match layout {
-        Layout::Text => ("text", "strings", &[DataType::Utf8, DataType::LargeUtf8, DataType::Utf8View]),
-        Layout::Raw => ("raw", "bytes", &[DataType::Binary, DataType::LargeBinary, DataType::BinaryView]),
-        Layout::Json | Layout::Csv { .. } => return options::needed(connector, given),
+        RecordLayout::Text => ("text", "strings", &[DataType::Utf8, DataType::LargeUtf8, DataType::Utf8View]),
+        RecordLayout::Raw => ("raw", "bytes", &[DataType::Binary, DataType::LargeBinary, DataType::BinaryView]),
+        RecordLayout::Json | RecordLayout::Csv { .. } => return options::needed(connector, given),
     };
     let Some(given) = given else {
         return Ok(Arc::new(Schema::new(vec![Field::new(column, kinds[0].clone(), false)])));
@@ -96,21 +96,21 @@ mod tests {
             let field = |(name, kind): &(&str, DataType)| Field::new(*name, kind.clone(), true);
             Some(Arc::new(Schema::new(fields.iter().map(field).collect::<Vec<_>>())))
         };
-        let text = schema("x", Layout::Text, "line", None).unwrap();
+        let text = schema("x", RecordLayout::Text, "line", None).unwrap();
         assert_eq!((text.field(0).name().as_str(), text.field(0).data_type()), ("line", &DataType::Utf8));
         let named = of(&[("word", DataType::LargeUtf8)]);
-        assert_eq!(schema("x", Layout::Text, "line", named.clone()).ok(), named);
-        assert_eq!(schema("x", Layout::Raw, "value", None).unwrap().field(0).data_type(), &DataType::Binary);
+        assert_eq!(schema("x", RecordLayout::Text, "line", named.clone()).ok(), named);
+        assert_eq!(schema("x", RecordLayout::Raw, "value", None).unwrap().field(0).data_type(), &DataType::Binary);
         for (layout, given) in [
-            (Layout::Text, of(&[])),
-            (Layout::Text, of(&[("a", DataType::Int64)])),
-            (Layout::Raw, of(&[("a", DataType::Utf8)])),
-            (Layout::Raw, of(&[("a", DataType::Binary), ("b", DataType::Binary)])),
+            (RecordLayout::Text, of(&[])),
+            (RecordLayout::Text, of(&[("a", DataType::Int64)])),
+            (RecordLayout::Raw, of(&[("a", DataType::Utf8)])),
+            (RecordLayout::Raw, of(&[("a", DataType::Binary), ("b", DataType::Binary)])),
         ] {
             let error = schema("x", layout, "value", given).unwrap_err().to_string();
             assert!(error.contains("has one column, of "), "{error}");
         }
-        let error = schema("x", Layout::Json, "value", None).unwrap_err().to_string();
+        let error = schema("x", RecordLayout::Json, "value", None).unwrap_err().to_string();
         assert!(error.contains("needs a schema"), "{error}");
     }
 }

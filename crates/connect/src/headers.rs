@@ -10,11 +10,11 @@ use arrow::array::{
 use arrow::buffer::OffsetBuffer;
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Fields, SchemaRef};
+use arrow::error::ArrowError;
 use tidemill_dataflow::TaskError;
 
 use crate::options;
-use crate::prepared::put;
-use crate::record::bytes_of;
+use crate::prepared_commit::put;
 
 /// Names and values; a value may be missing.
 pub(crate) type Headers = Vec<(String, Option<Vec<u8>>)>;
@@ -81,27 +81,27 @@ impl HeaderColumns {
 }
 
 /// Headers of the rows of a batch.
-pub(crate) struct RowHeaders<'a>(Vec<Part<'a>>);
+pub(crate) struct RowHeaders<'a>(Vec<HeaderPart<'a>>);
 
 /// What one column has of them.
-enum Part<'a> {
+enum HeaderPart<'a> {
     /// One; where the value is null it has none.
     One(&'a str, LargeBinaryArray),
     /// Any number of them, a null among which has no value.
-    All { column: &'a str, lists: Box<Lists>, names: LargeStringArray, values: LargeBinaryArray },
+    All { column: &'a str, lists: Box<HeaderLists>, names: LargeStringArray, values: LargeBinaryArray },
 }
 
 /// Which entries belong to which row.
-struct Lists {
+struct HeaderLists {
     offsets: Vec<usize>,
     rows: ArrayRef,
     entries: StructArray,
 }
 
-impl Lists {
+impl HeaderLists {
     fn new<O: OffsetSizeTrait>(rows: &ArrayRef, offsets: &OffsetBuffer<O>, entries: &StructArray) -> Self {
         let offsets = offsets.iter().map(|offset| offset.as_usize()).collect();
-        Lists { offsets, rows: Arc::clone(rows), entries: entries.clone() }
+        HeaderLists { offsets, rows: Arc::clone(rows), entries: entries.clone() }
     }
 
     fn of(&self, row: usize) -> Range<usize> {
@@ -109,7 +109,7 @@ impl Lists {
     }
 }
 
-fn one<'a>(name: &'a str, field: &Field, values: &ArrayRef) -> Result<Part<'a>, TaskError> {
+fn one<'a>(name: &'a str, field: &Field, values: &ArrayRef) -> Result<HeaderPart<'a>, TaskError> {
     if field.data_type().is_nested() {
         return Err(format!(
             "`headers`: column \"{}\" is {}, but a header has one value, bytes or a string",
@@ -118,10 +118,10 @@ fn one<'a>(name: &'a str, field: &Field, values: &ArrayRef) -> Result<Part<'a>, 
         )
         .into());
     }
-    Ok(Part::One(name, bytes_of(values)?))
+    Ok(HeaderPart::One(name, bytes_of(values)?))
 }
 
-fn all<'a>(field: &'a Field, values: &ArrayRef) -> Result<Part<'a>, TaskError> {
+fn all<'a>(field: &'a Field, values: &ArrayRef) -> Result<HeaderPart<'a>, TaskError> {
     let (column, kind) = (field.name(), field.data_type());
     let wrong = || {
         format!(
@@ -133,16 +133,16 @@ fn all<'a>(field: &'a Field, values: &ArrayRef) -> Result<Part<'a>, TaskError> {
     let (lists, [name, value]) = match kind {
         DataType::Map(..) => {
             let map = values.as_map();
-            (Lists::new(values, map.offsets(), map.entries()), [0, 1])
+            (HeaderLists::new(values, map.offsets(), map.entries()), [0, 1])
         }
         DataType::List(item) | DataType::LargeList(item) => {
             let DataType::Struct(fields) = item.data_type() else { return Err(wrong().into()) };
             let at = |wanted: &str| fields.iter().position(|field| field.name() == wanted).ok_or_else(wrong);
             let lists = match values.as_list_opt::<i32>() {
-                Some(list) => Lists::new(values, list.offsets(), list.values().as_struct()),
+                Some(list) => HeaderLists::new(values, list.offsets(), list.values().as_struct()),
                 None => {
                     let list = values.as_list::<i64>();
-                    Lists::new(values, list.offsets(), list.values().as_struct())
+                    HeaderLists::new(values, list.offsets(), list.values().as_struct())
                 }
             };
             (lists, [at("name")?, at("value")?])
@@ -155,7 +155,7 @@ fn all<'a>(field: &'a Field, values: &ArrayRef) -> Result<Part<'a>, TaskError> {
     }
     let names = cast(names, &DataType::LargeUtf8)?.as_string::<i64>().clone();
     let values = bytes_of(values)?;
-    Ok(Part::All { column, lists: Box::new(lists), names, values })
+    Ok(HeaderPart::All { column, lists: Box::new(lists), names, values })
 }
 
 impl RowHeaders<'_> {
@@ -171,9 +171,9 @@ impl RowHeaders<'_> {
         };
         for part in &self.0 {
             match part {
-                Part::One(name, values) if values.is_valid(row) => header(name, values, row),
-                Part::One(..) => {}
-                Part::All { column, lists, names, values } => {
+                HeaderPart::One(name, values) if values.is_valid(row) => header(name, values, row),
+                HeaderPart::One(..) => {}
+                HeaderPart::All { column, lists, names, values } => {
                     for entry in lists.of(row) {
                         if lists.entries.is_null(entry) || names.is_null(entry) {
                             let text = format!(
@@ -190,12 +190,27 @@ impl RowHeaders<'_> {
     }
 }
 
+/// Bytes as they are, anything else as people write it.
+///
+/// # Errors
+/// For types that have no text.
+pub(crate) fn bytes_of(column: &ArrayRef) -> Result<LargeBinaryArray, ArrowError> {
+    let texts = match column.data_type() {
+        // As text, what is no UTF-8 would be null.
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            cast(column, &DataType::LargeBinary)?
+        }
+        _ => cast(&cast(column, &DataType::LargeUtf8)?, &DataType::LargeBinary)?,
+    };
+    Ok(texts.as_binary::<i64>().clone())
+}
+
 #[cfg(test)]
 mod tests {
     use arrow::array::{Int64Array, MapBuilder, StringArray};
 
     use super::*;
-    use crate::prepared::{Record, records};
+    use crate::prepared_commit::{Record, records};
 
     fn read(rows: &RecordBatch, columns: &[HeaderColumn]) -> Result<Vec<Headers>, String> {
         let columns = HeaderColumns::new(&rows.schema(), columns)?;

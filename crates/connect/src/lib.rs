@@ -1,39 +1,39 @@
 //! Sources and sinks: where streams come from and go to. One connector a file.
 //!
-//! | module     | kind       | source | copies go on from        | sink | guarantee             |
-//! |------------|------------|--------|--------------------------|------|-----------------------|
-//! | `rate`     | `rate`     | yes    | the number of a row      |      |                       |
-//! | `files`    | `files`    | yes    | bytes of each file, or object | yes  | exactly once     |
-//! | `kafka`    | `kafka`    | yes    | offsets of partitions    | yes  | exactly once, or less |
-//! | `redis`    | `redis`    | yes    | ids of streams' entries  | yes  | exactly once, or less |
-//! | `rabbitmq` | `rabbitmq` | yes    | what is not acknowledged | yes  | at least once         |
-//! | `sockets`  | `socket`, `websocket`, `webhook` | yes | nothing: see there |  |          |
+//! | module     | kind                             | source | copies go on from             | sink | guarantee             |
+//! |------------|----------------------------------|--------|-------------------------------|------|-----------------------|
+//! | `rate`     | `rate`                           | yes    | the number of a row           |      |                       |
+//! | `files`    | `files`                          | yes    | bytes of each file, or object | yes  | exactly once          |
+//! | `kafka`    | `kafka`                          | yes    | offsets of partitions         | yes  | exactly once, or less |
+//! | `redis`    | `redis`                          | yes    | ids of streams' entries       | yes  | exactly once, or less |
+//! | `rabbitmq` | `rabbitmq`                       | yes    | what is not acknowledged      | yes  | at least once         |
+//! | `sockets`  | `socket`, `websocket`, `webhook` | yes    | nothing: see there            |      |                       |
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module     | what                                          |
-//! |------------|-----------------------------------------------|
-//! | `error`    | Errors in the description of a source or sink |
-//! | `options`  | What people write to describe a connector     |
-//! | `hash`     | Hashes that are the same everywhere           |
-//! | `prepared` | What checkpoints keep of sinks                |
-//! | `headers`  | Headers of records, as a column               |
-//! | `tls`      | Certificates and keys, for all connectors     |
-//! | `quiet`    | Splits that have nothing at the moment        |
-//! | `encode`   | Rows to bytes                                 |
-//! | `feed`     | A thread that reads ahead                     |
-//! | `objects`  | Object stores, opened by the caller           |
-//! | `rate`     | The generator                                 |
-//! | `decode`   | Bytes to rows                                 |
-//! | `format`   | The formats that several sources share        |
-//! | `avro`     | Avro records                                  |
-//! | `bad`      | Records that cannot be decoded                |
-//! | `files`    | Folders and objects, as sources and sinks     |
-//! | `redis`    | Redis streams, lists and hashes               |
-//! | `sockets`  | TCP servers, WebSockets and webhooks          |
-//! | `record`   | Rows to keys and values, or to messages       |
-//! | `kafka`    | Kafka                                         |
-//! | `rabbitmq` | RabbitMQ                                      |
+//! | module            | what                                                          |
+//! |-------------------|---------------------------------------------------------------|
+//! | `error`           | Errors in the description of a source or sink, and in records |
+//! | `options`         | What people write to describe a connector                     |
+//! | `hash`            | Hashes that are the same everywhere                           |
+//! | `prepared_commit` | What checkpoints keep of sinks                                |
+//! | `headers`         | Headers of records, as a column                               |
+//! | `tls`             | Certificates and keys, for all connectors                     |
+//! | `idleness`        | Splits that have nothing at the moment                        |
+//! | `encode`          | Rows to bytes                                                 |
+//! | `read_ahead`      | A thread that reads ahead                                     |
+//! | `objects`         | Object stores, opened by the caller                           |
+//! | `rate`            | The generator                                                 |
+//! | `avro`            | Avro records                                                  |
+//! | `decode`          | Bytes to rows                                                 |
+//! | `format`          | The formats that several sources share                        |
+//! | `bad_records`     | Records that cannot be decoded                                |
+//! | `files`           | Folders and objects, as sources and sinks                     |
+//! | `redis`           | Redis streams, lists and hashes                               |
+//! | `sockets`         | TCP servers, WebSockets and webhooks                          |
+//! | `record`          | Rows to keys and values, or to messages                       |
+//! | `kafka`           | Kafka                                                         |
+//! | `rabbitmq`        | RabbitMQ                                                      |
 //!
 //! A connector is described by JSON, [`source`] and [`sink`] turn that into something that makes one for each copy of a
 //! task:
@@ -52,22 +52,22 @@
 //! Passwords come from the options or the environment and appear in no message.
 
 mod avro;
-mod bad;
+mod bad_records;
 mod decode;
 mod encode;
 mod error;
-mod feed;
 mod files;
 mod format;
 mod hash;
 mod headers;
+mod idleness;
 mod kafka;
 mod objects;
 mod options;
-mod prepared;
-mod quiet;
+mod prepared_commit;
 mod rabbitmq;
 mod rate;
+mod read_ahead;
 mod record;
 mod redis;
 mod sockets;
@@ -83,9 +83,9 @@ pub use tidemill_dataflow::stream::sink::{Guarantee, MakeSink};
 pub use tidemill_dataflow::stream::source::{ListFiles, MakeSource};
 
 pub use self::redis::RedisHashes;
-pub use bad::BadRecords;
+pub use bad_records::BadRecords;
 pub use error::ConnectError;
-pub use objects::{Objects, OpenObjects, no_objects};
+pub use objects::{ObjectFolder, OpenObjects, no_objects};
 
 /// A source that can be made.
 #[derive(Clone)]

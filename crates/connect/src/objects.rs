@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A place in an object store.
 #[derive(Clone)]
-pub struct Objects {
+pub struct ObjectFolder {
     /// The store.
     pub store: Arc<dyn ObjectStore>,
     /// The same, for objects in parts.
@@ -30,23 +30,23 @@ pub struct Objects {
 }
 
 /// Opens what a URL stands for, with options; else says in words why not.
-pub type OpenObjects = dyn Fn(&str, &BTreeMap<String, String>) -> Result<Objects, String> + Send + Sync;
+pub type OpenObjects = dyn Fn(&str, &BTreeMap<String, String>) -> Result<ObjectFolder, String> + Send + Sync;
 
 /// For who has no object stores.
 ///
 /// # Errors
 /// Always.
-pub fn no_objects(url: &str, _: &BTreeMap<String, String>) -> Result<Objects, String> {
+pub fn no_objects(url: &str, _: &BTreeMap<String, String>) -> Result<ObjectFolder, String> {
     Err(format!("`path` is {url:?}, but it must be a local path"))
 }
 
-impl fmt::Debug for Objects {
+impl fmt::Debug for ObjectFolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.name, self.path)
     }
 }
 
-impl Objects {
+impl ObjectFolder {
     /// The URL of an object, for people.
     pub(crate) fn shown(&self, path: &Path) -> String {
         format!("{}/{path}", self.name)

@@ -117,16 +117,16 @@ pub(crate) fn with_metadata<'a>(
 
 /// A password, or an address that may have one in it: no message shows it.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(String);
+pub(crate) struct SecretText(String);
 
-impl Secret {
+impl SecretText {
     /// The one given, else that of the environment.
-    pub(crate) fn or_environment(given: Option<Secret>, variable: &str) -> Option<Secret> {
-        given.or_else(|| std::env::var(variable).ok().map(Secret))
+    pub(crate) fn or_environment(given: Option<SecretText>, variable: &str) -> Option<SecretText> {
+        given.or_else(|| std::env::var(variable).ok().map(SecretText))
     }
 
     pub(crate) fn new(secret: &str) -> Self {
-        Secret(secret.to_owned())
+        SecretText(secret.to_owned())
     }
 
     pub(crate) fn reveal(&self) -> &str {
@@ -134,17 +134,17 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(secret)")
     }
 }
 
-impl<'de> Deserialize<'de> for Secret {
+impl<'de> Deserialize<'de> for SecretText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // Its own error would show the value.
         match Value::deserialize(deserializer)? {
-            Value::String(secret) => Ok(Secret(secret)),
+            Value::String(secret) => Ok(SecretText(secret)),
             _ => Err(D::Error::custom("an address or password must be a string")),
         }
     }
@@ -160,7 +160,7 @@ mod tests {
     #[serde(deny_unknown_fields)]
     struct Some {
         #[allow(dead_code)]
-        password: Option<Secret>,
+        password: Option<SecretText>,
         #[allow(dead_code)]
         rows: u32,
         #[allow(dead_code)]

@@ -31,7 +31,7 @@ const START_US: i64 = 1_767_225_600_000_000;
 /// What event times are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Times {
+enum RateTimes {
     /// Counted from `start_us`.
     #[default]
     Counted,
@@ -41,7 +41,7 @@ enum Times {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Options {
+struct RateOptions {
     /// How many there are in all; without it they have no end.
     rows: Option<u64>,
     /// Of all splits together; 0 is as fast as they are taken.
@@ -52,7 +52,7 @@ struct Options {
     keys: u64,
     /// Other seeds make other keys.
     seed: u64,
-    times: Times,
+    times: RateTimes,
     /// The first row's event time, in microseconds since 1970.
     start_us: i64,
     /// From one row's event time to the next one's, in microseconds; without it what the rate says, or 1.
@@ -61,15 +61,15 @@ struct Options {
     batch_rows: u32,
 }
 
-impl Default for Options {
+impl Default for RateOptions {
     fn default() -> Self {
-        Options {
+        RateOptions {
             rows: None,
             rows_per_second: 0.0,
             splits: 0,
             keys: 1000,
             seed: 0,
-            times: Times::Counted,
+            times: RateTimes::Counted,
             start_us: START_US,
             step_us: None,
             batch_rows: 8192,
@@ -77,7 +77,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl RateOptions {
     fn step_us(&self) -> f64 {
         let rate = self.rows_per_second;
         self.step_us.unwrap_or(if rate > 0.0 { 1e6 / rate } else { 1.0 })
@@ -94,8 +94,8 @@ impl Options {
         let now_us = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as i64);
         let (step_us, seed) = (self.step_us(), mix(self.seed));
         let time = |number: u64| match self.times {
-            Times::Counted => self.start_us + (number as f64 * step_us) as i64,
-            Times::Clock => now_us,
+            RateTimes::Counted => self.start_us + (number as f64 * step_us) as i64,
+            RateTimes::Clock => now_us,
         };
         let columns: Vec<ArrayRef> = vec![
             Arc::new(Int64Array::from_iter_values(numbers().map(|number| number as i64))),
@@ -107,7 +107,7 @@ impl Options {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: RateOptions = options::read(NAME, spec)?;
     let wrong = |reason: &str| Err(ConnectError::option(NAME, reason));
     let counts = [("keys", options.keys), ("batch_rows", options.batch_rows.into())];
     if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
@@ -133,28 +133,28 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         schema,
         copies_max,
         guarantee: match options.times {
-            Times::Counted => Guarantee::ExactlyOnce,
-            Times::Clock => Guarantee::AtMostOnce,
+            RateTimes::Counted => Guarantee::ExactlyOnce,
+            RateTimes::Clock => Guarantee::AtMostOnce,
         },
         bad: Arc::default(),
         bad_schema: None,
         bad_folder: None,
         files: None,
-        make: Arc::new(move |context| Ok(Box::new(Rate::new(options.clone(), &made, context)?))),
+        make: Arc::new(move |context| Ok(Box::new(RateSource::new(options.clone(), &made, context)?))),
     })
 }
 
 /// A split's place. Copies number theirs from 0.
-struct Split {
+struct RateSplit {
     split: u32,
     next: u64,
     told_end: bool,
 }
 
-struct Rate {
-    options: Options,
+struct RateSource {
+    options: RateOptions,
     schema: SchemaRef,
-    splits: Vec<Split>,
+    splits: Vec<RateSplit>,
     /// Whose turn it is.
     turn: usize,
     /// Rows of each split before this run.
@@ -164,8 +164,8 @@ struct Rate {
     most: u64,
 }
 
-impl Rate {
-    fn new(mut options: Options, schema: &SchemaRef, context: &TaskContext) -> Result<Self, TaskError> {
+impl RateSource {
+    fn new(mut options: RateOptions, schema: &SchemaRef, context: &TaskContext) -> Result<Self, TaskError> {
         let restored = context.restored().filter(|restored| !restored.split_names.is_empty());
         if options.splits == 0 {
             // As many as there were when the job began: a row's split says which row it is.
@@ -178,10 +178,19 @@ impl Rate {
             }
             None => (0..options.splits).filter(|s| s % context.copies() == context.copy()).map(|s| (s, 0)).collect(),
         };
-        let splits: Vec<_> = places.into_iter().map(|(split, next)| Split { split, next, told_end: false }).collect();
+        let splits: Vec<_> =
+            places.into_iter().map(|(split, next)| RateSplit { split, next, told_end: false }).collect();
         // The last one first: whoever hears of it knows that there are the others, and does not go ahead of them.
         let turn = splits.len().saturating_sub(1);
-        Ok(Rate { options, schema: SchemaRef::clone(schema), splits, turn, begun: None, rest: None, most: u64::MAX })
+        Ok(RateSource {
+            options,
+            schema: SchemaRef::clone(schema),
+            splits,
+            turn,
+            begun: None,
+            rest: None,
+            most: u64::MAX,
+        })
     }
 
     /// How far a split may be now, and when there is more.
@@ -215,7 +224,7 @@ fn place((name, bytes): (&String, &Bytes), splits: u32) -> Result<(u32, u64), Ta
     }
 }
 
-impl Source for Rate {
+impl Source for RateSource {
     fn give_at_most(&mut self, rows: usize) {
         self.most = rows as u64;
     }
@@ -273,7 +282,7 @@ impl Source for Rate {
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         let of = self.options.splits.to_le_bytes();
         let place = |next: u64| [&next.to_le_bytes()[..], &of[..]].concat().into();
-        let saved = |split: &Split| (split.split.to_string(), place(split.next));
+        let saved = |split: &RateSplit| (split.split.to_string(), place(split.next));
         Ok(self.splits.iter().map(saved).collect())
     }
 }
@@ -286,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    fn options(spec: &Value) -> Options {
+    fn options(spec: &Value) -> RateOptions {
         options::read(NAME, spec).unwrap()
     }
 
@@ -317,7 +326,7 @@ mod tests {
         }
         let keys = all.column(2).as_primitive::<Int64Type>();
         assert!(keys.values().iter().all(|key| (0..10).contains(key)));
-        let other = Options { seed: 4, ..options };
+        let other = RateOptions { seed: 4, ..options };
         assert_ne!(other.rows(&schema, 1, 0, 100).unwrap(), all);
     }
 

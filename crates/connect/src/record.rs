@@ -2,23 +2,21 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, LargeBinaryArray, RecordBatch};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Schema, SchemaRef};
-use arrow::error::ArrowError;
+use arrow::array::{Array, LargeBinaryArray, RecordBatch};
+use arrow::datatypes::{Schema, SchemaRef};
 use arrow_avro::schema::FingerprintStrategy;
 use arrow_avro::writer::WriterBuilder;
 use arrow_avro::writer::format::AvroSoeFormat;
 use tidemill_dataflow::TaskError;
 
 use crate::encode::{NotFinite, json_lines};
-use crate::headers::{HeaderColumn, HeaderColumns};
+use crate::headers::{HeaderColumn, HeaderColumns, bytes_of};
 use crate::options;
-use crate::prepared::put;
+use crate::prepared_commit::put;
 
 /// How rows are records.
 #[derive(Clone, Debug)]
-pub(crate) struct Encoder {
+pub(crate) struct RecordEncoder {
     /// The column that is the value, else the whole row as JSON.
     value: Option<usize>,
     key: Option<usize>,
@@ -26,18 +24,18 @@ pub(crate) struct Encoder {
     /// The columns of the whole row: all that no header is of.
     whole: Vec<usize>,
     /// How the whole row is a value that has the number of a schema before it; without, it is JSON alone.
-    numbered: Option<Numbered>,
+    numbered: Option<SchemaPrefix>,
 }
 
 /// Values with a zero and the number of their schema before them, as Confluent's serializers write them.
 #[derive(Clone, Debug)]
-pub(crate) enum Numbered {
+pub(crate) enum SchemaPrefix {
     Json(u32),
     /// With the columns, whose metadata has the Avro schema.
     Avro(SchemaRef, u32),
 }
 
-impl Encoder {
+impl RecordEncoder {
     /// `value` and `key` are names of columns.
     ///
     /// # Errors
@@ -57,7 +55,7 @@ impl Encoder {
         if value.is_none() && whole.is_empty() && headers.is_some() {
             return Err("`headers` takes all columns, so none is left for values: name one as `value`".into());
         }
-        Encoder { value, key, headers, whole, numbered: None }.looked_at(schema)
+        RecordEncoder { value, key, headers, whole, numbered: None }.looked_at(schema)
     }
 
     /// Whether records have headers.
@@ -74,14 +72,14 @@ impl Encoder {
     ///
     /// # Errors
     /// In words, for types that cannot be written so.
-    pub(crate) fn numbered(self, schema: &SchemaRef, numbered: Numbered) -> Result<Self, String> {
-        Encoder { numbered: Some(numbered), ..self }.looked_at(schema)
+    pub(crate) fn numbered(self, schema: &SchemaRef, numbered: SchemaPrefix) -> Result<Self, String> {
+        RecordEncoder { numbered: Some(numbered), ..self }.looked_at(schema)
     }
 
     /// The number that values have before them from now on.
     pub(crate) fn set_number(&mut self, new: u32) {
         match &mut self.numbered {
-            Some(Numbered::Json(number) | Numbered::Avro(_, number)) => *number = new,
+            Some(SchemaPrefix::Json(number) | SchemaPrefix::Avro(_, number)) => *number = new,
             None => {}
         }
     }
@@ -134,7 +132,7 @@ impl Encoder {
             return Ok(Vec::new());
         }
         let rows = &rows.project(&self.whole)?;
-        if let Some(Numbered::Avro(schema, number)) = &self.numbered {
+        if let Some(SchemaPrefix::Avro(schema, number)) = &self.numbered {
             let strategy = FingerprintStrategy::Id(*number);
             let builder = WriterBuilder::new(Schema::clone(schema)).with_fingerprint_strategy(strategy);
             let mut encoder = builder.build_encoder::<AvroSoeFormat>()?;
@@ -142,7 +140,7 @@ impl Encoder {
             return Ok(encoder.flush().iter().map(|row| row.to_vec()).collect());
         }
         let (header, not_finite) = match self.numbered {
-            Some(Numbered::Json(number)) => ([&[0], number.to_be_bytes().as_slice()].concat(), NotFinite::Refused),
+            Some(SchemaPrefix::Json(number)) => ([&[0], number.to_be_bytes().as_slice()].concat(), NotFinite::Refused),
             _ => (Vec::new(), NotFinite::Text),
         };
         let mut lines = Vec::new();
@@ -152,27 +150,12 @@ impl Encoder {
     }
 }
 
-/// Bytes as they are, anything else as people write it.
-///
-/// # Errors
-/// For types that have no text.
-pub(crate) fn bytes_of(column: &ArrayRef) -> Result<LargeBinaryArray, ArrowError> {
-    let texts = match column.data_type() {
-        // As text, what is no UTF-8 would be null.
-        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
-            cast(column, &DataType::LargeBinary)?
-        }
-        _ => cast(&cast(column, &DataType::LargeUtf8)?, &DataType::LargeBinary)?,
-    };
-    Ok(texts.as_binary::<i64>().clone())
-}
-
 #[cfg(test)]
 mod tests {
-    use arrow::array::{Int64Array, StringArray};
+    use arrow::array::{ArrayRef, Int64Array, StringArray};
 
     use super::*;
-    use crate::prepared::{records, with_headers};
+    use crate::prepared_commit::{records, with_headers};
 
     fn rows() -> RecordBatch {
         let n: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3)]));
@@ -180,7 +163,7 @@ mod tests {
         RecordBatch::try_from_iter([("n", n), ("text", text)]).unwrap()
     }
 
-    fn texts(encoder: &Encoder) -> Vec<(Option<String>, Option<String>)> {
+    fn texts(encoder: &RecordEncoder) -> Vec<(Option<String>, Option<String>)> {
         let mut bytes = Vec::new();
         encoder.encode(&rows(), 100, &mut bytes).unwrap();
         let text = |bytes: Option<&[u8]>| bytes.map(|bytes| String::from_utf8(bytes.to_vec()).unwrap());
@@ -192,16 +175,16 @@ mod tests {
     fn rows_are_records() {
         let schema = rows().schema();
         let some = |text: &str| Some(text.to_owned());
-        let json = Encoder::new(&schema, None, Some("n"), &[]).unwrap();
+        let json = RecordEncoder::new(&schema, None, Some("n"), &[]).unwrap();
         let expected = [
             (some("1"), some(r#"{"n":1,"text":"a\nb"}"#)),
             (None, some(r#"{"text":""}"#)),
             (some("3"), some(r#"{"n":3}"#)),
         ];
         assert_eq!(texts(&json), expected);
-        let raw = Encoder::new(&schema, Some("text"), None, &[]).unwrap();
+        let raw = RecordEncoder::new(&schema, Some("text"), None, &[]).unwrap();
         assert_eq!(texts(&raw), [(None, some("a\nb")), (None, some("")), (None, None)]);
-        assert!(Encoder::new(&schema, Some("txt"), None, &[]).unwrap_err().contains("txt"));
+        assert!(RecordEncoder::new(&schema, Some("txt"), None, &[]).unwrap_err().contains("txt"));
         let error = raw.encode(&rows(), 2, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.contains("a record of 3 bytes"), "{error}");
     }
@@ -211,7 +194,7 @@ mod tests {
     fn headers_are_beside_the_value() {
         let schema = rows().schema();
         let of = |name: &str, column: &str| (Some(name.to_owned()), column.to_owned());
-        let encoder = Encoder::new(&schema, None, None, &[of("t", "text")]).unwrap();
+        let encoder = RecordEncoder::new(&schema, None, None, &[of("t", "text")]).unwrap();
         let mut bytes = Vec::new();
         encoder.encode(&rows(), 100, &mut bytes).unwrap();
         let found: Vec<_> = with_headers(&bytes, true).map(Result::unwrap).collect();
@@ -223,7 +206,7 @@ mod tests {
         // Name and value are four bytes, their lengths eight, and the object seven.
         let error = encoder.encode(&rows(), 18, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.contains("a record of 19 bytes"), "{error}");
-        let error = Encoder::new(&schema, None, None, &[of("t", "text"), of("n", "n")]).unwrap_err();
+        let error = RecordEncoder::new(&schema, None, None, &[of("t", "text"), of("n", "n")]).unwrap_err();
         assert!(error.contains("takes all columns"), "{error}");
     }
 }

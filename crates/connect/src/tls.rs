@@ -1,10 +1,10 @@
 //! TLS, the same for all connectors: who is trusted, and who we are, as files in PEM.
 //!
-//! | what          | given as            | else of the environment    | else                       |
-//! |---------------|---------------------|----------------------------|----------------------------|
-//! | `ca`          | trusted authorities | `TIDEMILL_TLS_CA`          | the system's               |
+//! | what          | given as                                        | else of the environment    | else                     |
+//! |---------------|-------------------------------------------------|----------------------------|--------------------------|
+//! | `ca`          | trusted authorities                             | `TIDEMILL_TLS_CA`          | the system's             |
 //! | `certificate` | our own, and those between it and its authority | `TIDEMILL_TLS_CERTIFICATE` | we do not say who we are |
-//! | `key`         | of `certificate`    | `TIDEMILL_TLS_KEY`         |                            |
+//! | `key`         | of `certificate`                                | `TIDEMILL_TLS_KEY`         |                          |
 //!
 //! A server is always asked for a certificate, which has to be for its name: there is no way to go without. Clients are
 //! rustls with ring; only librdkafka brings a TLS of its own, and is told the same.
@@ -22,25 +22,25 @@ use serde::Deserialize;
 /// What people say of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Tls {
+pub(crate) struct TlsOptions {
     ca: Option<PathBuf>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
 }
 
 /// Files that can be read as what they are.
-pub(crate) struct Files<'a> {
+pub(crate) struct TlsFiles<'a> {
     pub(crate) ca: Option<&'a Path>,
     /// A certificate and its key.
     pub(crate) own: Option<(&'a Path, &'a Path)>,
 }
 
-impl Tls {
+impl TlsOptions {
     /// What was given, and the environment's for the rest.
     ///
     /// # Errors
     /// In words, for a certificate without its key.
-    pub(crate) fn or_environment(given: Option<&Tls>) -> Result<Tls, String> {
+    pub(crate) fn or_environment(given: Option<&TlsOptions>) -> Result<TlsOptions, String> {
         let given = given.cloned().unwrap_or_default();
         let or = |given: Option<PathBuf>, variable| given.or_else(|| std::env::var_os(variable).map(PathBuf::from));
         // One without the other is told, rather than taken from elsewhere.
@@ -54,16 +54,16 @@ impl Tls {
                 "`certificate` (or TIDEMILL_TLS_CERTIFICATE) and `key` (or TIDEMILL_TLS_KEY) need each other".into()
             );
         }
-        Ok(Tls { ca: or(given.ca, "TIDEMILL_TLS_CA"), certificate, key })
+        Ok(TlsOptions { ca: or(given.ca, "TIDEMILL_TLS_CA"), certificate, key })
     }
 
     /// The files of the authorities, of the certificate and its key, for clients that read them themselves.
     ///
     /// # Errors
     /// In words, when one cannot be read as what it is.
-    pub(crate) fn files(&self) -> Result<Files<'_>, String> {
+    pub(crate) fn files(&self) -> Result<TlsFiles<'_>, String> {
         self.client()?;
-        Ok(Files { ca: self.ca.as_deref(), own: self.certificate.as_deref().zip(self.key.as_deref()) })
+        Ok(TlsFiles { ca: self.ca.as_deref(), own: self.certificate.as_deref().zip(self.key.as_deref()) })
     }
 
     /// Whether there is a certificate of one's own.
@@ -109,8 +109,8 @@ impl Tls {
     ///
     /// # Errors
     /// In words, naming the file, or that there is no certificate.
-    pub(crate) fn server(given: &Tls) -> Result<Arc<ServerConfig>, String> {
-        let tls = Tls::or_environment(Some(given))?;
+    pub(crate) fn server(given: &TlsOptions) -> Result<Arc<ServerConfig>, String> {
+        let tls = TlsOptions::or_environment(Some(given))?;
         let Some((chain, key)) = tls.own()? else {
             return Err("a TLS server needs its own `certificate` and `key`".into());
         };
@@ -236,17 +236,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| Some(folder.path().join(name));
         std::fs::write(folder.path().join("text"), "nothing").unwrap();
-        let alone = Tls { certificate: path("a"), ..Tls::default() };
-        assert!(Tls::or_environment(Some(&alone)).unwrap_err().contains("need each other"));
-        let missing = Tls { ca: path("none"), ..Tls::default() }.client().unwrap_err();
+        let alone = TlsOptions { certificate: path("a"), ..TlsOptions::default() };
+        assert!(TlsOptions::or_environment(Some(&alone)).unwrap_err().contains("need each other"));
+        let missing = TlsOptions { ca: path("none"), ..TlsOptions::default() }.client().unwrap_err();
         assert!(missing.contains("none: No such file"), "{missing}");
-        let text = Tls { ca: path("text"), ..Tls::default() }.client().unwrap_err();
+        let text = TlsOptions { ca: path("text"), ..TlsOptions::default() }.client().unwrap_err();
         assert!(text.ends_with("text: there is no certificate in PEM in it"), "{text}");
-        let key = Tls { certificate: path("text"), key: path("text"), ..Tls::default() };
-        let key = Tls::server(&key).unwrap_err();
+        let key = TlsOptions { certificate: path("text"), key: path("text"), ..TlsOptions::default() };
+        let key = TlsOptions::server(&key).unwrap_err();
         assert!(key.contains("there is no key"), "{key}");
         assert!(
-            Tls::server(&Tls { ca: path("text"), ..Tls::default() }).unwrap_err().contains("`certificate` and `key`")
+            TlsOptions::server(&TlsOptions { ca: path("text"), ..TlsOptions::default() })
+                .unwrap_err()
+                .contains("`certificate` and `key`")
         );
     }
 

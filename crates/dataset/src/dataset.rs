@@ -27,12 +27,12 @@ use datafusion::prelude::SessionContext;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::exec::map::{BatchFunction, MapTable};
 use crate::exec::step::SLICE_ROWS;
+use crate::exec::user_function::{BatchFunction, MapTable};
 use crate::plan::deep::check_plan;
 use crate::plan::durations::with_durations;
 use crate::plan::expr::{column, count_rows, named, output_name, over};
-use crate::plan::markers::Remembered;
+use crate::plan::markers::DistinctTtl;
 use crate::plan::tables::{StepProvider, reads_stream};
 use crate::plan::window_names::window_parts;
 
@@ -406,7 +406,7 @@ impl DataSet {
         }
         let fields = self.frame.schema().fields().iter();
         let times = fields.filter(|field| field.data_type().is_temporal() || field.data_type().is_nested());
-        keys.push(Remembered::key(ttl, times.map(|field| column(field.name()))));
+        keys.push(DistinctTtl::key(ttl, times.map(|field| column(field.name()))));
         let made = self.frame.clone().aggregate(keys, rest)?;
         DataSet::new(made.select(names.iter().map(|name| column(name)).collect::<Vec<_>>())?)
     }
@@ -540,7 +540,7 @@ pub(crate) fn refuse_aggregates<'e>(exprs: impl IntoIterator<Item = &'e Expr>) -
 mod tests {
     use super::*;
     use crate::engine::EngineConfig;
-    use crate::exec::reading::Reading;
+    use crate::exec::progress::ReadProgress;
     use crate::plan::expr::{aggregate, binary};
     use arrow::array::{Array, Float64Array, Int64Array};
 
@@ -565,7 +565,7 @@ mod tests {
     fn tables_keep_their_order() {
         let engine = engine();
         for rows in [0, 1, SLICE_ROWS as i64, 100_000] {
-            let batches = engine.run(numbers(&engine, rows).collect(Reading::default())).unwrap();
+            let batches = engine.run(numbers(&engine, rows).collect(ReadProgress::default())).unwrap();
             assert_eq!(column_of(&batches, 0), (0..rows).collect::<Vec<_>>());
         }
     }
@@ -580,7 +580,7 @@ mod tests {
         let parity = binary("%", column("k"), lit(2i64)).unwrap();
         let data = numbers(&engine, 10).aggregate(vec![parity], vec![mean]).unwrap();
         let sorted = data.sort(vec![column("k").sort(true, false)]).unwrap();
-        let batches = engine.run(sorted.collect(Reading::default())).unwrap();
+        let batches = engine.run(sorted.collect(ReadProgress::default())).unwrap();
         assert_eq!(column_of(&batches, 0), [0, 1]);
         let means = batches[0].column(1).as_any().downcast_ref::<Float64Array>().unwrap();
         assert_eq!(means.values().as_ref(), [4.0, 5.0]);

@@ -29,12 +29,12 @@ use tokio::task::AbortHandle;
 
 use crate::bad_rows::{BadRow, BadRows};
 use crate::error::{DataSetError, Result};
+use crate::exec::explode_split::SplitExec;
 use crate::exec::group::ByNumber;
-use crate::exec::instead::Instead;
+use crate::exec::replaced_exec::ReplacedExec;
 use crate::exec::spill::SpillFiles;
-use crate::exec::split::SplitExec;
+use crate::exec::spilling_rule::SpillingRule;
 use crate::exec::spread::{SettleSpreads, SpreadRows};
-use crate::exec::within_memory::WithinMemory;
 use crate::plan::durations::SqlDurations;
 use crate::plan::frames::{CheckFrames, SqlFrames};
 use crate::plan::guards::GuardConditions;
@@ -42,7 +42,7 @@ use crate::plan::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, agg
 use crate::plan::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::plan::sql::planning_functions;
 use crate::plan::times::{DatesAsTimes, time_functions};
-use crate::stores::{Location, StorageOptions, Stores};
+use crate::stores::{StorageOptions, StoreLocation, StoreRegistry};
 
 /// Between looks at what a query that somebody waits for does to the machine.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -96,7 +96,7 @@ pub struct Engine {
     /// Those that whoever made the engine brought along.
     functions: Vec<ScalarUDF>,
     governor: Governor,
-    stores: Stores,
+    stores: StoreRegistry,
     bad_rows: Arc<BadRows>,
     partitions: usize,
 }
@@ -301,7 +301,7 @@ impl Engine {
             context,
             functions,
             governor,
-            stores: Stores::default(),
+            stores: StoreRegistry::default(),
             bad_rows: Arc::default(),
             partitions: config.threads * config.workers.max(1),
         })
@@ -318,7 +318,7 @@ impl Engine {
     }
 
     /// What a URL stands for; its store is opened if it is new.
-    pub(crate) fn locate(&self, text: &str, options: &StorageOptions) -> Result<Location> {
+    pub(crate) fn locate(&self, text: &str, options: &StorageOptions) -> Result<StoreLocation> {
         self.stores.locate(text, options, &self.context.runtime_env())
     }
 
@@ -347,7 +347,7 @@ impl Engine {
     }
 
     /// Starts `work` on the engine's threads.
-    pub fn start<T, F>(&self, work: F) -> Running<T>
+    pub fn start<T, F>(&self, work: F) -> ActionHandle<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
@@ -358,7 +358,7 @@ impl Engine {
             // The caller may have given up; then nobody wants the result.
             let _ = sender.send(work.await);
         });
-        Running { outcome, task: task.abort_handle(), governor: self.governor.clone() }
+        ActionHandle { outcome, task: task.abort_handle(), governor: self.governor.clone() }
     }
 
     /// Runs `work` to its end. Not to be called from one of the engine's threads.
@@ -384,12 +384,12 @@ type Other = fn(&Arc<dyn ExecutionPlan>) -> Option<Arc<dyn ExecutionPlan>>;
 
 /// A rule that puts steps of our own in the place of DataFusion's, where there is one.
 #[derive(Debug)]
-struct Replace {
+struct ReplaceSteps {
     name: &'static str,
     by: Other,
 }
 
-impl PhysicalOptimizerRule for Replace {
+impl PhysicalOptimizerRule for ReplaceSteps {
     fn optimize(
         &self,
         plan: Arc<dyn ExecutionPlan>,
@@ -431,15 +431,15 @@ fn session_of(
     functions: &[ScalarUDF],
 ) -> SessionContext {
     let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![
-        Arc::new(Replace { name: "split_texts", by: |node| Some(Arc::new(SplitExec::instead_of(node)?)) }),
+        Arc::new(ReplaceSteps { name: "split_texts", by: |node| Some(Arc::new(SplitExec::try_replace(node)?)) }),
         Arc::new(SpreadRows),
     ];
     rules.extend(physical_rules());
     rules.push(Arc::new(SettleSpreads));
     rules.push(Arc::new(CheckFrames));
-    rules.push(Arc::new(Replace { name: "group_by_numbers", by: |node| Instead::of(node, &ByNumber) }));
+    rules.push(Arc::new(ReplaceSteps { name: "group_by_numbers", by: |node| ReplacedExec::of(node, &ByNumber) }));
     let (budget_bytes, threads) = (governor.settings().budget_bytes, config.target_partitions());
-    rules.push(Arc::new(WithinMemory { governor: governor.clone(), budget_bytes, threads, is_alone: true }));
+    rules.push(Arc::new(SpillingRule { governor: governor.clone(), budget_bytes, threads, is_alone: true }));
     let builder = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime);
     let builder = builder.with_expr_planners(vec![Arc::new(SqlDurations), Arc::new(SqlFrames)]).with_default_features();
     let mut analyzer: Vec<Arc<dyn AnalyzerRule + Send + Sync>> =
@@ -468,13 +468,13 @@ impl Drop for Engine {
 }
 
 /// An action under way. Dropping it cancels the action.
-pub struct Running<T> {
+pub struct ActionHandle<T> {
     outcome: Receiver<Result<T>>,
     task: AbortHandle,
     governor: Governor,
 }
 
-impl<T> Running<T> {
+impl<T> ActionHandle<T> {
     /// Waits for the end at most so long; `None`: not yet. It ends with `Memory`, too, when there is next to none left.
     pub fn wait(&self, at_most: Duration) -> Option<Result<T>> {
         match self.outcome.recv_timeout(at_most) {
@@ -488,7 +488,7 @@ impl<T> Running<T> {
     }
 }
 
-impl<T> Running<T> {
+impl<T> ActionHandle<T> {
     /// Cancels the action, and waits a moment for it to let go of what it holds.
     pub fn cancel(self) {
         const AT_MOST: Duration = Duration::from_millis(200);
@@ -500,7 +500,7 @@ impl<T> Running<T> {
     }
 }
 
-impl<T> Drop for Running<T> {
+impl<T> Drop for ActionHandle<T> {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -13,11 +13,11 @@ use crate::dataset::{DataSet, refuse_aggregates};
 use crate::error::{DataSetError, Result};
 use crate::plan::durations::with_durations;
 use crate::plan::expr::column;
-use crate::plan::markers::Within;
+use crate::plan::markers::JoinTtl;
 
 /// Which rows a join keeps, and what columns it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum JoinHow {
     /// Pairs of rows whose keys are equal.
     Inner,
     /// Those, and left rows without a partner.
@@ -34,20 +34,20 @@ pub enum How {
     Cross,
 }
 
-impl How {
+impl JoinHow {
     /// From the word that people use.
     ///
     /// # Errors
     /// `Query`, naming the words there are.
     pub fn parse(word: &str) -> Result<Self> {
         Ok(match word {
-            "inner" => How::Inner,
-            "left" => How::Left,
-            "right" => How::Right,
-            "full" | "outer" => How::Full,
-            "semi" => How::Semi,
-            "anti" => How::Anti,
-            "cross" => How::Cross,
+            "inner" => JoinHow::Inner,
+            "left" => JoinHow::Left,
+            "right" => JoinHow::Right,
+            "full" | "outer" => JoinHow::Full,
+            "semi" => JoinHow::Semi,
+            "anti" => JoinHow::Anti,
+            "cross" => JoinHow::Cross,
             other => {
                 return Err(DataSetError::Query(format!(
                     "unknown join {other:?}; use inner, left, right, full, semi, anti or cross"
@@ -58,12 +58,12 @@ impl How {
 
     fn join_type(self) -> JoinType {
         match self {
-            How::Inner | How::Cross => JoinType::Inner,
-            How::Left => JoinType::Left,
-            How::Right => JoinType::Right,
-            How::Full => JoinType::Full,
-            How::Semi => JoinType::LeftSemi,
-            How::Anti => JoinType::LeftAnti,
+            JoinHow::Inner | JoinHow::Cross => JoinType::Inner,
+            JoinHow::Left => JoinType::Left,
+            JoinHow::Right => JoinType::Right,
+            JoinHow::Full => JoinType::Full,
+            JoinHow::Semi => JoinType::LeftSemi,
+            JoinHow::Anti => JoinType::LeftAnti,
         }
     }
 }
@@ -84,7 +84,7 @@ impl DataSet {
         &self,
         right: &DataSet,
         on: &[(String, String)],
-        how: How,
+        how: JoinHow,
         suffix: &str,
         condition: Option<Expr>,
         ttl: Option<i64>,
@@ -92,7 +92,7 @@ impl DataSet {
         if ttl.is_some_and(|ttl| ttl <= 0 || !self.is_stream() || !right.is_stream()) {
             return Err(DataSetError::Query("join takes a positive ttl, for rows of two streams".into()));
         }
-        if on.is_empty() != (how == How::Cross) {
+        if on.is_empty() != (how == JoinHow::Cross) {
             return Err(DataSetError::Query("every join except a cross join needs columns to join on".into()));
         }
         let (left_schema, right_schema) = (self.schema()?, right.schema()?);
@@ -145,27 +145,27 @@ impl DataSet {
             let right = right_schema.fields().iter().map(|field| (field, inner_name(field.name())));
             let all = left_schema.fields().iter().map(|field| (field, field.name().clone())).chain(right);
             let times = all.filter(|(field, _)| field.data_type().is_temporal() || field.data_type().is_nested());
-            Within::condition(ttl, times.map(|(_, name)| column(&name)))
+            JoinTtl::condition(ttl, times.map(|(_, name)| column(&name)))
         });
         let condition = condition.into_iter().chain(within).reduce(Expr::and);
         let builder = LogicalPlanBuilder::from(left_plan);
         let plan = match how {
-            How::Cross => {
+            JoinHow::Cross => {
                 let pairs = builder.cross_join(right_plan)?;
                 condition.into_iter().try_fold(pairs, LogicalPlanBuilder::filter)?
             }
             _ => builder.join(right_plan, how.join_type(), (left_keys, right_keys), condition)?,
         };
         let joined = DataFrame::new(state, plan.build()?);
-        if matches!(how, How::Semi | How::Anti) {
+        if matches!(how, JoinHow::Semi | JoinHow::Anti) {
             return DataSet::new(joined);
         }
         let mut outputs = Vec::new();
         for field in left_schema.fields() {
             let own = column(field.name());
             outputs.push(match on.iter().find(|(left, _)| left == field.name()) {
-                Some((_, key)) if how == How::Right => column(&inner_name(key)).alias(field.name().clone()),
-                Some((_, key)) if how == How::Full => {
+                Some((_, key)) if how == JoinHow::Right => column(&inner_name(key)).alias(field.name().clone()),
+                Some((_, key)) if how == JoinHow::Full => {
                     coalesce(vec![own, column(&inner_name(key))]).alias(field.name().clone())
                 }
                 _ => own,

@@ -3,21 +3,21 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module       | what is in it                                                           |
-//! |--------------|-------------------------------------------------------------------------|
-//! | `error`      | `DataSetError`: every message stands alone                              |
-//! | `exact`      | casts without loss                                                      |
-//! | `types`      | column types by name                                                    |
-//! | `bad_rows`   | rows that cannot be read                                                |
-//! | `stores`     | object stores by URL                                                    |
-//! | `plan`       | what queries mean: expressions, SQL, rules                              |
-//! | `exec`       | steps of plans that are added to DataFusion's, or take their place      |
-//! | `engine`     | threads and memory that queries run with; actions that can be cancelled |
-//! | `dataset`    | `DataSet`: select, filter, aggregate, sort, ...                         |
-//! | `join`       | joins of two DataSets                                                   |
-//! | `files`      | finds, reads and writes files and objects                               |
-//! | `actions`    | collect and explain, in one process                                     |
-//! | `distribute` | queries on all workers of a job                                         |
+//! | module          | what is in it                                                           |
+//! |-----------------|-------------------------------------------------------------------------|
+//! | `error`         | `DataSetError`: every message stands alone                              |
+//! | `lossless_cast` | casts without loss                                                      |
+//! | `types`         | column types by name                                                    |
+//! | `bad_rows`      | rows that cannot be read                                                |
+//! | `stores`        | object stores by URL                                                    |
+//! | `plan`          | what queries mean: expressions, SQL, rules                              |
+//! | `exec`          | steps of plans that are added to DataFusion's, or take their place      |
+//! | `engine`        | threads and memory that queries run with; actions that can be cancelled |
+//! | `dataset`       | `DataSet`: select, filter, aggregate, sort, ...                         |
+//! | `join`          | joins of two DataSets                                                   |
+//! | `files`         | finds, reads and writes files and objects                               |
+//! | `actions`       | collect and explain, in one process                                     |
+//! | `distribute`    | queries on all workers of a job                                         |
 #![warn(missing_docs)]
 
 mod actions;
@@ -26,37 +26,37 @@ mod dataset;
 mod distribute;
 mod engine;
 mod error;
-mod exact;
 mod exec;
 mod files;
 mod join;
+mod lossless_cast;
 mod plan;
 mod stores;
 pub mod types;
 
-pub use actions::Explain;
+pub use actions::ExplainLevel;
 pub use bad_rows::BadRow;
 pub use datafusion;
 pub use dataset::DataSet;
-pub use distribute::{ActionError, To, Watch, Workers};
-pub use engine::{Engine, EngineConfig, Running};
+pub use distribute::{ActionError, ResultTarget, Watch, WorkerGroup};
+pub use engine::{ActionHandle, Engine, EngineConfig};
 pub use error::{DataSetError, Result};
-pub use exact::{exact, plain_batch, plain_schema, plain_type};
-pub use exec::map::BatchFunction;
-pub use exec::reading::Reading;
+pub use exec::progress::ReadProgress;
+pub use exec::user_function::BatchFunction;
 pub use files::commit::settle;
 pub use files::csv_layout::CsvLayout;
-pub use files::lenient::OnError;
+pub use files::malformed_rows::OnError;
 pub use files::npy::read_npy;
 pub use files::one_file::join_files;
-pub use files::output::Output;
+pub use files::output::OutputFormat;
 pub use files::part_sink::PartFormat;
 pub use files::paths::{LocalFile, find_files, find_local_files, read_bytes};
 pub use files::places::ObjectPlace;
-pub use files::read::{Format, ReadOptions, read};
+pub use files::read::{ReadFormat, ReadOptions, read};
 pub use files::records::read_records;
-pub use files::unite::unite;
-pub use join::How;
+pub use files::schema_union::unite;
+pub use join::JoinHow;
+pub use lossless_cast::{exact, plain_batch, plain_schema, plain_type};
 pub use plan::deep::check_expr;
 pub use plan::expr;
 pub use stores::StorageOptions;
@@ -64,15 +64,15 @@ pub use stores::StorageOptions;
 /// For crates that add tables and steps of their own, as `tidemill-stream` does.
 pub mod extend {
     pub use crate::distribute::{failed, only_value};
+    pub use crate::exec::explode_split::SplitExec;
     pub use crate::exec::group::grouped_by_numbers;
-    pub use crate::exec::map::{MapExec, fitted, planned_below};
     pub use crate::exec::number_keys::group_values;
-    pub use crate::exec::split::SplitExec;
     pub use crate::exec::step::SLICE_ROWS;
     pub use crate::exec::stream_step::{StreamStep, StreamStepExec, has_stream};
+    pub use crate::exec::user_function::{MapExec, fitted, planned_below};
     pub use crate::join::with_given_names;
     pub use crate::plan::calls::{call_of, number_of, said_by};
-    pub use crate::plan::markers::{Remembered, Within};
+    pub use crate::plan::markers::{DistinctTtl, JoinTtl};
     pub use crate::plan::micros::micros;
     pub use crate::plan::rewrite::rewrite_exprs;
     pub use crate::plan::tables::{StepProvider, StepTable, hidden_in, reads_stream, table_at};

@@ -33,7 +33,7 @@ pub type StorageOptions = BTreeMap<String, String>;
 const RETRIES: (usize, Duration) = (6, Duration::from_secs(30));
 
 /// A store that is open.
-pub(crate) struct Store {
+pub(crate) struct OpenStore {
     /// What people call it, such as `s3://bucket`.
     pub(crate) name: String,
     /// What DataFusion's session calls it.
@@ -45,13 +45,13 @@ pub(crate) struct Store {
     pub(crate) shared: bool,
 }
 
-impl fmt::Debug for Store {
+impl fmt::Debug for OpenStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
 }
 
-impl Store {
+impl OpenStore {
     /// The object's URL, for people.
     pub(crate) fn shown(&self, path: &Path) -> String {
         format!("{}/{path}", self.name)
@@ -106,14 +106,14 @@ pub(crate) fn within(base: &Url, path: &Path, is_folder: bool) -> Url {
 
 /// What a URL stands for.
 #[derive(Debug, Clone)]
-pub(crate) struct Location {
-    pub(crate) store: Arc<Store>,
+pub(crate) struct StoreLocation {
+    pub(crate) store: Arc<OpenStore>,
     pub(crate) path: Path,
     /// Whether the URL ends as that of a folder does.
     pub(crate) is_folder: bool,
 }
 
-impl fmt::Display for Location {
+impl fmt::Display for StoreLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.store.shown(&self.path))
     }
@@ -121,10 +121,10 @@ impl fmt::Display for Location {
 
 /// The stores that a process has opened.
 #[derive(Debug, Default)]
-pub(crate) struct Stores(Mutex<HashMap<Url, Known>>);
+pub(crate) struct StoreRegistry(Mutex<HashMap<Url, Known>>);
 
 /// A store, and what the environment said when it was opened.
-type Known = (Vec<String>, Arc<Store>);
+type Known = (Vec<String>, Arc<OpenStore>);
 
 /// What DataFusion's URLs of stores are called, for errors, which know nothing of an engine.
 static NAMES: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
@@ -162,10 +162,10 @@ pub(crate) fn local_path(text: &str) -> Result<Option<String>> {
     }
 }
 
-impl Stores {
+impl StoreRegistry {
     /// What a URL stands for; its store is opened, and made known to DataFusion, if it is new.
-    pub(crate) fn locate(&self, text: &str, options: &StorageOptions, runtime: &RuntimeEnv) -> Result<Location> {
-        let Parsed { scheme, base, path, is_folder } = parse(text)?;
+    pub(crate) fn locate(&self, text: &str, options: &StorageOptions, runtime: &RuntimeEnv) -> Result<StoreLocation> {
+        let ParsedUrl { scheme, base, path, is_folder } = parse(text)?;
         let url = session_url(&base, &scheme, options)?;
         let environment = environment(&scheme);
         let mut stores = self.0.lock().expect("nothing panics with it locked");
@@ -177,7 +177,7 @@ impl Stores {
                     .map_err(|error| DataSetError::Io(without_passwords(&format!("{base}: {}", one_line(&error)))))?;
                 let shared = scheme != ObjectStoreScheme::Memory;
                 let name = without_passwords(&base);
-                let store = Arc::new(Store { name, url: url.clone(), objects, uploads, shared });
+                let store = Arc::new(OpenStore { name, url: url.clone(), objects, uploads, shared });
                 runtime.register_object_store(&url, Arc::clone(&store.objects));
                 NAMES
                     .lock()
@@ -187,12 +187,12 @@ impl Stores {
                 store
             }
         };
-        Ok(Location { store, path, is_folder })
+        Ok(StoreLocation { store, path, is_folder })
     }
 }
 
 /// A URL in its parts.
-pub(crate) struct Parsed {
+pub(crate) struct ParsedUrl {
     pub(crate) scheme: ObjectStoreScheme,
     /// The store: all before the key.
     pub(crate) base: String,
@@ -200,7 +200,7 @@ pub(crate) struct Parsed {
     is_folder: bool,
 }
 
-pub(crate) fn parse(text: &str) -> Result<Parsed> {
+pub(crate) fn parse(text: &str) -> Result<ParsedUrl> {
     let wrong = |reason: String| DataSetError::Io(without_passwords(&format!("{text}: {reason}")));
     let is_folder = text.ends_with('/');
     if text.starts_with("http://") || text.starts_with("https://") {
@@ -215,7 +215,7 @@ pub(crate) fn parse(text: &str) -> Result<Parsed> {
         let before = &segments[..segments.len().saturating_sub(path.parts().count())];
         let host = &url[..Position::BeforePath];
         let base = std::iter::once(host).chain(before.iter().copied()).collect::<Vec<_>>().join("/");
-        return Ok(Parsed { scheme, base, path, is_folder });
+        return Ok(ParsedUrl { scheme, base, path, is_folder });
     }
     let (scheme, rest) = text.split_once("://").expect("is_url has seen it");
     let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
@@ -229,7 +229,7 @@ pub(crate) fn parse(text: &str) -> Result<Parsed> {
         )
     })?;
     let path = Path::parse(key).map_err(|error| wrong(error.to_string()))?;
-    Ok(Parsed { scheme: known, base, path, is_folder })
+    Ok(ParsedUrl { scheme: known, base, path, is_folder })
 }
 
 /// What DataFusion's session calls a store: its own name where that says all, and one of name and options otherwise.

@@ -25,23 +25,23 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Guarantee;
 use tidemill_dataflow::{Look, RunReport};
 use tidemill_dataset::extend::failed;
-use tidemill_dataset::{ActionError, DataSet, DataSetError, Engine, Workers};
+use tidemill_dataset::{ActionError, DataSet, DataSetError, Engine, WorkerGroup};
 
 pub use operators::process::{KeyedBatch, KeyedFunction, MakeKeyedFunction, process};
-pub use plan::late::{LateTo, MakeLateSink};
+pub use plan::late_output::{LateTo, MakeLateSink};
 pub use plan::memory::table_stream;
-pub use plan::named::named;
+pub use plan::step_names::named;
 pub use plan::table::{BadTo, StreamOutput, StreamSink, StreamSource, from_stream};
-pub use rows::late::LateRows;
-pub use time::spans::Calendar;
-pub use time::window::{Early, WindowKind, Windows};
+pub use rows::late_rows::LateRows;
+pub use time::window::{EarlyResults, WindowKind, WindowRule};
+pub use time::window_assigner::ZonedCalendar;
 
-use plan::lower::{Lower, SinkTask, Sinks, SourceTask};
+use plan::lower::{JobLowering, JobSinks, SinkTask, SourceTask};
 
 /// Returns the functions that queries over streams need: windows, and `behind` for columns of time. Give them to
 /// [`Engine::with_functions`].
 pub fn sql_functions() -> Vec<ScalarUDF> {
-    time::window::sql_functions().chain([time::behind::function()]).collect()
+    time::window::sql_functions().chain([time::time_bound::function()]).collect()
 }
 
 /// A job that writes streams.
@@ -128,7 +128,7 @@ impl StreamJob {
 /// # Errors
 /// The same on every worker: what went wrong first.
 pub fn run(
-    workers: &Workers,
+    workers: &WorkerGroup,
     engine: &Engine,
     outputs: &[StreamOutput],
     job: &StreamJob,
@@ -139,8 +139,8 @@ pub fn run(
     let (late, left_out) = (job.late.clone(), Arc::clone(&job.left_out));
     let lowered = engine.run(async move {
         let plans = plan::lower::plan(&outputs, &late).await?;
-        let sinks = Sinks { rows: &outputs, late: &late, left_out: &left_out };
-        Lower::graph(&name, &plans, &sinks, copies)
+        let sinks = JobSinks { rows: &outputs, late: &late, left_out: &left_out };
+        JobLowering::graph(&name, &plans, &sinks, copies)
     });
     let lowered = lowered.and_then(|lowered| job.check(&lowered.sources, &lowered.sinks).map(|()| lowered));
     let lowered = workers.agree(lowered)?;
@@ -155,7 +155,7 @@ pub fn run(
 /// # Errors
 /// The same on every worker: a step that a stream cannot have.
 pub fn explain(
-    workers: &Workers,
+    workers: &WorkerGroup,
     engine: &Engine,
     outputs: &[(DataSet, Option<StreamSink>)],
 ) -> Result<String, ActionError> {
@@ -165,8 +165,8 @@ pub fn explain(
         outputs.iter().map(|(set, sink)| (set.clone(), sink.clone().unwrap_or_else(StreamSink::unknown))).collect();
     let lowered = engine.run(async move {
         let plans = plan::lower::plan(&outputs, &LateTo::Nowhere).await?;
-        let sinks = Sinks { rows: &outputs, late: &LateTo::Nowhere, left_out: &LateRows::default() };
-        Lower::graph("stream", &plans, &sinks, copies)
+        let sinks = JobSinks { rows: &outputs, late: &LateTo::Nowhere, left_out: &LateRows::default() };
+        JobLowering::graph("stream", &plans, &sinks, copies)
     });
     let lowered = workers.agree(lowered)?;
     let among = workers.runner().workers().len() as u32;

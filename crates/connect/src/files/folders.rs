@@ -14,7 +14,7 @@ const NULL: &str = "__HIVE_DEFAULT_PARTITION__";
 
 /// Which columns name folders, and what stays in the files.
 #[derive(Clone, Debug)]
-pub(super) struct Folders {
+pub(super) struct PartitionFolders {
     names: Vec<String>,
     keys: Vec<usize>,
     rest: Vec<usize>,
@@ -22,7 +22,7 @@ pub(super) struct Folders {
     pub schema: SchemaRef,
 }
 
-impl Folders {
+impl PartitionFolders {
     /// # Errors
     /// In words: a column that is not there, or cannot be a text, or nothing is left for the files.
     pub(super) fn new(names: &[String], schema: &SchemaRef) -> Result<Self, String> {
@@ -51,7 +51,7 @@ impl Folders {
         } else {
             SchemaRef::new(Schema::new(schema.project(&rest).map_err(|error| error.to_string())?.fields().clone()))
         };
-        Ok(Folders { names: names.to_vec(), keys, rest, schema: of_files })
+        Ok(PartitionFolders { names: names.to_vec(), keys, rest, schema: of_files })
     }
 
     /// How many folders lie in each other.
@@ -118,7 +118,7 @@ mod tests {
         let rows =
             RecordBatch::try_from_iter_with_nullable([("day", day, true), ("place", place, true), ("n", n, true)]);
         let rows = rows.unwrap();
-        let folders = Folders::new(&["day".into(), "place".into()], &rows.schema()).unwrap();
+        let folders = PartitionFolders::new(&["day".into(), "place".into()], &rows.schema()).unwrap();
         let split = folders.split(rows.clone()).unwrap();
         let shown: Vec<_> =
             split.iter().map(|(folder, rows)| (folder.as_str(), rows.num_columns(), rows.num_rows())).collect();
@@ -128,7 +128,7 @@ mod tests {
             [(vec!["x"], "not a column"), (vec!["n", "n"], "twice"), (vec!["day", "place", "n"], "all columns")]
         {
             let names: Vec<String> = names.into_iter().map(Into::into).collect();
-            assert!(Folders::new(&names, &rows.schema()).unwrap_err().contains(what));
+            assert!(PartitionFolders::new(&names, &rows.schema()).unwrap_err().contains(what));
         }
     }
 }

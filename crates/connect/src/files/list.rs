@@ -9,34 +9,34 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
 use tidemill_dataflow::TaskError;
 
-use super::tail::Held;
+use super::tail::FileBytes;
 use crate::ListFiles;
-use crate::feed::Waiter;
-use crate::objects::Objects;
+use crate::objects::ObjectFolder;
+use crate::read_ahead::PoolWaiter;
 
 /// Requests that are under way together.
 const ASKED_AT_ONCE: usize = 32;
 
 /// What people name files by.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum FilePattern {
     /// A file, or a folder with everything below it.
     Path(PathBuf),
     /// All that match.
     Glob(String),
     /// An object, or all whose keys begin with it and a slash.
-    Objects(Objects),
+    Objects(ObjectFolder),
 }
 
-impl Place {
+impl FilePattern {
     /// A path with `*`, `?` or `[` is a glob, unless it is there as it stands.
     ///
     /// # Errors
     /// In words, for globs that are none, and what `open` says of URLs of stores.
-    pub(crate) fn of(text: &str, open: impl Fn(&str) -> Result<Objects, String>) -> Result<Self, String> {
+    pub(crate) fn of(text: &str, open: impl Fn(&str) -> Result<ObjectFolder, String>) -> Result<Self, String> {
         let path = match text.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => path,
-            Some(_) => return open(text).map(Place::Objects),
+            Some(_) => return open(text).map(FilePattern::Objects),
             None => text,
         };
         if path.is_empty() {
@@ -44,9 +44,9 @@ impl Place {
         }
         if path.contains(['*', '?', '[']) && !Path::new(path).exists() {
             glob::Pattern::new(path).map_err(|error| format!("`path` is {text:?}: {error}"))?;
-            return Ok(Place::Glob(path.to_owned()));
+            return Ok(FilePattern::Glob(path.to_owned()));
         }
-        Ok(Place::Path(path.into()))
+        Ok(FilePattern::Path(path.into()))
     }
 
     /// All files, in the order of their names. What begins with a dot or an underscore, or lies in such a folder below,
@@ -54,9 +54,9 @@ impl Place {
     ///
     /// # Errors
     /// Of a folder or store that cannot be read, naming it. A folder, file or object that is not there yet is none.
-    pub(crate) fn files(&self, waiter: &Waiter) -> Result<Vec<String>, TaskError> {
+    pub(crate) fn files(&self, waiter: &PoolWaiter) -> Result<Vec<String>, TaskError> {
         let mut found = match self {
-            Place::Objects(objects) => waiter.wait(keys(objects))??,
+            FilePattern::Objects(objects) => waiter.wait(keys(objects))??,
             local => local.found()?,
         };
         found.sort_unstable();
@@ -66,21 +66,21 @@ impl Place {
     /// What lists them where they are local.
     pub(crate) fn local_files(&self) -> Option<ListFiles> {
         let place = self.clone();
-        (!matches!(self, Place::Objects(_))).then(|| Arc::new(move || place.found()) as _)
+        (!matches!(self, FilePattern::Objects(_))).then(|| Arc::new(move || place.found()) as _)
     }
 
     /// Those of them that are local, in any order.
     fn found(&self) -> Result<Vec<String>, TaskError> {
         let mut found = Vec::new();
         match self {
-            Place::Objects(_) => {}
-            Place::Path(path) if path.is_dir() => folder(path, &mut found)?,
-            Place::Path(path) => {
+            FilePattern::Objects(_) => {}
+            FilePattern::Path(path) if path.is_dir() => folder(path, &mut found)?,
+            FilePattern::Path(path) => {
                 if path.exists() {
                     found.push(name(path)?);
                 }
             }
-            Place::Glob(pattern) => {
+            FilePattern::Glob(pattern) => {
                 let paths = glob::glob(pattern).map_err(|error| format!("{pattern}: {error}"))?;
                 for path in paths {
                     let path = path?;
@@ -94,12 +94,12 @@ impl Place {
     }
 
     /// What reads a file, or an object, of this name.
-    pub(crate) fn held(&self, name: &str, waiter: &Waiter) -> Held {
+    pub(crate) fn held(&self, name: &str, waiter: &PoolWaiter) -> FileBytes {
         match self {
-            Place::Objects(objects) => {
-                Held::Object { objects: objects.clone(), path: key(objects, name), waiter: waiter.clone() }
+            FilePattern::Objects(objects) => {
+                FileBytes::Object { objects: objects.clone(), path: key(objects, name), waiter: waiter.clone() }
             }
-            _ => Held::File,
+            _ => FileBytes::File,
         }
     }
 
@@ -107,8 +107,8 @@ impl Place {
     ///
     /// # Errors
     /// When nobody wants to know any more.
-    pub(crate) fn gone(&self, names: Vec<String>, waiter: &Waiter) -> Result<Vec<String>, TaskError> {
-        let Place::Objects(objects) = self else { return Ok(Vec::new()) };
+    pub(crate) fn gone(&self, names: Vec<String>, waiter: &PoolWaiter) -> Result<Vec<String>, TaskError> {
+        let FilePattern::Objects(objects) = self else { return Ok(Vec::new()) };
         let asked = stream::iter(names).map(async |name| {
             let answer = objects.store.head(&key(objects, &name)).await;
             matches!(answer, Err(object_store::Error::NotFound { .. })).then_some(name)
@@ -118,18 +118,18 @@ impl Place {
 
     /// Whether what is there grows.
     pub(crate) fn grows(&self) -> bool {
-        !matches!(self, Place::Objects(_))
+        !matches!(self, FilePattern::Objects(_))
     }
 }
 
 /// Where an object that was listed by this name is.
-fn key(objects: &Objects, name: &str) -> Key {
+fn key(objects: &ObjectFolder, name: &str) -> Key {
     let path = name.strip_prefix(&format!("{}/", objects.name)).unwrap_or(name);
     Key::parse(path).expect("it was listed")
 }
 
 /// The URLs of objects; what begins with a dot or an underscore below the place is not there.
-async fn keys(objects: &Objects) -> Result<Vec<String>, TaskError> {
+async fn keys(objects: &ObjectFolder) -> Result<Vec<String>, TaskError> {
     let place = &objects.path;
     let list = async || objects.store.list(Some(place)).try_collect::<Vec<_>>().await;
     let listed = objects.ask(place, list).await?;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Prepared<T> {
+enum PreparedFile<T> {
     One(T),
     Several(Vec<T>),
 }
@@ -17,8 +17,8 @@ enum Prepared<T> {
 pub(super) fn encode<T: Serialize>(mut all: Vec<T>) -> Result<Bytes, serde_json::Error> {
     let prepared = match all.len() {
         0 => return Ok(Bytes::new()),
-        1 => Prepared::One(all.remove(0)),
-        _ => Prepared::Several(all),
+        1 => PreparedFile::One(all.remove(0)),
+        _ => PreparedFile::Several(all),
     };
     Ok(serde_json::to_vec(&prepared)?.into())
 }
@@ -27,7 +27,7 @@ pub(super) fn encode<T: Serialize>(mut all: Vec<T>) -> Result<Bytes, serde_json:
 /// If it is something else than what was encoded, which is not nothing.
 pub(super) fn decode<T: DeserializeOwned>(prepared: &[u8]) -> Result<Vec<T>, serde_json::Error> {
     Ok(match serde_json::from_slice(prepared)? {
-        Prepared::One(one) => vec![one],
-        Prepared::Several(all) => all,
+        PreparedFile::One(one) => vec![one],
+        PreparedFile::Several(all) => all,
     })
 }

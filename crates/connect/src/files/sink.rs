@@ -31,9 +31,9 @@ use tidemill_dataflow::stream::sink::{Sink, split_name};
 use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
 use tokio::task::spawn_blocking;
 
-use super::folders::Folders;
+use super::folders::PartitionFolders;
 use super::prepared;
-use super::upload::Uploads;
+use super::upload::UploadSink;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::error::{ConnectError, with_remedy};
 use crate::objects::OpenObjects;
@@ -51,7 +51,7 @@ const OWN: &str = "each job needs a folder of its own, or another `prefix`";
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct FileSinkOptions {
     /// A local folder, or the URL of one in an object store, for this sink alone (or for those with another prefix).
     path: PathBuf,
     /// What that store has to be told.
@@ -72,7 +72,7 @@ fn part() -> String {
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Result<SinkSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: FileSinkOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let url = options.path.to_str().filter(|path| path.contains("://"));
     let objects = url.map(|url| open(url, &options.storage_options)).transpose().map_err(wrong)?;
@@ -84,7 +84,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
         return Err(wrong(format!("`prefix` is {:?}, but it must consist of letters, digits and _", options.prefix)));
     }
     // What cannot be written is found out before there are rows.
-    let folders = Folders::new(&options.partition_by, schema).map_err(wrong)?;
+    let folders = PartitionFolders::new(&options.partition_by, schema).map_err(wrong)?;
     let tried = FileEncoder::new(options.format, &folders.schema).and_then(|mut encoder| {
         encoder.write(&RecordBatch::new_empty(SchemaRef::clone(&folders.schema)))?;
         encoder.finish()
@@ -98,9 +98,9 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
             Ok(match &objects {
                 Some(objects) => {
                     let (objects, prefix) = (objects.clone(), &options.prefix);
-                    Box::new(Uploads::new(objects, options.format, &folders, prefix, context)) as Box<dyn Sink>
+                    Box::new(UploadSink::new(objects, options.format, &folders, prefix, context)) as Box<dyn Sink>
                 }
-                None => Box::new(Files::new(options.clone(), folders.clone(), context)?),
+                None => Box::new(FolderSink::new(options.clone(), folders.clone(), context)?),
             })
         }),
     })
@@ -108,40 +108,40 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Resu
 
 /// What a checkpoint keeps of a file: its names, in the folder, with that of the folder within it that names a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Ready {
+struct FinishedFile {
     ready: String,
     whole: String,
 }
 
-struct Files {
-    options: Options,
-    folders: Folders,
+struct FolderSink {
+    options: FileSinkOptions,
+    folders: PartitionFolders,
     copy: u32,
     /// Of this run.
     unique: String,
     /// Files of this run so far.
     files: u64,
     /// By folder.
-    open: BTreeMap<String, Open>,
+    open: BTreeMap<String, OpenFile>,
     /// Not yet committed, by name: each is open for its lock.
     ready: BTreeMap<String, Arc<File>>,
     context: TaskContext,
 }
 
-struct Open {
+struct OpenFile {
     path: PathBuf,
     file: Arc<File>,
     number: u64,
     encoder: FileEncoder,
 }
 
-impl Files {
-    fn new(options: Options, folders: Folders, context: &TaskContext) -> Result<Self, TaskError> {
+impl FolderSink {
+    fn new(options: FileSinkOptions, folders: PartitionFolders, context: &TaskContext) -> Result<Self, TaskError> {
         let folder = &options.path;
         fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
         let (copy, context) = (context.copy(), context.clone());
         let (unique, ready) = (hash::unique(), BTreeMap::new());
-        Ok(Files { options, folders, copy, unique, files: 0, open: BTreeMap::new(), ready, context })
+        Ok(FolderSink { options, folders, copy, unique, files: 0, open: BTreeMap::new(), ready, context })
     }
 
     /// Removes what an earlier run left, of this copy.
@@ -186,7 +186,7 @@ impl Files {
         Ok(())
     }
 
-    fn create(&mut self, folder: &str) -> Result<Open, TaskError> {
+    fn create(&mut self, folder: &str) -> Result<OpenFile, TaskError> {
         self.files += 1;
         let name = format!(".{}-{}-{}{}.open", self.options.prefix, self.copy, self.unique, self.files);
         let within = self.options.path.join(folder);
@@ -198,7 +198,7 @@ impl Files {
         // Where a file system has no locks, nothing keeps another job out.
         let _ = file.try_lock();
         let encoder = FileEncoder::new(self.options.format, &self.folders.schema)?;
-        Ok(Open { path, file, number: self.files, encoder })
+        Ok(OpenFile { path, file, number: self.files, encoder })
     }
 
     async fn prepare(&mut self, epoch: u64) -> Result<Bytes, TaskError> {
@@ -214,13 +214,13 @@ impl Files {
             let (from, to) = (open.path, self.options.path.join(&ready));
             let (top, depth) = (self.options.path.clone(), self.folders.depth());
             spawn_blocking(move || make_ready(&from, &to, &top, depth)).await??;
-            all.push(Ready { ready, whole });
+            all.push(FinishedFile { ready, whole });
         }
         Ok(prepared::encode(all)?)
     }
 }
 
-impl Open {
+impl OpenFile {
     async fn flush(&mut self, sync: bool) -> Result<(), TaskError> {
         let (file, buffer, path) = (Arc::clone(&self.file), self.encoder.take(), self.path.clone());
         let write = move || {
@@ -231,21 +231,21 @@ impl Open {
     }
 }
 
-impl Sink for Files {
+impl Sink for FolderSink {
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(Files::begin(self))
+        Box::pin(FolderSink::begin(self))
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(Files::write(self, rows))
+        Box::pin(FolderSink::write(self, rows))
     }
 
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
-        Box::pin(Files::prepare(self, epoch))
+        Box::pin(FolderSink::prepare(self, epoch))
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        let files: Vec<Ready> = match prepared::decode(&prepared) {
+        let files: Vec<FinishedFile> = match prepared::decode(&prepared) {
             Ok(files) => files,
             Err(error) => {
                 let text = format!("the checkpoint has data that no files sink prepared: {error}");
@@ -278,7 +278,7 @@ fn make_ready(from: &Path, to: &Path, top: &Path, depth: usize) -> Result<(), Ta
     }
 }
 
-fn commit(folder: &Path, names: &Ready) -> Result<(), TaskError> {
+fn commit(folder: &Path, names: &FinishedFile) -> Result<(), TaskError> {
     let (from, to) = (folder.join(&names.ready), folder.join(&names.whole));
     match fs::rename(&from, &to) {
         Ok(()) => {}
@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn commits_may_be_repeated() {
         let folder = tempfile::tempdir().unwrap();
-        let names = Ready { ready: ".part-1-0-u.ready".into(), whole: "part-1-0-u.jsonl".into() };
+        let names = FinishedFile { ready: ".part-1-0-u.ready".into(), whole: "part-1-0-u.jsonl".into() };
         fs::write(folder.path().join(&names.ready), "x\n").unwrap();
         commit(folder.path(), &names).unwrap();
         commit(folder.path(), &names).unwrap();

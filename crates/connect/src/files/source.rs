@@ -26,15 +26,15 @@ use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
 use tokio::runtime::Handle;
 
-use super::list::Place;
-use super::tail::{Piece, Position, Tail};
-use crate::bad::{BadRecords, Decoded, Handler, OnError};
-use crate::decode::{Decoder, Layout, compressed};
+use super::list::FilePattern;
+use super::tail::{FilePosition, FileTail, TailPiece};
+use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use crate::decode::{RecordDecoder, RecordLayout, compressed};
 use crate::error::ConnectError;
-use crate::feed::{Feed, Feeder};
 use crate::format::{self, LineFormat};
+use crate::idleness::IdleSplit;
 use crate::objects::OpenObjects;
-use crate::quiet::Quiet;
+use crate::read_ahead::{FeedReceiver, FeedSender};
 use crate::{Guarantee, SourceSpec, hash, options};
 
 const NAME: &str = "files source";
@@ -51,7 +51,7 @@ const OPEN_MIN: usize = 8;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct FileSourceOptions {
     /// A file, a folder with everything below, or a glob; or the URL of an object, or of all whose keys begin with it.
     path: String,
     /// What the store of a URL has to be told.
@@ -86,15 +86,15 @@ fn yes() -> bool {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Result<SourceSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: FileSourceOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let place = Place::of(&options.path, |url| open(url, &options.storage_options)).map_err(wrong)?;
+    let place = FilePattern::of(&options.path, |url| open(url, &options.storage_options)).map_err(wrong)?;
     let layout = options.format.layout(options.delimiter).map_err(wrong)?;
     let schema = format::schema(NAME, layout, "line", schema)?;
     if options.poll_interval_ms == 0 {
         return Err(wrong("`poll_interval_ms` must be at least 1".into()));
     }
-    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let decoder = RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     Ok(SourceSpec {
@@ -108,8 +108,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
         files: place.local_files(),
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
-            let bad = Handler::new(options.on_error.clone(), &counted, copy);
-            let reader = Reader {
+            let bad = BadRecordHandler::new(options.on_error.clone(), &counted, copy);
+            let reader = FolderReader {
                 options: options.clone(),
                 place: place.clone(),
                 pool: Handle::current(),
@@ -123,7 +123,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects
                 some_gone: false,
                 open_max: (OPEN_MAX / context.copies() as usize).max(OPEN_MIN),
             };
-            Ok(Box::new(Files::new(reader, context)?))
+            Ok(Box::new(FolderSource::new(reader, context)?))
         }),
     })
 }
@@ -133,7 +133,7 @@ fn shelf(path: &str) -> u32 {
 }
 
 /// What the reading thread gives.
-enum Event {
+enum FileEvent {
     /// Files that it had not told before; copies number files as they hear of them.
     New(Vec<String>),
     Rows {
@@ -141,7 +141,7 @@ enum Event {
         rows: RecordBatch,
         bad: Option<RecordBatch>,
         /// Behind them.
-        position: Position,
+        position: FilePosition,
     },
     CaughtUp {
         file: u32,
@@ -160,16 +160,16 @@ enum Event {
 }
 
 /// The source of one copy.
-struct Files {
-    feed: Feed<Event>,
+struct FolderSource {
+    feed: FeedReceiver<FileEvent>,
     /// The paths of its shelves, and how far each was read.
-    shelves: BTreeMap<u32, BTreeMap<String, Position>>,
+    shelves: BTreeMap<u32, BTreeMap<String, FilePosition>>,
     files: Vec<String>,
 }
 
-impl Files {
-    fn new(mut reader: Reader, context: &TaskContext) -> Result<Self, TaskError> {
-        let mut shelves: BTreeMap<u32, BTreeMap<String, Position>> = BTreeMap::new();
+impl FolderSource {
+    fn new(mut reader: FolderReader, context: &TaskContext) -> Result<Self, TaskError> {
+        let mut shelves: BTreeMap<u32, BTreeMap<String, FilePosition>> = BTreeMap::new();
         match context.restored().filter(|restored| !restored.splits.is_empty()) {
             Some(restored) => {
                 for (name, bytes) in &restored.splits {
@@ -186,15 +186,15 @@ impl Files {
             }
         }
         reader.shelves = shelves.keys().copied().collect();
-        let known: BTreeMap<String, Position> =
+        let known: BTreeMap<String, FilePosition> =
             shelves.values().flatten().map(|(path, position)| (path.clone(), *position)).collect();
         let name = format!("{}-{}", context.task(), context.copy());
-        let feed = Feed::start(name, QUEUE, move |feeder| reader.run(known, feeder))?;
-        Ok(Files { feed, shelves, files: Vec::new() })
+        let feed = FeedReceiver::start(name, QUEUE, move |feeder| reader.run(known, feeder))?;
+        Ok(FolderSource { feed, shelves, files: Vec::new() })
     }
 }
 
-impl Source for Files {
+impl Source for FolderSource {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
         loop {
             let event = match self.feed.poll(context) {
@@ -203,14 +203,14 @@ impl Source for Files {
             };
             return Poll::Ready(Ok(match event {
                 None => Next::End,
-                Some(Event::New(paths)) => {
+                Some(FileEvent::New(paths)) => {
                     for path in &paths {
                         self.shelves.entry(shelf(path)).or_default().entry(path.clone()).or_default();
                     }
                     self.files.extend(paths);
                     continue;
                 }
-                Some(Event::Rows { file, rows, bad, position }) => {
+                Some(FileEvent::Rows { file, rows, bad, position }) => {
                     let path = &self.files[file as usize];
                     self.shelves.entry(shelf(path)).or_default().insert(path.clone(), position);
                     if rows.num_rows() == 0 && bad.is_none() {
@@ -218,15 +218,15 @@ impl Source for Files {
                     }
                     Next::Rows { split: file, rows, bad }
                 }
-                Some(Event::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
-                Some(Event::Over { file, is_gone }) => {
+                Some(FileEvent::CaughtUp { file, at }) => Next::CaughtUp { split: file, at },
+                Some(FileEvent::Over { file, is_gone }) => {
                     let path = &self.files[file as usize];
                     if is_gone && let Some(positions) = self.shelves.get_mut(&shelf(path)) {
                         positions.remove(path);
                     }
                     Next::SplitEnd { split: file }
                 }
-                Some(Event::Gone(paths)) => {
+                Some(FileEvent::Gone(paths)) => {
                     for path in &paths {
                         if let Some(positions) = self.shelves.get_mut(&shelf(path)) {
                             positions.remove(path);
@@ -234,7 +234,7 @@ impl Source for Files {
                     }
                     continue;
                 }
-                Some(Event::Nothing { at, is_new, file }) => {
+                Some(FileEvent::Nothing { at, is_new, file }) => {
                     if is_new {
                         self.files.push("no file".into());
                     }
@@ -249,7 +249,7 @@ impl Source for Files {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let saved = |(shelf, positions): (&u32, &BTreeMap<String, Position>)| {
+        let saved = |(shelf, positions): (&u32, &BTreeMap<String, FilePosition>)| {
             Ok((shelf.to_string(), Bytes::from(serde_json::to_vec(positions)?)))
         };
         self.shelves.iter().map(saved).collect()
@@ -257,45 +257,45 @@ impl Source for Files {
 }
 
 /// A file that is read.
-struct Reading {
+struct FileRead {
     file: u32,
-    tail: Tail,
+    tail: FileTail,
     /// Of CSV with a header: how its lines are rows.
-    columns: Option<Columns>,
+    columns: Option<FileColumns>,
     /// It has been read as far as there is anything.
-    quiet: Option<Quiet>,
+    quiet: Option<IdleSplit>,
 }
 
-struct Columns {
-    decoder: Decoder,
+struct FileColumns {
+    decoder: RecordDecoder,
     /// Where the columns of the schema are.
     projection: Vec<usize>,
 }
 
 /// Reads on a thread of its own.
-struct Reader {
-    options: Options,
-    place: Place,
+struct FolderReader {
+    options: FileSourceOptions,
+    place: FilePattern,
     /// For what is asked of a store.
     pool: Handle,
-    layout: Layout,
-    decoder: Decoder,
-    bad: Handler,
+    layout: RecordLayout,
+    decoder: RecordDecoder,
+    bad: BadRecordHandler,
     shelves: HashSet<u32>,
-    files: Vec<Reading>,
+    files: Vec<FileRead>,
     /// Paths that are read, or are over.
     names: HashSet<String>,
     /// Of the checkpoint; what is read is not in it any more.
-    known: BTreeMap<String, Position>,
+    known: BTreeMap<String, FilePosition>,
     /// A file has lost its path: there may be another one at it.
     some_gone: bool,
     open_max: usize,
 }
 
-impl Reader {
-    fn run(mut self, known: BTreeMap<String, Position>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
+impl FolderReader {
+    fn run(mut self, known: BTreeMap<String, FilePosition>, feeder: &FeedSender<FileEvent>) -> Result<(), TaskError> {
         self.known = known;
-        let mut nothing: Option<(u32, Quiet)> = None;
+        let mut nothing: Option<(u32, IdleSplit)> = None;
         let mut looked = None;
         let mut number = 0;
         let waiter = feeder.waiter(&self.pool);
@@ -333,10 +333,10 @@ impl Reader {
                     number += new.len() as u32;
                     for (path, file) in new.iter().zip(numbers) {
                         let held = self.place.held(path, &waiter);
-                        let tail = Tail::new(path.clone(), held, self.known.remove(path).unwrap_or_default());
-                        self.files.push(Reading { file, tail, columns: None, quiet: None });
+                        let tail = FileTail::new(path.clone(), held, self.known.remove(path).unwrap_or_default());
+                        self.files.push(FileRead { file, tail, columns: None, quiet: None });
                     }
-                    if !feeder.give(Event::New(new.into_iter().rev().collect())) {
+                    if !feeder.give(FileEvent::New(new.into_iter().rev().collect())) {
                         return Ok(());
                     }
                 }
@@ -344,12 +344,12 @@ impl Reader {
             if !self.options.stop_at_end {
                 let is_new = nothing.is_none() && self.files.is_empty();
                 if is_new {
-                    nothing = Some((number, Quiet::new(round)));
+                    nothing = Some((number, IdleSplit::new(round)));
                     number += 1;
                 }
                 if let Some((file, quiet)) = &mut nothing
                     && (is_new || quiet.goes_on(round))
-                    && !feeder.give(Event::Nothing { at: round, is_new, file: *file })
+                    && !feeder.give(FileEvent::Nothing { at: round, is_new, file: *file })
                 {
                     return Ok(());
                 }
@@ -370,7 +370,7 @@ impl Reader {
 
     /// Of objects that are not there any more nothing needs to be known: they cannot be read again. So a checkpoint has
     /// no more names than the store has objects. `listed` is in order. Says whether anybody wants more.
-    fn forget(&mut self, listed: &[String], feeder: &Feeder<Event>) -> Result<bool, TaskError> {
+    fn forget(&mut self, listed: &[String], feeder: &FeedSender<FileEvent>) -> Result<bool, TaskError> {
         let read: HashSet<&String> = self.files.iter().map(|reading| &reading.tail.path).collect();
         let is_missing = |path: &&String| listed.binary_search(path).is_err() && !read.contains(path);
         let missing = self.names.iter().chain(self.known.keys()).filter(is_missing).take(MISSING_MAX);
@@ -382,11 +382,11 @@ impl Reader {
             self.names.remove(path);
             self.known.remove(path);
         }
-        Ok(feeder.give(Event::Gone(gone)))
+        Ok(feeder.give(FileEvent::Gone(gone)))
     }
 
     /// A block of every file that has one. Says whether there was any; nothing, if nobody wants more.
-    fn round(&mut self, feeder: &Feeder<Event>) -> Result<Option<bool>, TaskError> {
+    fn round(&mut self, feeder: &FeedSender<FileEvent>) -> Result<Option<bool>, TaskError> {
         let mut progress = false;
         let mut files = std::mem::take(&mut self.files);
         let mut over = Vec::new();
@@ -401,30 +401,30 @@ impl Reader {
                 reading.tail.close();
             }
             let event = match step {
-                Step::Rows((rows, bad), position) => {
+                ReadOutcome::Rows((rows, bad), position) => {
                     progress = true;
                     reading.quiet = None;
-                    Event::Rows { file, rows, bad, position }
+                    FileEvent::Rows { file, rows, bad, position }
                 }
-                Step::Gone if !self.place.grows() => {
+                ReadOutcome::Gone if !self.place.grows() => {
                     over.push(number);
-                    Event::Over { file, is_gone: false }
+                    FileEvent::Over { file, is_gone: false }
                 }
-                Step::Gone => {
+                ReadOutcome::Gone => {
                     over.push(number);
                     // Its path may have another file, which is looked for at once, also if this is to end when all has
                     // been read.
                     progress = true;
                     self.some_gone = true;
                     self.names.remove(&reading.tail.path);
-                    Event::Over { file, is_gone: true }
+                    FileEvent::Over { file, is_gone: true }
                 }
-                Step::Nothing if self.options.stop_at_end || !self.place.grows() => {
+                ReadOutcome::Nothing if self.options.stop_at_end || !self.place.grows() => {
                     over.push(number);
-                    Event::Over { file, is_gone: false }
+                    FileEvent::Over { file, is_gone: false }
                 }
-                Step::Nothing if !Quiet::of(&mut reading.quiet, at) => continue,
-                Step::Nothing => Event::CaughtUp { file, at },
+                ReadOutcome::Nothing if !IdleSplit::of(&mut reading.quiet, at) => continue,
+                ReadOutcome::Nothing => FileEvent::CaughtUp { file, at },
             };
             if !feeder.give(event) {
                 return Ok(None);
@@ -437,28 +437,28 @@ impl Reader {
         Ok(Some(progress))
     }
 
-    fn read(&mut self, reading: &mut Reading) -> Result<Step, TaskError> {
-        let has_header = matches!(self.layout, Layout::Csv { .. }) && self.options.has_header;
+    fn read(&mut self, reading: &mut FileRead) -> Result<ReadOutcome, TaskError> {
+        let has_header = matches!(self.layout, RecordLayout::Csv { .. }) && self.options.has_header;
         let ended = self.options.stop_at_end || !self.place.grows();
         if has_header && reading.columns.is_none() && reading.tail.position.offset > 0 {
             // It goes on behind its header.
             let mut start = reading.tail.rewound();
-            if let Piece::Lines(lines) = start.read(ended)?
+            if let TailPiece::Lines(lines) = start.read(ended)?
                 && let Some((_, header)) = lines.iter().find(|(_, line)| !is_blank(line))
             {
                 reading.columns = Some(self.columns(&start.path, header)?);
             }
         }
         let lines = match reading.tail.read(ended)? {
-            Piece::Lines(lines) => lines,
-            Piece::Nothing => return Ok(Step::Nothing),
-            Piece::Gone => return Ok(Step::Gone),
+            TailPiece::Lines(lines) => lines,
+            TailPiece::Nothing => return Ok(ReadOutcome::Nothing),
+            TailPiece::Gone => return Ok(ReadOutcome::Gone),
         };
         let mut records: Vec<(u64, &[u8])> = Vec::new();
         for (at, line) in lines.iter() {
             // A byte-order mark, which some programs begin a file with.
             let line = line.strip_prefix(b"\xef\xbb\xbf").filter(|_| at == 0).unwrap_or(line);
-            if self.layout != Layout::Text && is_blank(line) {
+            if self.layout != RecordLayout::Text && is_blank(line) {
                 continue;
             }
             if has_header && reading.columns.is_none() {
@@ -468,10 +468,10 @@ impl Reader {
             records.push((at, line));
         }
         let rows = self.rows(reading, &records)?;
-        Ok(Step::Rows(rows, reading.tail.position))
+        Ok(ReadOutcome::Rows(rows, reading.tail.position))
     }
 
-    fn rows(&mut self, reading: &Reading, records: &[(u64, &[u8])]) -> Result<Decoded, TaskError> {
+    fn rows(&mut self, reading: &FileRead, records: &[(u64, &[u8])]) -> Result<Decoded, TaskError> {
         let texts: Vec<&[u8]> = records.iter().map(|(_, line)| *line).collect();
         let decoder = reading.columns.as_ref().map_or(&self.decoder, |columns| &columns.decoder);
         let bad = &mut self.bad;
@@ -489,7 +489,7 @@ impl Reader {
     }
 
     /// How lines below `header` are rows.
-    fn columns(&self, path: &str, header: &[u8]) -> Result<Columns, TaskError> {
+    fn columns(&self, path: &str, header: &[u8]) -> Result<FileColumns, TaskError> {
         let failed = |reason: String| -> TaskError { format!("{path}: {reason}").into() };
         if let Some(reason) = compressed(header) {
             return Err(failed(reason.into()));
@@ -508,15 +508,15 @@ impl Reader {
             None => Field::new(name, DataType::Utf8, true),
         };
         let schema = Schema::new(names.iter().enumerate().map(field).collect::<Vec<_>>());
-        let decoder = Decoder::new(self.layout, Arc::new(schema)).map_err(failed)?;
-        Ok(Columns { decoder, projection })
+        let decoder = RecordDecoder::new(self.layout, Arc::new(schema)).map_err(failed)?;
+        Ok(FileColumns { decoder, projection })
     }
 }
 
 /// What a look at a file brought.
-enum Step {
+enum ReadOutcome {
     /// And the position behind them.
-    Rows(Decoded, Position),
+    Rows(Decoded, FilePosition),
     Nothing,
     Gone,
 }
@@ -538,7 +538,7 @@ mod tests {
     use object_store::{ObjectStoreExt, PutPayload};
 
     use super::*;
-    use crate::objects::Objects;
+    use crate::objects::ObjectFolder;
 
     /// Shelves are in checkpoints: a file must not move to another one with the next release.
     #[test]
@@ -555,15 +555,19 @@ mod tests {
             runtime.block_on(store.put(&name.into(), PutPayload::from_static(b"1\n"))).unwrap();
         };
         let objects =
-            Objects { store: store.clone(), uploads: store.clone(), path: "in".into(), name: "memory://".into() };
+            ObjectFolder { store: store.clone(), uploads: store.clone(), path: "in".into(), name: "memory://".into() };
         let options = json!({"path": "memory:///in", "format": "text", "list_interval_ms": 0, "poll_interval_ms": 0});
-        let reader = Reader {
+        let reader = FolderReader {
             options: serde_json::from_value(options).unwrap(),
-            place: Place::Objects(objects),
+            place: FilePattern::Objects(objects),
             pool: runtime.handle().clone(),
-            layout: Layout::Text,
-            decoder: Decoder::new(Layout::Text, format::schema(NAME, Layout::Text, "line", None).unwrap()).unwrap(),
-            bad: Handler::new(OnError::Raise, &Arc::default(), "bad".into()),
+            layout: RecordLayout::Text,
+            decoder: RecordDecoder::new(
+                RecordLayout::Text,
+                format::schema(NAME, RecordLayout::Text, "line", None).unwrap(),
+            )
+            .unwrap(),
+            bad: BadRecordHandler::new(OnError::Raise, &Arc::default(), "bad".into()),
             shelves: (0..SHELVES).collect(),
             files: Vec::new(),
             names: HashSet::new(),
@@ -574,23 +578,23 @@ mod tests {
         put("in/a");
         put("in/b");
         // One of a checkpoint, which went away before the job went on.
-        let known = BTreeMap::from([("memory:///in/z".to_owned(), Position::at(2))]);
-        let mut feed = Feed::start("reader".into(), QUEUE, move |feeder| reader.run(known, feeder)).unwrap();
-        let mut told = |is_wanted: &dyn Fn(&Event) -> bool| {
+        let known = BTreeMap::from([("memory:///in/z".to_owned(), FilePosition::at(2))]);
+        let mut feed = FeedReceiver::start("reader".into(), QUEUE, move |feeder| reader.run(known, feeder)).unwrap();
+        let mut told = |is_wanted: &dyn Fn(&FileEvent) -> bool| {
             loop {
                 let event = runtime.block_on(std::future::poll_fn(|context| feed.poll(context))).unwrap().unwrap();
-                assert!(!matches!(&event, Event::Gone(gone) if gone.contains(&"memory:///in/b".to_owned())));
+                assert!(!matches!(&event, FileEvent::Gone(gone) if gone.contains(&"memory:///in/b".to_owned())));
                 if is_wanted(&event) {
                     return;
                 }
             }
         };
-        let gone = |event: &Event, name: &str| matches!(event, Event::Gone(gone) if *gone == [name]);
-        let new = |event: &Event, names: &[&str]| matches!(event, Event::New(new) if *new == names);
+        let gone = |event: &FileEvent, name: &str| matches!(event, FileEvent::Gone(gone) if *gone == [name]);
+        let new = |event: &FileEvent, names: &[&str]| matches!(event, FileEvent::New(new) if *new == names);
         told(&|event| gone(event, "memory:///in/z"));
         told(&|event| new(event, &["memory:///in/b", "memory:///in/a"]));
         for _ in 0..2 {
-            told(&|event| matches!(event, Event::Over { .. }));
+            told(&|event| matches!(event, FileEvent::Over { .. }));
         }
         runtime.block_on(store.delete(&"in/a".into())).unwrap();
         told(&|event| gone(event, "memory:///in/a"));

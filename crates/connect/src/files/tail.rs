@@ -17,9 +17,9 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
 
-use crate::feed::Waiter;
 use crate::hash;
-use crate::objects::Objects;
+use crate::objects::ObjectFolder;
+use crate::read_ahead::PoolWaiter;
 
 /// Read at a time; of a store more, as each request takes a while.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -64,90 +64,90 @@ impl FileId {
 
 /// What stood before an offset: so many bytes, and their hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Mark {
+pub(crate) struct PrefixHash {
     len: u32,
     hash: u64,
 }
 
-impl Mark {
+impl PrefixHash {
     fn of(bytes: &[u8]) -> Self {
-        Mark { len: bytes.len() as u32, hash: hash::of_bytes(bytes) }
+        PrefixHash { len: bytes.len() as u32, hash: hash::of_bytes(bytes) }
     }
 }
 
 /// How far a file has been read, and which one, if it is known. Checkpoints of earlier releases have the offset alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Saved", into = "Saved")]
-pub(crate) struct Position {
+#[serde(from = "SavedPosition", into = "SavedPosition")]
+pub(crate) struct FilePosition {
     /// Behind the last line that was read.
     pub(crate) offset: u64,
     id: Option<FileId>,
-    mark: Option<Mark>,
+    mark: Option<PrefixHash>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Saved {
+enum SavedPosition {
     Offset(u64),
     /// Offset; device, inode and birth; bytes of the mark and their hash.
     File(u64, (u64, u64, Option<u64>), Option<(u32, u64)>),
 }
 
-impl From<Saved> for Position {
-    fn from(saved: Saved) -> Self {
+impl From<SavedPosition> for FilePosition {
+    fn from(saved: SavedPosition) -> Self {
         match saved {
-            Saved::Offset(offset) => Position::at(offset),
-            Saved::File(offset, (device, inode, born_ns), mark) => Position {
+            SavedPosition::Offset(offset) => FilePosition::at(offset),
+            SavedPosition::File(offset, (device, inode, born_ns), mark) => FilePosition {
                 offset,
                 id: Some(FileId { device, inode, born_ns }),
-                mark: mark.map(|(len, hash)| Mark { len, hash }),
+                mark: mark.map(|(len, hash)| PrefixHash { len, hash }),
             },
         }
     }
 }
 
-impl From<Position> for Saved {
-    fn from(Position { offset, id, mark }: Position) -> Self {
+impl From<FilePosition> for SavedPosition {
+    fn from(FilePosition { offset, id, mark }: FilePosition) -> Self {
         match id {
-            None => Saved::Offset(offset),
+            None => SavedPosition::Offset(offset),
             Some(FileId { device, inode, born_ns }) => {
-                Saved::File(offset, (device, inode, born_ns), mark.map(|Mark { len, hash }| (len, hash)))
+                SavedPosition::File(offset, (device, inode, born_ns), mark.map(|PrefixHash { len, hash }| (len, hash)))
             }
         }
     }
 }
 
-impl Position {
+impl FilePosition {
     /// Of whichever file it is.
     pub(crate) fn at(offset: u64) -> Self {
-        Position { offset, ..Position::default() }
+        FilePosition { offset, ..FilePosition::default() }
     }
 }
 
 /// What holds a file's bytes.
 #[derive(Clone, Debug)]
-pub(crate) enum Held {
+pub(crate) enum FileBytes {
     /// The file system.
     File,
     /// A store; asked by a thread that may wait.
-    Object { objects: Objects, path: Path, waiter: Waiter },
+    Object { objects: ObjectFolder, path: Path, waiter: PoolWaiter },
 }
 
-impl Held {
+impl FileBytes {
     fn block_bytes(&self) -> usize {
         match self {
-            Held::File => BLOCK_BYTES,
-            Held::Object { .. } => OBJECT_BLOCK_BYTES,
+            FileBytes::File => BLOCK_BYTES,
+            FileBytes::Object { .. } => OBJECT_BLOCK_BYTES,
         }
     }
 }
 
 /// A file, and how far it has been read.
 #[derive(Debug)]
-pub(crate) struct Tail {
+pub(crate) struct FileTail {
     pub(crate) path: String,
-    held: Held,
-    pub(crate) position: Position,
+    held: FileBytes,
+    pub(crate) position: FilePosition,
     /// The position is that of a checkpoint, and the file was not looked at yet.
     restored: bool,
     /// The size it had last.
@@ -163,9 +163,9 @@ pub(crate) struct Tail {
 
 /// What a file has now.
 #[derive(Debug)]
-pub(crate) enum Piece {
+pub(crate) enum TailPiece {
     /// Lines, and the offset behind them.
-    Lines(Lines),
+    Lines(WholeLines),
     /// Nothing that is whole.
     Nothing,
     /// It is not there any more, or another one is at its path, and all that it had has been read.
@@ -174,23 +174,23 @@ pub(crate) enum Piece {
 
 /// Whole lines.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct WholeLines {
     bytes: Vec<u8>,
     ranges: Vec<Range<usize>>,
     /// Of the first byte.
     pub(crate) offset: u64,
 }
 
-impl Lines {
+impl WholeLines {
     /// The lines, without their ends, and where each begins in the file.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.ranges.iter().map(|range| (self.offset + range.start as u64, &self.bytes[range.clone()]))
     }
 }
 
-impl Tail {
-    pub(crate) fn new(path: String, held: Held, position: Position) -> Self {
-        Tail {
+impl FileTail {
+    pub(crate) fn new(path: String, held: FileBytes, position: FilePosition) -> Self {
+        FileTail {
             path,
             held,
             position,
@@ -205,7 +205,7 @@ impl Tail {
 
     /// The same from its beginning.
     pub(crate) fn rewound(&self) -> Self {
-        Tail::new(self.path.clone(), self.held.clone(), Position::at(0))
+        FileTail::new(self.path.clone(), self.held.clone(), FilePosition::at(0))
     }
 
     /// Does not keep the file open: there are too many.
@@ -222,11 +222,11 @@ impl Tail {
     /// # Errors
     /// When the file has become shorter than what was read, or was written over, or went away with lines that had not
     /// been read; the system's.
-    pub(crate) fn read(&mut self, mut ended: bool) -> Result<Piece, TaskError> {
+    pub(crate) fn read(&mut self, mut ended: bool) -> Result<TailPiece, TaskError> {
         let mut is_over = false;
         let size = match &self.held {
-            Held::Object { .. } => self.object_size()?,
-            Held::File => match self.file_size()? {
+            FileBytes::Object { .. } => self.object_size()?,
+            FileBytes::File => match self.file_size()? {
                 None => None,
                 Some((size, is_nameless)) => {
                     if is_nameless {
@@ -245,7 +245,7 @@ impl Tail {
                 let left = self.size - offset;
                 return Err(self.failed(&format!("it disappeared with {left} bytes unread")));
             }
-            return Ok(Piece::Gone);
+            return Ok(TailPiece::Gone);
         };
         if size < offset {
             return Err(self.failed(&format!(
@@ -256,7 +256,7 @@ impl Tail {
         }
         self.size = size;
         if size == offset {
-            return Ok(if is_over { Piece::Gone } else { Piece::Nothing });
+            return Ok(if is_over { TailPiece::Gone } else { TailPiece::Nothing });
         }
         if !self.is_marked(size)? {
             return Err(self.failed(&format!(
@@ -276,7 +276,7 @@ impl Tail {
                 Some(_) if is_all && ended => bytes.len(),
                 Some(end) => before + end + 1,
                 None if is_all && ended => bytes.len(),
-                None if is_all => return Ok(Piece::Nothing),
+                None if is_all => return Ok(TailPiece::Nothing),
                 None if bytes.len() > LINE_BYTES_MAX => {
                     return Err(
                         self.failed(&format!("the line at byte {offset} is longer than {LINE_BYTES_MAX} bytes"))
@@ -286,16 +286,16 @@ impl Tail {
             };
             bytes.truncate(end);
             self.position.offset += end as u64;
-            if matches!(self.held, Held::File) {
+            if matches!(self.held, FileBytes::File) {
                 self.mark(&bytes);
             }
-            return Ok(Piece::Lines(Lines { ranges: ranges(&bytes), bytes, offset }));
+            return Ok(TailPiece::Lines(WholeLines { ranges: ranges(&bytes), bytes, offset }));
         }
     }
 
     /// How many bytes an object has; `None`: it is not there.
     fn object_size(&self) -> Result<Option<u64>, TaskError> {
-        let Held::Object { objects, path, waiter } = &self.held else { unreachable!("it is a file") };
+        let FileBytes::Object { objects, path, waiter } = &self.held else { unreachable!("it is a file") };
         let head = async || match objects.store.head(path).await {
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             found => found.map(|object| Some(object.size)),
@@ -377,20 +377,20 @@ impl Tail {
         }
         let mut bytes = Vec::new();
         self.read_some(start, mark.len as usize, &mut bytes)?;
-        Ok(Mark::of(&bytes) == mark)
+        Ok(PrefixHash::of(&bytes) == mark)
     }
 
     /// Keeps what was read last in mind.
     fn mark(&mut self, bytes: &[u8]) {
         self.last.extend_from_slice(&bytes[bytes.len().saturating_sub(MARK_BYTES)..]);
         self.last.drain(..self.last.len().saturating_sub(MARK_BYTES));
-        self.position.mark = Some(Mark::of(&self.last));
+        self.position.mark = Some(PrefixHash::of(&self.last));
     }
 
     /// Appends some bytes; fewer, if there are not as many any more.
     fn read_some(&self, start: u64, len: usize, out: &mut Vec<u8>) -> Result<(), TaskError> {
         match &self.held {
-            Held::File => {
+            FileBytes::File => {
                 let file = self.file.as_ref().expect("it was opened to be read");
                 let begin = out.len();
                 out.resize(begin + len, 0);
@@ -406,7 +406,7 @@ impl Tail {
                 out.truncate(begin + read);
                 Ok(())
             }
-            Held::Object { objects, path, waiter } => {
+            FileBytes::Object { objects, path, waiter } => {
                 let range = start..start + len as u64;
                 let bytes = waiter.wait(objects.ask(path, || objects.store.get_range(path, range.clone())))??;
                 out.extend_from_slice(&bytes);
@@ -439,9 +439,9 @@ mod tests {
 
     use super::*;
 
-    fn all(tail: &mut Tail, ended: bool) -> Vec<String> {
+    fn all(tail: &mut FileTail, ended: bool) -> Vec<String> {
         let mut lines = Vec::new();
-        while let Piece::Lines(some) = tail.read(ended).unwrap() {
+        while let TailPiece::Lines(some) = tail.read(ended).unwrap() {
             lines.extend(some.iter().map(|(_, line)| String::from_utf8(line.to_vec()).unwrap()));
         }
         lines
@@ -465,7 +465,7 @@ mod tests {
             }
             let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut < text.len()).collect();
             cuts.sort_unstable();
-            let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, Position::at(0));
+            let mut tail = FileTail::new(path.to_str().unwrap().into(), FileBytes::File, FilePosition::at(0));
             let mut found = Vec::new();
             let mut from = 0;
             for to in cuts.into_iter().chain([text.len()]) {
@@ -475,7 +475,7 @@ mod tests {
                 let offset = tail.position.offset as usize;
                 prop_assert!(offset == 0 || text.as_bytes()[offset - 1] == b'\n');
                 let position = saved(&tail);
-                tail = Tail::new(tail.path, Held::File, position);
+                tail = FileTail::new(tail.path, FileBytes::File, position);
             }
             found.extend(all(&mut tail, true));
             let expected: Vec<String> = text.lines().map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned()).collect();
@@ -493,18 +493,18 @@ mod tests {
         let lines: Vec<String> =
             [3, BLOCK_BYTES - 4, BLOCK_BYTES, 3 * BLOCK_BYTES + 7, 0, 1].map(|n| "x".repeat(n)).to_vec();
         std::fs::write(&path, lines.join("\n")).unwrap();
-        let mut tail = Tail::new(path.to_str().unwrap().into(), Held::File, Position::at(0));
+        let mut tail = FileTail::new(path.to_str().unwrap().into(), FileBytes::File, FilePosition::at(0));
         assert_eq!(all(&mut tail, false), lines[..5]);
         assert_eq!(all(&mut tail, true), lines[5..]);
     }
 
     /// As a checkpoint keeps it.
-    fn saved(tail: &Tail) -> Position {
+    fn saved(tail: &FileTail) -> FilePosition {
         serde_json::from_slice(&serde_json::to_vec(&tail.position).unwrap()).unwrap()
     }
 
-    fn tail(path: &std::path::Path, position: Position) -> Tail {
-        Tail { grace: Duration::ZERO, ..Tail::new(path.to_str().unwrap().into(), Held::File, position) }
+    fn tail(path: &std::path::Path, position: FilePosition) -> FileTail {
+        FileTail { grace: Duration::ZERO, ..FileTail::new(path.to_str().unwrap().into(), FileBytes::File, position) }
     }
 
     /// What is lost must not be passed over.
@@ -513,13 +513,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, "one\ntwo\nthr").unwrap();
-        let mut first = tail(&path, Position::at(0));
+        let mut first = tail(&path, FilePosition::at(0));
         assert_eq!(all(&mut first, false), ["one", "two"]);
         first.close();
         std::fs::remove_file(&path).unwrap();
         assert!(first.read(false).unwrap_err().to_string().contains("3 bytes unread"));
-        let mut second = tail(&path, Position::at(8));
-        assert!(matches!(second.read(false).unwrap(), Piece::Gone));
+        let mut second = tail(&path, FilePosition::at(8));
+        assert!(matches!(second.read(false).unwrap(), TailPiece::Gone));
         std::fs::write(&path, "one\n").unwrap();
         assert!(second.read(false).unwrap_err().to_string().contains("it has 4 bytes, but 8 have been read"));
     }
@@ -530,7 +530,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, "one\ntwo\n").unwrap();
-        let mut tail = tail(&path, Position::at(0));
+        let mut tail = tail(&path, FilePosition::at(0));
         assert_eq!(all(&mut tail, false), ["one", "two"]);
         std::fs::write(&path, "1\n2\n3\n4\n5\n").unwrap();
         assert!(tail.read(false).unwrap_err().to_string().contains("what precedes byte 8 is not what was read there"));
@@ -545,7 +545,7 @@ mod tests {
             let path = folder.path().join("f");
             let mut file = File::create(&path).unwrap();
             file.write_all(b"one\n").unwrap();
-            let mut tail = Tail { grace: Duration::from_secs(1000), ..tail(&path, Position::at(0)) };
+            let mut tail = FileTail { grace: Duration::from_secs(1000), ..tail(&path, FilePosition::at(0)) };
             assert_eq!(all(&mut tail, false), ["one"]);
             file.write_all(b"two\n").unwrap();
             match is_removed {
@@ -557,10 +557,10 @@ mod tests {
             file.write_all(b"three\nfou").unwrap();
             tail.close();
             assert_eq!(all(&mut tail, false), ["three"]);
-            assert!(matches!(tail.read(false).unwrap(), Piece::Nothing));
+            assert!(matches!(tail.read(false).unwrap(), TailPiece::Nothing));
             tail.grace = Duration::ZERO;
             assert_eq!(all(&mut tail, false), ["fou"]);
-            assert!(matches!(tail.read(false).unwrap(), Piece::Gone));
+            assert!(matches!(tail.read(false).unwrap(), TailPiece::Gone));
         }
     }
 
@@ -571,7 +571,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, other) = (folder.path().join("f"), folder.path().join("g"));
         std::fs::write(&path, "one\ntwo\n").unwrap();
-        let mut first = tail(&path, Position::at(0));
+        let mut first = tail(&path, FilePosition::at(0));
         assert_eq!(all(&mut first, false), ["one", "two"]);
         let position = saved(&first);
         assert_eq!(position, first.position);
@@ -581,7 +581,7 @@ mod tests {
         for text in ["1\n2\n3\n4\n5\n6\n", "1\n"] {
             std::fs::remove_file(&other).unwrap();
             std::fs::write(&other, text).unwrap();
-            assert!(matches!(tail(&other, position).read(false).unwrap(), Piece::Gone));
+            assert!(matches!(tail(&other, position).read(false).unwrap(), TailPiece::Gone));
         }
 
         let mut moved = position;
@@ -593,10 +593,10 @@ mod tests {
     /// Positions are in checkpoints: those of earlier releases are numbers, and these must stay as they are.
     #[test]
     fn positions_of_all_releases_are_read() {
-        let read = |text: &str| serde_json::from_str::<Position>(text).unwrap();
-        assert_eq!(read("17"), Position::at(17));
+        let read = |text: &str| serde_json::from_str::<FilePosition>(text).unwrap();
+        assert_eq!(read("17"), FilePosition::at(17));
         let id = FileId { device: 1, inode: 2, born_ns: Some(u64::MAX) };
-        let position = Position { offset: 17, id: Some(id), mark: Some(Mark { len: 4, hash: 5 }) };
+        let position = FilePosition { offset: 17, id: Some(id), mark: Some(PrefixHash { len: 4, hash: 5 }) };
         let text = "[17,[1,2,18446744073709551615],[4,5]]";
         assert_eq!((read(text), serde_json::to_string(&position).unwrap()), (position, text.to_owned()));
         assert_eq!(read("[0,[1,2,null],null]").mark, None);

@@ -1,10 +1,10 @@
 //! Rows into an object store, exactly once: each copy makes an object for each checkpoint.
 //!
-//! | when          | the object                                          |
-//! |---------------|-----------------------------------------------------|
-//! | rows come     | an upload in parts, which nobody sees               |
-//! | *prepare*     | the last part; what the parts are is in the checkpoint |
-//! | *commit*      | the upload is completed: `part-COPY-UNIQUE.jsonl`   |
+//! | when      | the object                                             |
+//! |-----------|--------------------------------------------------------|
+//! | rows come | an upload in parts, which nobody sees                  |
+//! | *prepare* | the last part; what the parts are is in the checkpoint |
+//! | *commit*  | the upload is completed: `part-COPY-UNIQUE.jsonl`      |
 //!
 //! Its name is its own, so where an upload is gone and the object is there, it was completed before. What a run that
 //! fails has begun stays, unseen, until the store's own rules remove uploads that do not end.
@@ -22,18 +22,18 @@ use serde::{Deserialize, Serialize};
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::folders::Folders;
+use super::folders::PartitionFolders;
 use super::prepared;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::hash;
-use crate::objects::Objects;
+use crate::objects::ObjectFolder;
 
 /// Of a part, but for the last one: stores take none that are smaller than 5 MiB.
 const PART_BYTES: usize = 8 << 20;
 
 /// What a checkpoint keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Uploaded {
+struct UploadedFile {
     object: String,
     upload: String,
     /// What the store calls the parts, in order.
@@ -41,34 +41,34 @@ struct Uploaded {
 }
 
 /// The sink of one copy.
-pub(super) struct Uploads {
-    objects: Objects,
+pub(super) struct UploadSink {
+    objects: ObjectFolder,
     format: RowFormat,
-    folders: Folders,
+    folders: PartitionFolders,
     /// What names of objects begin with: the option, the copy, the run.
     name: String,
     /// Objects of this run so far.
     made: u64,
     /// By folder.
-    open: BTreeMap<String, Open>,
+    open: BTreeMap<String, OpenUpload>,
 }
 
-struct Open {
+struct OpenUpload {
     path: Path,
     encoder: FileEncoder,
-    begun: Option<Uploaded>,
+    begun: Option<UploadedFile>,
 }
 
-impl Uploads {
+impl UploadSink {
     pub(super) fn new(
-        objects: Objects,
+        objects: ObjectFolder,
         format: RowFormat,
-        folders: &Folders,
+        folders: &PartitionFolders,
         prefix: &str,
         context: &TaskContext,
     ) -> Self {
         let name = format!("{prefix}-{}-{}", context.copy(), hash::unique());
-        Uploads { objects, format, folders: folders.clone(), name, made: 0, open: BTreeMap::new() }
+        UploadSink { objects, format, folders: folders.clone(), name, made: 0, open: BTreeMap::new() }
     }
 
     async fn write(&mut self, rows: RecordBatch) -> Result<(), TaskError> {
@@ -84,7 +84,7 @@ impl Uploads {
                 }
                 let path = path.join(format!("{}{}.{}", self.name, self.made, self.format.ending()));
                 let encoder = FileEncoder::new(self.format, &self.folders.schema)?;
-                self.open.insert(folder.clone(), Open { path, encoder, begun: None });
+                self.open.insert(folder.clone(), OpenUpload { path, encoder, begun: None });
             }
             let open = self.open.get_mut(&folder).expect("just put there");
             open.encoder.write(&rows)?;
@@ -108,15 +108,15 @@ impl Uploads {
     }
 }
 
-impl Open {
+impl OpenUpload {
     /// Uploads what there is.
-    async fn put(&mut self, objects: &Objects) -> Result<(), TaskError> {
+    async fn put(&mut self, objects: &ObjectFolder) -> Result<(), TaskError> {
         let path = &self.path;
         let open = match &mut self.begun {
             Some(open) => open,
             None => {
                 let upload = objects.ask(path, || objects.uploads.create_multipart(path)).await?;
-                self.begun.insert(Uploaded { object: path.to_string(), upload, parts: Vec::new() })
+                self.begun.insert(UploadedFile { object: path.to_string(), upload, parts: Vec::new() })
             }
         };
         let (bytes, at) = (Bytes::from(self.encoder.take()), open.parts.len());
@@ -126,7 +126,7 @@ impl Open {
     }
 }
 
-impl Sink for Uploads {
+impl Sink for UploadSink {
     /// A place that cannot be written to is found out before there are rows.
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
         Box::pin(async {
@@ -137,11 +137,11 @@ impl Sink for Uploads {
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(Uploads::write(self, rows))
+        Box::pin(UploadSink::write(self, rows))
     }
 
     fn prepare(&mut self, _: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
-        Box::pin(Uploads::prepare(self))
+        Box::pin(UploadSink::prepare(self))
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -160,8 +160,8 @@ impl Sink for Uploads {
     }
 }
 
-async fn commit(objects: &Objects, uploaded: Uploaded) -> Result<(), TaskError> {
-    let Uploaded { object, upload, parts } = uploaded;
+async fn commit(objects: &ObjectFolder, uploaded: UploadedFile) -> Result<(), TaskError> {
+    let UploadedFile { object, upload, parts } = uploaded;
     let path = Path::parse(object)?;
     let parts: Vec<PartId> = parts.into_iter().map(|content_id| PartId { content_id }).collect();
     let complete = async || match objects.uploads.complete_multipart(&path, &upload, parts.clone()).await {
@@ -200,7 +200,7 @@ mod tests {
     #[tokio::test]
     async fn commits_may_be_repeated() {
         let store = Arc::new(InMemory::new());
-        let objects = Objects {
+        let objects = ObjectFolder {
             store: Arc::clone(&store) as _,
             uploads: store as _,
             path: Path::from("out"),
@@ -209,7 +209,7 @@ mod tests {
         let path = Path::from("out/part-0-u1.jsonl");
         let upload = objects.uploads.create_multipart(&path).await.unwrap();
         let part = objects.uploads.put_part(&path, &upload, 0, Bytes::from_static(b"x\n").into()).await.unwrap();
-        let uploaded = Uploaded { object: path.to_string(), upload, parts: vec![part.content_id] };
+        let uploaded = UploadedFile { object: path.to_string(), upload, parts: vec![part.content_id] };
         assert!(objects.store.head(&path).await.is_err(), "nothing appears before the checkpoint is durable");
         commit(&objects, uploaded.clone()).await.unwrap();
         commit(&objects, uploaded.clone()).await.unwrap();

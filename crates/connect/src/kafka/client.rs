@@ -14,15 +14,15 @@ use serde::Deserialize;
 use serde_json::Value;
 use tidemill_dataflow::TaskError;
 
-use crate::options::Secret;
-use crate::tls::Tls;
+use crate::options::SecretText;
+use crate::tls::TlsOptions;
 
 /// Between two lines that one client may print.
 const QUIET: Duration = Duration::from_secs(5);
 
 /// How brokers are told who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) enum Mechanism {
+pub(crate) enum SaslMechanism {
     #[serde(rename = "PLAIN")]
     Plain,
     #[serde(rename = "SCRAM-SHA-256")]
@@ -33,24 +33,24 @@ pub(crate) enum Mechanism {
 
 /// A user, by SASL.
 #[derive(Clone)]
-struct User {
+struct SaslUser {
     name: String,
-    password: Secret,
-    mechanism: Mechanism,
+    password: SecretText,
+    mechanism: SaslMechanism,
 }
 
 /// Where the brokers are, and who asks.
 #[derive(Clone)]
-pub(crate) struct Connection {
+pub(crate) struct KafkaConnection {
     pub(crate) servers: String,
-    user: Option<User>,
+    user: Option<SaslUser>,
     /// What else librdkafka is to be told.
     pub(crate) config: BTreeMap<String, Value>,
     /// With TLS.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
 }
 
-impl Connection {
+impl KafkaConnection {
     /// User and password from the environment, where they are not given. With TLS if `tls` is given, or `config` says
     /// so.
     ///
@@ -58,8 +58,8 @@ impl Connection {
     /// In words, naming a file of `tls` that is not what it should be, or what of a user is missing.
     pub(crate) fn new(
         servers: String,
-        (user, password, mechanism): (Option<String>, Option<Secret>, Option<Mechanism>),
-        tls: Option<&Tls>,
+        (user, password, mechanism): (Option<String>, Option<SecretText>, Option<SaslMechanism>),
+        tls: Option<&TlsOptions>,
         config: BTreeMap<String, Value>,
     ) -> Result<Self, String> {
         let protocol = config.get("security.protocol").and_then(Value::as_str).unwrap_or_default().to_lowercase();
@@ -67,14 +67,14 @@ impl Connection {
             return Err("`tls` contradicts a `security.protocol` without TLS".into());
         }
         let tls = match tls.is_some() || protocol.ends_with("ssl") {
-            true => Some(Tls::or_environment(tls)?),
+            true => Some(TlsOptions::or_environment(tls)?),
             false => None,
         };
-        tls.as_ref().map(Tls::files).transpose()?;
+        tls.as_ref().map(TlsOptions::files).transpose()?;
         let name = user.or_else(|| std::env::var("TIDEMILL_KAFKA_USER").ok());
-        let user = match (name, Secret::or_environment(password, "TIDEMILL_KAFKA_PASSWORD")) {
+        let user = match (name, SecretText::or_environment(password, "TIDEMILL_KAFKA_PASSWORD")) {
             (Some(name), Some(password)) => {
-                Some(User { name, password, mechanism: mechanism.unwrap_or(Mechanism::Plain) })
+                Some(SaslUser { name, password, mechanism: mechanism.unwrap_or(SaslMechanism::Plain) })
             }
             (None, None) if mechanism.is_none() => None,
             _ => {
@@ -83,7 +83,7 @@ impl Connection {
                 );
             }
         };
-        Ok(Connection { servers, user, config, tls })
+        Ok(KafkaConnection { servers, user, config, tls })
     }
 
     /// What a client is told: what was given, and above it `ours`.
@@ -99,15 +99,15 @@ impl Connection {
             (Some(_), Some(_)) => "sasl_ssl",
         };
         config.set("security.protocol", protocol);
-        if let Some(User { name, password, mechanism }) = &self.user {
+        if let Some(SaslUser { name, password, mechanism }) = &self.user {
             let mechanism = match mechanism {
-                Mechanism::Plain => "PLAIN",
-                Mechanism::ScramSha256 => "SCRAM-SHA-256",
-                Mechanism::ScramSha512 => "SCRAM-SHA-512",
+                SaslMechanism::Plain => "PLAIN",
+                SaslMechanism::ScramSha256 => "SCRAM-SHA-256",
+                SaslMechanism::ScramSha512 => "SCRAM-SHA-512",
             };
             config.set("sasl.mechanism", mechanism).set("sasl.username", name).set("sasl.password", password.reveal());
         }
-        for (name, file) in self.tls.iter().flat_map(Tls::named) {
+        for (name, file) in self.tls.iter().flat_map(TlsOptions::named) {
             config.set(name, file);
         }
         for (name, value) in &self.config {
@@ -134,10 +134,10 @@ impl Connection {
     }
 
     /// What hears a client of this connection.
-    pub(crate) fn context(&self, name: &str) -> Context {
-        Context {
+    pub(crate) fn context(&self, name: &str) -> KafkaContext {
+        KafkaContext {
             name: name.to_owned(),
-            says_who: self.tls.as_ref().is_some_and(Tls::says_who),
+            says_who: self.tls.as_ref().is_some_and(TlsOptions::says_who),
             is_beside_a_producer: false,
             printed: Mutex::default(),
             distrust: Mutex::default(),
@@ -148,7 +148,7 @@ impl Connection {
 }
 
 /// Hears what a client has to say, and prints a line of it now and then.
-pub(crate) struct Context {
+pub(crate) struct KafkaContext {
     /// Task and copy.
     name: String,
     /// Whether the client has a certificate of its own.
@@ -164,10 +164,10 @@ pub(crate) struct Context {
     undelivered: Mutex<Option<RDKafkaErrorCode>>,
 }
 
-impl Context {
+impl KafkaContext {
     /// Of a consumer that is told the same as a producer, whose options are none of its own.
     pub(crate) fn beside_a_producer(self) -> Self {
-        Context { is_beside_a_producer: true, ..self }
+        KafkaContext { is_beside_a_producer: true, ..self }
     }
 
     /// What is wrong with a certificate or a password, and what to do about it.
@@ -181,7 +181,7 @@ impl Context {
     }
 }
 
-impl ClientContext for Context {
+impl ClientContext for KafkaContext {
     fn log(&self, level: RDKafkaLogLevel, _: &str, text: &str) {
         if level as i32 > RDKafkaLogLevel::Warning as i32 {
             return;
@@ -211,9 +211,9 @@ impl ClientContext for Context {
     fn error(&self, _: KafkaError, _: &str) {}
 }
 
-impl ConsumerContext for Context {}
+impl ConsumerContext for KafkaContext {}
 
-impl ProducerContext for Context {
+impl ProducerContext for KafkaContext {
     type DeliveryOpaque = ();
 
     fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
@@ -301,8 +301,8 @@ pub(crate) fn is_final(error: &KafkaError) -> bool {
 /// # Errors
 /// Naming the topic or the servers.
 pub(crate) fn partitions(
-    client: &Client<Context>,
-    connection: &Connection,
+    client: &Client<KafkaContext>,
+    connection: &KafkaConnection,
     topic: &str,
     patience: Duration,
     serve: impl Fn(Duration),

@@ -28,8 +28,8 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tidemill_dataflow::TaskError;
 
-use super::client::{Connection, Context, failed, is_final, plain};
-use crate::prepared::{Header, Marker, Record, open, records, with_headers};
+use super::client::{KafkaConnection, KafkaContext, failed, is_final, plain};
+use crate::prepared_commit::{CommitMarker, PreparedHeader, Record, open, records, with_headers};
 
 /// How long one call may take at least before all is begun anew.
 const CALL: Duration = Duration::from_secs(30);
@@ -40,8 +40,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const FENCED_MAX: u32 = 5;
 
 /// Commits what copies have prepared. Blocks: it has a thread of its own.
-pub(crate) struct Committer {
-    pub(crate) connection: Connection,
+pub(crate) struct TransactionCommitter {
+    pub(crate) connection: KafkaConnection,
     pub(crate) name: String,
     pub(crate) transaction_timeout: Duration,
     pub(crate) record_bytes_max: usize,
@@ -49,15 +49,15 @@ pub(crate) struct Committer {
     /// Commits that somebody else has broken off.
     pub(crate) fenced: u32,
     /// By transactional id.
-    pub(crate) producers: HashMap<String, Transactional>,
+    pub(crate) producers: HashMap<String, TransactionalProducer>,
 }
 
 /// A producer that was initialized, and has not been fenced as far as it knows.
-pub(crate) struct Transactional {
-    producer: BaseProducer<Context>,
+pub(crate) struct TransactionalProducer {
+    producer: BaseProducer<KafkaContext>,
     /// For the name of its group.
-    consumer: BaseConsumer<Context>,
-    marker: Marker,
+    consumer: BaseConsumer<KafkaContext>,
+    marker: CommitMarker,
 }
 
 /// Of what a copy has prepared.
@@ -95,7 +95,7 @@ pub(crate) fn producer_config(record_bytes_max: usize) -> [(&'static str, String
 /// # Errors
 /// The producer's.
 pub(crate) fn send(
-    producer: &BaseProducer<Context>,
+    producer: &BaseProducer<KafkaContext>,
     topic: &str,
     (key, value): Record<'_>,
     headers: Option<OwnedHeaders>,
@@ -132,12 +132,12 @@ pub(crate) fn headers(bytes: Option<&[u8]>) -> Result<Option<OwnedHeaders>, Task
     Ok(headers)
 }
 
-impl Committer {
+impl TransactionCommitter {
     /// Initializes the producer that will commit what this copy prepares: what brokers do not allow is heard before
     /// there are rows.
     ///
     /// # Errors
-    /// As [`Committer::commit`].
+    /// As [`TransactionCommitter::commit`].
     pub(crate) fn begin(&mut self, id: &str, topic: &str) -> Result<(), TaskError> {
         let begun = Instant::now();
         loop {
@@ -200,7 +200,12 @@ impl Committer {
     }
 
     /// One go at it. Outside are errors of what is prepared, inside those of Kafka.
-    fn attempt(&mut self, id: &str, header: &Header, bytes: &[u8]) -> Result<Result<(), KafkaError>, TaskError> {
+    fn attempt(
+        &mut self,
+        id: &str,
+        header: &PreparedHeader,
+        bytes: &[u8],
+    ) -> Result<Result<(), KafkaError>, TaskError> {
         let limit = call(self.transaction_timeout);
         let transactional = match self.producer(id, &header.target) {
             Ok(transactional) => transactional,
@@ -228,7 +233,7 @@ impl Committer {
     }
 
     /// The one with this transactional id.
-    fn producer(&mut self, id: &str, topic: &str) -> Result<&mut Transactional, KafkaError> {
+    fn producer(&mut self, id: &str, topic: &str) -> Result<&mut TransactionalProducer, KafkaError> {
         if !self.producers.contains_key(id) {
             let producer = self.initialize(id, topic)?;
             self.producers.insert(id.to_owned(), producer);
@@ -236,12 +241,12 @@ impl Committer {
         Ok(self.producers.get_mut(id).expect("it was made above"))
     }
 
-    fn initialize(&self, id: &str, topic: &str) -> Result<Transactional, KafkaError> {
+    fn initialize(&self, id: &str, topic: &str) -> Result<TransactionalProducer, KafkaError> {
         let timeout_ms = self.transaction_timeout.as_millis().to_string();
         let config = producer_config(self.record_bytes_max);
         let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
         config.extend([("transactional.id", id), ("transaction.timeout.ms", timeout_ms.as_str())]);
-        let producer: BaseProducer<Context> =
+        let producer: BaseProducer<KafkaContext> =
             self.connection.producer_config(&config).create_with_context(self.connection.context(&self.name))?;
         producer.init_transactions(CALL)?;
         let config = self.connection.config(&[
@@ -251,21 +256,21 @@ impl Committer {
             ("isolation.level", "read_committed"),
         ]);
         let context = self.connection.context(&self.name).beside_a_producer();
-        let consumer: BaseConsumer<Context> = config.create_with_context(context)?;
+        let consumer: BaseConsumer<KafkaContext> = config.create_with_context(context)?;
         let mut wanted = TopicPartitionList::new();
         wanted.add_partition(topic, 0);
         let committed = consumer.committed_offsets(wanted, CALL)?;
-        let mut marker = Marker::default();
+        let mut marker = CommitMarker::default();
         if let Some(element) = committed.elements().first() {
             element.error()?;
-            marker = Marker::parse(element.metadata());
+            marker = CommitMarker::parse(element.metadata());
         }
-        Ok(Transactional { producer, consumer, marker })
+        Ok(TransactionalProducer { producer, consumer, marker })
     }
 }
 
-impl Transactional {
-    fn finish(&mut self, header: &Header, limit: Duration) -> Result<(), KafkaError> {
+impl TransactionalProducer {
+    fn finish(&mut self, header: &PreparedHeader, limit: Duration) -> Result<(), KafkaError> {
         // Deliveries have to be heard of before the commit, which does not listen.
         let flushed = self.producer.flush(limit);
         if let Some(code) = self.producer.context().take_undelivered() {
@@ -288,7 +293,7 @@ impl Transactional {
 ///
 /// # Errors
 /// When one is not.
-pub(crate) fn flush(producer: &BaseProducer<Context>, topic: &str, patience: Duration) -> Result<(), TaskError> {
+pub(crate) fn flush(producer: &BaseProducer<KafkaContext>, topic: &str, patience: Duration) -> Result<(), TaskError> {
     let flushed = producer.flush(patience);
     if let Some(code) = producer.context().take_undelivered() {
         return Err(failed(topic, &KafkaError::MessageProduction(code)));

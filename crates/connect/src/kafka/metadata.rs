@@ -6,13 +6,13 @@ use arrow::array::{ArrayRef, BinaryBuilder, Int32Array, Int64Array, StringArray,
 use arrow::datatypes::{DataType, TimeUnit};
 use serde::Deserialize;
 
-use super::source::Record;
+use super::source::RecordBounds;
 use crate::headers;
 
 /// One thing that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Metadata {
+pub(crate) enum KafkaMetadata {
     Topic,
     Partition,
     Offset,
@@ -23,43 +23,43 @@ pub(crate) enum Metadata {
     Headers,
 }
 
-impl Metadata {
+impl KafkaMetadata {
     pub(crate) fn data_type(self) -> DataType {
         match self {
-            Metadata::Topic => DataType::Utf8,
-            Metadata::Partition => DataType::Int32,
-            Metadata::Offset => DataType::Int64,
-            Metadata::Timestamp => DataType::Timestamp(TimeUnit::Millisecond, None),
-            Metadata::Key => DataType::Binary,
-            Metadata::Headers => headers::data_type(),
+            KafkaMetadata::Topic => DataType::Utf8,
+            KafkaMetadata::Partition => DataType::Int32,
+            KafkaMetadata::Offset => DataType::Int64,
+            KafkaMetadata::Timestamp => DataType::Timestamp(TimeUnit::Millisecond, None),
+            KafkaMetadata::Key => DataType::Binary,
+            KafkaMetadata::Headers => headers::data_type(),
         }
     }
 }
 
 /// Records of a partition, with their keys.
-pub(crate) struct Known<'a> {
+pub(crate) struct RecordColumns<'a> {
     pub(crate) topic: &'a str,
     pub(crate) partition: i32,
-    pub(crate) records: Vec<(&'a Record, Option<&'a [u8]>)>,
+    pub(crate) records: Vec<(&'a RecordBounds, Option<&'a [u8]>)>,
 }
 
-impl Known<'_> {
-    pub(crate) fn column(&self, what: Metadata) -> ArrayRef {
+impl RecordColumns<'_> {
+    pub(crate) fn column(&self, what: KafkaMetadata) -> ArrayRef {
         let records = || self.records.iter().map(|(record, _)| record);
         let count = self.records.len();
         match what {
-            Metadata::Topic => Arc::new(StringArray::from_iter_values(std::iter::repeat_n(self.topic, count))),
-            Metadata::Partition => Arc::new(Int32Array::from(vec![self.partition; count])),
-            Metadata::Offset => Arc::new(Int64Array::from_iter_values(records().map(|record| record.offset))),
-            Metadata::Timestamp => {
+            KafkaMetadata::Topic => Arc::new(StringArray::from_iter_values(std::iter::repeat_n(self.topic, count))),
+            KafkaMetadata::Partition => Arc::new(Int32Array::from(vec![self.partition; count])),
+            KafkaMetadata::Offset => Arc::new(Int64Array::from_iter_values(records().map(|record| record.offset))),
+            KafkaMetadata::Timestamp => {
                 Arc::new(records().map(|record| record.timestamp_ms).collect::<TimestampMillisecondArray>())
             }
-            Metadata::Key => {
+            KafkaMetadata::Key => {
                 let mut keys = BinaryBuilder::new();
                 self.records.iter().for_each(|(_, key)| keys.append_option(*key));
                 Arc::new(keys.finish())
             }
-            Metadata::Headers => headers::column(records().map(|record| Some(&record.headers))),
+            KafkaMetadata::Headers => headers::column(records().map(|record| Some(&record.headers))),
         }
     }
 }

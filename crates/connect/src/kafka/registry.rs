@@ -1,10 +1,10 @@
 //! A registry of schemas, by the REST API of Confluent's, which Karapace, Apicurio and Redpanda serve too.
 //!
-//! | asked for                           | for                                                                   |
-//! |-------------------------------------|-----------------------------------------------------------------------|
-//! | `GET /schemas/ids/ID`               | a record's writer schema: it never changes, so it is asked for once   |
-//! | `GET /subjects/S/versions/latest`   | what records are read as, where nobody says it                        |
-//! | `POST /subjects/S/versions`         | the number of the schema that records are written with; again, the same |
+//! | asked for                         | for                                                                     |
+//! |-----------------------------------|-------------------------------------------------------------------------|
+//! | `GET /schemas/ids/ID`             | a record's writer schema: it never changes, so it is asked for once     |
+//! | `GET /subjects/S/versions/latest` | what records are read as, where nobody says it                          |
+//! | `POST /subjects/S/versions`       | the number of the schema that records are written with; again, the same |
 //!
 //! The subject of a topic's values is `TOPIC-value`. A registry that is away, or has too much to do, is asked again
 //! while there is patience. That it does not know a number is no failure of it: the record is bad.
@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use tidemill_dataflow::TaskError;
 use tokio::runtime::Runtime;
 
-use crate::options::Secret;
-use crate::tls::Tls;
+use crate::options::SecretText;
+use crate::tls::TlsOptions;
 
 const MEDIA_TYPE: &str = "application/vnd.schemaregistry.v1+json";
 const ANSWER: Duration = Duration::from_secs(10);
@@ -33,16 +33,16 @@ const UNKNOWN_MAX: usize = 10_000;
 
 /// Where a registry is, and who asks.
 #[derive(Clone, Debug)]
-pub(crate) struct Registry {
+pub(crate) struct SchemaRegistry {
     client: Client,
     url: Url,
-    who: Option<(String, Secret)>,
+    who: Option<(String, SecretText)>,
     patience: Duration,
 }
 
 /// A schema as the registry has it.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Registered {
+pub(crate) struct RegisteredSchema {
     #[serde(rename = "schemaType", default = "avro")]
     pub(crate) kind: String,
     pub(crate) schema: String,
@@ -54,35 +54,35 @@ fn avro() -> String {
     "AVRO".into()
 }
 
-impl Registered {
+impl RegisteredSchema {
     /// Its text, if it is of `kind` and needs no other.
     ///
     /// # Errors
     /// In words.
     pub(crate) fn of(self, kind: &str) -> Result<String, String> {
         match self {
-            Registered { kind: found, .. } if found != kind => Err(format!("is one of {found}, not of {kind}")),
-            Registered { references, .. } if !references.is_empty() => {
+            RegisteredSchema { kind: found, .. } if found != kind => Err(format!("is one of {found}, not of {kind}")),
+            RegisteredSchema { references, .. } if !references.is_empty() => {
                 Err("refers to other schemas, which is not supported".into())
             }
-            Registered { schema, .. } => Ok(schema),
+            RegisteredSchema { schema, .. } => Ok(schema),
         }
     }
 }
 
 /// Why there is no answer.
-enum Failure {
+enum RegistryFailure {
     /// It may be another time.
     Passing(String),
     Final(String),
 }
 
-impl Registry {
+impl SchemaRegistry {
     /// User and password are those of the URL, else `TIDEMILL_REGISTRY_USER` and `TIDEMILL_REGISTRY_PASSWORD`.
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
-    pub(crate) fn new(url: &Secret, tls: Option<&Tls>, patience: Duration) -> Result<Self, String> {
+    pub(crate) fn new(url: &SecretText, tls: Option<&TlsOptions>, patience: Duration) -> Result<Self, String> {
         let wrong = || "`registry` must be http://HOST:PORT or https://HOST:PORT".to_owned();
         let mut url = Url::parse(url.reveal()).map_err(|_| wrong())?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
@@ -90,27 +90,27 @@ impl Registry {
         }
         let mut who = None;
         if !url.username().is_empty() {
-            who = Some((url.username().to_owned(), Secret::new(url.password().unwrap_or_default())));
+            who = Some((url.username().to_owned(), SecretText::new(url.password().unwrap_or_default())));
         } else if let Ok(user) = std::env::var("TIDEMILL_REGISTRY_USER") {
-            let password = Secret::or_environment(None, "TIDEMILL_REGISTRY_PASSWORD");
-            who = Some((user, password.unwrap_or_else(|| Secret::new(""))));
+            let password = SecretText::or_environment(None, "TIDEMILL_REGISTRY_PASSWORD");
+            who = Some((user, password.unwrap_or_else(|| SecretText::new(""))));
         }
         url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| wrong())?;
         let mut client = Client::builder().timeout(ANSWER);
         if url.scheme() == "https" {
-            let tls = Tls::or_environment(tls)?.client()?;
+            let tls = TlsOptions::or_environment(tls)?.client()?;
             client = client.use_preconfigured_tls(rustls::ClientConfig::clone(&tls));
         }
         let client =
             client.build().map_err(|error| format!("cannot create a client for the schema registry: {error}"))?;
-        Ok(Registry { client, url, who, patience })
+        Ok(SchemaRegistry { client, url, who, patience })
     }
 
     /// The schema with a number; `None` if there is none.
     ///
     /// # Errors
     /// Naming the URL.
-    pub(crate) async fn schema(&self, number: u32) -> Result<Option<Registered>, TaskError> {
+    pub(crate) async fn schema(&self, number: u32) -> Result<Option<RegisteredSchema>, TaskError> {
         self.get(&["schemas", "ids", &number.to_string()]).await
     }
 
@@ -118,7 +118,7 @@ impl Registry {
     ///
     /// # Errors
     /// Naming the URL.
-    pub(crate) async fn latest(&self, subject: &str) -> Result<Option<Registered>, TaskError> {
+    pub(crate) async fn latest(&self, subject: &str) -> Result<Option<RegisteredSchema>, TaskError> {
         self.get(&["subjects", subject, "versions", "latest"]).await
     }
 
@@ -128,7 +128,7 @@ impl Registry {
     /// Naming the URL: such as that it does not go with the subject's others.
     pub(crate) async fn register(&self, subject: &str, kind: &str, schema: &str) -> Result<u32, TaskError> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct RegistryResponse {
             id: u32,
         }
         let path = ["subjects", subject, "versions"];
@@ -139,7 +139,8 @@ impl Registry {
         };
         let answer = self.ask(Method::POST, &path, Some(&body)).await?;
         let answer = answer.ok_or_else(|| format!("{}: no such path", self.at(&path)))?;
-        let answer: Answer = serde_json::from_value(answer).map_err(|error| format!("{}: {error}", self.at(&path)))?;
+        let answer: RegistryResponse =
+            serde_json::from_value(answer).map_err(|error| format!("{}: {error}", self.at(&path)))?;
         Ok(answer.id)
     }
 
@@ -153,7 +154,7 @@ impl Registry {
         self.url.as_str()
     }
 
-    async fn get(&self, path: &[&str]) -> Result<Option<Registered>, TaskError> {
+    async fn get(&self, path: &[&str]) -> Result<Option<RegisteredSchema>, TaskError> {
         let Some(found) = self.ask(Method::GET, path, None).await? else { return Ok(None) };
         let found = serde_json::from_value(found);
         Ok(Some(found.map_err(|error| format!("{}: not a schema: {error}", self.at(path)))?))
@@ -174,15 +175,20 @@ impl Registry {
         loop {
             match self.attempt(method.clone(), path, body).await {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Passing(_)) if begun.elapsed() < self.patience => tokio::time::sleep(PAUSE).await,
-                Err(Failure::Passing(reason) | Failure::Final(reason)) => {
+                Err(RegistryFailure::Passing(_)) if begun.elapsed() < self.patience => tokio::time::sleep(PAUSE).await,
+                Err(RegistryFailure::Passing(reason) | RegistryFailure::Final(reason)) => {
                     return Err(format!("{}: {reason}", self.at(path)).into());
                 }
             }
         }
     }
 
-    async fn attempt(&self, method: Method, path: &[&str], body: Option<&Value>) -> Result<Option<Value>, Failure> {
+    async fn attempt(
+        &self,
+        method: Method,
+        path: &[&str],
+        body: Option<&Value>,
+    ) -> Result<Option<Value>, RegistryFailure> {
         let mut request = self.client.request(method, self.place(path)).header(ACCEPT, MEDIA_TYPE);
         if let Some((user, password)) = &self.who {
             request = request.basic_auth(user, Some(password.reveal()));
@@ -196,7 +202,7 @@ impl Registry {
         while let Some(more) = response.chunk().await.map_err(|error| failed(&error))? {
             bytes.extend_from_slice(&more);
             if bytes.len() > BYTES_MAX {
-                return Err(Failure::Final(format!("its answer exceeds {BYTES_MAX} bytes")));
+                return Err(RegistryFailure::Final(format!("its answer exceeds {BYTES_MAX} bytes")));
             }
         }
         let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
@@ -204,27 +210,27 @@ impl Registry {
         match status {
             status if status.is_success() => match answer {
                 Value::Object(_) => Ok(Some(answer)),
-                _ => Err(Failure::Final("its answer is not a JSON object: no schema registry is there".into())),
+                _ => Err(RegistryFailure::Final("its answer is not a JSON object: no schema registry is there".into())),
             },
             // Of the registry's own: a path that nobody knows is no answer about schemas.
             StatusCode::NOT_FOUND if answer.get("error_code").is_some() => Ok(None),
-            StatusCode::NOT_FOUND => Err(Failure::Final("not found: no schema registry is there".into())),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::Final(format!(
+            StatusCode::NOT_FOUND => Err(RegistryFailure::Final("not found: no schema registry is there".into())),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(RegistryFailure::Final(format!(
                 "{status}: set TIDEMILL_REGISTRY_USER and TIDEMILL_REGISTRY_PASSWORD ({said})"
             ))),
-            StatusCode::CONFLICT => Err(Failure::Final(format!(
+            StatusCode::CONFLICT => Err(RegistryFailure::Final(format!(
                 "the schema is not compatible with those of the subject ({said}): keep what readers of the topic \
                  need, or choose another topic"
             ))),
             status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-                Err(Failure::Passing(format!("{status}: {said}")))
+                Err(RegistryFailure::Passing(format!("{status}: {said}")))
             }
-            status => Err(Failure::Final(format!("{status}: {said}"))),
+            status => Err(RegistryFailure::Final(format!("{status}: {said}"))),
         }
     }
 }
 
-fn failed(error: &reqwest::Error) -> Failure {
+fn failed(error: &reqwest::Error) -> RegistryFailure {
     // What is wrong comes last; before it is the URL, again.
     let mut text = String::new();
     let mut cause: Option<&dyn std::error::Error> = Some(error);
@@ -233,28 +239,28 @@ fn failed(error: &reqwest::Error) -> Failure {
         cause = error.source();
     }
     match crate::tls::remedy(&text) {
-        Some(_) => Failure::Final(crate::tls::told(&text)),
-        None => Failure::Passing(text),
+        Some(_) => RegistryFailure::Final(crate::tls::told(&text)),
+        None => RegistryFailure::Passing(text),
     }
 }
 
 /// What is known of schemas by number, for a thread that may wait.
-pub(crate) struct Schemas {
-    registry: Registry,
+pub(crate) struct SchemaCache {
+    registry: SchemaRegistry,
     runtime: Runtime,
     kind: &'static str,
     /// The schema, or why there is none.
     known: BTreeMap<u32, Result<String, String>>,
 }
 
-impl Schemas {
+impl SchemaCache {
     /// Those of a kind: `AVRO` or `JSON`.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn new(registry: Registry, kind: &'static str) -> Result<Self, TaskError> {
+    pub(crate) fn new(registry: SchemaRegistry, kind: &'static str) -> Result<Self, TaskError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Schemas { registry, runtime, kind, known: BTreeMap::new() })
+        Ok(SchemaCache { registry, runtime, kind, known: BTreeMap::new() })
     }
 
     /// The schema with a number, or why records that have it are bad.
@@ -280,10 +286,10 @@ impl Schemas {
     ///
     /// # Errors
     /// In words.
-    pub(crate) fn latest(registry: &Registry, topic: &str, kind: &'static str) -> Result<String, String> {
-        let subject = Registry::subject(topic);
+    pub(crate) fn latest(registry: &SchemaRegistry, topic: &str, kind: &'static str) -> Result<String, String> {
+        let subject = SchemaRegistry::subject(topic);
         let work = || {
-            let schemas = Schemas::new(registry.clone(), kind).map_err(|error| error.to_string())?;
+            let schemas = SchemaCache::new(registry.clone(), kind).map_err(|error| error.to_string())?;
             let found = schemas.runtime.block_on(registry.latest(&subject)).map_err(|error| error.to_string())?;
             let found = found.ok_or_else(|| {
                 format!("schema registry {} has no subject \"{subject}\": pass the schema", registry.name())

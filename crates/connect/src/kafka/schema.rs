@@ -8,30 +8,30 @@ use arrow_avro::schema::{AVRO_NAME_METADATA_KEY, AvroSchema, SCHEMA_METADATA_KEY
 use serde_json::{Map, Value, json};
 use tidemill_dataflow::TaskError;
 
-use super::registry::Registry;
-use crate::record::{Encoder, Numbered};
+use super::registry::SchemaRegistry;
+use crate::record::{RecordEncoder, SchemaPrefix};
 
 /// Makes records of rows, whose schema it registers before the first.
 #[derive(Clone, Debug)]
-pub(crate) struct Registering {
-    encoder: Encoder,
+pub(crate) struct RegisteringEncoder {
+    encoder: RecordEncoder,
     /// Until the number is known.
-    wanted: Option<Wanted>,
+    wanted: Option<SchemaRequest>,
 }
 
 /// What is to be registered.
 #[derive(Clone, Debug)]
-struct Wanted {
-    registry: Registry,
+struct SchemaRequest {
+    registry: SchemaRegistry,
     subject: String,
     kind: &'static str,
     schema: String,
 }
 
-impl Registering {
+impl RegisteringEncoder {
     /// Records as they are.
-    pub(crate) fn plain(encoder: Encoder) -> Self {
-        Registering { encoder, wanted: None }
+    pub(crate) fn plain(encoder: RecordEncoder) -> Self {
+        RegisteringEncoder { encoder, wanted: None }
     }
 
     /// Rows of `schema` as values of a topic, beside what `encoder` makes of them: Avro, by `avro` or a schema made of
@@ -41,9 +41,9 @@ impl Registering {
     /// In words, for columns that it has no way to write.
     pub(crate) fn new(
         schema: &SchemaRef,
-        registry: Registry,
+        registry: SchemaRegistry,
         topic: &str,
-        encoder: Encoder,
+        encoder: RecordEncoder,
         avro: Option<Option<&Value>>,
     ) -> Result<Self, String> {
         let whole = &encoder.whole_schema(schema);
@@ -56,13 +56,13 @@ impl Registering {
                 };
                 let metadata = [(SCHEMA_METADATA_KEY.to_owned(), text.clone())].into();
                 let whole = Schema::new_with_metadata(whole.fields().clone(), metadata);
-                ("AVRO", text, Numbered::Avro(Arc::new(whole), 0))
+                ("AVRO", text, SchemaPrefix::Avro(Arc::new(whole), 0))
             }
-            None => ("JSON", json_schema(whole, topic).to_string(), Numbered::Json(0)),
+            None => ("JSON", json_schema(whole, topic).to_string(), SchemaPrefix::Json(0)),
         };
         let encoder = encoder.numbered(schema, numbered)?;
-        let wanted = Some(Wanted { registry, subject: Registry::subject(topic), kind, schema: text });
-        Ok(Registering { encoder, wanted })
+        let wanted = Some(SchemaRequest { registry, subject: SchemaRegistry::subject(topic), kind, schema: text });
+        Ok(RegisteringEncoder { encoder, wanted })
     }
 
     /// Whether records have headers.
@@ -73,14 +73,14 @@ impl Registering {
     /// Appends the records of rows to `out`.
     ///
     /// # Errors
-    /// As [`Encoder::encode`]; the registry's.
+    /// As [`RecordEncoder::encode`]; the registry's.
     pub(crate) async fn encode(
         &mut self,
         rows: &RecordBatch,
         bytes_max: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), TaskError> {
-        if let Some(Wanted { registry, subject, kind, schema }) = &self.wanted {
+        if let Some(SchemaRequest { registry, subject, kind, schema }) = &self.wanted {
             let number = registry.register(subject, kind, schema).await?;
             self.encoder.set_number(number);
             self.wanted = None;
@@ -139,8 +139,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::avro::Avro;
-    use crate::prepared::records;
+    use crate::avro::AvroSchemas;
+    use crate::prepared_commit::records;
 
     fn rows() -> RecordBatch {
         let n: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(-300)]));
@@ -150,9 +150,9 @@ mod tests {
         RecordBatch::try_new(Arc::new(schema), vec![n, text]).unwrap()
     }
 
-    fn values(numbered: Numbered) -> Vec<Vec<u8>> {
+    fn values(numbered: SchemaPrefix) -> Vec<Vec<u8>> {
         let rows = rows();
-        let encoder = Encoder::new(&rows.schema(), None, None, &[]).unwrap();
+        let encoder = RecordEncoder::new(&rows.schema(), None, None, &[]).unwrap();
         let mut encoder = encoder.numbered(&rows.schema(), numbered).unwrap();
         encoder.set_number(258);
         let mut bytes = Vec::new();
@@ -168,10 +168,10 @@ mod tests {
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["name"], "_1_clicks_v2");
         let metadata = [(SCHEMA_METADATA_KEY.to_owned(), text.clone())].into();
         let with_text = Schema::new_with_metadata(schema.fields().clone(), metadata);
-        let values = values(Numbered::Avro(Arc::new(with_text), 0));
+        let values = values(SchemaPrefix::Avro(Arc::new(with_text), 0));
         assert!(values.iter().all(|value| value.starts_with(&[0, 0, 0, 1, 2])), "{values:?}");
         let writer: Value = serde_json::from_str(&text).unwrap();
-        let avro = Avro::new(&writer, &[(258, writer.clone())].into()).unwrap();
+        let avro = AvroSchemas::new(&writer, &[(258, writer.clone())].into()).unwrap();
         let values: Vec<&[u8]> = values.iter().map(Vec::as_slice).collect();
         let Ok(read) = avro.decode(&values) else { panic!("they are good") };
         assert_eq!(read.columns(), rows().columns());
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn json_has_a_schema() {
-        let values = values(Numbered::Json(0));
+        let values = values(SchemaPrefix::Json(0));
         assert_eq!(values[0], b"\x00\x00\x00\x01\x02{\"n\":1,\"text\":\"a\"}");
         let list = Field::new("list", DataType::List(Arc::new(Field::new("item", DataType::Float64, true))), true);
         let schema = Schema::new([rows().schema().fields().to_vec(), vec![Arc::new(list)]].concat());

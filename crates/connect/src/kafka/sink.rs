@@ -1,9 +1,9 @@
 //! Rows into a topic.
 //!
-//! | guarantee       | rows                                         | *prepare*               | *commit*                      |
-//! |-----------------|----------------------------------------------|-------------------------|-------------------------------|
-//! | exactly once    | are kept                                     | hands them to the checkpoint | a transaction, see `commit` |
-//! | at least once   | are sent, by an idempotent producer          | waits until they are there | nothing                    |
+//! | guarantee     | rows                                | *prepare*                    | *commit*                    |
+//! |---------------|-------------------------------------|------------------------------|-----------------------------|
+//! | exactly once  | are kept                            | hands them to the checkpoint | a transaction, see `commit` |
+//! | at least once | are sent, by an idempotent producer | waits until they are there   | nothing                     |
 //!
 //! With exactly once, rows appear when their checkpoint is durable, all of a copy at once, and readers have to read
 //! committed records only. They are kept in memory and in the checkpoint until then: with
@@ -25,16 +25,16 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::sync::{mpsc, oneshot};
 
-use super::client::{Connection, Context, Mechanism, failed, partitions};
-use super::commit::{Committer, flush, headers, producer_config, send, transactional_id};
-use super::registry::Registry;
-use super::schema::Registering;
+use super::client::{KafkaConnection, KafkaContext, SaslMechanism, failed, partitions};
+use super::commit::{TransactionCommitter, flush, headers, producer_config, send, transactional_id};
+use super::registry::SchemaRegistry;
+use super::schema::RegisteringEncoder;
 use crate::error::ConnectError;
 use crate::headers::HeaderColumn;
-use crate::options::Secret;
-use crate::prepared::{Header, seal, with_headers};
-use crate::record::Encoder;
-use crate::tls::Tls;
+use crate::options::SecretText;
+use crate::prepared_commit::{PreparedHeader, seal, with_headers};
+use crate::record::RecordEncoder;
+use crate::tls::TlsOptions;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "kafka sink";
@@ -43,7 +43,7 @@ const QUEUE: usize = 4;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Promise {
+enum KafkaGuarantee {
     #[default]
     ExactlyOnce,
     AtLeastOnce,
@@ -51,7 +51,7 @@ enum Promise {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Format {
+enum KafkaSinkFormat {
     #[default]
     Json,
     Avro,
@@ -59,7 +59,7 @@ enum Format {
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct KafkaSinkOptions {
     /// `host:port`, several with commas between.
     servers: String,
     topic: String,
@@ -72,20 +72,20 @@ struct Options {
     headers: Vec<HeaderColumn>,
     /// The whole row as this; Avro, and JSON with a schema, need a registry.
     #[serde(default)]
-    format: Format,
+    format: KafkaSinkFormat,
     /// The schema registry that is to know the schema of values, which then have Confluent's header.
-    registry: Option<Secret>,
+    registry: Option<SecretText>,
     /// Of Avro: by which schema; without, by one that is made of the columns.
     avro_schema: Option<Value>,
     #[serde(default)]
-    guarantee: Promise,
+    guarantee: KafkaGuarantee,
     /// With exactly once: what the job is called at the brokers, where nobody else may be called so. Transactional ids
     /// and consumer groups are `ID-COPY`.
     id: Option<String>,
     #[serde(default = "a_megabyte")]
     record_bytes_max: usize,
     /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
-    #[serde(default = "much")]
+    #[serde(default = "epoch_bytes_max_default")]
     epoch_bytes_max: usize,
     #[serde(default = "options::a_minute")]
     transaction_timeout_s: f64,
@@ -94,11 +94,11 @@ struct Options {
     patience_s: f64,
     /// For SASL; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
     user: Option<String>,
-    password: Option<Secret>,
+    password: Option<SecretText>,
     /// By which mechanism; PLAIN unless it is said.
-    sasl: Option<Mechanism>,
+    sasl: Option<SaslMechanism>,
     /// With TLS: files of certificates.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     /// What else librdkafka is to be told.
     #[serde(default)]
     config: BTreeMap<String, Value>,
@@ -109,12 +109,12 @@ fn a_megabyte() -> usize {
     1_000_000
 }
 
-fn much() -> usize {
+fn epoch_bytes_max_default() -> usize {
     256 << 20
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: KafkaSinkOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     for (name, seconds) in
         [("transaction_timeout_s", options.transaction_timeout_s), ("patience_s", options.patience_s)]
@@ -124,52 +124,52 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
         }
     }
     let encoder = encoder(&options, schema).map_err(wrong)?;
-    let Options { servers, user, password, sasl, tls, config, .. } = options.clone();
-    let connection = Connection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
+    let KafkaSinkOptions { servers, user, password, sasl, tls, config, .. } = options.clone();
+    let connection = KafkaConnection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
     let name = format!("kafka {}", options.topic);
     let spec = |guarantee, make| SinkSpec { name, copies_max: 0, guarantee, make };
     match options.guarantee {
-        Promise::ExactlyOnce => {
+        KafkaGuarantee::ExactlyOnce => {
             let Some(id) = options.id.clone().filter(|id| !id.is_empty()) else {
                 let text = "exactly once needs `id`, a name that only this job uses at the brokers and keeps";
                 return Err(wrong(text.into()));
             };
             let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
-                Ok(Box::new(Exactly::new(&options, &connection, &encoder, &id, context)?))
+                Ok(Box::new(TransactionalSink::new(&options, &connection, &encoder, &id, context)?))
             };
             Ok(spec(Guarantee::ExactlyOnce, Arc::new(make)))
         }
-        Promise::AtLeastOnce => {
+        KafkaGuarantee::AtLeastOnce => {
             let make = move |context: &TaskContext| -> Result<Box<dyn Sink>, TaskError> {
-                Ok(Box::new(AtLeast::new(&options, &connection, &encoder, context)?))
+                Ok(Box::new(AtLeastOnceSink::new(&options, &connection, &encoder, context)?))
             };
             Ok(spec(Guarantee::AtLeastOnce, Arc::new(make)))
         }
     }
 }
 
-fn encoder(options: &Options, schema: &SchemaRef) -> Result<Registering, String> {
-    let is_avro = options.format == Format::Avro;
+fn encoder(options: &KafkaSinkOptions, schema: &SchemaRef) -> Result<RegisteringEncoder, String> {
+    let is_avro = options.format == KafkaSinkFormat::Avro;
     if options.avro_schema.is_some() && !is_avro {
         return Err("`avro_schema` is for `format` avro".into());
     }
-    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref(), &options.headers);
+    let encoder = RecordEncoder::new(schema, options.value.as_deref(), options.key.as_deref(), &options.headers);
     let Some(url) = &options.registry else {
         return match is_avro {
             true => Err("avro needs `registry`, where its readers find the schema".into()),
-            false => encoder.map(Registering::plain),
+            false => encoder.map(RegisteringEncoder::plain),
         };
     };
     if options.value.is_some() {
         return Err("with `registry` values are whole rows, not a column `value`".into());
     }
-    let registry = Registry::new(url, options.tls.as_ref(), Duration::from_secs_f64(options.patience_s))?;
+    let registry = SchemaRegistry::new(url, options.tls.as_ref(), Duration::from_secs_f64(options.patience_s))?;
     let avro = is_avro.then_some(options.avro_schema.as_ref());
-    Registering::new(schema, registry, &options.topic, encoder?, avro)
+    RegisteringEncoder::new(schema, registry, &options.topic, encoder?, avro)
 }
 
 /// What a sink's thread is asked to do.
-enum Command {
+enum ProducerCommand {
     /// Look whether the topic is there, and may be written to.
     Begin(oneshot::Sender<Result<(), TaskError>>),
     Send(Vec<u8>),
@@ -181,13 +181,13 @@ enum Command {
 /// Starts a thread that carries out commands until `body` fails or nobody commands any more.
 fn start(
     name: &str,
-    mut body: impl FnMut(Command) -> Result<(), TaskError> + Send + 'static,
-) -> Result<mpsc::Sender<Command>, TaskError> {
+    mut body: impl FnMut(ProducerCommand) -> Result<(), TaskError> + Send + 'static,
+) -> Result<mpsc::Sender<ProducerCommand>, TaskError> {
     let (sender, mut commands) = mpsc::channel(QUEUE);
     let work = move || {
         let mut broken = None;
         while let Some(command) = commands.blocking_recv() {
-            let (Command::Begin(_) | Command::Flush(_) | Command::Commit(..)) = &command else {
+            let (ProducerCommand::Begin(_) | ProducerCommand::Flush(_) | ProducerCommand::Commit(..)) = &command else {
                 if broken.is_none() {
                     broken = body(command).err();
                 }
@@ -195,7 +195,12 @@ fn start(
             };
             // An error of what was sent before is told by whoever answers next.
             match (broken.take(), command) {
-                (Some(error), Command::Begin(answer) | Command::Flush(answer) | Command::Commit(_, answer)) => {
+                (
+                    Some(error),
+                    ProducerCommand::Begin(answer)
+                    | ProducerCommand::Flush(answer)
+                    | ProducerCommand::Commit(_, answer),
+                ) => {
                     drop(answer.send(Err(error)));
                 }
                 (_, command) => broken = body(command).err(),
@@ -211,8 +216,8 @@ fn start(
 
 /// Sends a command that is answered, and waits for the answer.
 async fn ask(
-    commands: &mpsc::Sender<Command>,
-    command: impl FnOnce(oneshot::Sender<Result<(), TaskError>>) -> Command,
+    commands: &mpsc::Sender<ProducerCommand>,
+    command: impl FnOnce(oneshot::Sender<Result<(), TaskError>>) -> ProducerCommand,
 ) -> Result<(), TaskError> {
     let (sender, answer) = oneshot::channel();
     let gone = "the thread of a kafka sink has died";
@@ -221,25 +226,25 @@ async fn ask(
 }
 
 /// Keeps rows for the checkpoint.
-struct Exactly {
-    encoder: Registering,
-    header: Header,
+struct TransactionalSink {
+    encoder: RegisteringEncoder,
+    header: PreparedHeader,
     record_bytes_max: usize,
     epoch_bytes_max: usize,
     bytes: Vec<u8>,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ProducerCommand>,
 }
 
-impl Exactly {
+impl TransactionalSink {
     fn new(
-        options: &Options,
-        connection: &Connection,
-        encoder: &Registering,
+        options: &KafkaSinkOptions,
+        connection: &KafkaConnection,
+        encoder: &RegisteringEncoder,
         id: &str,
         context: &TaskContext,
     ) -> Result<Self, TaskError> {
         let name = format!("{}-{}", context.task(), context.copy());
-        let mut committer = Committer {
+        let mut committer = TransactionCommitter {
             connection: connection.clone(),
             name: name.clone(),
             transaction_timeout: Duration::from_secs_f64(options.transaction_timeout_s),
@@ -250,25 +255,26 @@ impl Exactly {
         };
         let (topic, own) = (options.topic.clone(), transactional_id(id, context.copy()));
         let commands = start(&name.clone(), move |command| match command {
-            Command::Begin(answer) => {
+            ProducerCommand::Begin(answer) => {
                 let client = committer.connection.config(&[]).create_with_context(committer.connection.context(&name));
-                let begun = client.map_err(|error| failed(&topic, &error)).and_then(|client: BaseProducer<Context>| {
-                    let serve = |time| client.poll(time);
-                    partitions(client.client(), &committer.connection, &topic, committer.patience, serve)?;
-                    committer.begin(&own, &topic)
-                });
+                let begun =
+                    client.map_err(|error| failed(&topic, &error)).and_then(|client: BaseProducer<KafkaContext>| {
+                        let serve = |time| client.poll(time);
+                        partitions(client.client(), &committer.connection, &topic, committer.patience, serve)?;
+                        committer.begin(&own, &topic)
+                    });
                 // Nobody may be there to hear it.
                 drop(answer.send(begun));
                 Ok(())
             }
-            Command::Commit(prepared, answer) => {
+            ProducerCommand::Commit(prepared, answer) => {
                 // As above.
                 drop(answer.send(committer.commit(&prepared)));
                 Ok(())
             }
-            Command::Send(_) | Command::Flush(_) => unreachable!("nobody asks for that"),
+            ProducerCommand::Send(_) | ProducerCommand::Flush(_) => unreachable!("nobody asks for that"),
         })?;
-        let header = Header {
+        let header = PreparedHeader {
             id: id.to_owned(),
             target: options.topic.clone(),
             origin: context.copy(),
@@ -278,13 +284,20 @@ impl Exactly {
             headed: encoder.is_headed(),
         };
         let (record_bytes_max, epoch_bytes_max) = (options.record_bytes_max, options.epoch_bytes_max);
-        Ok(Exactly { encoder: encoder.clone(), header, record_bytes_max, epoch_bytes_max, bytes: Vec::new(), commands })
+        Ok(TransactionalSink {
+            encoder: encoder.clone(),
+            header,
+            record_bytes_max,
+            epoch_bytes_max,
+            bytes: Vec::new(),
+            commands,
+        })
     }
 }
 
-impl Sink for Exactly {
+impl Sink for TransactionalSink {
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(ask(&self.commands, Command::Begin))
+        Box::pin(ask(&self.commands, ProducerCommand::Begin))
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -304,7 +317,7 @@ impl Sink for Exactly {
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(ask(&self.commands, |answer| Command::Commit(prepared, answer)))
+        Box::pin(ask(&self.commands, |answer| ProducerCommand::Commit(prepared, answer)))
     }
 
     fn fullness(&self) -> f64 {
@@ -313,17 +326,17 @@ impl Sink for Exactly {
 }
 
 /// Sends rows as they come.
-struct AtLeast {
-    encoder: Registering,
+struct AtLeastOnceSink {
+    encoder: RegisteringEncoder,
     record_bytes_max: usize,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ProducerCommand>,
 }
 
-impl AtLeast {
+impl AtLeastOnceSink {
     fn new(
-        options: &Options,
-        connection: &Connection,
-        encoder: &Registering,
+        options: &KafkaSinkOptions,
+        connection: &KafkaConnection,
+        encoder: &RegisteringEncoder,
         context: &TaskContext,
     ) -> Result<Self, TaskError> {
         let name = format!("{}-{}", context.task(), context.copy());
@@ -332,19 +345,19 @@ impl AtLeast {
         let config = producer_config(options.record_bytes_max);
         let mut config: Vec<(&str, &str)> = config.iter().map(|(name, value)| (*name, value.as_str())).collect();
         config.push(("delivery.timeout.ms", &patience_ms));
-        let producer: BaseProducer<Context> = connection
+        let producer: BaseProducer<KafkaContext> = connection
             .producer_config(&config)
             .create_with_context(connection.context(&name))
             .map_err(|error| failed(&topic, &error))?;
         let (connection, headed) = (connection.clone(), encoder.is_headed());
         let commands = start(&name, move |command| match command {
-            Command::Begin(answer) => {
+            ProducerCommand::Begin(answer) => {
                 // Nobody may be there to hear it.
                 let found = partitions(producer.client(), &connection, &topic, patience, |time| producer.poll(time));
                 drop(answer.send(found.map(drop)));
                 Ok(())
             }
-            Command::Send(bytes) => {
+            ProducerCommand::Send(bytes) => {
                 for record in with_headers(&bytes, headed) {
                     let (record, of) = record?;
                     let sent = send(&producer, &topic, record, headers(of)?, patience);
@@ -353,20 +366,20 @@ impl AtLeast {
                 producer.poll(Duration::ZERO);
                 Ok(())
             }
-            Command::Flush(answer) => {
+            ProducerCommand::Flush(answer) => {
                 // As above.
                 drop(answer.send(flush(&producer, &topic, patience)));
                 Ok(())
             }
-            Command::Commit(..) => unreachable!("nothing is prepared"),
+            ProducerCommand::Commit(..) => unreachable!("nothing is prepared"),
         })?;
-        Ok(AtLeast { encoder: encoder.clone(), record_bytes_max: options.record_bytes_max, commands })
+        Ok(AtLeastOnceSink { encoder: encoder.clone(), record_bytes_max: options.record_bytes_max, commands })
     }
 }
 
-impl Sink for AtLeast {
+impl Sink for AtLeastOnceSink {
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(ask(&self.commands, Command::Begin))
+        Box::pin(ask(&self.commands, ProducerCommand::Begin))
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -374,12 +387,12 @@ impl Sink for AtLeast {
             let mut bytes = Vec::new();
             self.encoder.encode(&rows, self.record_bytes_max, &mut bytes).await?;
             let gone = "the thread of a kafka sink has died";
-            Ok(self.commands.send(Command::Send(bytes)).await.map_err(|_| gone)?)
+            Ok(self.commands.send(ProducerCommand::Send(bytes)).await.map_err(|_| gone)?)
         })
     }
 
     fn prepare(&mut self, _: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {
-        Box::pin(async move { ask(&self.commands, Command::Flush).await.map(|()| Bytes::new()) })
+        Box::pin(async move { ask(&self.commands, ProducerCommand::Flush).await.map(|()| Bytes::new()) })
     }
 
     fn commit(&mut self, _: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {

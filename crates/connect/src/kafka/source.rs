@@ -8,7 +8,7 @@
 //! An offset that is not there any more, because the topic keeps records for less time than the job was away, is an
 //! error: nothing is passed over in silence. So is a topic that was deleted and made anew, whose offsets are those of
 //! other records: with an offset a checkpoint has a mark of the record before it, which is looked at first, see
-//! `place`.
+//! `position`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -29,20 +29,20 @@ use serde_json::{Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{Connection, Context, Mechanism, failed, partitions, plain};
-use super::metadata::{Known, Metadata};
-use super::place::{Mark, Place};
-use super::registry::{Registry, Schemas};
-use crate::avro::Avro;
-use crate::bad::{BadHeaders, BadRecords, Besides, Decoded, Handler, OnError};
-use crate::decode::{Decoder, Layout};
+use super::client::{KafkaConnection, KafkaContext, SaslMechanism, failed, partitions, plain};
+use super::metadata::{KafkaMetadata, RecordColumns};
+use super::position::{PartitionPosition, RecordFingerprint};
+use super::registry::{SchemaCache, SchemaRegistry};
+use crate::avro::AvroSchemas;
+use crate::bad_records::{BadHeaders, BadRecordHandler, BadRecords, Decoded, OnError, RecordContext};
+use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
-use crate::feed::{Feed, Feeder};
 use crate::format;
 use crate::headers::Headers as HeaderList;
-use crate::options::Secret;
-use crate::quiet::Quiet;
-use crate::tls::Tls;
+use crate::idleness::IdleSplit;
+use crate::options::SecretText;
+use crate::read_ahead::{FeedReceiver, FeedSender};
+use crate::tls::TlsOptions;
 use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "kafka source";
@@ -62,7 +62,7 @@ const SHARED: &str = "partitions";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Format {
+enum KafkaSourceFormat {
     #[default]
     Json,
     Text,
@@ -72,7 +72,7 @@ enum Format {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Start {
+enum KafkaStart {
     #[default]
     Earliest,
     Latest,
@@ -82,7 +82,7 @@ enum Start {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Isolation {
+enum IsolationLevel {
     #[default]
     ReadCommitted,
     ReadUncommitted,
@@ -90,20 +90,20 @@ enum Isolation {
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct KafkaSourceOptions {
     /// `host:port`, several with commas between.
     servers: String,
     topic: String,
     #[serde(default)]
-    format: Format,
+    format: KafkaSourceFormat,
     /// Of JSON: values begin with a zero and a schema's number of four bytes, as Confluent's serializers write them.
     #[serde(default)]
     confluent_header: bool,
     /// The schema registry that knows the schemas of Avro values, and of JSON, whose numbers are in Confluent's header.
-    registry: Option<Secret>,
+    registry: Option<SecretText>,
     /// Columns behind those of values: what each is called, and what of a record it has.
     #[serde(default)]
-    metadata: Vec<(String, Metadata)>,
+    metadata: Vec<(String, KafkaMetadata)>,
     /// Of Avro: what values are read as; with a registry, by default the newest schema of the topic's values.
     avro_schema: Option<Value>,
     /// Of Avro values with Confluent's header: the schemas they were written with, by number.
@@ -111,9 +111,9 @@ struct Options {
     avro_writers: BTreeMap<u32, Value>,
     /// Where a job begins that goes on from no checkpoint.
     #[serde(default)]
-    start: Start,
+    start: KafkaStart,
     #[serde(default)]
-    isolation: Isolation,
+    isolation: IsolationLevel,
     /// Between looks for new partitions; 0 is never.
     #[serde(default = "half_a_minute")]
     discover_interval_s: f64,
@@ -127,11 +127,11 @@ struct Options {
     patience_s: f64,
     /// For SASL; else `TIDEMILL_KAFKA_USER` and `TIDEMILL_KAFKA_PASSWORD`.
     user: Option<String>,
-    password: Option<Secret>,
+    password: Option<SecretText>,
     /// By which mechanism; PLAIN unless it is said.
-    sasl: Option<Mechanism>,
+    sasl: Option<SaslMechanism>,
     /// With TLS: files of certificates.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     /// What else librdkafka is to be told.
     #[serde(default)]
     config: BTreeMap<String, Value>,
@@ -142,54 +142,57 @@ fn half_a_minute() -> f64 {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: KafkaSourceOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     for (name, seconds) in [("discover_interval_s", options.discover_interval_s), ("patience_s", options.patience_s)] {
         if !(0.0..=1e9).contains(&seconds) {
             return Err(wrong(format!("`{name}` must be 0 or more")));
         }
     }
-    if options.format != Format::Avro && (options.avro_schema.is_some() || !options.avro_writers.is_empty()) {
+    if options.format != KafkaSourceFormat::Avro && (options.avro_schema.is_some() || !options.avro_writers.is_empty())
+    {
         return Err(wrong("`avro_schema` and `avro_writers` are for `format` avro".into()));
     }
     let patience = Duration::from_secs_f64(options.patience_s);
-    let registry = options.registry.as_ref().map(|url| Registry::new(url, options.tls.as_ref(), patience));
+    let registry = options.registry.as_ref().map(|url| SchemaRegistry::new(url, options.tls.as_ref(), patience));
     let registry = registry.transpose().map_err(wrong)?;
-    if registry.is_some() && !(matches!(options.format, Format::Json | Format::Avro) && options.avro_writers.is_empty())
+    if registry.is_some()
+        && !(matches!(options.format, KafkaSourceFormat::Json | KafkaSourceFormat::Avro)
+            && options.avro_writers.is_empty())
     {
         return Err(wrong("`registry` is for `format` json and avro, and without `avro_writers`".into()));
     }
     let layout = match options.format {
-        Format::Json => Some(Layout::Json),
-        Format::Text => Some(Layout::Text),
-        Format::Avro | Format::Raw => None,
+        KafkaSourceFormat::Json => Some(RecordLayout::Json),
+        KafkaSourceFormat::Text => Some(RecordLayout::Text),
+        KafkaSourceFormat::Avro | KafkaSourceFormat::Raw => None,
     };
     let schema = match (layout, schema) {
         (Some(layout), schema) => format::schema(NAME, layout, "value", schema)?,
         (None, None) => raw_schema(),
-        (None, Some(schema)) if options.format == Format::Raw && schema == raw_schema() => schema,
+        (None, Some(schema)) if options.format == KafkaSourceFormat::Raw && schema == raw_schema() => schema,
         (None, Some(_)) => {
             return Err(wrong(format!("{:?} has its own columns: omit the schema", options.format)));
         }
     };
     let decoder = match (options.format, layout) {
-        (Format::Avro, _) => {
+        (KafkaSourceFormat::Avro, _) => {
             let schema = match (&options.avro_schema, &registry) {
                 (Some(schema), _) => schema.clone(),
-                (None, Some(registry)) => Schemas::latest(registry, &options.topic, "AVRO").map_err(wrong)?.into(),
+                (None, Some(registry)) => SchemaCache::latest(registry, &options.topic, "AVRO").map_err(wrong)?.into(),
                 (None, None) => return Err(wrong("avro needs `avro_schema`, or a `registry` that has it".into())),
             };
-            let avro = Avro::new(&schema, &options.avro_writers).map_err(wrong)?;
-            Some(Decoder::of_avro(if registry.is_some() { avro.learning() } else { avro }))
+            let avro = AvroSchemas::new(&schema, &options.avro_writers).map_err(wrong)?;
+            Some(RecordDecoder::of_avro(if registry.is_some() { avro.learning() } else { avro }))
         }
-        (_, Some(layout)) => Some(Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?),
+        (_, Some(layout)) => Some(RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?),
         (_, None) => None,
     };
-    let values = decoder.as_ref().map_or(&schema, Decoder::schema);
+    let values = decoder.as_ref().map_or(&schema, RecordDecoder::schema);
     let metadata = options.metadata.iter().map(|(name, what)| (name.as_str(), what.data_type()));
     let schema = options::with_metadata(values, metadata).map_err(wrong)?;
-    let Options { servers, user, password, sasl, tls, config, .. } = options.clone();
-    let connection = Connection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
+    let KafkaSourceOptions { servers, user, password, sasl, tls, config, .. } = options.clone();
+    let connection = KafkaConnection::new(servers, (user, password, sasl), tls.as_ref(), config).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     let made = SchemaRef::clone(&schema);
@@ -204,13 +207,13 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         files: None,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
-            let restored = Restored::of(context)?;
-            let reader = Reader {
+            let restored = RestoredPositions::of(context)?;
+            let reader = KafkaReader {
                 options: options.clone(),
                 connection: connection.clone(),
                 decoder: decoder.clone(),
                 schema: SchemaRef::clone(&made),
-                bad: Handler::new(options.on_error.clone(), &counted, copy.clone()),
+                bad: BadRecordHandler::new(options.on_error.clone(), &counted, copy.clone()),
                 name: copy.clone(),
                 copy: context.copy() as i32,
                 copies: context.copies() as i32,
@@ -225,9 +228,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
                 quiet: BTreeMap::new(),
             };
             let (places, initial) = (restored.places.clone(), restored.initial);
-            let feed = Feed::start(copy, QUEUE, move |feeder| reader.run(restored.places, feeder))?;
+            let feed = FeedReceiver::start(copy, QUEUE, move |feeder| reader.run(restored.places, feeder))?;
             let (schema, numbers, topic) = (SchemaRef::clone(&made), BTreeMap::new(), options.topic.clone());
-            Ok(Box::new(Kafka { topic, feed, schema, numbers, places, initial }))
+            Ok(Box::new(KafkaSource { topic, feed, schema, numbers, places, initial }))
         }),
     })
 }
@@ -244,7 +247,7 @@ fn raw_schema() -> SchemaRef {
 
 /// What copies tell each other by a checkpoint.
 #[derive(Default, Serialize, Deserialize)]
-struct Shared {
+struct SharedPositions {
     /// The partitions that a copy had.
     held: Vec<i32>,
     /// How many there were when the job began.
@@ -253,28 +256,28 @@ struct Shared {
 
 /// What a copy begins with.
 #[derive(Clone, Default)]
-struct Restored {
+struct RestoredPositions {
     /// Of its partitions.
-    places: BTreeMap<i32, Place>,
+    places: BTreeMap<i32, PartitionPosition>,
     /// The partitions of all copies.
     held: BTreeSet<i32>,
     initial: Option<i32>,
 }
 
-impl Restored {
+impl RestoredPositions {
     fn of(context: &TaskContext) -> Result<Self, TaskError> {
-        let mut mine = Restored::default();
+        let mut mine = RestoredPositions::default();
         let Some(restored) = context.restored() else { return Ok(mine) };
         for (name, bytes) in &restored.splits {
             let (partition, place) = name
                 .parse()
                 .ok()
-                .zip(Place::of(bytes))
+                .zip(PartitionPosition::of(bytes))
                 .ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no kafka source made"))?;
             mine.places.insert(partition, place);
         }
         for bytes in restored.shared.get(SHARED).into_iter().flatten() {
-            let shared: Shared = serde_json::from_slice(bytes)?;
+            let shared: SharedPositions = serde_json::from_slice(bytes)?;
             mine.held.extend(shared.held);
             mine.initial = mine.initial.max(Some(shared.initial));
         }
@@ -282,11 +285,11 @@ impl Restored {
     }
 }
 
-enum Event {
+enum KafkaEvent {
     /// Partitions that the copy has from now on, where they are read from, and how many there were at the job's
     /// beginning.
     Assigned {
-        places: Vec<(i32, Place)>,
+        places: Vec<(i32, PartitionPosition)>,
         initial: i32,
     },
     /// `place` is behind them.
@@ -294,7 +297,7 @@ enum Event {
         partition: i32,
         rows: RecordBatch,
         bad: Option<RecordBatch>,
-        place: Place,
+        place: PartitionPosition,
     },
     CaughtUp {
         partition: i32,
@@ -309,18 +312,18 @@ enum Event {
 }
 
 /// The source of one copy.
-struct Kafka {
+struct KafkaSource {
     topic: String,
-    feed: Feed<Event>,
+    feed: FeedReceiver<KafkaEvent>,
     schema: SchemaRef,
     /// Splits, by partition.
     numbers: BTreeMap<i32, u32>,
     /// Behind the last row that was given.
-    places: BTreeMap<i32, Place>,
+    places: BTreeMap<i32, PartitionPosition>,
     initial: Option<i32>,
 }
 
-impl Source for Kafka {
+impl Source for KafkaSource {
     fn poll_next(&mut self, context: &mut Wakes<'_>) -> Poll<Result<Next, TaskError>> {
         loop {
             let event = match self.feed.poll(context) {
@@ -329,7 +332,7 @@ impl Source for Kafka {
             };
             return Poll::Ready(Ok(match event {
                 None => Next::End,
-                Some(Event::Assigned { places, initial }) => {
+                Some(KafkaEvent::Assigned { places, initial }) => {
                     let mut last = None;
                     for (partition, place) in places {
                         let number = self.numbers.len() as u32;
@@ -348,16 +351,16 @@ impl Source for Kafka {
                         None => continue,
                     }
                 }
-                Some(Event::Rows { partition, rows, bad, place }) => {
+                Some(KafkaEvent::Rows { partition, rows, bad, place }) => {
                     self.places.insert(partition, place);
                     if rows.num_rows() == 0 && bad.is_none() {
                         continue;
                     }
                     Next::Rows { split: self.numbers[&partition], rows, bad }
                 }
-                Some(Event::CaughtUp { partition, at }) => Next::CaughtUp { split: self.numbers[&partition], at },
-                Some(Event::Over { partition }) => Next::SplitEnd { split: self.numbers[&partition] },
-                Some(Event::Nothing) => Next::CaughtUp { split: 0, at: Instant::now() },
+                Some(KafkaEvent::CaughtUp { partition, at }) => Next::CaughtUp { split: self.numbers[&partition], at },
+                Some(KafkaEvent::Over { partition }) => Next::SplitEnd { split: self.numbers[&partition] },
+                Some(KafkaEvent::Nothing) => Next::CaughtUp { split: 0, at: Instant::now() },
             }));
         }
     }
@@ -374,23 +377,23 @@ impl Source for Kafka {
     fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         // Before it knows, whoever goes on begins as it did.
         let Some(initial) = self.initial else { return Ok(Vec::new()) };
-        let shared = Shared { held: self.places.keys().copied().collect(), initial };
+        let shared = SharedPositions { held: self.places.keys().copied().collect(), initial };
         Ok(vec![(SHARED.into(), serde_json::to_vec(&shared)?.into())])
     }
 }
 
 /// Records of a partition that are not given on yet.
 #[derive(Default)]
-struct Buffer {
+struct PartitionBuffer {
     bytes: Vec<u8>,
-    records: Vec<Record>,
+    records: Vec<RecordBounds>,
     /// Bytes of these, with headers.
     size: usize,
     next: i64,
 }
 
 /// Where a record's key and value end in the buffer; each begins where the one before ends.
-pub(super) struct Record {
+pub(super) struct RecordBounds {
     pub(super) offset: i64,
     pub(super) timestamp_ms: Option<i64>,
     key: Option<usize>,
@@ -399,44 +402,48 @@ pub(super) struct Record {
     pub(super) headers: HeaderList,
 }
 
-impl Record {
+impl RecordBounds {
     /// What it has besides its value, for who writes it down.
-    fn besides(&self, key: Option<&[u8]>) -> Besides {
+    fn besides(&self, key: Option<&[u8]>) -> RecordContext {
         let headers = (!self.headers.is_empty()).then(|| BadHeaders::List(self.headers.clone()));
-        Besides { timestamp_ms: self.timestamp_ms, key: key.map(<[u8]>::to_vec), headers }
+        RecordContext { timestamp_ms: self.timestamp_ms, key: key.map(<[u8]>::to_vec), headers }
     }
 }
 
 /// Reads on a thread of its own.
-struct Reader {
-    options: Options,
-    connection: Connection,
-    decoder: Option<Decoder>,
+struct KafkaReader {
+    options: KafkaSourceOptions,
+    connection: KafkaConnection,
+    decoder: Option<RecordDecoder>,
     schema: SchemaRef,
-    bad: Handler,
+    bad: BadRecordHandler,
     name: String,
     copy: i32,
     copies: i32,
     initial: Option<i32>,
     held: BTreeSet<i32>,
-    registry: Option<Registry>,
+    registry: Option<SchemaRegistry>,
     /// Of the registry.
-    schemas: Option<Schemas>,
+    schemas: Option<SchemaCache>,
     /// Of partitions that have just been assigned: the offset they go on from, and what has to be the record before it.
-    marks: BTreeMap<i32, (i64, Mark)>,
-    buffers: BTreeMap<i32, Buffer>,
+    marks: BTreeMap<i32, (i64, RecordFingerprint)>,
+    buffers: BTreeMap<i32, PartitionBuffer>,
     /// Rows and bytes in all buffers.
     waiting: (usize, usize),
     /// Behind the last record of each partition.
     next: BTreeMap<i32, i64>,
     /// Partitions that have been read as far as there is anything.
-    quiet: BTreeMap<i32, Quiet>,
+    quiet: BTreeMap<i32, IdleSplit>,
 }
 
-impl Reader {
-    fn run(mut self, restored: BTreeMap<i32, Place>, feeder: &Feeder<Event>) -> Result<(), TaskError> {
-        let kind = if self.options.format == Format::Avro { "AVRO" } else { "JSON" };
-        self.schemas = self.registry.take().map(|registry| Schemas::new(registry, kind)).transpose()?;
+impl KafkaReader {
+    fn run(
+        mut self,
+        restored: BTreeMap<i32, PartitionPosition>,
+        feeder: &FeedSender<KafkaEvent>,
+    ) -> Result<(), TaskError> {
+        let kind = if self.options.format == KafkaSourceFormat::Avro { "AVRO" } else { "JSON" };
+        self.schemas = self.registry.take().map(|registry| SchemaCache::new(registry, kind)).transpose()?;
         let consumer = self.consumer()?;
         let patience = Duration::from_secs_f64(self.options.patience_s);
         // Nothing is read yet, so no record is lost; one call may return after the first thing that was said.
@@ -450,15 +457,15 @@ impl Reader {
         let initial = *self.initial.get_or_insert(count);
         if let Some(partition) = restored.keys().find(|partition| **partition >= count) {
             let text = format!("it has {count} partitions, but the checkpoint has partition {partition}");
-            return Err(self.made_anew(&text));
+            return Err(self.topic_recreated(&text));
         }
-        let mut places: Vec<(i32, Place)> = restored.into_iter().collect();
+        let mut places: Vec<(i32, PartitionPosition)> = restored.into_iter().collect();
         places.extend(self.first_places(&consumer, count, patience)?);
         let mut reading: BTreeSet<i32> = places.iter().map(|(partition, _)| *partition).collect();
         if !self.assign(&consumer, places, initial, feeder)? {
             return Ok(());
         }
-        if reading.is_empty() && !self.options.stop_at_end && !feeder.give(Event::Nothing) {
+        if reading.is_empty() && !self.options.stop_at_end && !feeder.give(KafkaEvent::Nothing) {
             return Ok(());
         }
         let interval = Duration::from_secs_f64(self.options.discover_interval_s);
@@ -483,18 +490,18 @@ impl Reader {
             let is_waiting = self.waiting.0 > 0;
             match consumer.poll(if is_waiting { Duration::ZERO } else { POLL }) {
                 None => {
-                    if !self.give(None, feeder)? || !self.tell_quiet(None, feeder) {
+                    if !self.flush_buffers(None, feeder)? || !self.emit_idle(None, feeder) {
                         return Ok(());
                     }
                 }
                 Some(Ok(message)) => {
                     // What is still in its queue of a partition that is over.
                     if reading.contains(&message.partition()) && self.is_new(&message)? {
-                        self.keep(&message);
+                        self.buffer_record(&message);
                     }
                     drop(message);
                     if (self.waiting.0 >= BATCH_ROWS || self.waiting.1 >= BATCH_BYTES)
-                        && !(self.give(None, feeder)? && self.tell_quiet(Some(&consumer), feeder))
+                        && !(self.flush_buffers(None, feeder)? && self.emit_idle(Some(&consumer), feeder))
                     {
                         return Ok(());
                     }
@@ -506,28 +513,28 @@ impl Reader {
                     let event = match self.options.stop_at_end {
                         true => {
                             reading.remove(&partition);
-                            Event::Over { partition }
+                            KafkaEvent::Over { partition }
                         }
                         false => {
                             let at = Instant::now();
-                            self.quiet.insert(partition, Quiet::new(at));
-                            Event::CaughtUp { partition, at }
+                            self.quiet.insert(partition, IdleSplit::new(at));
+                            KafkaEvent::CaughtUp { partition, at }
                         }
                     };
-                    if !(self.give(Some(partition), feeder)? && feeder.give(event)) {
+                    if !(self.flush_buffers(Some(partition), feeder)? && feeder.give(event)) {
                         return Ok(());
                     }
                 }
-                Some(Err(error)) => self.look_at(&error, consumer.client().context())?,
+                Some(Err(error)) => self.classify_error(&error, consumer.client().context())?,
             }
         }
         Ok(())
     }
 
-    fn consumer(&self) -> Result<BaseConsumer<Context>, TaskError> {
+    fn consumer(&self) -> Result<BaseConsumer<KafkaContext>, TaskError> {
         let isolation = match self.options.isolation {
-            Isolation::ReadCommitted => "read_committed",
-            Isolation::ReadUncommitted => "read_uncommitted",
+            IsolationLevel::ReadCommitted => "read_committed",
+            IsolationLevel::ReadUncommitted => "read_uncommitted",
         };
         let config = self.connection.config(&[
             // It has to have one, and joins none.
@@ -545,25 +552,25 @@ impl Reader {
     /// Of `count` partitions those that nobody has and this copy is to take, and where they are read from.
     fn first_places(
         &mut self,
-        consumer: &BaseConsumer<Context>,
+        consumer: &BaseConsumer<KafkaContext>,
         count: i32,
         patience: Duration,
-    ) -> Result<Vec<(i32, Place)>, TaskError> {
+    ) -> Result<Vec<(i32, PartitionPosition)>, TaskError> {
         let mut places = Vec::new();
         for partition in (0..count).filter(|partition| partition % self.copies == self.copy) {
             if !self.held.insert(partition) {
                 continue;
             }
             let was_there = self.initial.is_none_or(|initial| partition < initial);
-            let start = if was_there { self.options.start } else { Start::Earliest };
-            let offset = self.ask(patience, || self.first_offset(consumer, partition, start))?;
-            places.push((partition, Place::at(offset)));
+            let start = if was_there { self.options.start } else { KafkaStart::Earliest };
+            let offset = self.retry(patience, || self.first_offset(consumer, partition, start))?;
+            places.push((partition, PartitionPosition::at(offset)));
         }
         Ok(places)
     }
 
     /// Asks the brokers until they answer.
-    fn ask<T>(&self, patience: Duration, question: impl Fn() -> Result<T, KafkaError>) -> Result<T, TaskError> {
+    fn retry<T>(&self, patience: Duration, question: impl Fn() -> Result<T, KafkaError>) -> Result<T, TaskError> {
         let begun = Instant::now();
         loop {
             match question() {
@@ -575,10 +582,15 @@ impl Reader {
     }
 
     /// A number, never "the end": where the job goes on must not depend on when.
-    fn first_offset(&self, consumer: &BaseConsumer<Context>, partition: i32, start: Start) -> Result<i64, KafkaError> {
+    fn first_offset(
+        &self,
+        consumer: &BaseConsumer<KafkaContext>,
+        partition: i32,
+        start: KafkaStart,
+    ) -> Result<i64, KafkaError> {
         let timeout = ANSWER;
         let topic = &self.options.topic;
-        if let Start::TimestampMs(timestamp_ms) = start {
+        if let KafkaStart::TimestampMs(timestamp_ms) = start {
             let mut wanted = TopicPartitionList::new();
             wanted.add_partition_offset(topic, partition, Offset::Offset(timestamp_ms))?;
             let found = consumer.offsets_for_times(wanted, timeout)?;
@@ -590,23 +602,23 @@ impl Reader {
             }
         }
         let (low, high) = consumer.fetch_watermarks(topic, partition, timeout)?;
-        Ok(if start == Start::Earliest { low } else { high })
+        Ok(if start == KafkaStart::Earliest { low } else { high })
     }
 
     fn assign(
         &mut self,
-        consumer: &BaseConsumer<Context>,
-        places: Vec<(i32, Place)>,
+        consumer: &BaseConsumer<KafkaContext>,
+        places: Vec<(i32, PartitionPosition)>,
         initial: i32,
-        feeder: &Feeder<Event>,
+        feeder: &FeedSender<KafkaEvent>,
     ) -> Result<bool, TaskError> {
         let topic = &self.options.topic;
         let patience = Duration::from_secs_f64(self.options.patience_s);
         let (mut list, mut marks) = (TopicPartitionList::new(), BTreeMap::new());
-        for &(partition, Place { next, last }) in &places {
+        for &(partition, PartitionPosition { next, last }) in &places {
             let mut offset = next;
             if let Some(mark) = last {
-                let (low, _) = self.ask(patience, || consumer.fetch_watermarks(topic, partition, ANSWER))?;
+                let (low, _) = self.retry(patience, || consumer.fetch_watermarks(topic, partition, ANSWER))?;
                 // A record that the topic keeps no longer tells nothing.
                 if low < next {
                     offset = next - 1;
@@ -617,7 +629,7 @@ impl Reader {
             added.map_err(|error| failed(topic, &error))?;
         }
         self.next.extend(places.iter().map(|(partition, place)| (*partition, place.next)));
-        if !feeder.give(Event::Assigned { places, initial }) {
+        if !feeder.give(KafkaEvent::Assigned { places, initial }) {
             return Ok(false);
         }
         self.marks.extend(marks);
@@ -636,14 +648,15 @@ impl Reader {
         if message.offset() >= next {
             return Ok(true);
         }
-        if mark == Mark::new(message.timestamp().to_millis(), message.payload()) {
+        if mark == RecordFingerprint::new(message.timestamp().to_millis(), message.payload()) {
             return Ok(false);
         }
         let (offset, partition) = (message.offset(), message.partition());
-        Err(self.made_anew(&format!("record {offset} of partition {partition} is not the one that was read there")))
+        Err(self
+            .topic_recreated(&format!("record {offset} of partition {partition} is not the one that was read there")))
     }
 
-    fn made_anew(&self, reason: &str) -> TaskError {
+    fn topic_recreated(&self, reason: &str) -> TaskError {
         let topic = &self.options.topic;
         format!(
             "kafka topic \"{topic}\" was recreated: {reason}; start without this checkpoint to read it from the \
@@ -653,7 +666,7 @@ impl Reader {
     }
 
     /// What a consumer says instead of a record.
-    fn look_at(&self, error: &KafkaError, context: &Context) -> Result<(), TaskError> {
+    fn classify_error(&self, error: &KafkaError, context: &KafkaContext) -> Result<(), TaskError> {
         use RDKafkaErrorCode as E;
         let topic = &self.options.topic;
         match error.rdkafka_error_code() {
@@ -690,7 +703,7 @@ impl Reader {
         }
     }
 
-    fn keep(&mut self, message: &BorrowedMessage<'_>) {
+    fn buffer_record(&mut self, message: &BorrowedMessage<'_>) {
         let buffer = self.buffers.entry(message.partition()).or_default();
         let before = buffer.bytes.len();
         let mut header_bytes = 0;
@@ -699,11 +712,12 @@ impl Reader {
             Some(buffer.bytes.len())
         };
         // A bad record is written down with all that it takes to send it again.
-        let wants =
-            |what: Metadata| self.options.on_error.keeps() || self.options.metadata.iter().any(|(_, of)| *of == what);
-        let key = put(if self.decoder.is_none() || wants(Metadata::Key) { message.key() } else { None });
+        let wants = |what: KafkaMetadata| {
+            self.options.on_error.keeps() || self.options.metadata.iter().any(|(_, of)| *of == what)
+        };
+        let key = put(if self.decoder.is_none() || wants(KafkaMetadata::Key) { message.key() } else { None });
         let value = put(message.payload());
-        let headers = message.headers().filter(|_| wants(Metadata::Headers));
+        let headers = message.headers().filter(|_| wants(KafkaMetadata::Headers));
         let headers = headers.into_iter().flat_map(|headers| headers.iter());
         let headers = headers.map(|header| {
             header_bytes += header.key.len() + header.value.map_or(0, <[u8]>::len);
@@ -714,7 +728,7 @@ impl Reader {
         self.quiet.remove(&message.partition());
         self.next.insert(message.partition(), buffer.next);
         let timestamp_ms = message.timestamp().to_millis();
-        buffer.records.push(Record { offset: message.offset(), timestamp_ms, key, value, headers });
+        buffer.records.push(RecordBounds { offset: message.offset(), timestamp_ms, key, value, headers });
         let more = buffer.bytes.len() - before + header_bytes;
         buffer.size += more;
         self.waiting.0 += 1;
@@ -726,7 +740,7 @@ impl Reader {
     /// which may wait in the consumer's queue behind records of others. What was read is told by the consumer's
     /// position, which is behind the mark that ends a transaction and is no record; before the first record of a
     /// partition it has none, and it is where reading began.
-    fn tell_quiet(&mut self, asking: Option<&BaseConsumer<Context>>, feeder: &Feeder<Event>) -> bool {
+    fn emit_idle(&mut self, asking: Option<&BaseConsumer<KafkaContext>>, feeder: &FeedSender<KafkaEvent>) -> bool {
         let now = Instant::now();
         let topic = &self.options.topic;
         for (&partition, quiet) in &mut self.quiet {
@@ -742,7 +756,7 @@ impl Reader {
                 let end = consumer.fetch_watermarks(topic, partition, ASK);
                 end.is_ok_and(|(_, end)| read == Some(end))
             });
-            if is_so && !feeder.give(Event::CaughtUp { partition, at: now }) {
+            if is_so && !feeder.give(KafkaEvent::CaughtUp { partition, at: now }) {
                 return false;
             }
         }
@@ -750,7 +764,7 @@ impl Reader {
     }
 
     /// Gives on what is there of a partition, or of all. False: nobody wants more.
-    fn give(&mut self, only: Option<i32>, feeder: &Feeder<Event>) -> Result<bool, TaskError> {
+    fn flush_buffers(&mut self, only: Option<i32>, feeder: &FeedSender<KafkaEvent>) -> Result<bool, TaskError> {
         let chosen: Vec<i32> = match only {
             Some(partition) => vec![partition],
             None => self.buffers.keys().copied().collect(),
@@ -763,18 +777,24 @@ impl Reader {
                 true => self.decode(partition, &buffer)?,
                 false => (self.raw(partition, &buffer)?, None),
             };
-            let last = buffer.iter().last().map(|(record, _, value)| Mark::new(record.timestamp_ms, value));
-            if !feeder.give(Event::Rows { partition, rows, bad, place: Place { next: buffer.next, last } }) {
+            let last =
+                buffer.iter().last().map(|(record, _, value)| RecordFingerprint::new(record.timestamp_ms, value));
+            if !feeder.give(KafkaEvent::Rows {
+                partition,
+                rows,
+                bad,
+                place: PartitionPosition { next: buffer.next, last },
+            }) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn decode(&mut self, partition: i32, buffer: &Buffer) -> Result<Decoded, TaskError> {
-        let Reader { bad, options, decoder, schemas, schema, .. } = self;
+    fn decode(&mut self, partition: i32, buffer: &PartitionBuffer) -> Result<Decoded, TaskError> {
+        let KafkaReader { bad, options, decoder, schemas, schema, .. } = self;
         let decoder = decoder.as_mut().expect("asked for by who has one");
-        let is_json = options.format == Format::Json;
+        let is_json = options.format == KafkaSourceFormat::Json;
         let strips = (options.confluent_header || schemas.is_some()) && is_json;
         let (mut values, mut records, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
         for (record, key, value) in buffer.iter() {
@@ -821,13 +841,13 @@ impl Reader {
             return Ok((rows, bad));
         }
         let records = records.into_iter().zip(is_row).filter(|(_, is_row)| *is_row).map(|(record, _)| record).collect();
-        let found = Known { topic: &options.topic, partition, records };
+        let found = RecordColumns { topic: &options.topic, partition, records };
         let more = options.metadata.iter().map(|(_, what)| found.column(*what));
         let columns = rows.columns().iter().cloned().chain(more).collect();
         Ok((RecordBatch::try_new(SchemaRef::clone(schema), columns)?, bad))
     }
 
-    fn raw(&self, partition: i32, buffer: &Buffer) -> Result<RecordBatch, TaskError> {
+    fn raw(&self, partition: i32, buffer: &PartitionBuffer) -> Result<RecordBatch, TaskError> {
         let (mut keys, mut values) = (BinaryBuilder::new(), BinaryBuilder::new());
         for (_, key, value) in buffer.iter() {
             keys.append_option(key);
@@ -842,16 +862,16 @@ impl Reader {
             Arc::new(records().map(|record| record.timestamp_ms).collect::<TimestampMillisecondArray>()),
         ];
         let records = buffer.iter().map(|(record, key, _)| (record, key)).collect();
-        let found = Known { topic: &self.options.topic, partition, records };
+        let found = RecordColumns { topic: &self.options.topic, partition, records };
         let more = self.options.metadata.iter().map(|(_, what)| found.column(*what));
         let columns = columns.into_iter().chain(more).collect();
         Ok(RecordBatch::try_new(SchemaRef::clone(&self.schema), columns)?)
     }
 }
 
-impl Buffer {
+impl PartitionBuffer {
     /// The records, their keys and their values.
-    fn iter(&self) -> impl Iterator<Item = (&Record, Option<&[u8]>, Option<&[u8]>)> {
+    fn iter(&self) -> impl Iterator<Item = (&RecordBounds, Option<&[u8]>, Option<&[u8]>)> {
         let mut at = 0;
         self.records.iter().map(move |record| {
             let mut take = |end: Option<usize>| {

@@ -8,8 +8,8 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::tls::runtime;
-use crate::options::Secret;
-use crate::tls::{self, Tls};
+use crate::options::SecretText;
+use crate::tls::{self, TlsOptions};
 
 /// Between tries.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
@@ -17,7 +17,7 @@ const CONNECT_MS: u64 = 5000;
 
 /// Where the server is, and who asks.
 #[derive(Clone)]
-pub(crate) struct Server {
+pub(crate) struct RabbitMqServer {
     uri: AMQPUri,
     /// With TLS: how, and what the server's certificate has to be for.
     tls: Option<(TlsConnector, ServerName<'static>)>,
@@ -25,18 +25,18 @@ pub(crate) struct Server {
     pub(crate) name: String,
 }
 
-impl Server {
+impl RabbitMqServer {
     /// User and password are those of the URL, else the environment's.
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
-    pub(crate) fn new(url: &Secret, tls: Option<&Tls>) -> Result<Self, String> {
+    pub(crate) fn new(url: &SecretText, tls: Option<&TlsOptions>) -> Result<Self, String> {
         let url = url.reveal();
         let wrong = || "`url` must be amqp://HOST:PORT/VHOST, or amqps:// for TLS".to_owned();
         let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
         let tls = match (&uri.scheme, tls) {
             (AMQPScheme::AMQPS, tls) => {
-                let connector = TlsConnector::from(Tls::or_environment(tls)?.client()?);
+                let connector = TlsConnector::from(TlsOptions::or_environment(tls)?.client()?);
                 let host = uri.authority.host.clone();
                 Some((connector, ServerName::try_from(host).map_err(|_| wrong())?))
             }
@@ -57,7 +57,7 @@ impl Server {
         }
         uri.query.connection_timeout.get_or_insert(CONNECT_MS);
         let name = format!("{}:{}", uri.authority.host, uri.authority.port);
-        Ok(Server { uri, tls, name })
+        Ok(RabbitMqServer { uri, tls, name })
     }
 
     pub(crate) async fn connect(&self) -> lapin::Result<Connection> {

@@ -10,13 +10,13 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::queue::Message;
-use crate::bad::told;
+use super::queue::QueueMessage;
+use crate::bad_records::told;
 
 /// One thing that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Metadata {
+pub(crate) enum RabbitMqMetadata {
     Exchange,
     RoutingKey,
     /// When it was sent, if its sender has said so.
@@ -34,35 +34,42 @@ fn header_fields() -> Fields {
     Fields::from(vec![Field::new("name", DataType::Utf8, false), Field::new("value", DataType::Utf8, true)])
 }
 
-impl Metadata {
+impl RabbitMqMetadata {
     pub(crate) fn data_type(self) -> DataType {
         match self {
-            Metadata::Exchange | Metadata::RoutingKey | Metadata::MessageId | Metadata::CorrelationId => DataType::Utf8,
-            Metadata::Timestamp => DataType::Timestamp(TimeUnit::Second, None),
-            Metadata::Redelivered => DataType::Boolean,
-            Metadata::Headers => DataType::new_list(DataType::Struct(header_fields()), true),
+            RabbitMqMetadata::Exchange
+            | RabbitMqMetadata::RoutingKey
+            | RabbitMqMetadata::MessageId
+            | RabbitMqMetadata::CorrelationId => DataType::Utf8,
+            RabbitMqMetadata::Timestamp => DataType::Timestamp(TimeUnit::Second, None),
+            RabbitMqMetadata::Redelivered => DataType::Boolean,
+            RabbitMqMetadata::Headers => DataType::new_list(DataType::Struct(header_fields()), true),
         }
     }
 
     /// Of messages, one a row.
-    pub(crate) fn column(self, messages: &[&Message]) -> ArrayRef {
+    pub(crate) fn column(self, messages: &[&QueueMessage]) -> ArrayRef {
         let given = || messages.iter().map(|message| &message.delivery);
         let sent = || given().map(|delivery| &delivery.properties);
         let texts = |texts: Vec<Option<&str>>| -> ArrayRef { Arc::new(StringArray::from(texts)) };
         let ids = |id: &Option<ShortString>| id.as_ref().map(|id| id.as_str().to_owned());
         match self {
-            Metadata::Exchange => texts(given().map(|delivery| Some(delivery.exchange.as_str())).collect()),
-            Metadata::RoutingKey => texts(given().map(|delivery| Some(delivery.routing_key.as_str())).collect()),
-            Metadata::MessageId => Arc::new(sent().map(|of| ids(of.message_id())).collect::<StringArray>()),
-            Metadata::CorrelationId => Arc::new(sent().map(|of| ids(of.correlation_id())).collect::<StringArray>()),
-            Metadata::Timestamp => {
+            RabbitMqMetadata::Exchange => texts(given().map(|delivery| Some(delivery.exchange.as_str())).collect()),
+            RabbitMqMetadata::RoutingKey => {
+                texts(given().map(|delivery| Some(delivery.routing_key.as_str())).collect())
+            }
+            RabbitMqMetadata::MessageId => Arc::new(sent().map(|of| ids(of.message_id())).collect::<StringArray>()),
+            RabbitMqMetadata::CorrelationId => {
+                Arc::new(sent().map(|of| ids(of.correlation_id())).collect::<StringArray>())
+            }
+            RabbitMqMetadata::Timestamp => {
                 let seconds = |at: u64| i64::try_from(at).ok();
                 Arc::new(sent().map(|of| of.timestamp().and_then(seconds)).collect::<TimestampSecondArray>())
             }
-            Metadata::Redelivered => {
+            RabbitMqMetadata::Redelivered => {
                 Arc::new(given().map(|delivery| Some(delivery.redelivered)).collect::<BooleanArray>())
             }
-            Metadata::Headers => {
+            RabbitMqMetadata::Headers => {
                 let mut lists = ListBuilder::new(StructBuilder::from_fields(header_fields(), 0));
                 for of in sent() {
                     let headers = lists.values();

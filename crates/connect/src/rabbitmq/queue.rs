@@ -14,7 +14,7 @@ use tidemill_dataflow::TaskError;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::client::{PAUSE, Server, passes, told};
+use super::client::{PAUSE, RabbitMqServer, passes, told};
 
 /// Messages that are given together at most.
 const MESSAGES_MAX: usize = 1000;
@@ -25,67 +25,75 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Which message of which connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Tag {
+pub(crate) struct DeliveryTag {
     pub(crate) connection: u64,
     pub(crate) number: u64,
 }
 
-pub(crate) struct Message {
-    pub(crate) tag: Tag,
+pub(crate) struct QueueMessage {
+    pub(crate) tag: DeliveryTag,
     /// What the server gave.
     pub(crate) delivery: Delivery,
 }
 
-pub(crate) enum Event {
+pub(crate) enum QueueEvent {
     /// The connection was lost; its messages that are not acknowledged come again on another.
     Lost,
-    Messages(Vec<Message>),
+    Messages(Vec<QueueMessage>),
     /// There is nothing more now.
     CaughtUp,
 }
 
 /// What the task is asked to do.
-enum Command {
+enum QueueCommand {
     /// Acknowledge all up to this one; the number is told when the server has had it.
-    Acknowledge(Tag, u64),
+    Acknowledge(DeliveryTag, u64),
 }
 
 /// The task's other end. It ends when this is dropped, and what was not acknowledged comes again elsewhere.
-pub(crate) struct Queue {
-    events: mpsc::Receiver<Result<Event, TaskError>>,
-    commands: mpsc::UnboundedSender<Command>,
+pub(crate) struct QueueTask {
+    events: mpsc::Receiver<Result<QueueEvent, TaskError>>,
+    commands: mpsc::UnboundedSender<QueueCommand>,
     confirmed: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
 /// What to read, and how.
 #[derive(Clone)]
-pub(crate) struct Reading {
-    pub(crate) server: Server,
+pub(crate) struct QueueOptions {
+    pub(crate) server: RabbitMqServer,
     pub(crate) queue: String,
     pub(crate) prefetch: u16,
     pub(crate) patience: Duration,
 }
 
-impl Queue {
+impl QueueTask {
     /// Within the runtime that the task is to run in.
-    pub(crate) fn open(reading: Reading) -> Self {
+    pub(crate) fn open(reading: QueueOptions) -> Self {
         let (sender, events) = mpsc::channel(QUEUE);
         let (commands, asked) = mpsc::unbounded_channel();
         let confirmed = Arc::new(AtomicU64::new(0));
-        let taker =
-            Taker { reading, events: sender, commands: asked, confirmed: Arc::clone(&confirmed), connections: 0 };
-        Queue { events, commands, confirmed, task: tokio::spawn(taker.run()) }
+        let taker = QueueConsumer {
+            reading,
+            events: sender,
+            commands: asked,
+            confirmed: Arc::clone(&confirmed),
+            connections: 0,
+        };
+        QueueTask { events, commands, confirmed, task: tokio::spawn(taker.run()) }
     }
 
-    pub(crate) fn poll(&mut self, context: &mut std::task::Context<'_>) -> std::task::Poll<Result<Event, TaskError>> {
+    pub(crate) fn poll(
+        &mut self,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<QueueEvent, TaskError>> {
         self.events.poll_recv(context).map(|event| event.unwrap_or_else(|| Err("the task of a queue has died".into())))
     }
 
     /// Acknowledges all messages up to `tag`, unless its connection is lost; `number` is that of the acknowledgement.
-    pub(crate) fn acknowledge(&self, tag: Tag, number: u64) {
+    pub(crate) fn acknowledge(&self, tag: DeliveryTag, number: u64) {
         // A task that has ended has told why, or will.
-        let _ = self.commands.send(Command::Acknowledge(tag, number));
+        let _ = self.commands.send(QueueCommand::Acknowledge(tag, number));
     }
 
     /// The last acknowledgement that the server has had.
@@ -94,29 +102,29 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for QueueTask {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-struct Taker {
-    reading: Reading,
-    events: mpsc::Sender<Result<Event, TaskError>>,
-    commands: mpsc::UnboundedReceiver<Command>,
+struct QueueConsumer {
+    reading: QueueOptions,
+    events: mpsc::Sender<Result<QueueEvent, TaskError>>,
+    commands: mpsc::UnboundedReceiver<QueueCommand>,
     confirmed: Arc<AtomicU64>,
     connections: u64,
 }
 
 /// A connection that gives messages.
-struct Open {
+struct OpenChannel {
     /// Closes when it is dropped.
     _connection: Connection,
     channel: Channel,
     consumer: Consumer,
 }
 
-impl Taker {
+impl QueueConsumer {
     async fn run(mut self) {
         let error = loop {
             let mut open = match self.connect().await {
@@ -128,7 +136,7 @@ impl Taker {
                 Ok(()) => return,
                 // Told at once: how long messages are remembered goes by it.
                 Err(error) if passes(&error) => {
-                    if self.events.send(Ok(Event::Lost)).await.is_err() {
+                    if self.events.send(Ok(QueueEvent::Lost)).await.is_err() {
                         return;
                     }
                     tokio::time::sleep(PAUSE).await;
@@ -140,7 +148,7 @@ impl Taker {
         let _ = self.events.send(Err(error)).await;
     }
 
-    async fn connect(&self) -> Result<Open, TaskError> {
+    async fn connect(&self) -> Result<OpenChannel, TaskError> {
         let begun = Instant::now();
         loop {
             match self.attempt().await {
@@ -154,23 +162,23 @@ impl Taker {
     }
 
     fn failed(&self, error: &lapin::Error) -> TaskError {
-        let Reading { server, queue, .. } = &self.reading;
+        let QueueOptions { server, queue, .. } = &self.reading;
         format!("rabbitmq {}, queue \"{queue}\": {}", server.name, told(error)).into()
     }
 
-    async fn attempt(&self) -> lapin::Result<Open> {
-        let Reading { server, queue, prefetch, .. } = &self.reading;
+    async fn attempt(&self) -> lapin::Result<OpenChannel> {
+        let QueueOptions { server, queue, prefetch, .. } = &self.reading;
         let connection = server.connect().await?;
         let channel = connection.create_channel().await?;
         look(&channel, queue).await?;
         channel.basic_qos(*prefetch, BasicQosOptions::default()).await?;
         let consume = BasicConsumeOptions::default();
         let consumer = channel.basic_consume(queue.as_str().into(), "".into(), consume, FieldTable::default()).await?;
-        Ok(Open { _connection: connection, channel, consumer })
+        Ok(OpenChannel { _connection: connection, channel, consumer })
     }
 
     /// Until the connection is lost, or nobody wants more.
-    async fn take(&mut self, open: &mut Open) -> lapin::Result<()> {
+    async fn take(&mut self, open: &mut OpenChannel) -> lapin::Result<()> {
         let mut messages = Vec::new();
         let (mut last, mut acknowledged) = (0, 0);
         let mut told_end = false;
@@ -184,7 +192,7 @@ impl Taker {
             tokio::select! {
                 biased;
                 command = self.commands.recv() => {
-                    let Some(Command::Acknowledge(tag, number)) = command else { return Ok(()) };
+                    let Some(QueueCommand::Acknowledge(tag, number)) = command else { return Ok(()) };
                     if tag.connection == self.connections {
                         open.channel.basic_ack(tag.number, BasicAckOptions { multiple: true }).await?;
                         acknowledged = tag.number;
@@ -194,7 +202,7 @@ impl Taker {
                 }
                 permit = self.events.reserve(), if !messages.is_empty() => {
                     let Ok(permit) = permit else { return Ok(()) };
-                    permit.send(Ok(Event::Messages(std::mem::take(&mut messages))));
+                    permit.send(Ok(QueueEvent::Messages(std::mem::take(&mut messages))));
                     told_end = false;
                 }
                 delivery = open.consumer.next(), if messages.is_empty() => match delivery {
@@ -207,7 +215,7 @@ impl Taker {
                     let is_full = last - acknowledged >= u64::from(self.reading.prefetch);
                     if !is_full && look(&open.channel, &self.reading.queue).await? == 0 {
                         told_end = true;
-                        if self.events.send(Ok(Event::CaughtUp)).await.is_err() {
+                        if self.events.send(Ok(QueueEvent::CaughtUp)).await.is_err() {
                             return Ok(());
                         }
                     }
@@ -217,9 +225,9 @@ impl Taker {
     }
 
     /// Keeps a message; its number.
-    fn keep(&self, delivery: Delivery, messages: &mut Vec<Message>) -> u64 {
+    fn keep(&self, delivery: Delivery, messages: &mut Vec<QueueMessage>) -> u64 {
         let number = delivery.delivery_tag;
-        messages.push(Message { tag: Tag { connection: self.connections, number }, delivery });
+        messages.push(QueueMessage { tag: DeliveryTag { connection: self.connections, number }, delivery });
         number
     }
 }

@@ -22,12 +22,12 @@ use serde_json::Value;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{PAUSE, Server, passes, told};
+use super::client::{PAUSE, RabbitMqServer, passes, told};
 use crate::error::ConnectError;
-use crate::options::Secret;
-use crate::prepared::{Header, open, records, seal};
-use crate::record::Encoder;
-use crate::tls::Tls;
+use crate::options::SecretText;
+use crate::prepared_commit::{PreparedHeader, open, records, seal};
+use crate::record::RecordEncoder;
+use crate::tls::TlsOptions;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "rabbitmq sink";
@@ -41,11 +41,11 @@ const PERSISTENT: u8 = 2;
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct RabbitMqSinkOptions {
     /// As of the source.
-    url: Secret,
+    url: SecretText,
     /// Files of certificates, for `amqps:`.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     /// Empty is the one that knows every queue by its name.
     #[serde(default)]
     exchange: String,
@@ -59,7 +59,7 @@ struct Options {
     #[serde(default = "a_message")]
     record_bytes_max: usize,
     /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
-    #[serde(default = "much")]
+    #[serde(default = "epoch_bytes_max_default")]
     epoch_bytes_max: usize,
     /// How long the server may keep silent before the job fails.
     #[serde(default = "options::a_minute")]
@@ -71,15 +71,15 @@ fn a_message() -> usize {
     16 << 20
 }
 
-fn much() -> usize {
+fn epoch_bytes_max_default() -> usize {
     256 << 20
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: RabbitMqSinkOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let server = Server::new(&options.url, options.tls.as_ref()).map_err(wrong)?;
-    let encoder = Encoder::new(schema, options.value.as_deref(), options.key.as_deref(), &[]).map_err(wrong)?;
+    let server = RabbitMqServer::new(&options.url, options.tls.as_ref()).map_err(wrong)?;
+    let encoder = RecordEncoder::new(schema, options.value.as_deref(), options.key.as_deref(), &[]).map_err(wrong)?;
     if options.exchange.is_empty() && options.routing_key.is_empty() && options.key.is_none() {
         return Err(wrong("`routing_key` or `key` must name the queue, or `exchange` the exchange".into()));
     }
@@ -92,13 +92,13 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
         copies_max: 0,
         guarantee: Guarantee::AtLeastOnce,
         make: Arc::new(move |context: &TaskContext| {
-            Ok(Box::new(RabbitMq {
+            Ok(Box::new(RabbitMqSink {
                 options: options.clone(),
                 encoder: encoder.clone(),
                 server: server.clone(),
                 open: None,
                 once: context.at_most_once(),
-                header: Header {
+                header: PreparedHeader {
                     id: String::new(),
                     target: target.clone(),
                     origin: context.copy(),
@@ -114,32 +114,32 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
 }
 
 /// The sink of one copy.
-struct RabbitMq {
-    options: Options,
-    encoder: Encoder,
-    server: Server,
+struct RabbitMqSink {
+    options: RabbitMqSinkOptions,
+    encoder: RecordEncoder,
+    server: RabbitMqServer,
     open: Option<(Connection, Channel)>,
     /// Whether nothing may be sent twice.
     once: bool,
-    header: Header,
+    header: PreparedHeader,
     bytes: Vec<u8>,
 }
 
 /// Why messages are not published.
-enum Failure {
+enum PublishFailure {
     /// Of the server or the connection.
     Server(lapin::Error),
     /// Of what is published.
     Message(TaskError),
 }
 
-impl From<lapin::Error> for Failure {
+impl From<lapin::Error> for PublishFailure {
     fn from(error: lapin::Error) -> Self {
-        Failure::Server(error)
+        PublishFailure::Server(error)
     }
 }
 
-impl RabbitMq {
+impl RabbitMqSink {
     /// Looks whether there is what messages go to: else a wrong name or password is found out when there are rows.
     async fn begin(&mut self) -> Result<(), TaskError> {
         let begun = Instant::now();
@@ -155,7 +155,7 @@ impl RabbitMq {
         let (connection, _) = self.open().await?;
         // A channel of its own: an answer that there is none closes it.
         let channel = connection.create_channel().await?;
-        let Options { exchange, routing_key, key, .. } = &self.options;
+        let RabbitMqSinkOptions { exchange, routing_key, key, .. } = &self.options;
         if !exchange.is_empty() {
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
             // Which kind it is does not matter to the server, as it is not made.
@@ -229,15 +229,15 @@ impl RabbitMq {
         Ok(())
     }
 
-    async fn publish(&mut self, header: &Header, bytes: &[u8]) -> Result<(), TaskError> {
+    async fn publish(&mut self, header: &PreparedHeader, bytes: &[u8]) -> Result<(), TaskError> {
         let begun = Instant::now();
         // What is confirmed is not published again by this run.
         let (mut confirmed, mut sent) = (0, 0);
         loop {
             match self.attempt(header, bytes, (&mut confirmed, &mut sent)).await {
                 Ok(()) => return Ok(()),
-                Err(Failure::Message(error)) => return Err(error),
-                Err(Failure::Server(error)) => {
+                Err(PublishFailure::Message(error)) => return Err(error),
+                Err(PublishFailure::Server(error)) => {
                     self.wait(begun, &error).await?;
                     if self.once && sent > confirmed {
                         let (name, lost) = (&self.server.name, sent - confirmed);
@@ -251,15 +251,15 @@ impl RabbitMq {
 
     async fn attempt(
         &mut self,
-        header: &Header,
+        header: &PreparedHeader,
         bytes: &[u8],
         (confirmed, sent): (&mut u64, &mut u64),
-    ) -> Result<(), Failure> {
+    ) -> Result<(), PublishFailure> {
         let channel = self.open().await?.1.clone();
-        let Options { exchange, routing_key, .. } = &self.options;
+        let RabbitMqSinkOptions { exchange, routing_key, .. } = &self.options;
         let mut ahead: Vec<PublisherConfirm> = Vec::new();
         for (number, record) in records(bytes).enumerate().skip(*confirmed as usize) {
-            let (key, value) = record.map_err(Failure::Message)?;
+            let (key, value) = record.map_err(PublishFailure::Message)?;
             let key = key.map(String::from_utf8_lossy);
             let key = key.as_deref().unwrap_or(routing_key);
             let properties = BasicProperties::default()
@@ -287,18 +287,22 @@ fn said(error: &lapin::Error) -> Option<u16> {
 }
 
 /// Waits until the server has said that it has each message.
-async fn confirmed(ahead: &mut Vec<PublisherConfirm>, header: &Header, count: &mut u64) -> Result<(), Failure> {
+async fn confirmed(
+    ahead: &mut Vec<PublisherConfirm>,
+    header: &PreparedHeader,
+    count: &mut u64,
+) -> Result<(), PublishFailure> {
     for confirm in ahead.drain(..) {
         match confirm.await? {
             Confirmation::Ack(None) => *count += 1,
             Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
                 let (key, reason) = (&back.routing_key, &back.reply_text);
                 let text = format!("rabbitmq {}: no queue is bound to routing key \"{key}\" ({reason})", header.target);
-                return Err(Failure::Message(text.into()));
+                return Err(PublishFailure::Message(text.into()));
             }
             // A queue is full and refuses more, or its host is away.
             Confirmation::Nack(None) => {
-                return Err(Failure::Server(std::io::Error::other("the server rejects messages").into()));
+                return Err(PublishFailure::Server(std::io::Error::other("the server rejects messages").into()));
             }
             Confirmation::NotRequested => unreachable!("they were asked for"),
         }
@@ -306,9 +310,9 @@ async fn confirmed(ahead: &mut Vec<PublisherConfirm>, header: &Header, count: &m
     Ok(())
 }
 
-impl Sink for RabbitMq {
+impl Sink for RabbitMqSink {
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(RabbitMq::begin(self))
+        Box::pin(RabbitMqSink::begin(self))
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {

@@ -6,7 +6,7 @@
 //! | none             | any       | at least once: again after a failure, or a lost connection, until it is acknowledged   |
 //! | a property of it | one       | exactly once, if no two messages have the same, and none is without                    |
 //!
-//! With an id, those that may come again are remembered, and are in checkpoints (see `known`): a message that comes
+//! With an id, those that may come again are remembered, and are in checkpoints (see `seen_ids`): a message that comes
 //! again is acknowledged with the next checkpoint, and is no row. That holds for what comes again within an hour, and
 //! while the server loses no acknowledgement that it has had for ten seconds.
 //!
@@ -31,16 +31,16 @@ use serde_json::{Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::Server;
-use super::known::Known;
-use super::metadata::{Metadata, object};
-use super::queue::{Event, Message, Queue, Reading, Tag};
-use crate::bad::{BadHeaders, BadRecords, Besides, Decoded, Handler, OnError};
-use crate::decode::Decoder;
+use super::client::RabbitMqServer;
+use super::metadata::{RabbitMqMetadata, object};
+use super::queue::{DeliveryTag, QueueEvent, QueueMessage, QueueOptions, QueueTask};
+use super::seen_ids::SeenMessageIds;
+use crate::bad_records::{BadHeaders, BadRecordHandler, BadRecords, Decoded, OnError, RecordContext};
+use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
 use crate::format::{self, MessageFormat};
-use crate::options::Secret;
-use crate::tls::Tls;
+use crate::options::SecretText;
+use crate::tls::TlsOptions;
 use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "rabbitmq source";
@@ -53,24 +53,24 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// The property that tells messages apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Id {
+enum IdProperty {
     MessageId,
     CorrelationId,
 }
 
-impl Id {
+impl IdProperty {
     fn name(self) -> &'static str {
         match self {
-            Id::MessageId => "message_id",
-            Id::CorrelationId => "correlation_id",
+            IdProperty::MessageId => "message_id",
+            IdProperty::CorrelationId => "correlation_id",
         }
     }
 
-    fn of(self, message: &Message) -> Option<&str> {
+    fn of(self, message: &QueueMessage) -> Option<&str> {
         let properties = &message.delivery.properties;
         let id = match self {
-            Id::MessageId => properties.message_id(),
-            Id::CorrelationId => properties.correlation_id(),
+            IdProperty::MessageId => properties.message_id(),
+            IdProperty::CorrelationId => properties.correlation_id(),
         };
         id.as_ref().map(ShortString::as_str)
     }
@@ -78,18 +78,18 @@ impl Id {
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct RabbitMqSourceOptions {
     /// `amqp://HOST:PORT/VHOST`; user and password are its, else `TIDEMILL_RABBITMQ_USER` and `TIDEMILL_RABBITMQ_PASSWORD`.
-    url: Secret,
+    url: SecretText,
     /// Files of certificates, for `amqps:`.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     queue: String,
     #[serde(default)]
     format: MessageFormat,
-    id: Option<Id>,
+    id: Option<IdProperty>,
     /// Columns behind those of the bytes: what each is called, and what of a message it has.
     #[serde(default)]
-    metadata: Vec<(String, Metadata)>,
+    metadata: Vec<(String, RabbitMqMetadata)>,
     /// How many messages a copy may have that are not acknowledged: no more are read from one checkpoint to the next.
     #[serde(default = "many")]
     prefetch: u16,
@@ -108,22 +108,22 @@ fn many() -> u16 {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: RabbitMqSourceOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let layout = options.format.layout();
     let schema = format::schema(NAME, layout, "value", schema)?;
     if options.prefetch == 0 {
         return Err(wrong("`prefetch` must be from 1 to 65535".into()));
     }
-    let reading = Reading {
-        server: Server::new(&options.url, options.tls.as_ref()).map_err(wrong)?,
+    let reading = QueueOptions {
+        server: RabbitMqServer::new(&options.url, options.tls.as_ref()).map_err(wrong)?,
         queue: options.queue.clone(),
         prefetch: options.prefetch,
         patience: Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6)),
     };
     let metadata = options.metadata.iter().map(|(name, what)| (name.as_str(), what.data_type()));
     let made = options::with_metadata(&schema, metadata).map_err(wrong)?;
-    let decoder = Decoder::new(layout, schema).map_err(wrong)?;
+    let decoder = RecordDecoder::new(layout, schema).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     Ok(SourceSpec {
@@ -142,17 +142,17 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             let mut options = options.clone();
             // Without checkpoints nothing is promised that ids would be of use for.
             options.id = options.id.filter(|_| keeps);
-            Ok(Box::new(RabbitMq {
+            Ok(Box::new(RabbitMqSource {
                 known: known(context)?,
                 decoder: decoder.clone(),
                 schema: SchemaRef::clone(&made),
-                bad: Handler::new(options.on_error.clone(), &counted, copy),
+                bad: BadRecordHandler::new(options.on_error.clone(), &counted, copy),
                 reading: reading.clone(),
                 options,
                 queue: None,
                 keeps,
                 once: context.at_most_once(),
-                current: Owed::default(),
+                current: PendingAcks::default(),
                 pending: BTreeMap::new(),
                 acknowledgements: 0,
             }))
@@ -160,77 +160,77 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     })
 }
 
-fn known(context: &TaskContext) -> Result<Known, TaskError> {
+fn known(context: &TaskContext) -> Result<SeenMessageIds, TaskError> {
     let splits = context.restored().map(|restored| &restored.splits).into_iter().flatten();
     let mut ids = Vec::new();
     for (_, bytes) in splits {
         ids.extend(serde_json::from_slice::<Vec<String>>(bytes)?);
     }
-    Ok(Known::restored(ids, Instant::now()))
+    Ok(SeenMessageIds::restored(ids, Instant::now()))
 }
 
 /// What the server is to hear when a checkpoint is durable.
 #[derive(Default)]
-struct Owed {
+struct PendingAcks {
     /// The last message.
-    tag: Option<Tag>,
+    tag: Option<DeliveryTag>,
     ids: Vec<String>,
 }
 
-impl Owed {
-    fn add(&mut self, later: Owed) {
+impl PendingAcks {
+    fn add(&mut self, later: PendingAcks) {
         self.tag = later.tag.or(self.tag);
         self.ids.extend(later.ids);
     }
 }
 
 /// The source of one copy.
-struct RabbitMq {
-    options: Options,
-    decoder: Decoder,
+struct RabbitMqSource {
+    options: RabbitMqSourceOptions,
+    decoder: RecordDecoder,
     /// With columns of metadata.
     schema: SchemaRef,
-    bad: Handler,
-    reading: Reading,
-    queue: Option<Queue>,
+    bad: BadRecordHandler,
+    reading: QueueOptions,
+    queue: Option<QueueTask>,
     /// Whether the job makes checkpoints.
     keeps: bool,
     /// Whether a message that comes again may have been a row.
     once: bool,
-    known: Known,
+    known: SeenMessageIds,
     /// Since the last barrier.
-    current: Owed,
+    current: PendingAcks,
     /// By the epochs of barriers.
-    pending: BTreeMap<u64, Owed>,
+    pending: BTreeMap<u64, PendingAcks>,
     /// How many were sent.
     acknowledgements: u64,
 }
 
-impl Source for RabbitMq {
+impl Source for RabbitMqSource {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
         if !self.keeps {
             // What was given last has been taken.
             self.settle(u64::MAX);
         }
         loop {
-            let queue = self.queue.get_or_insert_with(|| Queue::open(self.reading.clone()));
+            let queue = self.queue.get_or_insert_with(|| QueueTask::open(self.reading.clone()));
             match queue.poll(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(event) => match event? {
-                    Event::Lost => {
+                    QueueEvent::Lost => {
                         self.known.lost(Instant::now());
                         // Those numbers mean nothing any more.
-                        self.current = Owed::default();
+                        self.current = PendingAcks::default();
                         self.pending.clear();
                     }
-                    Event::Messages(messages) => {
+                    QueueEvent::Messages(messages) => {
                         let (rows, bad) = self.rows(messages)?;
                         if rows.num_rows() > 0 || bad.is_some() {
                             return Poll::Ready(Ok(Next::Rows { split: 0, rows, bad }));
                         }
                     }
-                    Event::CaughtUp if self.options.stop_at_end => return Poll::Ready(Ok(Next::End)),
-                    Event::CaughtUp => return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() })),
+                    QueueEvent::CaughtUp if self.options.stop_at_end => return Poll::Ready(Ok(Next::End)),
+                    QueueEvent::CaughtUp => return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() })),
                 },
             }
         }
@@ -273,10 +273,10 @@ impl Source for RabbitMq {
     }
 }
 
-impl RabbitMq {
+impl RabbitMqSource {
     /// Acknowledges what was given before the barrier of `epoch`.
     fn settle(&mut self, epoch: u64) {
-        let mut owed = Owed::default();
+        let mut owed = PendingAcks::default();
         while let Some(entry) = self.pending.first_entry().filter(|entry| *entry.key() <= epoch) {
             owed.add(entry.remove());
         }
@@ -291,7 +291,7 @@ impl RabbitMq {
         self.known.acknowledged(owed.ids, self.acknowledgements, queue.confirmed(), Instant::now());
     }
 
-    fn rows(&mut self, messages: Vec<Message>) -> Result<Decoded, TaskError> {
+    fn rows(&mut self, messages: Vec<QueueMessage>) -> Result<Decoded, TaskError> {
         let mut new = Vec::new();
         for message in messages {
             self.current.tag = Some(message.tag);
@@ -324,7 +324,7 @@ impl RabbitMq {
         if self.options.metadata.is_empty() {
             return Ok((rows, bad));
         }
-        let good: Vec<&Message> =
+        let good: Vec<&QueueMessage> =
             new.iter().enumerate().filter(|(at, _)| !wrong.contains_key(at)).map(|(_, message)| message).collect();
         let more = self.options.metadata.iter().map(|(_, what)| what.column(&good));
         let columns = rows.columns().iter().cloned().chain(more).collect();
@@ -332,9 +332,9 @@ impl RabbitMq {
     }
 
     /// Of a message that is no row.
-    fn put_aside(&mut self, message: &Message, reason: &str) -> Result<(), TaskError> {
+    fn put_aside(&mut self, message: &QueueMessage, reason: &str) -> Result<(), TaskError> {
         let Delivery { properties, data, .. } = &message.delivery;
-        let besides = || Besides {
+        let besides = || RecordContext {
             timestamp_ms: properties.timestamp().and_then(|sent_s| i64::try_from(sent_s.checked_mul(1000)?).ok()),
             key: None,
             headers: properties.headers().as_ref().map(|headers| BadHeaders::Object(object(headers))),
@@ -345,7 +345,7 @@ impl RabbitMq {
 
 /// What a message is known by: its ids, if it has any, else where and when it was sent; and that it has come before, as
 /// what was put aside then is put aside again.
-fn place(queue: &str, message: &Message) -> Vec<(&'static str, Value)> {
+fn place(queue: &str, message: &QueueMessage) -> Vec<(&'static str, Value)> {
     let Delivery { delivery_tag, exchange, routing_key, redelivered, properties, .. } = &message.delivery;
     let mut place = vec![("queue", json!(queue))];
     if !exchange.as_str().is_empty() {
@@ -355,7 +355,7 @@ fn place(queue: &str, message: &Message) -> Vec<(&'static str, Value)> {
     if routing_key.as_str() != queue {
         place.push(("routing_key", json!(routing_key.as_str())));
     }
-    for id in [Id::MessageId, Id::CorrelationId] {
+    for id in [IdProperty::MessageId, IdProperty::CorrelationId] {
         place.extend(id.of(message).map(|text| (id.name(), json!(text))));
     }
     place.extend(properties.timestamp().map(|sent_s| ("timestamp", json!(sent_s))));

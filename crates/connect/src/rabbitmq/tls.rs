@@ -18,31 +18,34 @@ use tokio_rustls::client::TlsStream;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Encrypted {
+pub(crate) struct EncryptedStream {
     tokio: Tokio,
-    connector: Connector,
+    connector: OpaqueConnector,
     /// What the server's certificate has to be for.
     name: ServerName<'static>,
 }
 
 /// One without anything that could be shown.
 #[derive(Clone)]
-struct Connector(TlsConnector);
+struct OpaqueConnector(TlsConnector);
 
-impl std::fmt::Debug for Connector {
+impl std::fmt::Debug for OpaqueConnector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Connector")
     }
 }
 
 /// Within a runtime of Tokio: what lapin connects by.
-pub(crate) fn runtime(connector: TlsConnector, name: ServerName<'static>) -> Runtime<RuntimeParts<Tokio, Encrypted>> {
+pub(crate) fn runtime(
+    connector: TlsConnector,
+    name: ServerName<'static>,
+) -> Runtime<RuntimeParts<Tokio, EncryptedStream>> {
     let tokio = Tokio::current();
-    let reactor = Encrypted { tokio: tokio.clone(), connector: Connector(connector), name };
+    let reactor = EncryptedStream { tokio: tokio.clone(), connector: OpaqueConnector(connector), name };
     Runtime::new(RuntimeParts::new(tokio, reactor))
 }
 
-impl Reactor for Encrypted {
+impl Reactor for EncryptedStream {
     type TcpStream = Compat<TlsStream<TcpStream>>;
     type Sleep = <Tokio as Reactor>::Sleep;
 
@@ -62,7 +65,7 @@ impl Reactor for Encrypted {
     }
 
     fn tcp_connect_addr(&self, address: SocketAddr) -> impl Future<Output = Result<Self::TcpStream>> + Send + 'static {
-        let (Connector(connector), name) = (self.connector.clone(), self.name.clone());
+        let (OpaqueConnector(connector), name) = (self.connector.clone(), self.name.clone());
         async move { Ok(connector.connect(name, TcpStream::connect(address).await?).await?.compat()) }
     }
 }

@@ -9,8 +9,8 @@ use redis::{
     RedisResult, TlsCertificates,
 };
 
-use crate::options::Secret;
-use crate::tls::{self, Files, Tls};
+use crate::options::SecretText;
+use crate::tls::{self, TlsFiles, TlsOptions};
 
 /// Between tries.
 pub(crate) const PAUSE: Duration = Duration::from_millis(200);
@@ -19,22 +19,22 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// Where the server is, and who asks.
 #[derive(Clone)]
-pub(crate) struct Server {
+pub(crate) struct RedisServer {
     client: Client,
     /// Host and port.
     pub(crate) name: String,
 }
 
-impl Server {
+impl RedisServer {
     /// User and password are those of the URL, else those given, else the environment's.
     ///
     /// # Errors
     /// In words, which do not show the URL: it may have a password.
     pub(crate) fn new(
-        url: &Secret,
+        url: &SecretText,
         user: Option<String>,
-        password: Option<Secret>,
-        tls: Option<&Tls>,
+        password: Option<SecretText>,
+        tls: Option<&TlsOptions>,
     ) -> Result<Self, String> {
         let wrong = |_| "`url` must be redis://HOST:PORT/NUMBER, or rediss:// for TLS".to_owned();
         let mut info = url.reveal().into_connection_info().map_err(wrong)?;
@@ -43,7 +43,7 @@ impl Server {
         if let Some(user) = user.filter(|_| settings.username().is_none()) {
             settings = settings.set_username(user);
         }
-        let password = Secret::or_environment(password, "TIDEMILL_REDIS_PASSWORD");
+        let password = SecretText::or_environment(password, "TIDEMILL_REDIS_PASSWORD");
         if let Some(password) = password.filter(|_| settings.password().is_none()) {
             settings = settings.set_password(password.reveal());
         }
@@ -54,8 +54,8 @@ impl Server {
                 return Err("`url` asks for TLS without certificate checks, which is not supported".into());
             }
             ConnectionAddr::TcpTls { .. } => {
-                let tls = Tls::or_environment(tls)?;
-                let Files { ca, own } = tls.files()?;
+                let tls = TlsOptions::or_environment(tls)?;
+                let TlsFiles { ca, own } = tls.files()?;
                 let bytes = |file: &Path| std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()));
                 let own = own.map(|(certificate, key)| {
                     Ok::<_, String>(ClientTlsConfig { client_cert: bytes(certificate)?, client_key: bytes(key)? })
@@ -67,7 +67,7 @@ impl Server {
             _ if tls.is_some() => return Err("`tls` needs a rediss:// `url`".into()),
             _ => Client::open(info).map_err(wrong)?,
         };
-        Ok(Server { client, name })
+        Ok(RedisServer { client, name })
     }
 
     pub(crate) async fn connect(&self) -> RedisResult<MultiplexedConnection> {

@@ -41,12 +41,12 @@ pub(super) fn texts(rows: &RecordBatch) -> Result<Vec<LargeStringArray>, ArrowEr
 
 /// How rows of a schema have keys.
 #[derive(Clone, Debug)]
-pub(super) struct Key {
-    parts: Vec<(usize, Part)>,
+pub(super) struct KeyTemplate {
+    parts: Vec<(usize, KeyPart)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum KeyPart {
     /// Its texts end where they have to.
     Plain,
     /// Its texts may have any characters.
@@ -55,17 +55,17 @@ enum Part {
     LastText,
 }
 
-impl Key {
+impl KeyTemplate {
     /// Of these columns, in this order.
     pub(super) fn new(schema: &Schema, columns: &[usize]) -> Self {
         let is_text = |column: usize| is_text(schema.field(column).data_type());
         let last = columns.iter().rposition(|column| is_text(*column));
         let part = |(at, column): (usize, &usize)| match is_text(*column) {
-            false => (*column, Part::Plain),
-            true if Some(at) == last => (*column, Part::LastText),
-            true => (*column, Part::Text),
+            false => (*column, KeyPart::Plain),
+            true if Some(at) == last => (*column, KeyPart::LastText),
+            true => (*column, KeyPart::Text),
         };
-        Key { parts: columns.iter().enumerate().map(part).collect() }
+        KeyTemplate { parts: columns.iter().enumerate().map(part).collect() }
     }
 
     pub(super) fn has(&self, column: usize) -> bool {
@@ -81,15 +81,15 @@ impl Key {
             }
             let value = texts[*column].is_valid(row).then(|| texts[*column].value(row));
             match (part, value) {
-                (Part::Plain, value) => key.push_str(value.unwrap_or_default()),
+                (KeyPart::Plain, value) => key.push_str(value.unwrap_or_default()),
                 (_, None) => key.push_str(NULL),
-                (Part::LastText, Some(value)) => {
+                (KeyPart::LastText, Some(value)) => {
                     if is_like_null(value) {
                         key.push('\\');
                     }
                     key.push_str(value);
                 }
-                (Part::Text, Some(value)) => {
+                (KeyPart::Text, Some(value)) => {
                     for character in value.chars() {
                         if matches!(character, '\\' | ':') {
                             key.push('\\');
@@ -133,7 +133,7 @@ mod tests {
         let columns = columns.iter().map(|(name, column)| (*name, ArrayRef::clone(column), true));
         let rows = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
         let all: Vec<usize> = (0..rows.num_columns()).collect();
-        let (key, texts) = (Key::new(&rows.schema(), &all), texts(&rows).unwrap());
+        let (key, texts) = (KeyTemplate::new(&rows.schema(), &all), texts(&rows).unwrap());
         (0..rows.num_rows()).map(|row| key.of("p:", &texts, row)).collect()
     }
 

@@ -9,24 +9,24 @@ use redis::{Connection, RedisResult};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::client::{PAUSE, Server, passes, told};
-use super::key::{Key, texts};
+use super::client::{PAUSE, RedisServer, passes, told};
+use super::key::{KeyTemplate, texts};
 use crate::error::ConnectError;
-use crate::options::{self, Secret};
-use crate::tls::Tls;
+use crate::options::{self, SecretText};
+use crate::tls::TlsOptions;
 
 const NAME: &str = "redis lookup";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct RedisLookupOptions {
     /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
-    url: Secret,
+    url: SecretText,
     /// Files of certificates.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     user: Option<String>,
-    password: Option<Secret>,
+    password: Option<SecretText>,
     /// What the keys of the hashes begin with.
     #[serde(default)]
     prefix: String,
@@ -39,7 +39,7 @@ struct Options {
 
 /// Hashes of a server.
 pub struct RedisHashes {
-    server: Server,
+    server: RedisServer,
     prefix: String,
     fields: Vec<String>,
     patience: Duration,
@@ -53,13 +53,13 @@ impl RedisHashes {
     /// # Errors
     /// `Option` names what is wrong.
     pub fn new(spec: &Value) -> Result<Self, ConnectError> {
-        let Options { url, tls, user, password, prefix, fields, patience_s } = options::read(NAME, spec)?;
+        let RedisLookupOptions { url, tls, user, password, prefix, fields, patience_s } = options::read(NAME, spec)?;
         let wrong = |reason: String| ConnectError::option(NAME, reason);
         if fields.is_empty() {
             return Err(wrong("`fields` must name at least one".into()));
         }
         let patience = Duration::try_from_secs_f64(patience_s).map_err(|error| wrong(error.to_string()))?;
-        let server = Server::new(&url, user, password, tls.as_ref()).map_err(wrong)?;
+        let server = RedisServer::new(&url, user, password, tls.as_ref()).map_err(wrong)?;
         Ok(RedisHashes { server, prefix, fields, patience, idle: Mutex::default() })
     }
 
@@ -87,7 +87,7 @@ impl RedisHashes {
         // Other columns may have no texts.
         let rows = rows.project(&columns)?;
         let all: Vec<usize> = (0..columns.len()).collect();
-        let (key, texts) = (Key::new(&rows.schema(), &all), texts(&rows)?);
+        let (key, texts) = (KeyTemplate::new(&rows.schema(), &all), texts(&rows)?);
         Ok((0..rows.num_rows()).map(|row| key.of(&self.prefix, &texts, row)).collect())
     }
 

@@ -31,19 +31,19 @@ use serde_json::Value;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{PAUSE, Server, passes, told};
-use super::key::{Key, texts};
+use super::client::{PAUSE, RedisServer, passes, told};
+use super::key::{KeyTemplate, texts};
 use crate::error::ConnectError;
-use crate::options::Secret;
-use crate::prepared::{Header, Marker, open, put, records, seal};
-use crate::tls::Tls;
+use crate::options::SecretText;
+use crate::prepared_commit::{CommitMarker, PreparedHeader, open, put, records, seal};
+use crate::tls::TlsOptions;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "redis sink";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Promise {
+enum RedisGuarantee {
     #[default]
     ExactlyOnce,
     AtLeastOnce,
@@ -51,20 +51,20 @@ enum Promise {
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct RedisSinkOptions {
     /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
-    url: Secret,
+    url: SecretText,
     /// Files of certificates.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     user: Option<String>,
-    password: Option<Secret>,
+    password: Option<SecretText>,
     /// The stream that rows are added to; without it they go into hashes.
     stream: Option<String>,
     /// Of the stream: about so many entries are kept.
     entries_max: Option<u64>,
-    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `Key`. The others are its
-    /// fields.
+    /// Of hashes: the columns whose values, with colons between, are a hash's key, see `KeyTemplate`. The others are
+    /// its fields.
     #[serde(default)]
     key: Vec<String>,
     /// Of hashes: what their keys begin with.
@@ -76,38 +76,38 @@ struct Options {
     /// Of hashes: how long one stays after it was written last.
     expire_s: Option<u64>,
     #[serde(default)]
-    guarantee: Promise,
+    guarantee: RedisGuarantee,
     /// With exactly once: what the job is called at the server, where nobody else may be called so.
     id: Option<String>,
     /// Of one copy between two checkpoints: at half of it one is asked for, and at all of it rows wait for that.
-    #[serde(default = "much")]
+    #[serde(default = "epoch_bytes_max_default")]
     epoch_bytes_max: usize,
     /// How long the server may keep silent before the job fails.
     #[serde(default = "options::a_minute")]
     patience_s: f64,
 }
 
-fn much() -> usize {
+fn epoch_bytes_max_default() -> usize {
     64 << 20
 }
 
 pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: RedisSinkOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let server = Server::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
+    let server = RedisServer::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
         .map_err(wrong)?;
-    let encoder = Encoder::new(&options, schema).map_err(wrong)?;
+    let encoder = ChangeEncoder::new(&options, schema).map_err(wrong)?;
     let (guarantee, id) = match (options.guarantee, options.id.clone().filter(|id| !id.is_empty())) {
-        (Promise::ExactlyOnce, None) => {
+        (RedisGuarantee::ExactlyOnce, None) => {
             return Err(wrong(
                 "exactly once needs `id`, a name that only this job uses at the server and keeps".into(),
             ));
         }
-        (Promise::AtLeastOnce, _) if !options.increment.is_empty() => {
+        (RedisGuarantee::AtLeastOnce, _) if !options.increment.is_empty() => {
             return Err(wrong("`increment` with at least once would count rows twice".into()));
         }
-        (Promise::ExactlyOnce, id) => (Guarantee::ExactlyOnce, id),
-        (Promise::AtLeastOnce, _) => (Guarantee::AtLeastOnce, None),
+        (RedisGuarantee::ExactlyOnce, id) => (Guarantee::ExactlyOnce, id),
+        (RedisGuarantee::AtLeastOnce, _) => (Guarantee::AtLeastOnce, None),
     };
     let target = options.stream.clone().unwrap_or_else(|| format!("{}*", options.prefix));
     Ok(SinkSpec {
@@ -115,7 +115,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
         copies_max: 0,
         guarantee,
         make: Arc::new(move |context: &TaskContext| {
-            let header = id.clone().map(|id| Header {
+            let header = id.clone().map(|id| PreparedHeader {
                 id,
                 target: target.clone(),
                 origin: context.copy(),
@@ -124,7 +124,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
                 records: 0,
                 headed: false,
             });
-            Ok(Box::new(Redis {
+            Ok(Box::new(RedisSink {
                 encoder: encoder.clone(),
                 server: server.clone(),
                 connection: None,
@@ -142,7 +142,7 @@ pub(crate) fn sink(spec: &Value, schema: &SchemaRef) -> Result<SinkSpec, Connect
 /// What is done to a key.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-struct Change {
+struct KeyChange {
     /// Fields that a hash has from now on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     set: Vec<(String, String)>,
@@ -161,7 +161,7 @@ struct Change {
     entries_max: Option<u64>,
 }
 
-impl Change {
+impl KeyChange {
     fn apply(&self, key: &[u8], pipeline: &mut Pipeline) {
         if !self.set.is_empty() {
             pipeline.cmd("HSET").arg(key).arg(&self.set).ignore();
@@ -188,18 +188,18 @@ impl Change {
 
 /// How rows are changes.
 #[derive(Clone)]
-struct Encoder {
+struct ChangeEncoder {
     schema: SchemaRef,
     stream: Option<String>,
     entries_max: Option<u64>,
-    key: Key,
+    key: KeyTemplate,
     prefix: String,
     increment: Vec<usize>,
     expire_s: Option<u64>,
 }
 
-impl Encoder {
-    fn new(given: &Options, schema: &SchemaRef) -> Result<Self, String> {
+impl ChangeEncoder {
+    fn new(given: &RedisSinkOptions, schema: &SchemaRef) -> Result<Self, String> {
         let columns = |option: &str, names: &[String]| -> Result<Vec<usize>, String> {
             names.iter().map(|name| options::column(schema, option, name)).collect()
         };
@@ -221,11 +221,11 @@ impl Encoder {
         if let Some(column) = key.iter().find(|column| increment.contains(column)) {
             return Err(format!("column \"{}\" cannot be both a key and added", schema.field(*column).name()));
         }
-        let encoder = Encoder {
+        let encoder = ChangeEncoder {
             schema: SchemaRef::clone(schema),
             stream: given.stream.clone(),
             entries_max: given.entries_max,
-            key: Key::new(schema, &key),
+            key: KeyTemplate::new(schema, &key),
             prefix: given.prefix.clone(),
             increment,
             expire_s: given.expire_s,
@@ -240,7 +240,8 @@ impl Encoder {
     fn encode(&self, rows: &RecordBatch, out: &mut Vec<u8>) -> Result<(), TaskError> {
         let texts = texts(rows)?;
         for row in 0..rows.num_rows() {
-            let mut change = Change { expire_s: self.expire_s, entries_max: self.entries_max, ..Change::default() };
+            let mut change =
+                KeyChange { expire_s: self.expire_s, entries_max: self.entries_max, ..KeyChange::default() };
             for (column, field) in self.schema.fields().iter().enumerate() {
                 let name = field.name().clone();
                 let value = texts[column].is_valid(row).then(|| texts[column].value(row).to_owned());
@@ -274,12 +275,12 @@ impl Encoder {
 }
 
 /// The sink of one copy.
-struct Redis {
-    encoder: Encoder,
-    server: Server,
+struct RedisSink {
+    encoder: ChangeEncoder,
+    server: RedisServer,
     connection: Option<MultiplexedConnection>,
     /// With exactly once.
-    header: Option<Header>,
+    header: Option<PreparedHeader>,
     bytes: Vec<u8>,
     epoch_bytes_max: usize,
     patience: Duration,
@@ -289,7 +290,7 @@ struct Redis {
     is_first: bool,
 }
 
-impl Redis {
+impl RedisSink {
     /// Connects, and says what the server may lose.
     async fn begin(&mut self) -> Result<(), TaskError> {
         let begun = Instant::now();
@@ -344,12 +345,12 @@ impl Redis {
     }
 
     /// Makes changes, and tries again while there is patience.
-    async fn send(&mut self, bytes: &[u8], marker: Option<(&str, &Header)>) -> Result<(), TaskError> {
+    async fn send(&mut self, bytes: &[u8], marker: Option<(&str, &PreparedHeader)>) -> Result<(), TaskError> {
         let mut pipeline = Pipeline::new();
         let mut found = 0;
         for record in records(bytes) {
             let (Some(key), Some(change)) = record? else { return Err("a change without a key".into()) };
-            let change: Change = serde_json::from_slice(change)?;
+            let change: KeyChange = serde_json::from_slice(change)?;
             change.apply(key, &mut pipeline);
             found += 1;
         }
@@ -377,7 +378,7 @@ impl Redis {
     }
 
     /// False: somebody else has moved the marker meanwhile.
-    async fn attempt(&mut self, pipeline: &Pipeline, marker: Option<(&str, &Header)>) -> RedisResult<bool> {
+    async fn attempt(&mut self, pipeline: &Pipeline, marker: Option<(&str, &PreparedHeader)>) -> RedisResult<bool> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => self.connection.insert(self.server.connect().await?),
@@ -389,7 +390,7 @@ impl Redis {
         // Nobody else has this connection, which is what may watch.
         redis::cmd("WATCH").arg(key).exec_async(connection).await?;
         let last: Option<String> = redis::cmd("GET").arg(key).query_async(connection).await?;
-        let marker = Marker::parse(last.as_deref().unwrap_or_default());
+        let marker = CommitMarker::parse(last.as_deref().unwrap_or_default());
         if marker.has(header) {
             redis::cmd("UNWATCH").exec_async(connection).await?;
             return Ok(true);
@@ -445,13 +446,13 @@ fn risks(settings: &BTreeMap<String, String>, expires: bool) -> Vec<String> {
     risks
 }
 
-impl Sink for Redis {
+impl Sink for RedisSink {
     fn begin(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(Redis::begin(self))
+        Box::pin(RedisSink::begin(self))
     }
 
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>> {
-        Box::pin(async move { Redis::write(self, &rows).await })
+        Box::pin(async move { RedisSink::write(self, &rows).await })
     }
 
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>> {

@@ -26,13 +26,13 @@ use serde_json::{Map, Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
 use tidemill_dataflow::{TaskContext, TaskError};
 
-use super::client::{PAUSE, Server, passes, told};
-use crate::bad::{BadRecords, Decoded, Handler, OnError};
-use crate::decode::{Decoder, Layout};
+use super::client::{PAUSE, RedisServer, passes, told};
+use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
-use crate::options::Secret;
-use crate::quiet::Quiet;
-use crate::tls::Tls;
+use crate::idleness::IdleSplit;
+use crate::options::SecretText;
+use crate::tls::TlsOptions;
 use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "redis source";
@@ -47,7 +47,7 @@ const SHARED: &str = "streams";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Format {
+enum RedisFormat {
     /// An entry's fields are the columns, their values as text.
     #[default]
     Fields,
@@ -57,7 +57,7 @@ enum Format {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Start {
+enum RedisStart {
     #[default]
     Earliest,
     Latest,
@@ -65,23 +65,23 @@ enum Start {
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct RedisSourceOptions {
     /// `redis://HOST:PORT/NUMBER`, or `rediss:` for TLS.
-    url: Secret,
+    url: SecretText,
     /// Files of certificates.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     /// Else the URL's, else `TIDEMILL_REDIS_USER` and `TIDEMILL_REDIS_PASSWORD`.
     user: Option<String>,
-    password: Option<Secret>,
+    password: Option<SecretText>,
     streams: Vec<String>,
     #[serde(default)]
-    format: Format,
+    format: RedisFormat,
     /// The field that is JSON.
     #[serde(default = "value")]
     field: String,
     /// Where a job begins that goes on from no checkpoint.
     #[serde(default)]
-    start: Start,
+    start: RedisStart,
     /// Ends when every stream has been read as far as there is anything.
     #[serde(default)]
     stop_at_end: bool,
@@ -97,16 +97,16 @@ fn value() -> String {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Arc<Options> = Arc::new(options::read(NAME, spec)?);
+    let options: Arc<RedisSourceOptions> = Arc::new(options::read(NAME, spec)?);
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let schema = options::needed(NAME, schema)?;
     let names: BTreeSet<&String> = options.streams.iter().collect();
     if names.is_empty() || names.len() < options.streams.len() {
         return Err(wrong("`streams` must name at least one stream, and none twice".into()));
     }
-    let server = Server::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
+    let server = RedisServer::new(&options.url, options.user.clone(), options.password.clone(), options.tls.as_ref())
         .map_err(wrong)?;
-    let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let decoder = RecordDecoder::new(RecordLayout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     Ok(SourceSpec {
@@ -120,10 +120,10 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         files: None,
         make: Arc::new(move |context| {
             let copy = format!("{}-{}", context.task(), context.copy());
-            let bad = Handler::new(options.on_error.clone(), &counted, copy);
+            let bad = BadRecordHandler::new(options.on_error.clone(), &counted, copy);
             let (streams, held) = streams(&options, context)?;
-            let reader = Reader { server: server.clone(), connection: None, options: Arc::clone(&options) };
-            Ok(Box::new(Redis {
+            let reader = RedisReader { server: server.clone(), connection: None, options: Arc::clone(&options) };
+            Ok(Box::new(RedisSource {
                 options: Arc::clone(&options),
                 decoder: decoder.clone(),
                 bad,
@@ -142,33 +142,33 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
 
 /// A stream that a copy reads.
 #[derive(Clone)]
-struct Stream {
+struct ReadStream {
     name: String,
     /// Behind the last entry that was given on; none, where that is not known yet.
-    place: Option<Place>,
+    place: Option<StreamPosition>,
     /// It has been read as far as there is anything.
-    quiet: Option<Quiet>,
+    quiet: Option<IdleSplit>,
     is_over: bool,
 }
 
 /// Where a stream is read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct StreamPosition {
     /// Of the entry before.
     id: String,
     /// How many had been added with it, if the server knows.
     number: Option<u64>,
 }
 
-impl Place {
+impl StreamPosition {
     /// Of a checkpoint; none, where the stream had not been looked at.
     fn parse(text: &str) -> Option<Self> {
         let (id, number) = text.split_once(' ').map_or((text, None), |(id, number)| (id, number.parse().ok()));
-        (!id.is_empty()).then(|| Place { id: id.to_owned(), number })
+        (!id.is_empty()).then(|| StreamPosition { id: id.to_owned(), number })
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StreamPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.id)?;
         self.number.map_or(Ok(()), |number| write!(f, " {number}"))
@@ -177,14 +177,14 @@ impl fmt::Display for Place {
 
 /// What a server knows of a stream.
 #[derive(Clone, Debug, Default)]
-struct Info {
+struct StreamInfo {
     last: String,
     /// How many entries were ever added, and how many of them are there.
     added: Option<u64>,
     length: u64,
 }
 
-impl Info {
+impl StreamInfo {
     /// Of an answer to XINFO; of a stream that is not there nothing was added.
     ///
     /// # Errors
@@ -192,13 +192,13 @@ impl Info {
     fn of(answer: RedisResult<BTreeMap<String, redis::Value>>) -> RedisResult<Self> {
         let found = match answer {
             Err(error) if error.detail().is_some_and(|detail| detail.contains("no such key")) => {
-                return Ok(Info { last: NOTHING.into(), added: Some(0), length: 0 });
+                return Ok(StreamInfo { last: NOTHING.into(), added: Some(0), length: 0 });
             }
             answer => answer?,
         };
         let number = |name: &str| found.get(name).and_then(|value| redis::from_redis_value(value.clone()).ok());
         let last = found.get("last-generated-id").and_then(|id| redis::from_redis_value(id.clone()).ok());
-        Ok(Info {
+        Ok(StreamInfo {
             last: last.unwrap_or_else(|| NOTHING.into()),
             added: number("entries-added"),
             length: number("length").unwrap_or(0),
@@ -206,16 +206,18 @@ impl Info {
     }
 
     /// Where a job begins.
-    fn start(&self, start: Start) -> Place {
+    fn start(&self, start: RedisStart) -> StreamPosition {
         match start {
             // A place that stays the same, never "the end".
-            Start::Latest => Place { id: self.last.clone(), number: self.added },
-            Start::Earliest => Place { id: NOTHING.into(), number: self.added.map(|added| added - self.length) },
+            RedisStart::Latest => StreamPosition { id: self.last.clone(), number: self.added },
+            RedisStart::Earliest => {
+                StreamPosition { id: NOTHING.into(), number: self.added.map(|added| added - self.length) }
+            }
         }
     }
 
     /// What is wrong with going on from a place.
-    fn lost(&self, stream: &str, place: &Place) -> Option<String> {
+    fn lost(&self, stream: &str, place: &StreamPosition) -> Option<String> {
         let (added, number) = (self.added?, place.number?);
         // One that is not there: somebody may have deleted it when all of it was read.
         let removed = added.saturating_sub(self.length);
@@ -234,14 +236,17 @@ impl Info {
     }
 }
 
-impl Stream {
+impl ReadStream {
     fn new(name: &str, place: &str) -> Self {
-        Stream { name: name.to_owned(), place: Place::parse(place), quiet: None, is_over: false }
+        ReadStream { name: name.to_owned(), place: StreamPosition::parse(place), quiet: None, is_over: false }
     }
 }
 
 /// The streams of a copy, and those of all copies.
-fn streams(options: &Options, context: &TaskContext) -> Result<(Vec<Stream>, BTreeSet<String>), TaskError> {
+fn streams(
+    options: &RedisSourceOptions,
+    context: &TaskContext,
+) -> Result<(Vec<ReadStream>, BTreeSet<String>), TaskError> {
     let (mut mine, mut held) = (Vec::new(), BTreeSet::new());
     if let Some(restored) = context.restored() {
         for bytes in restored.shared.get(SHARED).into_iter().flatten() {
@@ -249,14 +254,14 @@ fn streams(options: &Options, context: &TaskContext) -> Result<(Vec<Stream>, BTr
         }
         for (name, bytes) in &restored.splits {
             match options.streams.contains(name) {
-                true => mine.push(Stream::new(name, std::str::from_utf8(bytes)?)),
+                true => mine.push(ReadStream::new(name, std::str::from_utf8(bytes)?)),
                 false => eprintln!("tidemill: the checkpoint has stream \"{name}\", which is no longer read"),
             }
         }
     }
     let new = options.streams.iter().enumerate().filter(|(_, name)| !held.contains(*name));
     let new = new.filter(|(at, _)| *at as u32 % context.copies() == context.copy());
-    mine.extend(new.map(|(_, name)| Stream::new(name, "")));
+    mine.extend(new.map(|(_, name)| ReadStream::new(name, "")));
     Ok((mine, options.streams.iter().cloned().collect()))
 }
 
@@ -266,21 +271,21 @@ type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>);
 type Entries = Vec<(String, Vec<Entry>)>;
 
 /// Where streams begin that had no place, and entries by stream.
-type Read = (Vec<(String, Place)>, Entries);
+type Read = (Vec<(String, StreamPosition)>, Entries);
 
 /// Where streams begin, and what was found behind that.
-struct Found {
-    reader: Reader,
-    first: Vec<(String, Place)>,
+struct StreamBounds {
+    reader: RedisReader,
+    first: Vec<(String, StreamPosition)>,
     entries: Entries,
 }
 
 /// The source of one copy.
-struct Redis {
-    options: Arc<Options>,
-    decoder: Decoder,
-    bad: Handler,
-    streams: Vec<Stream>,
+struct RedisSource {
+    options: Arc<RedisSourceOptions>,
+    decoder: RecordDecoder,
+    bad: BadRecordHandler,
+    streams: Vec<ReadStream>,
     /// The streams of all copies.
     held: BTreeSet<String>,
     has_begun: bool,
@@ -290,11 +295,11 @@ struct Redis {
     empty: Vec<usize>,
     /// When that was.
     asked: Instant,
-    reader: Option<Reader>,
-    reading: Option<BoxFuture<'static, Result<Found, TaskError>>>,
+    reader: Option<RedisReader>,
+    reading: Option<BoxFuture<'static, Result<StreamBounds, TaskError>>>,
 }
 
-impl Source for Redis {
+impl Source for RedisSource {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
         if !std::mem::replace(&mut self.has_begun, true) {
             return Poll::Ready(Ok(match self.streams.len().checked_sub(1) {
@@ -316,7 +321,7 @@ impl Source for Redis {
                 let stream = &mut self.streams[at];
                 if let (Some(place), Some((id, _))) = (&mut stream.place, entries.last()) {
                     let number = place.number.map(|number| number + entries.len() as u64);
-                    *place = Place { id: id.clone(), number };
+                    *place = StreamPosition { id: id.clone(), number };
                 }
                 stream.quiet = None;
                 if rows.num_rows() > 0 || bad.is_some() {
@@ -331,7 +336,7 @@ impl Source for Redis {
                     return Poll::Ready(Ok(Next::SplitEnd { split }));
                 }
                 let at = self.asked;
-                if Quiet::of(&mut stream.quiet, at) {
+                if IdleSplit::of(&mut stream.quiet, at) {
                     return Poll::Ready(Ok(Next::CaughtUp { split, at }));
                 }
                 continue;
@@ -351,9 +356,9 @@ impl Source for Redis {
             };
             let Poll::Ready(found) = reading.as_mut().poll(context) else { return Poll::Pending };
             self.reading = None;
-            let Found { reader, first, entries } = found?;
+            let StreamBounds { reader, first, entries } = found?;
             self.reader = Some(reader);
-            let mut first: BTreeMap<String, Place> = first.into_iter().collect();
+            let mut first: BTreeMap<String, StreamPosition> = first.into_iter().collect();
             let mut entries: BTreeMap<String, Vec<Entry>> = entries.into_iter().collect();
             for (at, stream) in self.streams.iter_mut().enumerate().filter(|(_, stream)| !stream.is_over) {
                 if let Some(place) = first.remove(&stream.name) {
@@ -372,8 +377,8 @@ impl Source for Redis {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let place = |stream: &Stream| stream.place.as_ref().map(Place::to_string).unwrap_or_default();
-        let saved = |stream: &Stream| (stream.name.clone(), place(stream).into());
+        let place = |stream: &ReadStream| stream.place.as_ref().map(StreamPosition::to_string).unwrap_or_default();
+        let saved = |stream: &ReadStream| (stream.name.clone(), place(stream).into());
         Ok(self.streams.iter().map(saved).collect())
     }
 
@@ -382,7 +387,7 @@ impl Source for Redis {
     }
 }
 
-impl Redis {
+impl RedisSource {
     fn rows(&mut self, at: usize, entries: &[Entry]) -> Result<Decoded, TaskError> {
         let (mut records, mut numbers, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
         for (number, (_, fields)) in entries.iter().enumerate() {
@@ -410,7 +415,7 @@ impl Redis {
 
     /// An entry as JSON; else what is wrong, and with which bytes.
     fn record<'a>(&self, fields: &'a [(Vec<u8>, Vec<u8>)]) -> Result<Cow<'a, [u8]>, (String, &'a [u8])> {
-        if self.options.format == Format::Json {
+        if self.options.format == RedisFormat::Json {
             let name = &self.options.field;
             let found = fields.iter().find(|(field, _)| *field == name.as_bytes());
             return found
@@ -435,18 +440,18 @@ impl Redis {
 }
 
 /// Asks the server, on a connection that it keeps.
-struct Reader {
-    server: Server,
+struct RedisReader {
+    server: RedisServer,
     connection: Option<MultiplexedConnection>,
-    options: Arc<Options>,
+    options: Arc<RedisSourceOptions>,
 }
 
-impl Reader {
-    async fn read(mut self, streams: Vec<(String, Option<Place>)>) -> Result<Found, TaskError> {
+impl RedisReader {
+    async fn read(mut self, streams: Vec<(String, Option<StreamPosition>)>) -> Result<StreamBounds, TaskError> {
         let begun = Instant::now();
         loop {
             match self.attempt(&streams).await {
-                Ok(Ok((first, entries))) => return Ok(Found { reader: self, first, entries }),
+                Ok(Ok((first, entries))) => return Ok(StreamBounds { reader: self, first, entries }),
                 Ok(Err(lost)) => return Err(lost.into()),
                 Err(error) if passes(&error) && begun.elapsed().as_secs_f64() < self.options.patience_s => {
                     self.connection = None;
@@ -458,18 +463,18 @@ impl Reader {
     }
 
     /// Entries, and where streams begin that had no place; inside, in words, that some are lost.
-    async fn attempt(&mut self, streams: &[(String, Option<Place>)]) -> RedisResult<Result<Read, String>> {
+    async fn attempt(&mut self, streams: &[(String, Option<StreamPosition>)]) -> RedisResult<Result<Read, String>> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => self.connection.insert(self.server.connect().await?),
         };
-        let mut places: Vec<(&String, Place)> = Vec::new();
+        let mut places: Vec<(&String, StreamPosition)> = Vec::new();
         let mut first = Vec::new();
         for (name, place) in streams {
             let place = match place {
                 Some(place) => place.clone(),
                 None => {
-                    let info = Info::of(info(name).query_async(connection).await)?;
+                    let info = StreamInfo::of(info(name).query_async(connection).await)?;
                     first.push((name.clone(), info.start(self.options.start)));
                     info.start(self.options.start)
                 }
@@ -502,7 +507,7 @@ impl Reader {
         let entries = answers.pop().expect("as many answers as commands")?;
         let mut entries: Option<Entries> = redis::from_redis_value(entries)?;
         for ((name, place), answer) in places.iter().zip(answers) {
-            let info = Info::of(answer.and_then(|answer| Ok(redis::from_redis_value(answer)?)))?;
+            let info = StreamInfo::of(answer.and_then(|answer| Ok(redis::from_redis_value(answer)?)))?;
             if let Some(lost) = info.lost(name, place) {
                 return Ok(Err(lost));
             }
@@ -527,9 +532,9 @@ mod tests {
     /// A place of an earlier version is one, too, and what it was is what is saved.
     #[test]
     fn places_are_texts() {
-        let place = |number| Some(Place { id: "7-1".into(), number });
+        let place = |number| Some(StreamPosition { id: "7-1".into(), number });
         assert_eq!(
-            [Place::parse("7-1 12"), Place::parse("7-1"), Place::parse("")],
+            [StreamPosition::parse("7-1 12"), StreamPosition::parse("7-1"), StreamPosition::parse("")],
             [place(Some(12)), place(None), None]
         );
         assert_eq!(place(Some(12)).unwrap().to_string(), "7-1 12");

@@ -7,11 +7,11 @@
 //! | `websocket` | `websocket` | a message                           | the same                                                 |
 //! | `webhook`   | `webhook`   | a JSON object, several in one post  | the same; or at least once, with `answer` `durable`      |
 //!
-//! Beneath them: `tap` (a task that takes what comes, and the source that gives it on), `carried` (what posts have to
-//! carry).
+//! Beneath them: `line_tap` (a task that takes what comes, and the source that gives it on), `payload` (what posts have
+//! to carry).
 
-mod carried;
-mod tap;
+mod line_tap;
+mod payload;
 mod tcp;
 mod webhook;
 mod websocket;

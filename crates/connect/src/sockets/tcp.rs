@@ -16,13 +16,13 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::tap::{Sender, Tap, give};
+use super::line_tap::{LineTap, Sender, give};
 use super::{keep_alive, tell_lost};
-use crate::bad::{BadRecords, Decoded, Handler, OnError};
-use crate::decode::Decoder;
+use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
 use crate::format::{self, LineFormat};
-use crate::tls::{self, Tls};
+use crate::tls::{self, TlsOptions};
 use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "socket source";
@@ -34,11 +34,11 @@ const READ_BYTES: usize = 1 << 16;
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct TcpOptions {
     host: String,
     port: u16,
     /// The server speaks TLS: files of certificates.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     #[serde(default)]
     format: LineFormat,
     /// Of CSV, which has no header.
@@ -57,16 +57,16 @@ struct Options {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: TcpOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let layout = options.format.layout(options.delimiter).map_err(wrong)?;
     let schema = format::schema(NAME, layout, "line", schema)?;
-    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let decoder = RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     let address = format!("{}:{}", options.host, options.port);
     let tls = options.tls.as_ref().map(|tls| {
-        let connector = TlsConnector::from(Tls::or_environment(Some(tls))?.client()?);
+        let connector = TlsConnector::from(TlsOptions::or_environment(Some(tls))?.client()?);
         let name = ServerName::try_from(options.host.clone()).map_err(|error| format!("`host`: {error}"))?;
         Ok::<_, String>((connector, name))
     });
@@ -83,16 +83,16 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         files: None,
         make: Arc::new(move |context| {
             tell_lost(context, &shown);
-            let lines = Lines {
+            let lines = LineSplitter {
                 decoder: decoder.clone(),
-                bad: Handler::new(options.on_error.clone(), &counted, context.task().to_owned()),
+                bad: BadRecordHandler::new(options.on_error.clone(), &counted, context.task().to_owned()),
                 address: address.clone(),
                 line_bytes_max: options.line_bytes_max,
                 number: 0,
                 is_skipping: false,
             };
             let (options, tls) = (options.clone(), tls.clone());
-            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), false, |sender| run(options, tls, lines, sender))))
+            Ok(Box::new(LineTap::new(SchemaRef::clone(&schema), false, |sender| run(options, tls, lines, sender))))
         }),
     })
 }
@@ -102,7 +102,7 @@ type Stream = Pin<Box<dyn AsyncRead + Send>>;
 /// How to speak TLS, and what the server's certificate has to be for.
 type Encryption = (TlsConnector, ServerName<'static>);
 
-async fn connect(options: &Options, tls: Option<&Encryption>) -> std::io::Result<Stream> {
+async fn connect(options: &TcpOptions, tls: Option<&Encryption>) -> std::io::Result<Stream> {
     let stream = TcpStream::connect((options.host.as_str(), options.port)).await?;
     keep_alive(&stream)?;
     Ok(match tls {
@@ -111,7 +111,12 @@ async fn connect(options: &Options, tls: Option<&Encryption>) -> std::io::Result
     })
 }
 
-async fn run(options: Options, tls: Option<Encryption>, mut lines: Lines, sender: Sender) -> Result<(), TaskError> {
+async fn run(
+    options: TcpOptions,
+    tls: Option<Encryption>,
+    mut lines: LineSplitter,
+    sender: Sender,
+) -> Result<(), TaskError> {
     let patience = Duration::from_secs_f64(options.patience_s.clamp(0.0, 1e6));
     let mut away = Instant::now();
     let mut told = false;
@@ -142,9 +147,9 @@ async fn run(options: Options, tls: Option<Encryption>, mut lines: Lines, sender
 }
 
 /// Bytes to rows.
-struct Lines {
-    decoder: Decoder,
-    bad: Handler,
+struct LineSplitter {
+    decoder: RecordDecoder,
+    bad: BadRecordHandler,
     address: String,
     line_bytes_max: usize,
     /// Of the last line.
@@ -153,7 +158,7 @@ struct Lines {
     is_skipping: bool,
 }
 
-impl Lines {
+impl LineSplitter {
     /// Until the connection ends, which is told; nothing, if nobody wants more.
     async fn read(
         &mut self,

@@ -1,15 +1,15 @@
 //! A web server that others post to: each body has one JSON object or several, one behind the other or in an array.
 //!
-//! | it answers            | when                                                                                  |
-//! |-----------------------|---------------------------------------------------------------------------------------|
+//! | it answers            | when                                                                                    |
+//! |-----------------------|-----------------------------------------------------------------------------------------|
 //! | 200                   | the rows were taken by the job or, with `answer` `durable`, are in a durable checkpoint |
-//! | 400, with the reason  | something in the body is no row: none of it is taken                                  |
-//! | 401                   | it lacks the token or the signature that it has to carry, see `carried`              |
-//! | 404, 405              | it is another path, or no POST                                                        |
-//! | 408                   | the body does not come within `patience_s`                                            |
-//! | 413                   | the body is too long                                                                  |
-//! | 415                   | the body is compressed                                                                |
-//! | 503, with Retry-After | the job takes no more just now, or has ended meanwhile                                |
+//! | 400, with the reason  | something in the body is no row: none of it is taken                                    |
+//! | 401                   | it lacks the token or the signature that it has to carry, see `payload`                 |
+//! | 404, 405              | it is another path, or no POST                                                          |
+//! | 408                   | the body does not come within `patience_s`                                              |
+//! | 413                   | the body is too long                                                                    |
+//! | 415                   | the body is compressed                                                                  |
+//! | 503, with Retry-After | the job takes no more just now, or has ended meanwhile                                  |
 //!
 //! Who has no answer, because the job has failed, posts again: with `answer` `durable` that is at least once.
 
@@ -39,14 +39,14 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use super::carried::{Auth, Carried};
-use super::tap::{Sender, Tap};
+use super::line_tap::{LineTap, Sender};
+use super::payload::{PayloadAuth, SocketPayload};
 use super::tell_lost;
-use crate::bad::BadRecords;
-use crate::decode::{Decoder, Layout};
+use crate::bad_records::BadRecords;
+use crate::decode::{RecordDecoder, RecordLayout};
 use crate::error::ConnectError;
-use crate::options::Secret;
-use crate::tls::Tls;
+use crate::options::SecretText;
+use crate::tls::TlsOptions;
 use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "webhook source";
@@ -66,19 +66,19 @@ enum AnswerWhen {
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct WebhookOptions {
     /// Where it listens.
     #[serde(default = "loopback")]
     host: String,
     port: u16,
     /// By TLS, with these files: its own certificate and, if clients need one too, their authority.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     #[serde(default = "root")]
     path: String,
     #[serde(default)]
     answer: AnswerWhen,
     /// What a post has to carry; without it, what the environment has a secret for.
-    auth: Option<Auth>,
+    auth: Option<PayloadAuth>,
     /// The header that has a signature.
     #[serde(default = "github")]
     signature_header: String,
@@ -106,18 +106,18 @@ fn root() -> String {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Arc<Options> = Arc::new(options::read(NAME, spec)?);
+    let options: Arc<WebhookOptions> = Arc::new(options::read(NAME, spec)?);
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let schema = options::needed(NAME, schema)?;
     if !options.path.starts_with('/') {
         return Err(wrong("`path` must begin with /".into()));
     }
-    let decoder = Decoder::new(Layout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let decoder = RecordDecoder::new(RecordLayout::Json, SchemaRef::clone(&schema)).map_err(wrong)?;
     let acceptor =
-        options.tls.as_ref().map(|tls| Tls::server(tls).map(TlsAcceptor::from)).transpose().map_err(wrong)?;
+        options.tls.as_ref().map(|tls| TlsOptions::server(tls).map(TlsAcceptor::from)).transpose().map_err(wrong)?;
     let secrets = ["TIDEMILL_WEBHOOK_TOKEN", "TIDEMILL_WEBHOOK_SECRET"];
-    let secrets = secrets.map(|variable| Secret::or_environment(None, variable));
-    let carried = Carried::new(options.auth, &options.signature_header, secrets).map_err(wrong)?;
+    let secrets = secrets.map(|variable| SecretText::or_environment(None, variable));
+    let carried = SocketPayload::new(options.auth, &options.signature_header, secrets).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let shown = format!("webhook {}:{}{}", options.host, options.port, options.path);
     Ok(SourceSpec {
@@ -147,23 +147,26 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
             }
             let (options, decoder, acceptor) = (Arc::clone(&options), decoder.clone(), acceptor.clone());
             let carried = carried.clone();
-            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), waits, |sender| {
-                serve(Server { options, decoder, carried, sender, waiting: Semaphore::new(WAITING_MAX) }, acceptor)
+            Ok(Box::new(LineTap::new(SchemaRef::clone(&schema), waits, |sender| {
+                serve(
+                    WebhookServer { options, decoder, carried, sender, waiting: Semaphore::new(WAITING_MAX) },
+                    acceptor,
+                )
             })))
         }),
     })
 }
 
 /// What all connections share.
-struct Server {
-    options: Arc<Options>,
-    decoder: Decoder,
-    carried: Carried,
+struct WebhookServer {
+    options: Arc<WebhookOptions>,
+    decoder: RecordDecoder,
+    carried: SocketPayload,
     sender: Sender,
     waiting: Semaphore,
 }
 
-async fn serve(server: Server, acceptor: Option<TlsAcceptor>) -> Result<(), TaskError> {
+async fn serve(server: WebhookServer, acceptor: Option<TlsAcceptor>) -> Result<(), TaskError> {
     let server = Arc::new(server);
     let address = (server.options.host.as_str(), server.options.port);
     let failed =
@@ -203,7 +206,7 @@ async fn serve(server: Server, acceptor: Option<TlsAcceptor>) -> Result<(), Task
 
 /// Answers on one connection until it ends or, after the answer that is due, the job does.
 async fn connection(
-    server: Arc<Server>,
+    server: Arc<WebhookServer>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     mut ends: watch::Receiver<()>,
 ) {
@@ -239,7 +242,7 @@ fn busy(text: &'static str) -> Response<Full<Bytes>> {
     with(StatusCode::SERVICE_UNAVAILABLE, text, RETRY_AFTER, "1")
 }
 
-impl Server {
+impl WebhookServer {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         if request.uri().path() != self.options.path {
             return response(StatusCode::NOT_FOUND, format!("rows go to {}\n", self.options.path));
@@ -354,10 +357,15 @@ mod tests {
 
         let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
         let options = Arc::new(options::read(NAME, &serde_json::json!({"port": 1, "patience_s": 0.05})).unwrap());
-        let decoder = Decoder::new(Layout::Json, schema).unwrap();
+        let decoder = RecordDecoder::new(RecordLayout::Json, schema).unwrap();
         let (sender, mut taken) = mpsc::channel(4);
-        let server =
-            Arc::new(Server { options, decoder, carried: Carried::Nothing, sender, waiting: Semaphore::new(1) });
+        let server = Arc::new(WebhookServer {
+            options,
+            decoder,
+            carried: SocketPayload::Nothing,
+            sender,
+            waiting: Semaphore::new(1),
+        });
         let (_end, ends) = watch::channel(());
         let post = async |body: &str| {
             let (mut near, far) = duplex(1000);

@@ -20,15 +20,15 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, connect_async_tls_with_config};
 
-use super::tap::{Sender, Tap, give};
+use super::line_tap::{LineTap, Sender, give};
 use super::tcp::PAUSE;
 use super::{keep_alive, tell_lost};
-use crate::bad::{BadRecords, Decoded, Handler, OnError};
-use crate::decode::Decoder;
+use crate::bad_records::{BadRecordHandler, BadRecords, Decoded, OnError};
+use crate::decode::RecordDecoder;
 use crate::error::ConnectError;
 use crate::format::{self, MessageFormat};
-use crate::options::Secret;
-use crate::tls::{self, Tls};
+use crate::options::SecretText;
+use crate::tls::{self, TlsOptions};
 use crate::{Guarantee, SourceSpec, options};
 
 const NAME: &str = "websocket source";
@@ -38,15 +38,15 @@ const MESSAGES_MAX: usize = 1000;
 
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct WebSocketOptions {
     /// `ws://HOST:PORT/PATH`, or `wss:` for TLS; it may have a token in it.
-    url: Secret,
+    url: SecretText,
     /// Files of certificates.
-    tls: Option<Tls>,
+    tls: Option<TlsOptions>,
     /// What the request has beside what WebSockets need; without an `Authorization`, the token of
     /// `TIDEMILL_WEBSOCKET_TOKEN` is one.
     #[serde(default)]
-    headers: BTreeMap<String, Secret>,
+    headers: BTreeMap<String, SecretText>,
     /// What is sent after connecting, such as what to subscribe to.
     #[serde(default)]
     send: Vec<String>,
@@ -65,13 +65,13 @@ struct Options {
 }
 
 pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSpec, ConnectError> {
-    let options: Options = options::read(NAME, spec)?;
+    let options: WebSocketOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
     let layout = options.format.layout();
     let schema = format::schema(NAME, layout, "value", schema)?;
     let url = options.url.reveal();
     let connector = match (url.starts_with("wss://"), &options.tls) {
-        (true, tls) => Some(Tls::or_environment(tls.as_ref()).and_then(|tls| tls.client()).map_err(wrong)?),
+        (true, tls) => Some(TlsOptions::or_environment(tls.as_ref()).and_then(|tls| tls.client()).map_err(wrong)?),
         (false, None) => None,
         (false, Some(_)) => return Err(wrong("`tls` needs a wss:// `url`".into())),
     };
@@ -80,7 +80,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     let name = name.and_then(|authority| authority.rsplit('@').next()).filter(|host| !host.is_empty());
     let name = name.ok_or_else(|| wrong("`url` must be ws://HOST:PORT/PATH, or wss:// for TLS".into()))?.to_owned();
     let headers = headers(&options.headers).map_err(wrong)?;
-    let decoder = Decoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
+    let decoder = RecordDecoder::new(layout, SchemaRef::clone(&schema)).map_err(wrong)?;
     let bad: Arc<BadRecords> = Arc::default();
     let counted = Arc::clone(&bad);
     let shown = format!("websocket {name}");
@@ -95,16 +95,16 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         files: None,
         make: Arc::new(move |context| {
             tell_lost(context, &shown);
-            let reader = Reader {
+            let reader = WebSocketReader {
                 options: options.clone(),
                 headers: headers.clone(),
                 connector: connector.clone().map(Connector::Rustls),
                 name: name.clone(),
                 decoder: decoder.clone(),
-                bad: Handler::new(options.on_error.clone(), &counted, context.task().to_owned()),
+                bad: BadRecordHandler::new(options.on_error.clone(), &counted, context.task().to_owned()),
                 number: 0,
             };
-            Ok(Box::new(Tap::new(SchemaRef::clone(&schema), false, |sender| reader.run(sender))))
+            Ok(Box::new(LineTap::new(SchemaRef::clone(&schema), false, |sender| reader.run(sender))))
         }),
     })
 }
@@ -113,7 +113,7 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
 ///
 /// # Errors
 /// In words that do not show a value, for what is no header, or is one that WebSockets need for themselves.
-fn headers(given: &BTreeMap<String, Secret>) -> Result<HeaderMap, String> {
+fn headers(given: &BTreeMap<String, SecretText>) -> Result<HeaderMap, String> {
     let own = [CONNECTION, UPGRADE, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION];
     let mut headers = HeaderMap::new();
     let mut add = |name: &str, value: &str| {
@@ -129,7 +129,7 @@ fn headers(given: &BTreeMap<String, Secret>) -> Result<HeaderMap, String> {
         add(name, value.reveal())?;
     }
     if !given.keys().any(|name| name.eq_ignore_ascii_case(AUTHORIZATION.as_str()))
-        && let Some(token) = Secret::or_environment(None, "TIDEMILL_WEBSOCKET_TOKEN")
+        && let Some(token) = SecretText::or_environment(None, "TIDEMILL_WEBSOCKET_TOKEN")
     {
         add(AUTHORIZATION.as_str(), &format!("Bearer {}", token.reveal()))?;
     }
@@ -152,20 +152,20 @@ fn passes(error: &Error) -> bool {
 
 type Connection = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-struct Reader {
-    options: Options,
+struct WebSocketReader {
+    options: WebSocketOptions,
     headers: HeaderMap,
     /// With TLS.
     connector: Option<Connector>,
     /// Host and port.
     name: String,
-    decoder: Decoder,
-    bad: Handler,
+    decoder: RecordDecoder,
+    bad: BadRecordHandler,
     /// Of the last message.
     number: u64,
 }
 
-impl Reader {
+impl WebSocketReader {
     async fn run(mut self, sender: Sender) -> Result<(), TaskError> {
         let patience = Duration::from_secs_f64(self.options.patience_s.clamp(0.0, 1e6));
         let mut away = Instant::now();

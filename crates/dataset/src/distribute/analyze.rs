@@ -7,33 +7,33 @@ use datafusion::physical_plan::{ExecutionPlan, displayable};
 use tidemill_collective::ReduceOp;
 use tidemill_dataflow::RunReport;
 
-use super::prepare::Share;
-use super::stages::Stages;
-use super::{Result, To, Watch, Workers};
+use super::prepare::ResultDivision;
+use super::stages::StagedPlan;
+use super::{Result, ResultTarget, Watch, WorkerGroup};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
-use crate::exec::reading::ReadExec;
+use crate::exec::progress::ReadExec;
 
 /// What is counted of a step, or of the rows between stages: added up over all workers, or of the worker with the most.
 #[derive(Default)]
-struct Counts {
+struct StepCounts {
     sums: Vec<u64>,
     most: Vec<u64>,
     /// What steps have spilled here that the run counts, too.
     in_steps: u64,
 }
 
-impl Workers {
+impl WorkerGroup {
     /// Runs a query, drops its rows, and tells what every step of it did. Collective.
     ///
     /// # Errors
-    /// As for [`Workers::collect`].
+    /// As for [`WorkerGroup::collect`].
     pub fn analyze(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<String> {
-        let (plan, mut action) = self.begin(engine, set, Share::AsMade, watch)?;
+        let (plan, mut action) = self.begin(engine, set, ResultDivision::AsMade, watch)?;
         let plan = self.resolve(plan, &mut action)?;
-        let stages = Stages::of(&plan)?.counted(&action.reading)?;
-        let (_, report) = self.run(&stages, To::None, &mut action)?;
-        let mut counts = Counts::default();
+        let stages = StagedPlan::of(&plan)?.counted(&action.reading)?;
+        let (_, report) = self.run(&stages, ResultTarget::None, &mut action)?;
+        let mut counts = StepCounts::default();
         stages
             .stages
             .iter()
@@ -46,7 +46,7 @@ impl Workers {
     }
 }
 
-impl Counts {
+impl StepCounts {
     fn see_step(&mut self, step: &dyn ExecutionPlan, rows: usize) {
         let metrics = step.metrics().unwrap_or_default();
         let spilled = metrics.spilled_bytes().unwrap_or(0) as u64;
@@ -65,7 +65,7 @@ impl Counts {
     }
 
     /// In the order in which they were seen, which is the same on all workers.
-    fn told(&self, stages: &Stages, report: &RunReport) -> String {
+    fn told(&self, stages: &StagedPlan, report: &RunReport) -> String {
         let (mut sums, mut most) = (self.sums.iter().copied(), self.most.iter().copied());
         let mut sum = || sums.next().unwrap_or(0);
         let mut top = || most.next().unwrap_or(0);

@@ -20,51 +20,51 @@ use crate::exec::step::no_input;
 pub(super) type Rows = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
 
 /// A leaf in the place of what lies beyond a cut, with its properties: the plan above it cannot tell the difference.
-pub(super) struct Arrival {
+pub(super) struct ExchangeInput {
     label: String,
     properties: Arc<PlanProperties>,
     broadcast: bool,
     /// What each partition reads, put there by the copy that runs it.
-    rows: Mutex<Vec<Slot>>,
+    rows: Mutex<Vec<PartitionInput>>,
 }
 
 /// What a partition reads.
-enum Slot {
+enum PartitionInput {
     Empty,
     Given(Rows),
     Taken,
 }
 
-impl Arrival {
+impl ExchangeInput {
     pub(super) fn new(label: String, properties: &Arc<PlanProperties>, broadcast: bool) -> Self {
         let partitions = properties.output_partitioning().partition_count();
-        let rows = (0..partitions).map(|_| Slot::Empty).collect();
-        Arrival { label, properties: Arc::clone(properties), broadcast, rows: Mutex::new(rows) }
+        let rows = (0..partitions).map(|_| PartitionInput::Empty).collect();
+        ExchangeInput { label, properties: Arc::clone(properties), broadcast, rows: Mutex::new(rows) }
     }
 
     /// Gives a partition its rows. Of a broadcast, which every copy of a worker gets, the first will do; the others are
     /// dropped here, so that nobody waits for them to be read.
     pub(super) fn give(&self, partition: usize, rows: Rows) {
         let slot = &mut self.rows.lock().expect("nothing panics with it locked")[partition];
-        if matches!(slot, Slot::Empty) {
-            *slot = Slot::Given(rows);
+        if matches!(slot, PartitionInput::Empty) {
+            *slot = PartitionInput::Given(rows);
         }
     }
 }
 
-impl fmt::Debug for Arrival {
+impl fmt::Debug for ExchangeInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arrival").field("label", &self.label).finish_non_exhaustive()
     }
 }
 
-impl DisplayAs for Arrival {
+impl DisplayAs for ExchangeInput {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.label)
     }
 }
 
-impl ExecutionPlan for Arrival {
+impl ExecutionPlan for ExchangeInput {
     fn name(&self) -> &'static str {
         "Arrival"
     }
@@ -77,14 +77,14 @@ impl ExecutionPlan for Arrival {
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let slot = &mut self.rows.lock().expect("nothing panics with it locked")[partition];
-        let rows = match std::mem::replace(slot, Slot::Taken) {
-            Slot::Given(rows) => rows,
+        let rows = match std::mem::replace(slot, PartitionInput::Taken) {
+            PartitionInput::Given(rows) => rows,
             // A join that runs out of memory tries to read its smaller side again, in pieces.
-            Slot::Taken if self.broadcast => {
+            PartitionInput::Taken if self.broadcast => {
                 let text = "the smaller side of a join, which came from other workers, does not fit in memory";
                 return Err(DataFusionError::ResourcesExhausted(text.into()));
             }
-            Slot::Taken | Slot::Empty => {
+            PartitionInput::Taken | PartitionInput::Empty => {
                 let text = format!("partition {partition} of \"{}\" has nothing to read", self.label);
                 return Err(DataFusionError::Internal(text));
             }

@@ -7,7 +7,7 @@
 mod analyze;
 mod arrival;
 mod broadcast;
-pub(crate) mod parts;
+pub(crate) mod distributed_table;
 mod prepare;
 mod same_files;
 mod same_folders;
@@ -41,17 +41,17 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::{BatchError, DataflowError, Graph, Outputs, RunReport, Runner, Settings, TaskSpec};
 
 use crate::dataset::DataSet;
-use crate::distribute::parts::{PartsTable, Size, differences};
+use crate::distribute::distributed_table::{PartsTable, TableSize, differences};
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
-use crate::exec::reading::Reading;
+use crate::exec::progress::ReadProgress;
 use crate::exec::step::as_planned;
-use crate::files::sources::Sources;
+use crate::files::sources::SourceFiles;
 use crate::plan::tables::each_table;
 use arrival::Rows;
-use prepare::{Prepared, Share, prepare};
-use same_files::{Seen, contents};
-use stages::{Cut, Kind, Stages, Way};
+use prepare::{PreparedQuery, ResultDivision, prepare};
+use same_files::{ObservedFiles, contents};
+use stages::{RowExchange, StageEdge, StageRole, StagedPlan};
 
 /// Why an action of several workers failed; the same on all of them.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -68,7 +68,7 @@ type Result<T, E = ActionError> = std::result::Result<T, E>;
 
 /// Who gets the rows of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum To {
+pub enum ResultTarget {
     /// Every worker all of them.
     All,
     /// One worker.
@@ -81,18 +81,18 @@ pub enum To {
 
 /// Called every so often while an action runs, with how far it has read: on worker 0 by all, elsewhere by that worker.
 /// An error gives the action up on all workers.
-pub type Watch<'a> = &'a mut dyn FnMut(&Reading) -> Result<(), String>;
+pub type Watch<'a> = &'a mut dyn FnMut(&ReadProgress) -> Result<(), String>;
 
 /// An action under way: what its runs share.
-struct Action<'a> {
+struct QueryRun<'a> {
     context: Arc<TaskContext>,
-    sources: Arc<Sources>,
-    reading: Reading,
+    sources: Arc<SourceFiles>,
+    reading: ReadProgress,
     watch: Watch<'a>,
 }
 
 /// The workers of a job, as they run queries.
-pub struct Workers {
+pub struct WorkerGroup {
     comm: Communicator,
     runner: Runner,
     /// Of a query: a thread for each, on all workers.
@@ -103,7 +103,7 @@ pub struct Workers {
     hosts: Vec<String>,
 }
 
-impl Workers {
+impl WorkerGroup {
     /// Readies the workers of `comm`. Collective.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Workers {
         let places = || comm.world_ranks().iter().map(|rank| &placements[rank.index()]);
         let is_one_host = places().all(|place| place.host == placements[comm.world_ranks()[0].index()].host);
         let hosts = if is_one_host { Vec::new() } else { places().map(|place| place.hostname.clone()).collect() };
-        Ok(Workers { comm, runner, partitions, memory_bytes, hosts })
+        Ok(WorkerGroup { comm, runner, partitions, memory_bytes, hosts })
     }
 
     /// Partitions of a query: a thread for each, on all workers.
@@ -144,12 +144,18 @@ impl Workers {
     ///
     /// # Errors
     /// The same on every worker: what went wrong first.
-    pub fn collect(&self, engine: &Engine, set: &DataSet, to: To, watch: Watch<'_>) -> Result<Vec<RecordBatch>> {
+    pub fn collect(
+        &self,
+        engine: &Engine,
+        set: &DataSet,
+        to: ResultTarget,
+        watch: Watch<'_>,
+    ) -> Result<Vec<RecordBatch>> {
         Ok(self.collect_partitions(engine, set, None, to, watch)?.concat())
     }
 
     /// Runs a query; each worker gets the rows that it has made, by the number of their partition. Collective, as
-    /// [`Workers::collect`].
+    /// [`WorkerGroup::collect`].
     ///
     /// Partitions follow each other in the order of the source, if [`DataSet::is_in_order`]: first the files, in the
     /// order of their paths, then the places in them.
@@ -157,10 +163,10 @@ impl Workers {
     /// # Errors
     /// The same on every worker: what went wrong first.
     pub fn collect_in_order(&self, engine: &Engine, set: &DataSet, watch: Watch<'_>) -> Result<Vec<Vec<RecordBatch>>> {
-        self.collect_partitions(engine, &set.undealt()?, None, To::Each, watch)
+        self.collect_partitions(engine, &set.undealt()?, None, ResultTarget::Each, watch)
     }
 
-    /// As [`DataSet::collect_first`], for worker `root`. Collective, as [`Workers::collect`].
+    /// As [`DataSet::collect_first`], for worker `root`. Collective, as [`WorkerGroup::collect`].
     ///
     /// # Errors
     /// The same on every worker: what went wrong first.
@@ -173,7 +179,7 @@ impl Workers {
         watch: Watch<'_>,
     ) -> Result<Vec<RecordBatch>> {
         let (heads, each) = set.heads(rows)?;
-        Ok(self.collect_partitions(engine, &heads, each, To::One(root), watch)?.concat())
+        Ok(self.collect_partitions(engine, &heads, each, ResultTarget::One(root), watch)?.concat())
     }
 
     /// Of each partition at most `rows`, if that is said.
@@ -182,16 +188,16 @@ impl Workers {
         engine: &Engine,
         set: &DataSet,
         rows: Option<usize>,
-        to: To,
+        to: ResultTarget,
         watch: Watch<'_>,
     ) -> Result<Vec<Vec<RecordBatch>>> {
-        let share = if to == To::Each { Share::Even } else { Share::AsMade };
+        let share = if to == ResultTarget::Each { ResultDivision::Even } else { ResultDivision::AsMade };
         let (plan, mut action) = self.begin(engine, set, share, watch)?;
         let mut plan = self.resolve(plan, &mut action)?;
         if let Some(rows) = rows {
             plan = Arc::new(LocalLimitExec::new(plan, rows));
         }
-        let stages = Stages::of(&plan)?.counted(&action.reading)?;
+        let stages = StagedPlan::of(&plan)?.counted(&action.reading)?;
         Ok(self.run(&stages, to, &mut action)?.0)
     }
 
@@ -200,38 +206,44 @@ impl Workers {
         &self,
         engine: &Engine,
         set: &DataSet,
-        share: Share,
+        share: ResultDivision,
         watch: Watch<'a>,
-    ) -> Result<(Arc<dyn ExecutionPlan>, Action<'a>)> {
-        let sources = Arc::new(Sources::of(set.frame()));
-        let Prepared { plan, state } = self.prepare(engine, set, &sources, share)?;
-        let reading = Reading::default();
+    ) -> Result<(Arc<dyn ExecutionPlan>, QueryRun<'a>)> {
+        let sources = Arc::new(SourceFiles::of(set.frame()));
+        let PreparedQuery { plan, state } = self.prepare(engine, set, &sources, share)?;
+        let reading = ReadProgress::default();
         reading.expect(&plan);
-        Ok((plan, Action { context: state.task_ctx(), sources, reading, watch }))
+        Ok((plan, QueryRun { context: state.task_ctx(), sources, reading, watch }))
     }
 
-    /// What [`Workers::collect`] would do, as text. Collective.
+    /// What [`WorkerGroup::collect`] would do, as text. Collective.
     ///
     /// # Errors
-    /// As for [`Workers::collect`], as far as planning goes.
+    /// As for [`WorkerGroup::collect`], as far as planning goes.
     pub fn explain(&self, engine: &Engine, set: &DataSet) -> Result<String> {
-        let sources = Arc::new(Sources::of(set.frame()));
-        let plan = self.prepare(engine, set, &sources, Share::AsMade)?.plan;
+        let sources = Arc::new(SourceFiles::of(set.frame()));
+        let plan = self.prepare(engine, set, &sources, ResultDivision::AsMade)?.plan;
         let mut text = String::new();
         // As in `resolve`: what is asked first is told first.
         let plan = plan.transform_up(|node| {
             let Some(asked) = node.downcast_ref::<ScalarSubqueryExec>() else { return Ok(Transformed::no(node)) };
             for link in asked.subqueries() {
-                let stages = Stages::of(&link.plan).map_err(DataFusionError::from)?;
+                let stages = StagedPlan::of(&link.plan).map_err(DataFusionError::from)?;
                 text += &format!("first, subquery {}:\n{}", link.index.as_usize(), stages.describe());
             }
             Ok(Transformed::yes(Arc::clone(asked.input())))
         });
         let plan = plan.map_err(|error| sources.name_in(error))?.data;
-        Ok(text + &Stages::of(&plan)?.describe())
+        Ok(text + &StagedPlan::of(&plan)?.describe())
     }
 
-    fn prepare(&self, engine: &Engine, set: &DataSet, sources: &Sources, share: Share) -> Result<Prepared> {
+    fn prepare(
+        &self,
+        engine: &Engine,
+        set: &DataSet,
+        sources: &SourceFiles,
+        share: ResultDivision,
+    ) -> Result<PreparedQuery> {
         let now = self.tell_sizes(set)?;
         let (frame, partitions, memory_bytes) = (set.frame().clone(), self.partitions, self.memory_bytes);
         let governor = engine.governor().clone();
@@ -242,20 +254,20 @@ impl Workers {
         });
         let prepared = self.agree(planned.and_then(|prepared| prepared.map_err(|error| sources.name_in(error))))?;
         if !self.hosts.is_empty() {
-            self.same_files(self.agree(Seen::of(set.frame(), &prepared.plan))?)?;
+            self.same_files(self.agree(ObservedFiles::of(set.frame(), &prepared.plan))?)?;
         }
         Ok(prepared)
     }
 
     /// Refuses, on all workers, files that are not the same on all hosts.
-    fn same_files(&self, mut seen: Seen) -> Result<()> {
+    fn same_files(&self, mut seen: ObservedFiles) -> Result<()> {
         let digest = seen.digest();
         let mut ends = [0u64; 2];
         self.comm.allreduce(&[digest, !digest], &mut ends, &ReduceOp::Max)?;
         if ends[0] == !ends[1] {
             return Ok(());
         }
-        let first = Seen::from_text(&self.tell(0, seen.to_text())?);
+        let first = ObservedFiles::from_text(&self.tell(0, seen.to_text())?);
         self.find_copies(&first, &mut seen)?;
         let (mine, theirs) = (&self.hosts[self.comm.rank() as usize], &self.hosts[0]);
         self.agree(match first.difference(theirs, &seen, mine) {
@@ -265,7 +277,7 @@ impl Workers {
     }
 
     /// Files that hold what the first worker's do have its times from here on.
-    fn find_copies(&self, first: &Seen, seen: &mut Seen) -> Result<()> {
+    fn find_copies(&self, first: &ObservedFiles, seen: &mut ObservedFiles) -> Result<()> {
         let mut retimed = first.retimed(seen);
         self.comm.allreduce(&retimed.clone(), &mut retimed, &ReduceOp::Max)?;
         let (compared, is_first) = (first.compared(&retimed), self.comm.rank() == 0);
@@ -291,7 +303,7 @@ impl Workers {
         let mut places = sums[1..].chunks_exact_mut(WORDS);
         each_table(set.frame().logical_plan(), &mut |table| {
             if let (Some(table), Some(place)) = (table.downcast_ref::<PartsTable>(), places.next()) {
-                let Size { rows, loose_bytes } = table.mine();
+                let TableSize { rows, loose_bytes } = table.mine();
                 place.copy_from_slice(&[rows, loose_bytes, table.columns_sum()]);
             }
         });
@@ -305,7 +317,7 @@ impl Workers {
         let mut places = whole[1..].chunks_exact(WORDS);
         each_table(set.frame().logical_plan(), &mut |table| {
             if let (Some(table), Some(place)) = (table.downcast_ref::<PartsTable>(), places.next()) {
-                table.tell(Size { rows: place[0], loose_bytes: place[1] });
+                table.tell(TableSize { rows: place[0], loose_bytes: place[1] });
             }
         });
         Ok(whole[0] as i64)
@@ -360,14 +372,14 @@ impl Workers {
 
     /// The plan without its scalar subqueries: they are asked first, for stages that run elsewhere cannot wait for
     /// them.
-    fn resolve(&self, plan: Arc<dyn ExecutionPlan>, action: &mut Action<'_>) -> Result<Arc<dyn ExecutionPlan>> {
+    fn resolve(&self, plan: Arc<dyn ExecutionPlan>, action: &mut QueryRun<'_>) -> Result<Arc<dyn ExecutionPlan>> {
         let mut fault = None;
         let resolved = plan.transform_up(|node| {
             let Some(asked) = node.downcast_ref::<ScalarSubqueryExec>() else { return Ok(Transformed::no(node)) };
             for link in asked.subqueries() {
-                let asked_for = Stages::of(&link.plan).and_then(|stages| stages.counted(&action.reading));
+                let asked_for = StagedPlan::of(&link.plan).and_then(|stages| stages.counted(&action.reading));
                 let asked_for = asked_for.map_err(DataFusionError::from)?;
-                let value = match self.run(&asked_for, To::All, action) {
+                let value = match self.run(&asked_for, ResultTarget::All, action) {
                     Ok((parts, _)) => only_value(&parts.concat(), &link.plan.schema())?,
                     Err(error) => {
                         fault = Some(error);
@@ -385,31 +397,36 @@ impl Workers {
     }
 
     /// The rows of each partition that are to come to this worker, and how it went.
-    fn run(&self, stages: &Stages, to: To, action: &mut Action<'_>) -> Result<(Vec<Vec<RecordBatch>>, RunReport)> {
+    fn run(
+        &self,
+        stages: &StagedPlan,
+        to: ResultTarget,
+        action: &mut QueryRun<'_>,
+    ) -> Result<(Vec<Vec<RecordBatch>>, RunReport)> {
         let mut graph = Graph::new("query");
         let tasks: Vec<_> = (0..stages.stages.len()).map(|id| graph.add(stage_task(stages, id, action))).collect();
         for (number, cut) in stages.cuts.iter().enumerate() {
             let target = tasks[cut.target].port(&port(number));
             match exchange(cut, stages.stages[cut.target].copies) {
-                Carried::Partition(exchange) => graph.connect(tasks[cut.source], target, exchange),
-                Carried::Gather(exchange) => graph.connect(tasks[cut.source], target, exchange),
-                Carried::Broadcast(exchange) => graph.connect(tasks[cut.source], target, exchange),
-                Carried::Sort(exchange) => graph.connect(tasks[cut.source], target, exchange),
+                ExchangeHandle::Partition(exchange) => graph.connect(tasks[cut.source], target, exchange),
+                ExchangeHandle::Gather(exchange) => graph.connect(tasks[cut.source], target, exchange),
+                ExchangeHandle::Broadcast(exchange) => graph.connect(tasks[cut.source], target, exchange),
+                ExchangeHandle::Sort(exchange) => graph.connect(tasks[cut.source], target, exchange),
             };
         }
         let kept: Arc<Mutex<Vec<Vec<RecordBatch>>>> = Arc::default();
         let copies = match to {
-            To::Each | To::None => stages.stages[0].copies as u32,
-            To::All | To::One(_) => self.comm.size(),
+            ResultTarget::Each | ResultTarget::None => stages.stages[0].copies as u32,
+            ResultTarget::All | ResultTarget::One(_) => self.comm.size(),
         };
-        let result = result_task((to != To::None).then(|| Arc::clone(&kept)), to == To::Each);
+        let result = result_task((to != ResultTarget::None).then(|| Arc::clone(&kept)), to == ResultTarget::Each);
         let result = graph.add(result.copies(copies));
         match to {
-            To::All => deliver(&mut graph, tasks[0], result, Broadcast::default()),
-            To::One(root) => deliver(&mut graph, tasks[0], result, Gather::to(root)),
-            To::Each | To::None => deliver(&mut graph, tasks[0], result, Direct),
+            ResultTarget::All => deliver(&mut graph, tasks[0], result, Broadcast::default()),
+            ResultTarget::One(root) => deliver(&mut graph, tasks[0], result, Gather::to(root)),
+            ResultTarget::Each | ResultTarget::None => deliver(&mut graph, tasks[0], result, Direct),
         }
-        let Action { reading, watch, .. } = action;
+        let QueryRun { reading, watch, .. } = action;
         let ran = self.runner.run_placed(&graph, &RoundRobin, &mut |progress| {
             progress.tell(reading.rows_here());
             reading.learn(progress.elsewhere());
@@ -437,31 +454,31 @@ fn port(cut: usize) -> String {
 }
 
 /// The exchange of a cut.
-enum Carried {
+enum ExchangeHandle {
     Partition(Partition),
     Gather(Gather),
     Broadcast(Broadcast),
     Sort(Sort),
 }
 
-fn exchange(cut: &Cut, target_copies: usize) -> Carried {
+fn exchange(cut: &StageEdge, target_copies: usize) -> ExchangeHandle {
     let (start, count) = (cut.copies.start as u32, cut.copies.len() as u32);
     let name = format!("{} to copies {start} to {}", cut.way.describe(), start + count - 1);
     match &cut.way {
-        Way::Hash(keys) => {
+        RowExchange::Hash(keys) => {
             let keys = keys.clone();
-            Carried::Partition(Partition::with(name, move |batch, _| Ok(by_hash(&keys, batch, start, count)?)))
+            ExchangeHandle::Partition(Partition::with(name, move |batch, _| Ok(by_hash(&keys, batch, start, count)?)))
         }
-        Way::Turn if cut.copies == (0..target_copies) => Carried::Partition(Partition::round_robin()),
-        Way::Turn => {
+        RowExchange::Turn if cut.copies == (0..target_copies) => ExchangeHandle::Partition(Partition::round_robin()),
+        RowExchange::Turn => {
             let next = AtomicU32::new(0);
-            Carried::Partition(Partition::with(name, move |batch, _| {
+            ExchangeHandle::Partition(Partition::with(name, move |batch, _| {
                 Ok(vec![start + next.fetch_add(1, Ordering::Relaxed) % count; batch.num_rows()])
             }))
         }
-        Way::Gather => Carried::Gather(Gather::to(start)),
-        Way::Broadcast => Carried::Broadcast(Broadcast::default()),
-        Way::Sort(keys) => Carried::Sort(Sort::by(keys.clone())),
+        RowExchange::Gather => ExchangeHandle::Gather(Gather::to(start)),
+        RowExchange::Broadcast => ExchangeHandle::Broadcast(Broadcast::default()),
+        RowExchange::Sort(keys) => ExchangeHandle::Sort(Sort::by(keys.clone())),
     }
 }
 
@@ -481,7 +498,7 @@ fn by_hash(
     Ok(hashes.iter().map(|&hash| start + ((u128::from(hash) * u128::from(count)) >> 64) as u32).collect())
 }
 
-fn stage_task(stages: &Stages, id: usize, action: &Action<'_>) -> TaskSpec {
+fn stage_task(stages: &StagedPlan, id: usize, action: &QueryRun<'_>) -> TaskSpec {
     let stage = &stages.stages[id];
     let (plan, kind) = (Arc::clone(&stage.plan), stage.kind.clone());
     let (context, sources) = (Arc::clone(&action.context), Arc::clone(&action.sources));
@@ -494,8 +511,8 @@ fn stage_task(stages: &Stages, id: usize, action: &Action<'_>) -> TaskSpec {
         .collect();
     let ports: Vec<String> = arrivals.iter().map(|(number, ..)| port(*number)).collect();
     let schema = match &stage.kind {
-        Kind::Write(sinks) => sinks[0].schema(),
-        Kind::Partition | Kind::Whole => plan.schema(),
+        StageRole::Write(sinks) => sinks[0].schema(),
+        StageRole::Partition | StageRole::Whole => plan.schema(),
     };
     let detail = format!(
         "{}tables in memory: {:016x}",
@@ -510,20 +527,22 @@ fn stage_task(stages: &Stages, id: usize, action: &Action<'_>) -> TaskSpec {
                 continue;
             }
             match way {
-                Way::Gather => input
+                RowExchange::Gather => input
                     .into_streams()
                     .into_iter()
                     .enumerate()
                     .for_each(|(partition, stream)| arrival.give(partition, rows(stream))),
-                Way::Broadcast => arrival.give(0, rows(input)),
-                Way::Hash(_) | Way::Turn | Way::Sort(_) => arrival.give(number - copies.start, rows(input)),
+                RowExchange::Broadcast => arrival.give(0, rows(input)),
+                RowExchange::Hash(_) | RowExchange::Turn | RowExchange::Sort(_) => {
+                    arrival.give(number - copies.start, rows(input))
+                }
             }
         }
         async move {
             let ran = match kind {
-                Kind::Partition => run_partition(plan.as_ref(), number, context, outputs).await,
-                Kind::Whole => run_whole(plan, context, outputs).await,
-                Kind::Write(sinks) => {
+                StageRole::Partition => run_partition(plan.as_ref(), number, context, outputs).await,
+                StageRole::Whole => run_whole(plan, context, outputs).await,
+                StageRole::Write(sinks) => {
                     let sink = &sinks[number % sinks.len()];
                     write::run_sink(sink, plan.as_ref(), number, context, outputs).await
                 }

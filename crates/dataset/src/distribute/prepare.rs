@@ -24,12 +24,12 @@ use tidemill_dataflow::memory::Governor;
 use super::broadcast::BroadcastSmaller;
 use super::stages::collects_left;
 use crate::exec::join_exec::gives_left_rows;
+use crate::exec::spilling_rule::SpillingRule;
 use crate::exec::spread::{SpreadResult, SpreadRows};
-use crate::exec::within_memory::WithinMemory;
 
 /// What each partition of the result is to get.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Share {
+pub(super) enum ResultDivision {
     /// What there is, wherever it is made.
     AsMade,
     /// About as many rows as the others, if the rows are in no order.
@@ -37,7 +37,7 @@ pub(super) enum Share {
 }
 
 /// A query's plan and the session to run it in.
-pub(super) struct Prepared {
+pub(super) struct PreparedQuery {
     pub plan: Arc<dyn ExecutionPlan>,
     pub state: SessionState,
 }
@@ -50,16 +50,16 @@ pub(super) async fn prepare(
     memory_bytes: Option<usize>,
     governor: &Governor,
     now: i64,
-    share: Share,
-) -> Result<Prepared> {
+    share: ResultDivision,
+) -> Result<PreparedQuery> {
     let (state, logical) = frame.into_parts();
     let threads = state.config().target_partitions();
     let state = session(state, partitions, memory_bytes, now, share);
     let plan = state.create_physical_plan(&logical).await?.transform_up(apart)?.data;
     let plan = if partitions == 1 { sorted_apart(plan)? } else { plan };
     let budget_bytes = memory_bytes.unwrap_or(0) as u64;
-    let within = WithinMemory { governor: governor.clone(), budget_bytes, threads, is_alone: false };
-    Ok(Prepared { plan: within.apply(plan)?, state })
+    let within = SpillingRule { governor: governor.clone(), budget_bytes, threads, is_alone: false };
+    Ok(PreparedQuery { plan: within.apply(plan)?, state })
 }
 
 fn session(
@@ -67,7 +67,7 @@ fn session(
     partitions: usize,
     memory_bytes: Option<usize>,
     now: i64,
-    share: Share,
+    share: ResultDivision,
 ) -> SessionState {
     let config = state
         .config()
@@ -81,8 +81,8 @@ fn session(
         .set_bool("datafusion.optimizer.enable_join_dynamic_filter_pushdown", false);
     let mut rules = state.physical_optimizers().to_vec();
     // Joins take their form before that.
-    rules.retain(|rule| rule.name() != WithinMemory::NAME);
-    if share == Share::Even {
+    rules.retain(|rule| rule.name() != SpillingRule::NAME);
+    if share == ResultDivision::Even {
         let spread =
             rules.iter().position(|rule| rule.name() == SpreadRows::NAME).expect("the engine's session has it");
         rules.insert(spread + 1, Arc::new(SpreadResult));

@@ -19,7 +19,7 @@ use twox_hash::XxHash3_64;
 
 use crate::error::{DataSetError, Result};
 use crate::files::file_table::{CheckedTable, PiecesTable};
-use crate::files::paths::{File, LocalFile};
+use crate::files::paths::{InputFile, LocalFile};
 use crate::plan::tables::each_table;
 
 /// What every worker is to do about files that differ.
@@ -45,12 +45,12 @@ pub(super) fn contents(path: &str) -> Result<u64, DataSetError> {
 
 /// The local files of a query as one worker sees them: bytes and time of the last change, by path.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Seen(BTreeMap<String, (u64, i64)>);
+pub(super) struct ObservedFiles(BTreeMap<String, (u64, i64)>);
 
-impl Seen {
+impl ObservedFiles {
     /// Those that a plan reads in shares. Files that each host has of its own are not among them.
     pub(super) fn of(frame: &DataFrame, plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
-        let mut in_pieces: Vec<File> = Vec::new();
+        let mut in_pieces: Vec<InputFile> = Vec::new();
         each_table(frame.logical_plan(), &mut |table| {
             if let Some(table) = table.downcast_ref::<PiecesTable>() {
                 in_pieces.extend_from_slice(&table.files);
@@ -59,7 +59,7 @@ impl Seen {
                 in_pieces.extend(table.pieces.iter().map(|piece| piece.file.clone()));
             }
         });
-        let mut seen = Seen::default();
+        let mut seen = ObservedFiles::default();
         for file in &in_pieces {
             if let Some(LocalFile { path, bytes, changed_ns }) = LocalFile::of(file)? {
                 seen.0.insert(path, (bytes, changed_ns));
@@ -89,7 +89,7 @@ impl Seen {
         hasher.finish()
     }
 
-    /// For [`Seen::from_text`] on another worker.
+    /// For [`ObservedFiles::from_text`] on another worker.
     pub(super) fn to_text(&self) -> String {
         self.0.iter().map(|(path, (bytes, changed_ns))| format!("{bytes} {changed_ns} {path}\0")).collect()
     }
@@ -100,7 +100,7 @@ impl Seen {
             let (bytes, changed_ns) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
             Some((parts.next()?.to_owned(), (bytes, changed_ns)))
         };
-        Seen(text.split_terminator('\0').filter_map(file).collect())
+        ObservedFiles(text.split_terminator('\0').filter_map(file).collect())
     }
 
     /// Of each file whether another worker has it as large, but of another time.
@@ -156,16 +156,16 @@ impl Seen {
 mod tests {
     use super::*;
 
-    fn seen(files: &[(&str, u64, i64)]) -> Seen {
-        Seen(files.iter().map(|&(path, bytes, changed_ns)| (path.to_owned(), (bytes, changed_ns))).collect())
+    fn seen(files: &[(&str, u64, i64)]) -> ObservedFiles {
+        ObservedFiles(files.iter().map(|&(path, bytes, changed_ns)| (path.to_owned(), (bytes, changed_ns))).collect())
     }
 
     /// Of many files the one that differs has to be named, with what differs, and where.
     #[test]
     fn the_first_difference_is_told() {
         let mine = seen(&[("/a b\n.csv", 1, 5), ("/b.csv", 2, 6), ("/d.csv", 3, 7)]);
-        assert_eq!(Seen::from_text(&mine.to_text()), mine);
-        assert_eq!(Seen::from_text(""), Seen::default());
+        assert_eq!(ObservedFiles::from_text(&mine.to_text()), mine);
+        assert_eq!(ObservedFiles::from_text(""), ObservedFiles::default());
         assert_eq!(mine.difference("h1", &mine, "h2"), None);
         for (other, told) in [
             (

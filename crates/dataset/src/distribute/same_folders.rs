@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tidemill_collective::ReduceOp;
 use tidemill_dataflow::stream::source::ListFiles;
 
-use super::{Result, Workers};
+use super::{Result, WorkerGroup};
 use crate::error::DataSetError;
 
 /// A shared file system may show a new file to other hosts as much later: NFS looks into a folder again after a minute
@@ -20,13 +20,13 @@ const LOOKS_SILENT: u32 = 3;
 
 /// What one host sees of the files of another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Sees {
+enum FolderVisibility {
     All,
     /// All but one that may come, or be gone.
     NotYet,
 }
 
-impl Workers {
+impl WorkerGroup {
     /// Refuses, on all workers, sources whose files are not the same on all hosts. Collective.
     pub fn same_folders<'a>(&self, sources: impl Iterator<Item = (&'a str, &'a ListFiles)>) -> Result<()> {
         if self.hosts.is_empty() {
@@ -43,7 +43,7 @@ impl Workers {
                 let sees = self.agree(self.sees(name, &mine, &all, look))?;
                 let mut least = [0u64];
                 self.comm.allreduce(&[sees as u64], &mut least, &ReduceOp::Max)?;
-                if least[0] == Sees::All as u64 {
+                if least[0] == FolderVisibility::All as u64 {
                     break;
                 }
                 std::thread::sleep(LOOK_INTERVAL);
@@ -53,10 +53,10 @@ impl Workers {
     }
 
     /// Whether this host has the files that the workers of `all` told of.
-    fn sees(&self, source: &str, mine: &[String], all: &[String], look: u32) -> Result<Sees, DataSetError> {
+    fn sees(&self, source: &str, mine: &[String], all: &[String], look: u32) -> Result<FolderVisibility, DataSetError> {
         let mine: HashSet<&str> = mine.iter().map(String::as_str).collect();
         let here = &self.hosts[self.comm.rank() as usize];
-        let mut sees = Sees::All;
+        let mut sees = FolderVisibility::All;
         for (told, there) in all.iter().zip(&self.hosts) {
             for file in told.split('\0').filter(|file| !file.is_empty()) {
                 let (age, file) = file.split_at(1);
@@ -70,10 +70,10 @@ impl Workers {
                         "{what}; all hosts must see a stream's files: use a shared folder, or the URL of a store"
                     )));
                 }
-                if look == LOOKS_SILENT && sees == Sees::All {
+                if look == LOOKS_SILENT && sees == FolderVisibility::All {
                     eprintln!("tidemill: {what}; the job waits for it");
                 }
-                sees = Sees::NotYet;
+                sees = FolderVisibility::NotYet;
             }
         }
         Ok(sees)

@@ -1,11 +1,11 @@
 //! Cutting a physical plan into stages: where rows change partitions, or many partitions become one.
 //!
-//! | in the plan                                   | becomes                                             |
-//! |-----------------------------------------------|-----------------------------------------------------|
-//! | a repartitioning by hash, or in turn          | a partition exchange between two stages              |
+//! | in the plan                                   | becomes                                               |
+//! |-----------------------------------------------|-------------------------------------------------------|
+//! | a repartitioning by hash, or in turn          | a partition exchange between two stages               |
 //! | a merge of sorted partitions, or of any       | a gather to one copy, which merges                    |
-//! | a sort of everything, at the top              | ranges, sorted by all                               |
-//! | the build side of a join that all others need | a broadcast                                         |
+//! | a sort of everything, at the top              | ranges, sorted by all                                 |
+//! | the build side of a join that all others need | a broadcast                                           |
 //! | anything else                                 | a part of a stage, run by every copy on its partition |
 //!
 //! Plans are trees, so the stages' graph is one too, and none can wait for itself.
@@ -31,13 +31,13 @@ use datafusion::physical_plan::{
 
 use tidemill_dataflow::exchange::{Exchange, Sort, SortKey};
 
-use super::arrival::Arrival;
-use crate::distribute::parts::PartsExec;
+use super::arrival::ExchangeInput;
+use crate::distribute::distributed_table::PartsExec;
 use crate::error::{DataSetError, Result};
 use crate::exec::join_exec::JoinExec;
-use crate::exec::reading::Reading;
+use crate::exec::progress::ReadProgress;
 use crate::exec::spread::SpreadExec;
-use crate::files::own_files::OwnExec;
+use crate::files::per_host_files::OwnExec;
 use crate::plan::numbers::beneath;
 
 /// Operators whose copies have nothing in common but their inputs.
@@ -80,7 +80,7 @@ const APART: [&str; 34] = [
 
 /// How rows cross a cut.
 #[derive(Clone)]
-pub(super) enum Way {
+pub(super) enum RowExchange {
     /// To the copy of their hash.
     Hash(Vec<Arc<dyn PhysicalExpr>>),
     /// Batches to copies in turn.
@@ -94,25 +94,25 @@ pub(super) enum Way {
 }
 
 /// An edge between two stages.
-pub(super) struct Cut {
+pub(super) struct StageEdge {
     pub source: usize,
     pub target: usize,
     /// The target's copies that get rows.
     pub copies: Range<usize>,
-    pub way: Way,
-    pub arrival: Arc<Arrival>,
+    pub way: RowExchange,
+    pub arrival: Arc<ExchangeInput>,
 }
 
 /// What every copy runs on its partition.
-pub(super) struct Stage {
+pub(super) struct QueryStage {
     pub plan: Arc<dyn ExecutionPlan>,
     pub copies: usize,
-    pub kind: Kind,
+    pub kind: StageRole,
 }
 
 /// What a copy does with the stage's plan.
 #[derive(Clone)]
-pub(super) enum Kind {
+pub(super) enum StageRole {
     /// It runs the partition of its number.
     Partition,
     /// The only copy runs all partitions.
@@ -123,23 +123,23 @@ pub(super) enum Kind {
 }
 
 /// A plan in pieces. The first stage gives the result.
-pub(super) struct Stages {
-    pub stages: Vec<Stage>,
-    pub cuts: Vec<Cut>,
+pub(super) struct StagedPlan {
+    pub stages: Vec<QueryStage>,
+    pub cuts: Vec<StageEdge>,
     /// Why the plan runs on one worker, if it does.
     pub undivided: Option<String>,
 }
 
-impl Stages {
+impl StagedPlan {
     /// Whether the result is sorted over several copies.
     pub(super) fn is_spread(&self) -> bool {
-        self.cuts.iter().any(|cut| cut.target == 0 && matches!(cut.way, Way::Sort(_)))
+        self.cuts.iter().any(|cut| cut.target == 0 && matches!(cut.way, RowExchange::Sort(_)))
     }
 }
 
-impl Stages {
+impl StagedPlan {
     /// The stages with a counter above each scan.
-    pub(super) fn counted(mut self, reading: &Reading) -> Result<Self> {
+    pub(super) fn counted(mut self, reading: &ReadProgress) -> Result<Self> {
         for stage in &mut self.stages {
             stage.plan = reading.counted(Arc::clone(&stage.plan))?;
         }
@@ -148,23 +148,23 @@ impl Stages {
 
     /// Cuts a plan, or leaves it whole where nobody knows how to cut it.
     pub(super) fn of(plan: &Arc<dyn ExecutionPlan>) -> Result<Self> {
-        let mut stages = Stages { stages: Vec::new(), cuts: Vec::new(), undivided: None };
+        let mut stages = StagedPlan { stages: Vec::new(), cuts: Vec::new(), undivided: None };
         match stages.result(plan) {
             Ok(()) => Ok(stages),
-            Err(DataSetError::Unsupported(reason)) => Stages::undivided(plan, reason),
+            Err(DataSetError::Unsupported(reason)) => StagedPlan::undivided(plan, reason),
             Err(error) => Err(error),
         }
     }
 
     /// The whole plan in one stage, but for tables whose parts lie on the workers: those are brought to it.
     fn undivided(plan: &Arc<dyn ExecutionPlan>, reason: String) -> Result<Self> {
-        let whole = Stage { plan: Arc::clone(plan), copies: 1, kind: Kind::Whole };
-        let mut stages = Stages { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) };
+        let whole = QueryStage { plan: Arc::clone(plan), copies: 1, kind: StageRole::Whole };
+        let mut stages = StagedPlan { stages: vec![whole], cuts: Vec::new(), undivided: Some(reason) };
         let gathered = Arc::clone(plan).transform_up(|node| {
             if !lies_on_workers(&node) {
                 return Ok(Transformed::no(node));
             }
-            let arrival = stages.cut(&node, 0, 0..1, Way::Gather, node.properties());
+            let arrival = stages.cut(&node, 0, 0..1, RowExchange::Gather, node.properties());
             Ok(Transformed::yes(arrival.map_err(DataFusionError::from)?))
         });
         stages.stages[0].plan = gathered?.data;
@@ -174,7 +174,7 @@ impl Stages {
     /// The stage that gives the result. What is sorted as a whole is sorted in ranges by all of its copies, one after
     /// the other, and not merged by one.
     fn result(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<()> {
-        self.stages.push(Stage { plan: Arc::clone(plan), copies: 0, kind: Kind::Partition });
+        self.stages.push(QueryStage { plan: Arc::clone(plan), copies: 0, kind: StageRole::Partition });
         let spread = match self.spread(plan)? {
             Some(spread) => spread,
             None => self.rewrite(plan, 0, 0..plan.output_partitioning().partition_count())?,
@@ -196,7 +196,7 @@ impl Stages {
         let keys = sort.expr().iter().map(|by| sort_key(by, &sort.schema())).collect::<Option<Vec<_>>>();
         match keys {
             Some(keys) if sort.fetch().is_none() => {
-                Ok(Some(self.cut(sort.input(), 0, 0..partitions, Way::Sort(keys), sort.properties())?))
+                Ok(Some(self.cut(sort.input(), 0, 0..partitions, RowExchange::Sort(keys), sort.properties())?))
             }
             _ => Ok(None),
         }
@@ -205,7 +205,7 @@ impl Stages {
     fn stage(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<usize> {
         let copies = plan.output_partitioning().partition_count();
         let id = self.stages.len();
-        self.stages.push(Stage { plan: Arc::clone(plan), copies, kind: Kind::Partition });
+        self.stages.push(QueryStage { plan: Arc::clone(plan), copies, kind: StageRole::Partition });
         self.stages[id].plan = self.rewrite(plan, id, 0..copies)?;
         Ok(id)
     }
@@ -221,22 +221,22 @@ impl Stages {
         if let Some(repartition) = spread.or_else(|| plan.downcast_ref::<RepartitionExec>()) {
             let way = match repartition.partitioning() {
                 _ if repartition.preserve_order() => return unsupported(plan, "keeps the order of rows"),
-                Partitioning::Hash(keys, _) => Way::Hash(keys.clone()),
-                Partitioning::RoundRobinBatch(_) => Way::Turn,
+                Partitioning::Hash(keys, _) => RowExchange::Hash(keys.clone()),
+                Partitioning::RoundRobinBatch(_) => RowExchange::Turn,
                 _ => return unsupported(plan, "is neither by hash nor in turn"),
             };
             return self.cut(repartition.input(), stage, copies, way, plan.properties());
         }
         if copies.start > 0 && lies_on_workers(plan) {
             // Parts that lie on workers are read where they lie, by copies of their own numbers.
-            return self.cut(plan, stage, copies, Way::Turn, plan.properties());
+            return self.cut(plan, stage, copies, RowExchange::Turn, plan.properties());
         }
         let children = plan.children();
         let partitions = |plan: &Arc<dyn ExecutionPlan>| plan.output_partitioning().partition_count();
         let mut inside = Vec::with_capacity(children.len());
         match plan.name() {
             "CoalescePartitionsExec" | "SortPreservingMergeExec" if partitions(children[0]) > 1 => {
-                inside.push(self.cut(children[0], stage, copies, Way::Gather, children[0].properties())?);
+                inside.push(self.cut(children[0], stage, copies, RowExchange::Gather, children[0].properties())?);
             }
             "UnionExec" => {
                 let mut from = copies.start;
@@ -253,7 +253,7 @@ impl Stages {
                     Some(gather) if gather.fetch().is_none() => gather.input(),
                     _ => left,
                 };
-                inside.push(self.cut(source, stage, copies.clone(), Way::Broadcast, properties)?);
+                inside.push(self.cut(source, stage, copies.clone(), RowExchange::Broadcast, properties)?);
                 inside.push(self.rewrite(children[1], stage, copies)?);
             }
             // Some names tell more, such as `SortExec(TopK)`.
@@ -275,13 +275,13 @@ impl Stages {
         plan: &Arc<dyn ExecutionPlan>,
         target: usize,
         copies: Range<usize>,
-        way: Way,
+        way: RowExchange,
         properties: &Arc<PlanProperties>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let source = self.stage(plan)?;
         let label = format!("Arrival: stage {source}, {}", way.describe());
-        let arrival = Arc::new(Arrival::new(label, properties, matches!(way, Way::Broadcast)));
-        self.cuts.push(Cut { source, target, copies, way, arrival: Arc::clone(&arrival) });
+        let arrival = Arc::new(ExchangeInput::new(label, properties, matches!(way, RowExchange::Broadcast)));
+        self.cuts.push(StageEdge { source, target, copies, way, arrival: Arc::clone(&arrival) });
         Ok(arrival)
     }
 
@@ -302,17 +302,17 @@ impl Stages {
     }
 }
 
-impl Way {
+impl RowExchange {
     pub(super) fn describe(&self) -> String {
         match self {
-            Way::Hash(keys) => {
+            RowExchange::Hash(keys) => {
                 let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
                 format!("by hash of {}", keys.join(", "))
             }
-            Way::Turn => "in turn".into(),
-            Way::Gather => "gathered".into(),
-            Way::Broadcast => "broadcast".into(),
-            Way::Sort(keys) => Sort::by(keys.clone()).describe(),
+            RowExchange::Turn => "in turn".into(),
+            RowExchange::Gather => "gathered".into(),
+            RowExchange::Broadcast => "broadcast".into(),
+            RowExchange::Sort(keys) => Sort::by(keys.clone()).describe(),
         }
     }
 }

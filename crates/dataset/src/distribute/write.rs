@@ -15,26 +15,28 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use tidemill_dataflow::Outputs;
 use url::Url;
 
-use super::prepare::{Share, prepare};
-use super::stages::{Kind, Stages};
-use super::{ActionError, To, Watch, Workers};
+use super::prepare::{ResultDivision, prepare};
+use super::stages::{StageRole, StagedPlan};
+use super::{ActionError, ResultTarget, Watch, WorkerGroup};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::files::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
-use crate::files::held::{Upload, abort, decode, encode};
-use crate::files::output::Output;
+use crate::files::commit::{
+    FolderCommit, ObjectCommit, OutputTarget, StagedFiles, UncommittedFolder, when_full, write_id,
+};
+use crate::files::output::OutputFormat;
+use crate::files::uncommitted::{CompletedParts, abort, decode, encode};
 use crate::files::write::{empty_file, part_sinks, written};
-use crate::stores::{Location, StorageOptions};
+use crate::stores::{StorageOptions, StoreLocation};
 
 /// What is written.
-struct Query<'a> {
+struct WriteQuery<'a> {
     set: &'a DataSet,
-    output: &'a Output,
+    output: &'a OutputFormat,
     partition_by: Vec<String>,
 }
 
-impl Workers {
+impl WorkerGroup {
     /// [`DataSet::write`] by all workers. Collective.
     ///
     /// # Errors
@@ -46,29 +48,29 @@ impl Workers {
         set: &DataSet,
         dir: &str,
         storage: &StorageOptions,
-        output: &Output,
+        output: &OutputFormat,
         partition_by: Vec<String>,
         overwrite: bool,
         watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
         self.agree(set.check_columns(&partition_by))?;
-        let query = Query { set, output, partition_by };
-        match self.agree(Target::of(engine, dir, storage))? {
-            Target::Folder(path) => {
+        let query = WriteQuery { set, output, partition_by };
+        match self.agree(OutputTarget::of(engine, dir, storage))? {
+            OutputTarget::Folder(path) => {
                 let written = self.write_folder(engine, query, &path, overwrite, watch);
                 written.map_err(|error| match error {
                     ActionError::DataSet(error) => when_full(error, &path, engine).into(),
                     other => other,
                 })
             }
-            Target::Objects(at) => self.write_objects(engine, query, &at, overwrite, watch),
+            OutputTarget::Objects(at) => self.write_objects(engine, query, &at, overwrite, watch),
         }
     }
 
     fn write_folder(
         &self,
         engine: &Engine,
-        query: Query<'_>,
+        query: WriteQuery<'_>,
         path: &Path,
         overwrite: bool,
         watch: Watch<'_>,
@@ -81,7 +83,7 @@ impl Workers {
         let hidden = commit.as_ref().map(|commit| commit.hidden.display().to_string());
         let hidden = PathBuf::from(self.tell(0, hidden.unwrap_or_default())?);
         let seen = match hidden.is_dir() {
-            true => Files::of(engine, &hidden, query.output, &query.partition_by),
+            true => StagedFiles::of(engine, &hidden, query.output, &query.partition_by),
             false => Err(DataSetError::Io(format!(
                 "{}, created by worker 0, is not visible here: all workers must share the folder",
                 hidden.display()
@@ -104,8 +106,8 @@ impl Workers {
     fn write_objects(
         &self,
         engine: &Engine,
-        query: Query<'_>,
-        at: &Location,
+        query: WriteQuery<'_>,
+        at: &StoreLocation,
         overwrite: bool,
         watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
@@ -121,7 +123,7 @@ impl Workers {
             Ok(None)
         };
         let commit = self.agree(begun)?;
-        let held = self.agree(HeldFolder::open(engine, at, &id))?;
+        let held = self.agree(UncommittedFolder::open(engine, at, &id))?;
         let written = self.upload(engine, query, &held, &id, watch);
         let (rows, uploads) = match written {
             Ok(written) => written,
@@ -147,11 +149,11 @@ impl Workers {
     fn upload(
         &self,
         engine: &Engine,
-        query: Query<'_>,
-        held: &HeldFolder,
+        query: WriteQuery<'_>,
+        held: &UncommittedFolder,
         id: &str,
         watch: Watch<'_>,
-    ) -> Result<(u64, Vec<Upload>), ActionError> {
+    ) -> Result<(u64, Vec<CompletedParts>), ActionError> {
         let (schema, output) = (self.agree(query.set.schema())?, query.output);
         let rows = match self.write_into(engine, query, &held.url, id, watch) {
             // What the store said; DataFusion may only say that something was wrong.
@@ -172,7 +174,7 @@ impl Workers {
         self.agree(added)?;
         let mine = engine.run(async move { Ok(store.take().await) })?;
         let all = self.gather(&encode(&mine)).and_then(|all| {
-            let uploads: Option<Vec<Vec<Upload>>> = all.iter().map(|bytes| decode(bytes)).collect();
+            let uploads: Option<Vec<Vec<CompletedParts>>> = all.iter().map(|bytes| decode(bytes)).collect();
             uploads.map(|all| all.into_iter().flatten().collect()).ok_or_else(|| {
                 DataSetError::Internal("another worker sent an invalid report about its uploads".into()).into()
             })
@@ -209,12 +211,12 @@ impl Workers {
     fn write_into(
         &self,
         engine: &Engine,
-        query: Query<'_>,
+        query: WriteQuery<'_>,
         folder: &Url,
         suffix: &str,
         watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
-        let Query { set, output, partition_by } = query;
+        let WriteQuery { set, output, partition_by } = query;
         let by_folders = !partition_by.is_empty();
         let format = output.part_format(&partition_by);
         let seen = match format {
@@ -222,9 +224,9 @@ impl Workers {
             None => set.copy_to(folder, output, partition_by).and_then(DataSet::new),
         };
         let copy = self.agree(seen)?;
-        let (plan, mut action) = self.begin(engine, &copy, Share::AsMade, watch)?;
+        let (plan, mut action) = self.begin(engine, &copy, ResultDivision::AsMade, watch)?;
         let plan = self.resolve(plan, &mut action)?;
-        let mut stages = Stages::of(&plan)?;
+        let mut stages = StagedPlan::of(&plan)?;
         if let Some(format) = format {
             if stages.undivided.is_some() {
                 let first = &mut stages.stages[0];
@@ -232,14 +234,14 @@ impl Workers {
             }
             let copies = stages.stages[0].copies;
             let sinks = part_sinks(&stages.stages[0].plan, format, folder, copies, suffix, engine.governor());
-            stages.stages[0].kind = Kind::Write(sinks.map_err(DataSetError::from)?);
+            stages.stages[0].kind = StageRole::Write(sinks.map_err(DataSetError::from)?);
         } else if let Some(sink) = plan.downcast_ref::<DataSinkExec>() {
             // Files take rows in any order, so what was gathered for one writer goes to many.
             let input = match sink.input().downcast_ref::<CoalescePartitionsExec>() {
                 Some(gather) => gather.input(),
                 None => sink.input(),
             };
-            let divided = Stages::of(input)?;
+            let divided = StagedPlan::of(input)?;
             if divided.undivided.is_none() && !(divided.is_spread() && by_folders) {
                 stages = divided;
                 let sinks = match stages.is_spread() {
@@ -247,11 +249,11 @@ impl Workers {
                     true => self.ordered_sinks(engine, set, folder, output, stages.stages[0].copies)?,
                     false => vec![Arc::new(sink.clone())],
                 };
-                stages.stages[0].kind = Kind::Write(sinks);
+                stages.stages[0].kind = StageRole::Write(sinks);
             }
         }
         let stages = stages.counted(&action.reading)?;
-        Ok(written(&self.run(&stages, To::All, &mut action)?.0.concat()))
+        Ok(written(&self.run(&stages, ResultTarget::All, &mut action)?.0.concat()))
     }
 
     /// A sink for each copy, in a folder of its own. Made of a table without rows: it is the same whatever is written.
@@ -260,7 +262,7 @@ impl Workers {
         engine: &Engine,
         set: &DataSet,
         folder: &Url,
-        output: &Output,
+        output: &OutputFormat,
         copies: usize,
     ) -> Result<Vec<Arc<DataSinkExec>>, DataSetError> {
         let empty = DataSet::from_batches(engine, set.schema()?, &[])?;
@@ -270,8 +272,8 @@ impl Workers {
             let inside = inside.map_err(|error| DataSetError::Internal(error.to_string()))?;
             let copy = empty.copy_to(&inside, output, Vec::new())?;
             let governor = engine.governor().clone();
-            let planned =
-                engine.run(async move { Ok(prepare(copy, partitions, None, &governor, 0, Share::AsMade).await?) })?;
+            let planned = engine
+                .run(async move { Ok(prepare(copy, partitions, None, &governor, 0, ResultDivision::AsMade).await?) })?;
             match planned.plan.downcast_ref::<DataSinkExec>() {
                 Some(sink) => Ok(Arc::new(sink.clone())),
                 None => Err(DataSetError::Internal("a query that writes has no sink".into())),

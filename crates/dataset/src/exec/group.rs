@@ -20,17 +20,17 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{ExecutionPlan, InputOrderMode, SendableRecordBatchStream};
 use futures::{StreamExt, stream};
 
-use crate::exec::instead::{Instead, Work};
 use crate::exec::number_keys::{NumberKeys, is_number};
+use crate::exec::replaced_exec::{ReplacedExec, StepReplacement};
 
 /// Does what an [`AggregateExec`] would do.
-type GroupExec = Instead<ByNumber>;
+type GroupExec = ReplacedExec<ByNumber>;
 
 /// Over an input in the order of its keys, DataFusion does better.
 #[derive(Clone)]
 pub(crate) struct ByNumber;
 
-impl Work for ByNumber {
+impl StepReplacement for ByNumber {
     type Step = AggregateExec;
     const NAME: &'static str = "GroupExec";
 
@@ -54,7 +54,7 @@ impl Work for ByNumber {
         let input = aggregate.input().execute(partition, Arc::clone(&context))?;
         let metrics = BaselineMetrics::new(metrics, partition);
         let memory = MemoryConsumer::new(format!("group-by[{partition}]")).with_can_spill(true);
-        let grouping = Grouping::new(aggregate, &context, memory.register(context.memory_pool()), metrics)?;
+        let grouping = GroupBatches::new(aggregate, &context, memory.register(context.memory_pool()), metrics)?;
         let batches = stream::try_unfold((grouping, input), |(mut grouping, mut input)| async move {
             loop {
                 if let Some(batch) = grouping.ready.pop_front() {
@@ -86,10 +86,10 @@ pub fn grouped_by_numbers(plan: &dyn ExecutionPlan) -> Option<&AggregateExec> {
 const PROBE_ROWS_MIN: usize = 1 << 20;
 
 /// One partition under way.
-struct Grouping {
+struct GroupBatches {
     schema: SchemaRef,
     key: Arc<dyn PhysicalExpr>,
-    functions: Vec<Function>,
+    functions: Vec<GroupFunction>,
     groups: NumberKeys,
     /// The group of each row of a batch; kept for its memory.
     indices: Vec<usize>,
@@ -106,13 +106,13 @@ struct Grouping {
 }
 
 /// An aggregate function.
-struct Function {
+struct GroupFunction {
     arguments: Vec<Arc<dyn PhysicalExpr>>,
     filter: Option<Arc<dyn PhysicalExpr>>,
     accumulator: Box<dyn GroupsAccumulator>,
 }
 
-impl Function {
+impl GroupFunction {
     fn values(&self, batch: &RecordBatch) -> Result<(Vec<ArrayRef>, Option<BooleanArray>)> {
         let evaluate = |expr: &Arc<dyn PhysicalExpr>| expr.evaluate(batch)?.into_array(batch.num_rows());
         let arguments = self.arguments.iter().map(evaluate).collect::<Result<_>>()?;
@@ -122,7 +122,7 @@ impl Function {
     }
 }
 
-impl Grouping {
+impl GroupBatches {
     fn new(
         aggregate: &AggregateExec,
         context: &TaskContext,
@@ -133,10 +133,10 @@ impl Grouping {
         let functions = aggregate.aggr_expr().iter().zip(arguments).zip(aggregate.filter_expr());
         let function = |((function, arguments), filter): ((&Arc<_>, _), &Option<_>)| {
             let function: &Arc<datafusion::physical_expr::aggregate::AggregateFunctionExpr> = function;
-            Ok(Function { arguments, filter: filter.clone(), accumulator: function.create_groups_accumulator()? })
+            Ok(GroupFunction { arguments, filter: filter.clone(), accumulator: function.create_groups_accumulator()? })
         };
         let options = &context.session_config().options().execution;
-        Ok(Grouping {
+        Ok(GroupBatches {
             schema: aggregate.schema(),
             key: Arc::clone(&aggregate.group_expr().expr()[0].0),
             functions: functions.map(function).collect::<Result<_>>()?,

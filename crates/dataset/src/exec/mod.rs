@@ -4,36 +4,36 @@
 //!
 //! | module          | what is in it                                            |
 //! |-----------------|----------------------------------------------------------|
-//! | `caught`        | decoders that panic                                      |
+//! | `catch_panics`  | decoders that panic                                      |
 //! | `number_keys`   | keys of whole numbers                                    |
 //! | `spill`         | checksummed files that DataFusion's steps spill to       |
 //! | `step`          | what all steps of ours have in common                    |
 //! | `stream_step`   | steps of a stream's plan, which never run by themselves  |
-//! | `instead`       | replaces DataFusion's steps with ours                    |
+//! | `replaced_exec` | replaces DataFusion's steps with ours                    |
 //! | `join_exec`     | joins within the memory budget                           |
-//! | `map`           | functions of programs as steps                           |
-//! | `reading`       | the progress of an action                                |
-//! | `split`         | texts to rows of their parts                             |
+//! | `user_function` | functions of programs as steps                           |
+//! | `progress`      | the progress of an action                                |
+//! | `explode_split` | texts to rows of their parts                             |
 //! | `group`         | the first half of a group-by with a key of whole numbers |
 //! | `running`       | window functions of rows in order                        |
 //! | `sorted`        | sorts and merges of long rows within the budget          |
 //! | `spread`        | deals rows out to threads                                |
 //! | `window_exec`   | window functions, a partition of rows at a time          |
-//! | `within_memory` | replaces steps by forms that can spill                   |
+//! | `spilling_rule` | replaces steps by forms that can spill                   |
 
-pub(crate) mod caught;
+pub(crate) mod catch_panics;
+pub(crate) mod explode_split;
 pub(crate) mod group;
-pub(crate) mod instead;
 pub(crate) mod join_exec;
-pub(crate) mod map;
 pub(crate) mod number_keys;
-pub(crate) mod reading;
+pub(crate) mod progress;
+pub(crate) mod replaced_exec;
 pub(crate) mod running;
 pub(crate) mod sorted;
 pub(crate) mod spill;
-pub(crate) mod split;
+pub(crate) mod spilling_rule;
 pub(crate) mod spread;
 pub(crate) mod step;
 pub(crate) mod stream_step;
+pub(crate) mod user_function;
 pub(crate) mod window_exec;
-pub(crate) mod within_memory;

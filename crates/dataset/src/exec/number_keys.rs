@@ -28,19 +28,19 @@ pub(crate) fn is_number(data_type: &DataType) -> bool {
 pub fn group_values(schema: &SchemaRef) -> Result<Box<dyn GroupValues>> {
     match schema.fields().as_ref() {
         [key] if is_number(key.data_type()) => {
-            Ok(Box::new(Numbers { keys: NumberKeys::default(), data_type: key.data_type().clone() }))
+            Ok(Box::new(KeyColumn { keys: NumberKeys::default(), data_type: key.data_type().clone() }))
         }
         _ => new_group_values(Arc::clone(schema), &GroupOrdering::None),
     }
 }
 
 /// A column of them, as DataFusion knows keys.
-struct Numbers {
+struct KeyColumn {
     keys: NumberKeys,
     data_type: DataType,
 }
 
-impl GroupValues for Numbers {
+impl GroupValues for KeyColumn {
     fn intern(&mut self, columns: &[ArrayRef], groups: &mut Vec<usize>) -> Result<()> {
         self.keys.assign(&columns[0], groups);
         Ok(())
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn some_go_and_all_go() {
         let schema = Arc::new(Schema::new(vec![Field::new("key", DataType::Int64, true)]));
-        let mut groups = Numbers { keys: NumberKeys::default(), data_type: DataType::Int64 };
+        let mut groups = KeyColumn { keys: NumberKeys::default(), data_type: DataType::Int64 };
         let mut theirs = new_group_values(schema, &GroupOrdering::None).unwrap();
         let mut state = 7_u64;
         for round in 0..60 {

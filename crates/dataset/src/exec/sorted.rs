@@ -23,7 +23,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::memory::{Governor, Reservation};
 use tidemill_dataflow::sorting::{Merge, Order, Sorter, Step};
 
-use crate::exec::instead::Work;
+use crate::exec::replaced_exec::StepReplacement;
 use crate::exec::spill::failed;
 use crate::exec::stream_step::has_stream;
 use crate::plan::numbers::beneath;
@@ -40,13 +40,13 @@ const MERGE_SHARE: u64 = 16;
 
 /// What a [`SortExec`] does, done by the sort of exchanges; plans call it a `SorterExec`.
 #[derive(Clone)]
-pub(crate) struct ByBytes {
+pub(crate) struct SortReplacement {
     pub(crate) governor: Governor,
     /// Of the worker, among which memory is shared.
     pub(crate) threads: usize,
 }
 
-impl Work for ByBytes {
+impl StepReplacement for SortReplacement {
     type Step = SortExec;
     const NAME: &'static str = "SorterExec";
 
@@ -96,11 +96,11 @@ impl Work for ByBytes {
 
 /// What a [`SortPreservingMergeExec`] over such sorts does; plans call it a `MergeExec`.
 #[derive(Clone)]
-pub(crate) struct Merged {
+pub(crate) struct MergeReplacement {
     pub(crate) governor: Governor,
 }
 
-impl Work for Merged {
+impl StepReplacement for MergeReplacement {
     type Step = SortPreservingMergeExec;
     const NAME: &'static str = "MergeExec";
 
@@ -121,7 +121,7 @@ impl Work for Merged {
         let count = merge.input().output_partitioning().partition_count();
         let input = |number| Ok(spawn_buffered(merge.input().execute(number, Arc::clone(&context))?, 1));
         let inputs = (0..count).map(input).collect::<Result<Vec<_>>>()?;
-        let merging = Merging {
+        let merging = MergeInputs {
             merge: Merge::new(order, count, ROWS_MAX, MERGED_BYTES),
             inputs,
             left: merge.fetch().unwrap_or(usize::MAX),
@@ -137,7 +137,7 @@ impl Work for Merged {
     }
 }
 
-struct Merging {
+struct MergeInputs {
     merge: Merge,
     inputs: Vec<SendableRecordBatchStream>,
     /// Rows that are still wanted.
@@ -147,7 +147,7 @@ struct Merging {
     reservation: Reservation,
 }
 
-impl Merging {
+impl MergeInputs {
     async fn next(&mut self) -> Result<Option<RecordBatch>> {
         if self.left == 0 {
             return Ok(None);
@@ -179,7 +179,7 @@ impl Merging {
 /// Whether rows come from sorts of ours, through steps that keep their order.
 fn is_of_sorts(plan: &Arc<dyn ExecutionPlan>) -> bool {
     match plan.name() {
-        ByBytes::NAME => true,
+        SortReplacement::NAME => true,
         "CooperativeExec" | "FilterExec" | "LocalLimitExec" | "ProjectionExec" => is_of_sorts(plan.children()[0]),
         _ => false,
     }

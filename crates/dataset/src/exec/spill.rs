@@ -28,7 +28,7 @@ pub(crate) struct SpillFiles(pub(crate) Governor);
 
 impl TempFileFactory for SpillFiles {
     fn create_temp_file(&self, description: &str) -> Result<Arc<dyn SpillFile>> {
-        Ok(Arc::new(Spilled(Arc::new(BlockFile::new(&self.0, description).map_err(failed)?))))
+        Ok(Arc::new(SpilledBatches(Arc::new(BlockFile::new(&self.0, description).map_err(failed)?))))
     }
 }
 
@@ -49,9 +49,9 @@ pub(crate) fn rows_of(part: &spilled::SpillFile) -> Result<SendableRecordBatchSt
     Ok(make_cooperative(Box::pin(RecordBatchStreamAdapter::new(Arc::clone(part.schema()), batches))))
 }
 
-struct Spilled(Arc<BlockFile>);
+struct SpilledBatches(Arc<BlockFile>);
 
-impl SpillFile for Spilled {
+impl SpillFile for SpilledBatches {
     fn size(&self) -> Option<u64> {
         Some(self.0.bytes())
     }
@@ -67,17 +67,17 @@ impl SpillFile for Spilled {
     }
 
     fn open_writer(&self) -> Result<Box<dyn SpillWriter>> {
-        Ok(Box::new(Writer { file: Arc::clone(&self.0), block: Vec::new() }))
+        Ok(Box::new(BatchSpiller { file: Arc::clone(&self.0), block: Vec::new() }))
     }
 }
 
-struct Writer {
+struct BatchSpiller {
     file: Arc<BlockFile>,
     /// Of the next block.
     block: Vec<u8>,
 }
 
-impl Write for Writer {
+impl Write for BatchSpiller {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(BLOCK_BYTES - self.block.len());
         if taken == BLOCK_BYTES {
@@ -101,7 +101,7 @@ impl Write for Writer {
     }
 }
 
-impl SpillWriter for Writer {
+impl SpillWriter for BatchSpiller {
     fn finish(&mut self) -> Result<()> {
         self.flush()?;
         self.block = Vec::new();

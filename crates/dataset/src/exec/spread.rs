@@ -31,10 +31,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use tidemill_dataflow::flow::batch_bytes;
 
-use crate::exec::map::MapExec;
 use crate::exec::step::SLICE_ROWS;
 use crate::exec::step::{one_input, with_new_children};
 use crate::exec::stream_step::has_stream;
+use crate::exec::user_function::MapExec;
 
 /// Rows for each partition that are dealt one share to each, in order: a table of no more keeps its order across the
 /// partitions.
@@ -48,7 +48,7 @@ const SLICE_ROWS_MIN: usize = 1024;
 
 /// How rows are dealt out.
 #[derive(Clone, Debug)]
-pub(crate) enum Spread {
+pub(crate) enum SpreadMethod {
     /// Rows with equal keys into one of so many partitions.
     ByHash(Vec<Arc<dyn PhysicalExpr>>, usize),
     /// Evenly into so many partitions.
@@ -60,7 +60,7 @@ pub(crate) enum Spread {
 /// Deals out rows.
 pub(crate) struct SpreadExec {
     input: Arc<dyn ExecutionPlan>,
-    spread: Spread,
+    spread: SpreadMethod,
     /// What does it; `None` where there is nothing to do.
     deal: Option<Arc<RepartitionExec>>,
     properties: Arc<PlanProperties>,
@@ -69,24 +69,26 @@ pub(crate) struct SpreadExec {
 impl SpreadExec {
     /// For a repartitioning that the program asked for; `None` for any other step. Streams have partitions of their
     /// own.
-    fn instead_of(node: &Arc<dyn ExecutionPlan>) -> Option<Result<Self>> {
+    fn try_replace(node: &Arc<dyn ExecutionPlan>) -> Option<Result<Self>> {
         let asked = node.downcast_ref::<RepartitionExec>()?;
         let spread = match asked.partitioning() {
-            Partitioning::Hash(keys, partitions) => Spread::ByHash(keys.clone(), *partitions),
-            other => Spread::Evenly(other.partition_count()),
+            Partitioning::Hash(keys, partitions) => SpreadMethod::ByHash(keys.clone(), *partitions),
+            other => SpreadMethod::Evenly(other.partition_count()),
         };
         (!has_stream(node)).then(|| SpreadExec::new(Arc::clone(asked.input()), spread))
     }
 
-    pub(crate) fn new(input: Arc<dyn ExecutionPlan>, spread: Spread) -> Result<Self> {
+    pub(crate) fn new(input: Arc<dyn ExecutionPlan>, spread: SpreadMethod) -> Result<Self> {
         let there = input.output_partitioning().partition_count();
         let partitioning = match &spread {
-            Spread::ByHash(keys, partitions) => Partitioning::Hash(keys.clone(), *partitions),
-            Spread::AtLeast(partitions) if *partitions <= there => {
+            SpreadMethod::ByHash(keys, partitions) => Partitioning::Hash(keys.clone(), *partitions),
+            SpreadMethod::AtLeast(partitions) if *partitions <= there => {
                 let properties = Arc::clone(input.properties());
                 return Ok(SpreadExec { input, spread, deal: None, properties });
             }
-            Spread::Evenly(partitions) | Spread::AtLeast(partitions) => Partitioning::RoundRobinBatch(*partitions),
+            SpreadMethod::Evenly(partitions) | SpreadMethod::AtLeast(partitions) => {
+                Partitioning::RoundRobinBatch(*partitions)
+            }
         };
         let dealt: Arc<dyn ExecutionPlan> = match &partitioning {
             Partitioning::RoundRobinBatch(partitions) => {
@@ -119,11 +121,11 @@ impl fmt::Debug for SpreadExec {
 impl DisplayAs for SpreadExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.spread {
-            Spread::ByHash(keys, partitions) => {
+            SpreadMethod::ByHash(keys, partitions) => {
                 let keys = keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 write!(f, "SpreadExec: by hash of {keys} into {partitions} partitions")
             }
-            Spread::Evenly(partitions) | Spread::AtLeast(partitions) => {
+            SpreadMethod::Evenly(partitions) | SpreadMethod::AtLeast(partitions) => {
                 write!(f, "SpreadExec: evenly into {partitions} partitions")
             }
         }
@@ -152,7 +154,7 @@ impl ExecutionPlan for SpreadExec {
         &self,
         see: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
     ) -> Result<TreeNodeRecursion> {
-        if let Spread::ByHash(keys, _) = &self.spread {
+        if let SpreadMethod::ByHash(keys, _) = &self.spread {
             for key in keys {
                 if see(key)? == TreeNodeRecursion::Stop {
                     return Ok(TreeNodeRecursion::Stop);
@@ -228,7 +230,7 @@ impl ExecutionPlan for SliceExec {
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let input = self.input.execute(partition, context)?.fuse();
-        let slicing = Slicing { input, into: self.into, rows: 0 };
+        let slicing = PartitionSlicer { input, into: self.into, rows: 0 };
         let slices = stream::try_unfold(slicing, |mut slicing| async move {
             Ok::<_, DataFusionError>(slicing.next().await?.map(|slices| (slices, slicing)))
         });
@@ -238,14 +240,14 @@ impl ExecutionPlan for SliceExec {
 }
 
 /// One partition that is being cut.
-struct Slicing {
+struct PartitionSlicer {
     input: Fuse<SendableRecordBatchStream>,
     into: usize,
     /// That have been cut.
     rows: usize,
 }
 
-impl Slicing {
+impl PartitionSlicer {
     async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
         let batch = if self.rows == 0 { self.first().await? } else { self.input.next().await.transpose()? };
         Ok(batch.map(|batch| self.cut(&batch)))
@@ -295,7 +297,7 @@ impl SpreadRows {
 impl PhysicalOptimizerRule for SpreadRows {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         plan.transform_up(|node| {
-            if let Some(spread) = SpreadExec::instead_of(&node) {
+            if let Some(spread) = SpreadExec::try_replace(&node) {
                 return Ok(Transformed::yes(Arc::new(spread?) as _));
             }
             let Some(input) = node.downcast_ref::<MapExec>().map(|map| Arc::clone(map.children()[0])) else {
@@ -347,7 +349,7 @@ fn at_least(plan: &Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> Result<Opt
     if stays {
         return Ok(None);
     }
-    let spread = SpreadExec::new(Arc::clone(plan), Spread::AtLeast(config.execution.target_partitions))?;
+    let spread = SpreadExec::new(Arc::clone(plan), SpreadMethod::AtLeast(config.execution.target_partitions))?;
     Ok(Some(Arc::new(spread)))
 }
 
@@ -364,7 +366,7 @@ fn is_spread(plan: &Arc<dyn ExecutionPlan>) -> bool {
         "UnnestExec",
     ];
     match plan.downcast_ref::<SpreadExec>() {
-        Some(SpreadExec { spread: Spread::AtLeast(_), input, .. }) => is_spread(input),
+        Some(SpreadExec { spread: SpreadMethod::AtLeast(_), input, .. }) => is_spread(input),
         Some(_) => true,
         None => IN_PLACE.contains(&plan.name()) && is_spread(plan.children()[0]),
     }

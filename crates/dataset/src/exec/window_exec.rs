@@ -24,7 +24,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::{Allocations, Governor, Reservation, SpillWriter};
 
-use crate::exec::instead::Work;
+use crate::exec::replaced_exec::StepReplacement;
 use crate::exec::spill::{failed, rows_of};
 use crate::exec::stream_step::has_stream;
 
@@ -38,11 +38,11 @@ const VALUE_BYTES: u64 = 16;
 
 /// What a [`WindowAggExec`] does, done otherwise; plans call it a `WindowExec`.
 #[derive(Clone)]
-pub(crate) struct ByPartition {
+pub(crate) struct PartitionedWindows {
     pub(crate) governor: Governor,
 }
 
-impl Work for ByPartition {
+impl StepReplacement for PartitionedWindows {
     type Step = WindowAggExec;
     const NAME: &'static str = "WindowExec";
 
@@ -57,10 +57,10 @@ impl Work for ByPartition {
         context: Arc<TaskContext>,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<SendableRecordBatchStream> {
-        let windows = Windows {
+        let windows = WindowStream {
             input: window.input().execute(partition, context)?.fuse(),
             last: None,
-            held: Rows::default(),
+            held: BufferedRows::default(),
             reservation: self.governor.reservation(NAME),
             functions: window.window_expr().to_vec(),
             schema: window.schema(),
@@ -78,7 +78,7 @@ impl Work for ByPartition {
 
 /// Rows that have been read, with the places where partitions begin.
 #[derive(Default)]
-struct Rows {
+struct BufferedRows {
     batches: Vec<RecordBatch>,
     count: usize,
     /// The first row of each partition, of all of these.
@@ -86,7 +86,7 @@ struct Rows {
     allocations: Allocations,
 }
 
-impl Rows {
+impl BufferedRows {
     /// What a batch needs of memory beside these. Its rows lie there twice for a moment, when they are put together,
     /// and the values of functions beside them.
     fn wanted_bytes(&mut self, batch: &RecordBatch, functions: usize) -> u64 {
@@ -102,10 +102,10 @@ impl Rows {
     }
 
     /// Takes the rows before the last partition, if there are any.
-    fn take_whole(&mut self) -> Option<Rows> {
+    fn take_whole(&mut self) -> Option<BufferedRows> {
         let cut = self.starts.pop_if(|start| *start > 0)?;
         let all = std::mem::take(self);
-        let mut whole = Rows { starts: all.starts, ..Rows::default() };
+        let mut whole = BufferedRows { starts: all.starts, ..BufferedRows::default() };
         self.starts.push(0);
         for batch in all.batches {
             let own = (cut - whole.count).min(batch.num_rows());
@@ -119,12 +119,12 @@ impl Rows {
 }
 
 /// One partition of the step's input under way.
-struct Windows {
+struct WindowStream {
     input: Fuse<SendableRecordBatchStream>,
     /// The last row that was read.
     last: Option<RecordBatch>,
     /// What has not been given out.
-    held: Rows,
+    held: BufferedRows,
     /// Of what is held, and what was given out last.
     reservation: Reservation,
     functions: Vec<Arc<dyn WindowExpr>>,
@@ -133,7 +133,7 @@ struct Windows {
     spilled_bytes: Count,
 }
 
-impl Windows {
+impl WindowStream {
     /// Rows of some partitions with the functions' values.
     async fn next(&mut self) -> Result<Option<BoxStream<'static, Result<RecordBatch>>>> {
         // What was given out before is not held here any more; what is has just been read.
@@ -195,7 +195,7 @@ impl Windows {
     }
 
     /// Whole partitions with the functions' values.
-    fn evaluated(&self, whole: &Rows) -> Result<BoxStream<'static, Result<RecordBatch>>> {
+    fn evaluated(&self, whole: &BufferedRows) -> Result<BoxStream<'static, Result<RecordBatch>>> {
         let rows = concat_batches(&self.input.get_ref().schema(), &whole.batches)?;
         let ends = whole.starts[1..].iter().chain([&whole.count]);
         let parts: Vec<_> = whole.starts.iter().zip(ends).map(|(&start, end)| rows.slice(start, end - start)).collect();
@@ -211,7 +211,7 @@ impl Windows {
     /// values.
     async fn on_disk(&mut self) -> Result<BoxStream<'static, Result<RecordBatch>>> {
         let mut writer = SpillWriter::new(&self.governor, &self.input.get_ref().schema()).map_err(failed)?;
-        let mut figures = Figures::of(&self.functions, self.governor.reservation(NAME))?;
+        let mut figures = PartitionFigures::of(&self.functions, self.governor.reservation(NAME))?;
         for batch in std::mem::take(&mut self.held).batches {
             figures.take(&batch)?;
             writer.write(&batch).map_err(failed)?;
@@ -250,18 +250,18 @@ fn beside(
 }
 
 /// What functions make of a partition's rows as they come.
-struct Figures {
+struct PartitionFigures {
     functions: Vec<(Arc<dyn WindowExpr>, Box<dyn Accumulator>)>,
     reservation: Reservation,
 }
 
-impl Figures {
+impl PartitionFigures {
     fn of(functions: &[Arc<dyn WindowExpr>], reservation: Reservation) -> Result<Self> {
         let functions = functions.iter().map(|function| {
             let constant = constant(function).expect("looked at before");
             Ok((Arc::clone(function), constant.get_aggregate_expr().create_accumulator()?))
         });
-        Ok(Figures { functions: functions.collect::<Result<_>>()?, reservation })
+        Ok(PartitionFigures { functions: functions.collect::<Result<_>>()?, reservation })
     }
 
     fn take(&mut self, rows: &RecordBatch) -> Result<()> {
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
     use crate::dataset::DataSet;
     use crate::engine::{Engine, EngineConfig};
-    use crate::exec::reading::Reading;
+    use crate::exec::progress::ReadProgress;
 
     fn engine(memory_bytes: Option<usize>) -> Arc<Engine> {
         Arc::new(Engine::new(&EngineConfig { threads: 1, workers: 1, memory_bytes, spill_dir: None }).unwrap())
@@ -329,7 +329,7 @@ mod tests {
         let tables = vec![("t".to_owned(), table.clone())];
         let set = engine.run(async move { DataSet::from_sql(&asked, &query, tables).await })?;
         let mut rows = Vec::new();
-        for batch in engine.run(set.collect(Reading::default()))? {
+        for batch in engine.run(set.collect(ReadProgress::default()))? {
             let options = FormatOptions::default().with_null("null");
             let columns = batch.columns().iter().map(|column| ArrayFormatter::try_new(column, &options).unwrap());
             let columns: Vec<_> = columns.collect();

@@ -1,9 +1,9 @@
 //! Output that appears as a whole: in a folder, or in an object store.
 //!
-//! | where         | until the end                                    | the end                                                    |
-//! |---------------|--------------------------------------------------|------------------------------------------------------------|
-//! | local folder  | files in a hidden folder beside it               | the hidden folder is renamed, or changes places with the old one |
-//! | object store  | uploads that nobody completes ([`HeldStore`])    | a mark `_unfinished` is put, uploads become objects, what was there before is removed, `_SUCCESS` is put, the mark goes |
+//! | where        | until the end                                        | the end                                                                                                                 |
+//! |--------------|------------------------------------------------------|-------------------------------------------------------------------------------------------------------------------------|
+//! | local folder | files in a hidden folder beside it                   | the hidden folder is renamed, or changes places with the old one                                                        |
+//! | object store | uploads that nobody completes ([`UncommittedStore`]) | a mark `_unfinished` is put, uploads become objects, what was there before is removed, `_SUCCESS` is put, the mark goes |
 //!
 //! A crash before the end leaves the hidden folder, or uploads, which nobody sees; `read` does not look into hidden
 //! folders, and the next write to the same place removes them. A crash during the end, which in a store takes a request
@@ -28,28 +28,28 @@ use url::Url;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::held::{HeldStore, Upload, abort, complete};
 use crate::files::local_files::LocalFolder;
-use crate::files::mark::{Mark, key_at};
-use crate::files::output::Output;
+use crate::files::output::OutputFormat;
+use crate::files::output_lease::{OutputLease, key_at};
 use crate::files::paths::{is_there, resolved};
-use crate::stores::{Location, StorageOptions, is_bucket, local_path, within};
+use crate::files::uncommitted::{CompletedParts, UncommittedStore, abort, complete};
+use crate::stores::{StorageOptions, StoreLocation, is_bucket, local_path, within};
 
 /// The object that says that output is whole, as other programs look for it.
 const SUCCESS: &str = "_SUCCESS";
 
 /// Where output goes.
-pub(crate) enum Target {
+pub(crate) enum OutputTarget {
     Folder(PathBuf),
-    Objects(Location),
+    Objects(StoreLocation),
 }
 
-impl Target {
+impl OutputTarget {
     /// # Errors
     /// `Unsupported` for a store that cannot be written to.
     pub(crate) fn of(engine: &Engine, dir: &str, storage: &StorageOptions) -> Result<Self> {
         if let Some(path) = local_path(dir)? {
-            return Ok(Target::Folder(path.into()));
+            return Ok(OutputTarget::Folder(path.into()));
         }
         let at = engine.locate(dir, storage)?;
         if at.store.uploads.is_none() {
@@ -58,7 +58,7 @@ impl Target {
         if at.path.as_ref().is_empty() {
             return Err(DataSetError::Query(format!("{at} cannot be written as a whole; name a folder in it")));
         }
-        Ok(Target::Objects(at))
+        Ok(OutputTarget::Objects(at))
     }
 }
 
@@ -223,24 +223,26 @@ fn failed(path: &Path, error: &std::io::Error) -> DataSetError {
 
 /// The hidden folder as writers know it: for our own formats, which write their files by themselves, by its path; for
 /// DataFusion's by a store that keeps what the disk says.
-pub(crate) enum Files {
+pub(crate) enum StagedFiles {
     Own(Url),
     Stored(LocalFolder),
 }
 
-impl Files {
-    pub(crate) fn of(engine: &Engine, folder: &Path, output: &Output, partition_by: &[String]) -> Result<Self> {
+impl StagedFiles {
+    pub(crate) fn of(engine: &Engine, folder: &Path, output: &OutputFormat, partition_by: &[String]) -> Result<Self> {
         if output.part_format(partition_by).is_none() {
-            return LocalFolder::open(engine, folder).map(Files::Stored);
+            return LocalFolder::open(engine, folder).map(StagedFiles::Stored);
         }
         let url = Url::from_directory_path(folder);
-        Ok(Files::Own(url.map_err(|()| DataSetError::Io(format!("{} is not an absolute path", folder.display())))?))
+        Ok(StagedFiles::Own(
+            url.map_err(|()| DataSetError::Io(format!("{} is not an absolute path", folder.display())))?,
+        ))
     }
 
     pub(crate) fn url(&self) -> &Url {
         match self {
-            Files::Own(url) => url,
-            Files::Stored(folder) => &folder.url,
+            StagedFiles::Own(url) => url,
+            StagedFiles::Stored(folder) => &folder.url,
         }
     }
 
@@ -248,8 +250,8 @@ impl Files {
     /// where that is known.
     pub(crate) async fn close(&self) -> Option<DataSetError> {
         match self {
-            Files::Own(_) => None,
-            Files::Stored(folder) => folder.close().await,
+            StagedFiles::Own(_) => None,
+            StagedFiles::Stored(folder) => folder.close().await,
         }
     }
 }
@@ -265,24 +267,24 @@ pub(crate) fn write_id() -> String {
 
 /// One worker's part of output into a store: a folder for DataFusion, in which nothing appears. Dropping it removes
 /// what was written, if it has not been taken.
-pub(crate) struct HeldFolder {
+pub(crate) struct UncommittedFolder {
     pub(crate) url: Url,
-    pub(crate) store: Arc<HeldStore>,
-    pub(crate) at: Location,
+    pub(crate) store: Arc<UncommittedStore>,
+    pub(crate) at: StoreLocation,
     runtime: Arc<RuntimeEnv>,
 }
 
-impl HeldFolder {
+impl UncommittedFolder {
     /// `id` is that of the write, the same on all workers.
-    pub(crate) fn open(engine: &Engine, at: &Location, id: &str) -> Result<Self> {
-        let store = HeldStore::new(&at.store).ok_or_else(|| {
+    pub(crate) fn open(engine: &Engine, at: &StoreLocation, id: &str) -> Result<Self> {
+        let store = UncommittedStore::new(&at.store).ok_or_else(|| {
             DataSetError::Internal(format!("{at} does not support uploads and should have been rejected earlier"))
         })?;
         let base = Url::parse(&format!("tidemill-held-{id}://store"))
             .map_err(|error| DataSetError::Internal(error.to_string()))?;
         let (store, runtime) = (Arc::new(store), engine.context().runtime_env());
         runtime.register_object_store(&base, Arc::clone(&store) as _);
-        Ok(HeldFolder { url: within(&base, &at.path, true), store, at: at.clone(), runtime })
+        Ok(UncommittedFolder { url: within(&base, &at.path, true), store, at: at.clone(), runtime })
     }
 
     /// Adds a file.
@@ -295,7 +297,7 @@ impl HeldFolder {
     }
 }
 
-impl Drop for HeldFolder {
+impl Drop for UncommittedFolder {
     fn drop(&mut self) {
         let _ = self.runtime.deregister_object_store(&self.url);
         let discarded = self.store.discard();
@@ -308,7 +310,7 @@ impl Drop for HeldFolder {
 
 /// The end of output into a store; one worker's.
 pub(crate) struct ObjectCommit {
-    at: Location,
+    at: StoreLocation,
     overwrite: bool,
     id: String,
 }
@@ -316,7 +318,7 @@ pub(crate) struct ObjectCommit {
 impl ObjectCommit {
     /// # Errors
     /// `Io` if there is something already, or the store does not say.
-    pub(crate) async fn begin(at: &Location, overwrite: bool, id: &str) -> Result<Self> {
+    pub(crate) async fn begin(at: &StoreLocation, overwrite: bool, id: &str) -> Result<Self> {
         let commit = ObjectCommit { at: at.clone(), overwrite, id: id.to_owned() };
         // Asked also with `overwrite`: who may not list it hears so before anything is made.
         let exists = !existing(at, 1).await?.is_empty();
@@ -335,8 +337,8 @@ impl ObjectCommit {
     /// # Errors
     /// `Io`. Then no object of the uploads is left, and what was there still is; unless the store refuses that too, or
     /// another write has gone over this one.
-    pub(crate) async fn end(self, uploads: Vec<Upload>, rows: u64) -> Result<()> {
-        let ended = match Mark::put(&self.at, &self.id, self.overwrite).await {
+    pub(crate) async fn end(self, uploads: Vec<CompletedParts>, rows: u64) -> Result<()> {
+        let ended = match OutputLease::put(&self.at, &self.id, self.overwrite).await {
             Ok(mark) => match mark.during(self.appear(&mark, &uploads, rows)).await {
                 Some(Ok(true)) => Ok(()),
                 Some(Err(error)) => Err(error),
@@ -355,8 +357,8 @@ impl ObjectCommit {
     }
 
     /// With the mark put. Returns whether it is still there when all objects are.
-    async fn appear(&self, mark: &Mark, uploads: &[Upload], rows: u64) -> Result<bool> {
-        let Location { store, path, .. } = &self.at;
+    async fn appear(&self, mark: &OutputLease, uploads: &[CompletedParts], rows: u64) -> Result<bool> {
+        let StoreLocation { store, path, .. } = &self.at;
         let success = path.clone().join(SUCCESS);
         let old = existing(&self.at, usize::MAX).await?;
         if !self.overwrite && !old.is_empty() {
@@ -398,9 +400,9 @@ impl ObjectCommit {
 /// # Errors
 /// `Io` if that cannot be told; `Unsupported` for a store that cannot be written to.
 pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Result<bool> {
-    let at = match Target::of(engine, dir, storage)? {
-        Target::Folder(path) => return is_there(&path),
-        Target::Objects(at) => at,
+    let at = match OutputTarget::of(engine, dir, storage)? {
+        OutputTarget::Folder(path) => return is_there(&path),
+        OutputTarget::Objects(at) => at,
     };
     let success = at.path.clone().join(SUCCESS);
     let is_whole = async {
@@ -411,7 +413,7 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
             Err(error) => Err(at.store.failed(&success, &error)),
         }
     };
-    let Some(mark) = Mark::take(&at, &write_id()).await? else { return is_whole.await };
+    let Some(mark) = OutputLease::take(&at, &write_id()).await? else { return is_whole.await };
     // With both there, objects had all appeared, or none of those that were to go over what is whole.
     let settled = mark.during(async {
         let is_whole = is_whole.await?;
@@ -428,8 +430,8 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
 }
 
 /// What is at the target, but the mark; not much more than `count_max`.
-async fn existing(at: &Location, count_max: usize) -> Result<Vec<Key>> {
-    let Location { store, path, .. } = at;
+async fn existing(at: &StoreLocation, count_max: usize) -> Result<Vec<Key>> {
+    let StoreLocation { store, path, .. } = at;
     let mut found = Vec::new();
     let mark = key_at(at);
     let mut listed = store.objects.list(Some(path));
@@ -445,12 +447,12 @@ async fn existing(at: &Location, count_max: usize) -> Result<Vec<Key>> {
     Ok(found)
 }
 
-fn keys_of(uploads: &[Upload]) -> Vec<Key> {
+fn keys_of(uploads: &[CompletedParts]) -> Vec<Key> {
     uploads.iter().map(|upload| upload.path.clone()).collect()
 }
 
 /// Removes objects; those that are not there are fine.
-async fn remove(at: &Location, keys: Vec<Key>) -> Result<()> {
+async fn remove(at: &StoreLocation, keys: Vec<Key>) -> Result<()> {
     let keys = futures::stream::iter(keys.into_iter().map(Ok)).boxed();
     let mut removed = at.store.objects.delete_stream(keys);
     while let Some(one) = removed.next().await {
@@ -509,7 +511,7 @@ mod tests {
         std::fs::remove_dir_all(parent).unwrap();
     }
 
-    async fn keys(at: &Location) -> Vec<String> {
+    async fn keys(at: &StoreLocation) -> Vec<String> {
         let listed: Vec<_> = at.store.objects.list(None).try_collect().await.unwrap();
         let mut keys: Vec<String> = listed.into_iter().map(|meta| meta.location.to_string()).collect();
         keys.sort();
@@ -525,7 +527,7 @@ mod tests {
             .run(async move {
                 let at = asked.locate("memory:///out", &StorageOptions::new())?;
                 let commit = ObjectCommit::begin(&at, false, "1").await?;
-                let held = HeldFolder::open(&asked, &at, "1")?;
+                let held = UncommittedFolder::open(&asked, &at, "1")?;
                 held.add("a", b"x".to_vec()).await?;
                 held.add("b", Vec::new()).await?;
                 assert!(keys(&at).await.is_empty());
@@ -534,14 +536,14 @@ mod tests {
 
                 let error = ObjectCommit::begin(&at, false, "2").await.err().unwrap();
                 assert_eq!(error.to_string(), "memory:///out exists; overwrite=True replaces it");
-                let given_up = HeldFolder::open(&asked, &at, "2")?;
+                let given_up = UncommittedFolder::open(&asked, &at, "2")?;
                 given_up.add("c", b"x".to_vec()).await?;
                 given_up.store.discard().await;
                 assert!(given_up.add("d", b"x".to_vec()).await.is_err(), "it is closed");
                 assert!(given_up.store.take().await.is_empty());
 
                 let commit = ObjectCommit::begin(&at, true, "3").await?;
-                let held = HeldFolder::open(&asked, &at, "3")?;
+                let held = UncommittedFolder::open(&asked, &at, "3")?;
                 held.add("e", b"x".to_vec()).await?;
                 commit.end(held.store.take().await, 1).await?;
                 assert_eq!(keys(&at).await, ["out/_SUCCESS", "out/e"]);
@@ -561,7 +563,7 @@ mod tests {
                 let mut writes = Vec::new();
                 for id in ["1", "2"] {
                     let commit = ObjectCommit::begin(&at, false, id).await?;
-                    let held = HeldFolder::open(&asked, &at, id)?;
+                    let held = UncommittedFolder::open(&asked, &at, id)?;
                     held.add(id, b"x".to_vec()).await?;
                     writes.push((commit, held));
                 }
@@ -584,11 +586,15 @@ mod tests {
                 let at = asked.locate("memory:///out", &StorageOptions::new())?;
                 for (id, lost) in [("1", false), ("2", true)] {
                     let commit = ObjectCommit::begin(&at, true, id).await?;
-                    let held = HeldFolder::open(&asked, &at, id)?;
+                    let held = UncommittedFolder::open(&asked, &at, id)?;
                     held.add(id, b"x".to_vec()).await?;
                     let mut uploads = held.store.take().await;
                     if lost {
-                        uploads.push(Upload { path: at.path.clone().join("lost"), id: "77".into(), parts: Vec::new() });
+                        uploads.push(CompletedParts {
+                            path: at.path.clone().join("lost"),
+                            id: "77".into(),
+                            parts: Vec::new(),
+                        });
                     }
                     assert_eq!(commit.end(uploads, 1).await.is_err(), lost);
                     assert_eq!(keys(&at).await, ["out/1", "out/_SUCCESS"]);
@@ -628,7 +634,7 @@ mod tests {
                 assert_eq!(keys(&at).await, ["out/_SUCCESS"]);
 
                 remove(&at, existing(&at, 9).await?).await?;
-                let mark = Mark::put(&at, "3", false).await?;
+                let mark = OutputLease::put(&at, "3", false).await?;
                 put("b", "x".into()).await;
                 let waiting = Arc::clone(&asked);
                 let settled = asked.threads().spawn(async move { settle(&waiting, dir, &StorageOptions::new()).await });
@@ -652,10 +658,10 @@ mod tests {
         engine
             .run(async move {
                 let at = asked.locate("memory:///out", &StorageOptions::new())?;
-                let first = Mark::put(&at, "1", false).await?;
-                assert!(Mark::put(&at, "2", false).await.is_err());
+                let first = OutputLease::put(&at, "1", false).await?;
+                assert!(OutputLease::put(&at, "2", false).await.is_err());
                 assert_eq!(first.during(async { 3 }).await, Some(3));
-                let second = Mark::put(&at, "2", true).await?;
+                let second = OutputLease::put(&at, "2", true).await?;
                 assert!(second.was_there && !first.was_there);
                 assert_eq!(first.during(std::future::pending::<()>()).await, None);
                 assert!(second.is_ours().await?);

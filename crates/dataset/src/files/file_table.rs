@@ -30,18 +30,18 @@ use tokio::runtime::Handle;
 use crate::bad_rows::BadRows;
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::files::lenient::{Decoder, OnError, Quarantine, first_bad, read_good, told};
-use crate::files::lines::{Piece, deal};
-use crate::files::packing::Packing;
-use crate::files::paths::{File, PlaceColumns};
+use crate::files::encoding::FileEncoding;
+use crate::files::lines::{ByteRange, deal};
+use crate::files::malformed_rows::{OnError, QuarantineWriter, RowDecoder, first_bad, read_good, told};
+use crate::files::paths::{InputFile, PlaceColumns};
 
 /// DataFusion's own table of files, and how to find what it fails on.
 #[derive(Debug)]
 pub(crate) struct CheckedTable {
     pub(crate) table: ListingTable,
-    pub(crate) check: Arc<Check>,
+    pub(crate) check: Arc<FirstBadRow>,
     /// Of compressed files that are cut, which DataFusion does not, all pieces; else nothing.
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<ByteRange>,
 }
 
 impl CheckedTable {
@@ -53,7 +53,7 @@ impl CheckedTable {
         };
         let decoder = Arc::new(self.check.decoder.projected(projection));
         let partitions = self.pieces.iter().map(|piece| -> Arc<dyn PartitionStream> {
-            Arc::new(Partition {
+            Arc::new(TablePartition {
                 schema: SchemaRef::clone(&schema),
                 pieces: vec![piece.clone()],
                 folders: Arc::default(),
@@ -80,16 +80,16 @@ fn scan(
 
 /// How to find the first row of some files that cannot be read.
 #[derive(Debug)]
-pub(crate) struct Check {
-    files: Vec<File>,
-    decoder: Decoder,
-    packing: Packing,
+pub(crate) struct FirstBadRow {
+    files: Vec<InputFile>,
+    decoder: RowDecoder,
+    packing: FileEncoding,
     threads: Handle,
 }
 
-impl Check {
-    pub(crate) fn new(engine: &Engine, files: Vec<File>, decoder: Decoder, packing: Packing) -> Self {
-        Check { files, decoder, packing, threads: engine.threads().clone() }
+impl FirstBadRow {
+    pub(crate) fn new(engine: &Engine, files: Vec<InputFile>, decoder: RowDecoder, packing: FileEncoding) -> Self {
+        FirstBadRow { files, decoder, packing, threads: engine.threads().clone() }
     }
 
     /// Whether the files are compressed.
@@ -156,11 +156,11 @@ impl NamedFiles {
         table: Arc<dyn TableProvider>,
         format: Arc<dyn FileFormat>,
         column: &str,
-        files: &[File],
+        files: &[InputFile],
     ) -> Result<Self, DataSetError> {
         let mut fields = table.schema().fields().to_vec();
         fields.push(Arc::new(Field::new(column, DataType::Utf8, false)));
-        let named = |file: &File| Ok((file.listing_url()?.prefix().clone(), file.to_string()));
+        let named = |file: &InputFile| Ok((file.listing_url()?.prefix().clone(), file.to_string()));
         let names = files.iter().map(named).collect::<Result<_, DataSetError>>()?;
         Ok(NamedFiles { table, format, schema: Arc::new(Schema::new(fields)), names })
     }
@@ -219,7 +219,7 @@ impl TableProvider for NamedFiles {
 }
 
 /// A partition of a [`PiecesTable`].
-pub(crate) trait Part: PartitionStream {
+pub(crate) trait FilePartition: PartitionStream {
     /// The same of these columns, which `schema` has, and of its first rows where no more than `rows_max` are wanted.
     /// `None` of one that has to read all columns, whichever are wanted.
     fn narrowed(&self, _: &SchemaRef, _: &[usize], _: Option<usize>) -> Option<Arc<dyn PartitionStream>> {
@@ -231,24 +231,24 @@ pub(crate) trait Part: PartitionStream {
 #[derive(Debug)]
 pub(crate) struct PiecesTable {
     schema: SchemaRef,
-    parts: Vec<Arc<dyn Part>>,
-    pub(crate) files: Vec<File>,
+    parts: Vec<Arc<dyn FilePartition>>,
+    pub(crate) files: Vec<InputFile>,
     /// Whether rows that cannot be read are left out.
     pub(crate) is_lenient: bool,
 }
 
 impl PiecesTable {
-    pub(crate) fn new(schema: SchemaRef, files: Vec<File>, parts: Vec<Arc<dyn Part>>) -> Self {
+    pub(crate) fn new(schema: SchemaRef, files: Vec<InputFile>, parts: Vec<Arc<dyn FilePartition>>) -> Self {
         PiecesTable { schema, parts, files, is_lenient: false }
     }
 
     /// A table of the good rows.
     pub(crate) fn lenient(
         engine: &Engine,
-        files: Vec<File>,
+        files: Vec<InputFile>,
         folders: Option<PlaceColumns>,
-        decoder: Decoder,
-        packing: Packing,
+        decoder: RowDecoder,
+        packing: FileEncoding,
         on_error: &OnError,
     ) -> Result<Self, DataSetError> {
         let names = folders.iter().flat_map(|folders| &folders.names);
@@ -263,8 +263,8 @@ impl PiecesTable {
         let whole = !packing.is_plain() || decoder.needs_whole_files();
         let groups = deal(files.clone(), whole, engine.partitions())?;
         let decoder = Arc::new(decoder);
-        let part = |(number, pieces): (usize, Vec<Piece>)| -> Arc<dyn Part> {
-            Arc::new(Partition {
+        let part = |(number, pieces): (usize, Vec<ByteRange>)| -> Arc<dyn FilePartition> {
+            Arc::new(TablePartition {
                 schema: SchemaRef::clone(&schema),
                 pieces,
                 folders: Arc::clone(&folders),
@@ -310,13 +310,13 @@ impl TableProvider for PiecesTable {
     }
 }
 
-struct Partition {
+struct TablePartition {
     /// With the columns of folders.
     schema: SchemaRef,
-    pieces: Vec<Piece>,
+    pieces: Vec<ByteRange>,
     folders: Arc<Option<PlaceColumns>>,
-    decoder: Arc<Decoder>,
-    packing: Packing,
+    decoder: Arc<RowDecoder>,
+    packing: FileEncoding,
     /// Who counts bad rows; `None` where the first is an error.
     seen: Option<Arc<BadRows>>,
     on_error: OnError,
@@ -324,16 +324,16 @@ struct Partition {
     name: String,
 }
 
-impl fmt::Debug for Partition {
+impl fmt::Debug for TablePartition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "good rows of {:?}, others: {:?}", self.pieces, self.on_error)
     }
 }
 
 /// A row that cannot be read is one of all columns.
-impl Part for Partition {}
+impl FilePartition for TablePartition {}
 
-impl PartitionStream for Partition {
+impl PartitionStream for TablePartition {
     fn schema(&self) -> &SchemaRef {
         &self.schema
     }
@@ -343,14 +343,14 @@ impl PartitionStream for Partition {
         let mut builder = RecordBatchReceiverStreamBuilder::new(SchemaRef::clone(self.schema()), 2);
         let sender = builder.tx();
         let quarantine = match &self.on_error {
-            OnError::Quarantine(folder) => Some(Quarantine::new(folder, &self.name)),
+            OnError::Quarantine(folder) => Some(QuarantineWriter::new(folder, &self.name)),
             _ => None,
         };
         let (pieces, decoder) = (self.pieces.clone(), Arc::clone(&self.decoder));
         let (packing, seen) = (self.packing, self.seen.clone());
         let (schema, folders) = (SchemaRef::clone(&self.schema), Arc::clone(&self.folders));
         builder.spawn_blocking(move || {
-            let give = |piece: &Piece, batch: RecordBatch| {
+            let give = |piece: &ByteRange, batch: RecordBatch| {
                 let batch = match folders.as_ref() {
                     Some(folders) => with_values(batch, &folders.values(&piece.file), &schema),
                     None => Ok(batch),

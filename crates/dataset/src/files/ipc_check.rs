@@ -11,7 +11,7 @@ use std::ops::Range;
 use arrow::ipc::{BodyCompression, CompressionType, Message, RecordBatch, root_as_footer, root_as_message};
 
 use crate::error::Result;
-use crate::files::paths::File;
+use crate::files::paths::InputFile;
 
 /// At the start of a file, and at its end.
 const MAGIC: &[u8; 6] = b"ARROW1";
@@ -33,7 +33,7 @@ const ZSTD_RATIO: u64 = 1 << 16;
 const SLACK_BYTES: u64 = 1 << 16;
 
 /// Where a message's body lies, and what its compressed buffers are, each with its place in the file.
-struct Compressed {
+struct CompressedBody {
     codec: CompressionType,
     buffers: Vec<Range<u64>>,
 }
@@ -43,7 +43,7 @@ struct Compressed {
 ///
 /// # Errors
 /// `Io` if it cannot be opened; the inner one says what is wrong with its content.
-pub(crate) fn check(file: &File, memory_bytes: u64) -> Result<Result<(), String>> {
+pub(crate) fn check(file: &InputFile, memory_bytes: u64) -> Result<Result<(), String>> {
     let size = file.size_bytes()?;
     let mut start = [0; 6];
     if size < START_BYTES + END_BYTES || at(file, 0..6).map(|bytes| start.copy_from_slice(&bytes)).is_err() {
@@ -56,7 +56,7 @@ pub(crate) fn check(file: &File, memory_bytes: u64) -> Result<Result<(), String>
     })
 }
 
-fn check_file(file: &File, size: u64, memory_bytes: u64) -> Result<(), String> {
+fn check_file(file: &InputFile, size: u64, memory_bytes: u64) -> Result<(), String> {
     let end = at(file, size - END_BYTES..size)?;
     let length = i32::from_le_bytes(end[..4].try_into().expect("four bytes"));
     if end[4..] != *MAGIC {
@@ -107,16 +107,16 @@ fn check_file(file: &File, size: u64, memory_bytes: u64) -> Result<(), String> {
 }
 
 /// Reads messages one behind the other.
-fn check_stream(file: &File, size: u64, memory_bytes: u64) -> Result<(), String> {
+fn check_stream(file: &InputFile, size: u64, memory_bytes: u64) -> Result<(), String> {
     match file {
-        File::Local(path) => {
+        InputFile::Local(path) => {
             let mut source = fs::File::open(path).map_err(text)?;
             walk(size, memory_bytes, |range| {
                 source.seek(SeekFrom::Start(range.start))?;
                 exactly(&mut source, &range)
             })
         }
-        File::Object(_) => {
+        InputFile::Object(_) => {
             let mut source = file.open(0).map_err(text)?;
             let mut position = 0;
             walk(size, memory_bytes, |range| {
@@ -161,7 +161,7 @@ fn walk(size: u64, memory_bytes: u64, mut read: impl FnMut(Range<u64>) -> io::Re
             order.sort_by_key(|buffer| buffer.start);
             let lengths = order.iter().map(|buffer| read(buffer.start..buffer.start + LENGTH_BYTES));
             let lengths = lengths.collect::<io::Result<Vec<_>>>().map_err(text)?;
-            check_lengths(&Compressed { buffers: order, ..batch }, &lengths, memory_bytes)?;
+            check_lengths(&CompressedBody { buffers: order, ..batch }, &lengths, memory_bytes)?;
         }
         position = body_end;
     }
@@ -169,7 +169,7 @@ fn walk(size: u64, memory_bytes: u64, mut read: impl FnMut(Range<u64>) -> io::Re
 }
 
 /// The compressed buffers of a message; `None` if there are none. All have to lie within its body.
-fn buffers(message: &Message<'_>, body: Range<u64>) -> Result<Option<Compressed>, String> {
+fn buffers(message: &Message<'_>, body: Range<u64>) -> Result<Option<CompressedBody>, String> {
     let dictionary = message.header_as_dictionary_batch();
     let batch: Option<RecordBatch<'_>> =
         dictionary.and_then(|dictionary| dictionary.data()).or_else(|| message.header_as_record_batch());
@@ -191,10 +191,10 @@ fn buffers(message: &Message<'_>, body: Range<u64>) -> Result<Option<Compressed>
     if found.iter().any(|buffer| buffer.end - buffer.start < LENGTH_BYTES) {
         return Err("a compressed buffer is too short to contain a length".into());
     }
-    Ok(Some(Compressed { codec, buffers: found }))
+    Ok(Some(CompressedBody { codec, buffers: found }))
 }
 
-fn check_lengths(batch: &Compressed, lengths: &[Vec<u8>], memory_bytes: u64) -> Result<(), String> {
+fn check_lengths(batch: &CompressedBody, lengths: &[Vec<u8>], memory_bytes: u64) -> Result<(), String> {
     let ratio = if batch.codec == CompressionType::ZSTD { ZSTD_RATIO } else { LZ4_RATIO };
     let mut sum = 0_u64;
     for (buffer, length) in batch.buffers.iter().zip(lengths) {
@@ -218,11 +218,11 @@ fn check_lengths(batch: &Compressed, lengths: &[Vec<u8>], memory_bytes: u64) -> 
     Ok(())
 }
 
-fn at(file: &File, range: Range<u64>) -> Result<Vec<u8>, String> {
+fn at(file: &InputFile, range: Range<u64>) -> Result<Vec<u8>, String> {
     Ok(ranges(file, &[range])?.remove(0))
 }
 
-fn ranges(file: &File, wanted: &[Range<u64>]) -> Result<Vec<Vec<u8>>, String> {
+fn ranges(file: &InputFile, wanted: &[Range<u64>]) -> Result<Vec<Vec<u8>>, String> {
     if wanted.is_empty() {
         return Ok(Vec::new());
     }

@@ -15,36 +15,36 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::file_table::{Part, PiecesTable};
-use crate::files::lines::{Piece, deal, lines_until, read_blocks};
-use crate::files::packing::Packing;
-use crate::files::paths::File;
+use crate::files::encoding::FileEncoding;
+use crate::files::file_table::{FilePartition, PiecesTable};
+use crate::files::lines::{ByteRange, deal, lines_until, read_blocks};
+use crate::files::paths::InputFile;
 
 /// Lines of a batch: DataFusion's own batch size.
 const BATCH_LINES: usize = 8192;
 
 /// A table of all lines of `files`, in their order within each partition.
-pub(crate) fn read(engine: &Engine, files: Vec<File>, packing: Packing) -> Result<DataSet> {
+pub(crate) fn read(engine: &Engine, files: Vec<InputFile>, packing: FileEncoding) -> Result<DataSet> {
     let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
     let groups = deal(files.clone(), !packing.is_plain(), engine.partitions())?;
     let partitions = groups.into_iter().map(|pieces| {
-        let lines = Lines { schema: Arc::clone(&schema), pieces, packing };
-        Arc::new(lines) as Arc<dyn Part>
+        let lines = LineRanges { schema: Arc::clone(&schema), pieces, packing };
+        Arc::new(lines) as Arc<dyn FilePartition>
     });
     let table = PiecesTable::new(Arc::clone(&schema), files, partitions.collect());
     DataSet::new(engine.context().read_table(Arc::new(table))?)
 }
 
 #[derive(Debug)]
-struct Lines {
+struct LineRanges {
     schema: SchemaRef,
-    pieces: Vec<Piece>,
-    packing: Packing,
+    pieces: Vec<ByteRange>,
+    packing: FileEncoding,
 }
 
-impl Part for Lines {}
+impl FilePartition for LineRanges {}
 
-impl PartitionStream for Lines {
+impl PartitionStream for LineRanges {
     fn schema(&self) -> &SchemaRef {
         &self.schema
     }
@@ -74,8 +74,8 @@ impl PartitionStream for Lines {
 
 /// Gives the lines of `piece` to `emit`, until that returns false.
 fn read_piece(
-    piece: &Piece,
-    packing: Packing,
+    piece: &ByteRange,
+    packing: FileEncoding,
     schema: &SchemaRef,
     mut emit: impl FnMut(RecordBatch) -> bool,
 ) -> Result<()> {
@@ -94,7 +94,7 @@ fn read_piece(
 fn emit_lines(
     block: Vec<u8>,
     block_start: u64,
-    piece: &Piece,
+    piece: &ByteRange,
     schema: &SchemaRef,
     emit: &mut impl FnMut(RecordBatch) -> bool,
     not_text: impl Fn(u64) -> DataSetError,
@@ -146,8 +146,8 @@ mod tests {
     fn lines_of(file: &Path, start: u64, end: u64) -> Result<Vec<String>> {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("line", DataType::Utf8View, false)]));
         let mut lines = Vec::new();
-        let piece = Piece { file: File::Local(file.to_owned()), start, end };
-        read_piece(&piece, Packing::NONE, &schema, |batch| {
+        let piece = ByteRange { file: InputFile::Local(file.to_owned()), start, end };
+        read_piece(&piece, FileEncoding::NONE, &schema, |batch| {
             let column = batch.column(0).as_any().downcast_ref::<StringViewArray>().unwrap().clone();
             lines.extend(column.iter().map(|line| line.unwrap().to_owned()));
             true

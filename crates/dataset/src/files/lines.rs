@@ -5,8 +5,8 @@
 use std::io::Read;
 
 use crate::error::{DataSetError, Result};
-use crate::files::packing::Packing;
-use crate::files::paths::File;
+use crate::files::encoding::FileEncoding;
+use crate::files::paths::InputFile;
 
 /// Bytes read at a time. A longer line grows its block.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
@@ -15,20 +15,20 @@ const LINE_BYTES_MAX: usize = 1 << 30;
 
 /// A range of a file's bytes, after decompression; `end` is `u64::MAX` where it ends with the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub(crate) file: File,
+pub(crate) struct ByteRange {
+    pub(crate) file: InputFile,
     pub(crate) start: u64,
     pub(crate) end: u64,
 }
 
 /// The pieces of files for each partition: `whole` files, where one cannot be read but from its beginning.
-pub(crate) fn deal(files: Vec<File>, whole: bool, partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
+pub(crate) fn deal(files: Vec<InputFile>, whole: bool, partitions_max: usize) -> Result<Vec<Vec<ByteRange>>> {
     if whole { Ok(by_files(files, partitions_max)) } else { by_bytes(&files, partitions_max) }
 }
 
 /// As equal parts of all bytes as there are partitions.
-fn by_bytes(files: &[File], partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
-    let sizes = files.iter().map(File::size_bytes).collect::<Result<Vec<u64>>>()?;
+fn by_bytes(files: &[InputFile], partitions_max: usize) -> Result<Vec<Vec<ByteRange>>> {
+    let sizes = files.iter().map(InputFile::size_bytes).collect::<Result<Vec<u64>>>()?;
     let each = sizes.iter().sum::<u64>().div_ceil(partitions_max as u64).max(BLOCK_BYTES as u64);
     let mut groups = vec![Vec::new()];
     let mut left = each;
@@ -40,7 +40,7 @@ fn by_bytes(files: &[File], partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
                 left = each;
             }
             let end = size.min(start + left);
-            groups.last_mut().expect("never empty").push(Piece { file: file.clone(), start, end });
+            groups.last_mut().expect("never empty").push(ByteRange { file: file.clone(), start, end });
             left -= end - start;
             start = end;
         }
@@ -49,9 +49,9 @@ fn by_bytes(files: &[File], partitions_max: usize) -> Result<Vec<Vec<Piece>>> {
 }
 
 /// Whole files: a compressed one can only be read from its beginning.
-fn by_files(files: Vec<File>, partitions_max: usize) -> Vec<Vec<Piece>> {
+fn by_files(files: Vec<InputFile>, partitions_max: usize) -> Vec<Vec<ByteRange>> {
     let each = files.len().div_ceil(partitions_max).max(1);
-    let whole = |file: &File| Piece { file: file.clone(), start: 0, end: u64::MAX };
+    let whole = |file: &InputFile| ByteRange { file: file.clone(), start: 0, end: u64::MAX };
     files.chunks(each).map(|some| some.iter().map(whole).collect()).collect()
 }
 
@@ -67,10 +67,10 @@ const SKIPPED: f64 = 0.25;
 ///
 /// Nobody can begin in the middle of such a file, but only decompressing has to begin at its start: rows are decoded by
 /// whoever has the piece.
-pub(crate) fn cut(files: &[File], packing: Packing, partitions_max: usize) -> Result<Vec<Piece>> {
+pub(crate) fn cut(files: &[InputFile], packing: FileEncoding, partitions_max: usize) -> Result<Vec<ByteRange>> {
     let cuts = (partitions_max / files.len().max(1)).min(CUTS_MAX);
     let is_fast = packing.is_fast();
-    let is_local = files.iter().all(|file| matches!(file, File::Local(_)));
+    let is_local = files.iter().all(|file| matches!(file, InputFile::Local(_)));
     if cuts < 2 || !is_fast || !is_local {
         return Ok(Vec::new());
     }
@@ -86,7 +86,7 @@ pub(crate) fn cut(files: &[File], packing: Packing, partitions_max: usize) -> Re
         for (i, length) in lengths.iter().enumerate() {
             done += length / all;
             let end = if i + 1 == cuts { u64::MAX } else { (expanded * done) as u64 };
-            pieces.push(Piece { file: file.clone(), start, end });
+            pieces.push(ByteRange { file: file.clone(), start, end });
             start = end;
         }
     }
@@ -95,7 +95,7 @@ pub(crate) fn cut(files: &[File], packing: Packing, partitions_max: usize) -> Re
 
 /// How many bytes a file is likely to have after decompression, by what becomes of its first ones: not all say it
 /// themselves. If it is wrong, pieces differ in length, and rows are the same.
-fn expanded_bytes(file: &File, packing: Packing) -> Result<u64> {
+fn expanded_bytes(file: &InputFile, packing: FileEncoding) -> Result<u64> {
     let size = file.size_bytes()?;
     let looked_at = size.min(CUT_BYTES_MIN);
     let mut source = packing.open(file.open(0)?.take(looked_at))?;
@@ -114,8 +114,8 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// file; in the end what is left, which may be nothing. The last block may have lines that begin behind the piece.
 /// `is_wanted` is asked while what is before the piece of a compressed file is skipped.
 pub(crate) fn read_blocks(
-    piece: &Piece,
-    packing: Packing,
+    piece: &ByteRange,
+    packing: FileEncoding,
     is_wanted: &dyn Fn() -> bool,
     mut emit: impl FnMut(Vec<u8>, u64, bool) -> Result<bool>,
 ) -> Result<()> {
@@ -190,7 +190,7 @@ pub(crate) fn read_blocks(
 }
 
 /// The lines of a file that end before `position`, which is one after decompression.
-pub(crate) fn lines_until(file: &File, packing: Packing, position: u64) -> Result<u64> {
+pub(crate) fn lines_until(file: &InputFile, packing: FileEncoding, position: u64) -> Result<u64> {
     let mut source = packing.open(file.open(0)?)?.take(position);
     let mut block = vec![0; BLOCK_BYTES];
     let mut lines = 0;

@@ -69,12 +69,12 @@ impl Drop for LocalFolder {
 struct LocalFiles {
     disk: Arc<LocalFileSystem>,
     fault: Arc<OnceLock<DataSetError>>,
-    gate: Arc<Gate>,
+    gate: Arc<FileGate>,
 }
 
 /// What files are made behind, until it is closed.
 #[derive(Debug, Default)]
-struct Gate {
+struct FileGate {
     /// Read while one is being made.
     making: RwLock<()>,
     is_closed: AtomicBool,
@@ -82,7 +82,7 @@ struct Gate {
 
 /// Does what makes a file to its end, also if its caller is cancelled, or not at all.
 async fn make<T: Send + 'static>(
-    gate: &Arc<Gate>,
+    gate: &Arc<FileGate>,
     path: &Path,
     making: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -168,7 +168,7 @@ struct LocalUpload {
     upload: Option<Box<dyn MultipartUpload>>,
     path: Path,
     fault: Arc<OnceLock<DataSetError>>,
-    gate: Arc<Gate>,
+    gate: Arc<FileGate>,
 }
 
 #[async_trait]

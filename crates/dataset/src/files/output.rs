@@ -15,7 +15,7 @@ use crate::files::part_sink::PartFormat;
 
 /// What the files look like.
 #[derive(Debug, Clone)]
-pub enum Output {
+pub enum OutputFormat {
     /// Values between delimiters, the columns' names in the first line.
     Csv {
         /// Between values.
@@ -44,10 +44,10 @@ pub enum Output {
     Parts(PartFormat),
 }
 
-impl Output {
+impl OutputFormat {
     /// Records of a fixed length.
     pub fn records() -> Self {
-        Output::Parts(PartFormat::Records)
+        OutputFormat::Parts(PartFormat::Records)
     }
 
     /// Lines of text, of the only column; `compression` as for CSV.
@@ -55,18 +55,18 @@ impl Output {
     /// # Errors
     /// `Query` for a compression that there is not.
     pub fn text(compression: &str) -> Result<Self> {
-        Ok(Output::Parts(PartFormat::Text(whole_file(compression)?.into())))
+        Ok(OutputFormat::Parts(PartFormat::Text(whole_file(compression)?.into())))
     }
 
     /// Arrays of NumPy.
     pub fn npy() -> Self {
-        Output::Parts(PartFormat::Npy)
+        OutputFormat::Parts(PartFormat::Npy)
     }
 
     /// How partitions are written, if each is a file.
     pub(crate) fn part_format(&self, partition_by: &[String]) -> Option<&PartFormat> {
         match self {
-            Output::Parts(format) if partition_by.is_empty() => Some(format),
+            OutputFormat::Parts(format) if partition_by.is_empty() => Some(format),
             _ => None,
         }
     }
@@ -74,7 +74,7 @@ impl Output {
     /// `parquet`: the session's settings for such files.
     pub(crate) fn factory(&self, parquet: &ParquetOptions) -> Result<Arc<dyn FileFormatFactory>> {
         Ok(match self {
-            Output::Csv { delimiter, has_header, compression } => {
+            OutputFormat::Csv { delimiter, has_header, compression } => {
                 Arc::new(CsvFormatFactory::new_with_options(CsvOptions {
                     delimiter: *delimiter,
                     has_header: Some(*has_header),
@@ -82,16 +82,16 @@ impl Output {
                     ..Default::default()
                 }))
             }
-            Output::Json { compression } => Arc::new(JsonFormatFactory::new_with_options(JsonOptions {
+            OutputFormat::Json { compression } => Arc::new(JsonFormatFactory::new_with_options(JsonOptions {
                 compression: whole_file(compression)?,
                 ..Default::default()
             })),
-            Output::Parquet { compression } => {
+            OutputFormat::Parquet { compression } => {
                 let global = ParquetOptions { compression: Some(compression.clone()), ..parquet.clone() };
                 Arc::new(ParquetFormatFactory::new_with_options(TableParquetOptions { global, ..Default::default() }))
             }
-            Output::Ipc { compression } => Arc::new(IpcFormat::new(compression)?),
-            Output::Parts(_) => {
+            OutputFormat::Ipc { compression } => Arc::new(IpcFormat::new(compression)?),
+            OutputFormat::Parts(_) => {
                 return Err(DataSetError::Unsupported("folders by the values of columns, in this format".into()));
             }
         })

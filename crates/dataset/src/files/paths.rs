@@ -25,8 +25,8 @@ use tokio::runtime::Handle;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::packing::Packing;
-use crate::stores::{Location, StorageOptions, Store, is_bucket, is_denied, local_path};
+use crate::files::encoding::FileEncoding;
+use crate::stores::{OpenStore, StorageOptions, StoreLocation, is_bucket, is_denied, local_path};
 
 /// The value of a folder whose rows have none, as Hive, Spark and DuckDB have it.
 pub(crate) const NULL_FOLDER: &str = "__HIVE_DEFAULT_PARTITION__";
@@ -39,42 +39,42 @@ const RANGES_AT_ONCE: usize = 8;
 
 /// A file to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum File {
+pub(crate) enum InputFile {
     /// By its absolute path.
     Local(PathBuf),
-    Object(Object),
+    Object(StoredObject),
 }
 
 /// An object of a store.
 #[derive(Debug, Clone)]
-pub(crate) struct Object {
-    store: Arc<Store>,
+pub(crate) struct StoredObject {
+    store: Arc<OpenStore>,
     key: Key,
     size_bytes: u64,
 }
 
-impl PartialEq for Object {
+impl PartialEq for StoredObject {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.store, &other.store) && self.key == other.key
     }
 }
 
-impl Eq for Object {}
+impl Eq for StoredObject {}
 
-impl fmt::Display for File {
+impl fmt::Display for InputFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            File::Local(path) => path.display().fmt(f),
-            File::Object(object) => f.write_str(&object.store.shown(&object.key)),
+            InputFile::Local(path) => path.display().fmt(f),
+            InputFile::Object(object) => f.write_str(&object.store.shown(&object.key)),
         }
     }
 }
 
-impl File {
+impl InputFile {
     pub(crate) fn size_bytes(&self) -> Result<u64> {
         match self {
-            File::Local(path) => Ok(std::fs::metadata(path).map_err(|error| self.failed(&error))?.len()),
-            File::Object(object) => Ok(object.size_bytes),
+            InputFile::Local(path) => Ok(std::fs::metadata(path).map_err(|error| self.failed(&error))?.len()),
+            InputFile::Object(object) => Ok(object.size_bytes),
         }
     }
 
@@ -87,12 +87,12 @@ impl File {
     pub(crate) fn open_within(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
         let Range { start, end } = range;
         match self {
-            File::Local(path) => {
+            InputFile::Local(path) => {
                 let mut file = std::fs::File::open(path).map_err(|error| self.failed(&error))?;
                 file.seek(SeekFrom::Start(start)).map_err(|error| self.failed(&error))?;
                 Ok(Box::new(file))
             }
-            File::Object(object) => Ok(Box::new(ObjectReader {
+            InputFile::Object(object) => Ok(Box::new(ObjectReader {
                 object: object.clone(),
                 position: start,
                 end: end.min(object.size_bytes),
@@ -111,11 +111,11 @@ impl File {
             into.split_off_mut(..(range.end - range.start) as usize).expect("it is as long as the ranges")
         };
         match self {
-            File::Local(path) => {
+            InputFile::Local(path) => {
                 let file = std::fs::File::open(path)?;
                 ranges.iter().try_for_each(|range| file.read_exact_at(next(range), range.start))
             }
-            File::Object(Object { store, key, .. }) => Handle::current().block_on(async {
+            InputFile::Object(StoredObject { store, key, .. }) => Handle::current().block_on(async {
                 let get = |range: Range<u64>| store.objects.get_range(key, range);
                 let mut found = futures::stream::iter(ranges.to_vec()).map(get).buffered(RANGES_AT_ONCE);
                 for range in ranges {
@@ -133,7 +133,7 @@ impl File {
 
     pub(crate) fn failed(&self, error: &io::Error) -> DataSetError {
         let text = error.to_string();
-        let named = matches!(self, File::Object(_)) && text.contains(&self.to_string());
+        let named = matches!(self, InputFile::Object(_)) && text.contains(&self.to_string());
         DataSetError::Io(if named { text } else { format!("{self}: {text}") })
     }
 
@@ -146,7 +146,7 @@ impl File {
     }
 
     /// The same of reading: what the system does not say is of who expands a compressed file.
-    pub(crate) fn not_read(&self, packing: Packing, error: &io::Error) -> DataSetError {
+    pub(crate) fn not_read(&self, packing: FileEncoding, error: &io::Error) -> DataSetError {
         match packing.remedy().filter(|_| error.raw_os_error().is_none()) {
             Some(remedy) => DataSetError::Io(format!("{self}: {error}; {remedy}")),
             None => self.failed(error),
@@ -155,18 +155,18 @@ impl File {
 
     pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
         match self {
-            File::Local(path) => local_url(path),
-            File::Object(object) => object.store.listing_url(&object.key, false),
+            InputFile::Local(path) => local_url(path),
+            InputFile::Object(object) => object.store.listing_url(&object.key, false),
         }
     }
 
     /// The names of the folders between `base` and this file, and its own.
-    fn names_below(&self, base: &Folder) -> Option<Vec<String>> {
+    fn names_below(&self, base: &InputFolder) -> Option<Vec<String>> {
         match (self, base) {
-            (File::Local(path), Folder::Local(base)) => {
+            (InputFile::Local(path), InputFolder::Local(base)) => {
                 path.strip_prefix(base).ok()?.iter().map(|name| Some(name.to_str()?.to_owned())).collect()
             }
-            (File::Object(object), Folder::Objects(base)) => {
+            (InputFile::Object(object), InputFolder::Objects(base)) => {
                 let below = object.key.prefix_match(&base.path)?;
                 Some(below.map(|part| part.as_ref().to_owned()).collect())
             }
@@ -188,8 +188,8 @@ impl File {
     /// What its name tells of.
     pub(crate) fn compression(&self) -> FileCompressionType {
         let name = match self {
-            File::Local(path) => path.to_string_lossy(),
-            File::Object(object) => object.key.as_ref().into(),
+            InputFile::Local(path) => path.to_string_lossy(),
+            InputFile::Object(object) => object.key.as_ref().into(),
         };
         match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("gz") => FileCompressionType::GZIP,
@@ -238,13 +238,13 @@ fn local_url(path: &Path) -> Result<ListingTableUrl> {
     Ok(ListingTableUrl::parse(url.as_str())?)
 }
 
-fn ended_early(store: &Store, key: &Key) -> io::Error {
+fn ended_early(store: &OpenStore, key: &Key) -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, format!("{} ended early", store.shown(key)))
 }
 
 /// An object from some byte on, up to another. Nothing is asked for before it is read.
 struct ObjectReader {
-    object: Object,
+    object: StoredObject,
     position: u64,
     end: u64,
     stream: Option<BoxStream<'static, object_store::Result<Bytes>>>,
@@ -254,7 +254,7 @@ struct ObjectReader {
 
 impl Read for ObjectReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Object { store, key, .. } = &self.object;
+        let StoredObject { store, key, .. } = &self.object;
         while self.chunk.is_empty() && self.position < self.end && !into.is_empty() {
             let next = self.threads.block_on(async {
                 if self.stream.is_none() {
@@ -280,30 +280,30 @@ impl Read for ObjectReader {
 
 /// A folder that files lie below.
 #[derive(Debug)]
-pub(crate) enum Folder {
+pub(crate) enum InputFolder {
     Local(PathBuf),
-    Objects(Location),
+    Objects(StoreLocation),
 }
 
-impl Folder {
+impl InputFolder {
     pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
         match self {
-            Folder::Local(path) => local_url(path),
-            Folder::Objects(at) => at.store.listing_url(&at.path, true),
+            InputFolder::Local(path) => local_url(path),
+            InputFolder::Objects(at) => at.store.listing_url(&at.path, true),
         }
     }
 }
 
 /// What there is to read.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct InputFiles {
     /// At least one; those of one path are in the order of their names.
-    pub(crate) files: Vec<File>,
+    pub(crate) files: Vec<InputFile>,
     /// The folder, if one is all there is to read.
-    pub(crate) folder: Option<Folder>,
+    pub(crate) folder: Option<InputFolder>,
 }
 
-impl Found {
+impl InputFiles {
     /// The file, or one of them and how many there are.
     pub(crate) fn describe(&self) -> String {
         match &self.files[..] {
@@ -318,7 +318,7 @@ impl Found {
     /// DataFusion would take for a folder.
     pub(crate) fn folder_keys(&self) -> Vec<String> {
         let Some(folder) = &self.folder else { return Vec::new() };
-        let keys_of = |file: &File| -> Option<Vec<String>> {
+        let keys_of = |file: &InputFile| -> Option<Vec<String>> {
             let mut names = file.names_below(folder)?;
             names.pop().filter(|name| !name.contains('='))?;
             names.iter().map(|name| Some(name.split_once('=')?.0.to_owned())).collect()
@@ -351,17 +351,17 @@ impl Found {
     }
 }
 
-/// The columns that folders stand for, see [`Found::folder_keys`], and behind them one for the files themselves.
+/// The columns that folders stand for, see [`InputFiles::folder_keys`], and behind them one for the files themselves.
 #[derive(Debug)]
 pub(crate) struct PlaceColumns {
-    folder: Option<Folder>,
+    folder: Option<InputFolder>,
     pub(crate) names: Vec<String>,
     has_file: bool,
 }
 
 impl PlaceColumns {
     /// Their values in the rows of a file, in the order of the names.
-    pub(crate) fn values(&self, file: &File) -> Vec<String> {
+    pub(crate) fn values(&self, file: &InputFile) -> Vec<String> {
         let names = self.folder.as_ref().and_then(|folder| file.names_below(folder)).unwrap_or_default();
         let values = names.iter().filter_map(|name| Some(name.split_once('=')?.1));
         // What a name cannot have may be written with percent signs; a value that is none such stands as it is.
@@ -371,7 +371,7 @@ impl PlaceColumns {
 }
 
 /// Every file that `paths` stand for.
-pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOptions) -> Result<Found> {
+pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOptions) -> Result<InputFiles> {
     let (mut files, mut folder) = (Vec::new(), None);
     for path in paths {
         let before = files.len();
@@ -381,11 +381,11 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
                 if files.len() == before && folder.is_none() && !local.contains(GLOBS) {
                     return Err(DataSetError::Io(format!("there is no file or folder {local}")));
                 }
-                folder.map(Folder::Local)
+                folder.map(InputFolder::Local)
             }
             None => {
                 let at = engine.locate(path, options)?;
-                find_objects(&at, &mut files).await?.then_some(Folder::Objects(at))
+                find_objects(&at, &mut files).await?.then_some(InputFolder::Objects(at))
             }
         };
         if files.len() == before {
@@ -395,7 +395,7 @@ pub(crate) async fn find(engine: &Engine, paths: &[String], options: &StorageOpt
     if files.is_empty() {
         return Err(DataSetError::Query("no path was given".into()));
     }
-    Ok(Found { files, folder: folder.filter(|_| paths.len() == 1) })
+    Ok(InputFiles { files, folder: folder.filter(|_| paths.len() == 1) })
 }
 
 /// The files that paths and URLs stand for, as paths and URLs.
@@ -419,8 +419,8 @@ pub struct LocalFile {
 
 impl LocalFile {
     /// `None` for an object of a store.
-    pub(crate) fn of(file: &File) -> Result<Option<Self>> {
-        let File::Local(path) = file else { return Ok(None) };
+    pub(crate) fn of(file: &InputFile) -> Result<Option<Self>> {
+        let InputFile::Local(path) = file else { return Ok(None) };
         let meta = std::fs::metadata(path).map_err(|error| file.failed(&error))?;
         let changed_ns = meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec());
         Ok(Some(LocalFile { path: path.to_string_lossy().into_owned(), bytes: meta.len(), changed_ns }))
@@ -440,9 +440,9 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
             let text = format!("{path} is in a store, which is the same for all hosts: leave each_host out");
             return Err(DataSetError::Query(text));
         };
-        folder = find_local(&local, &mut files)?.map(Folder::Local);
+        folder = find_local(&local, &mut files)?.map(InputFolder::Local);
     }
-    let found = Found { files, folder: folder.filter(|_| paths.len() == 1) };
+    let found = InputFiles { files, folder: folder.filter(|_| paths.len() == 1) };
     if let Some(key) = found.folder_keys().first() {
         return Err(DataSetError::Unsupported(format!(
             "{}: with each_host=True, folders such as \"{key}\" do not become columns; use a glob of the files, such \
@@ -458,7 +458,7 @@ pub fn find_local_files(paths: &[String]) -> Result<Vec<LocalFile>> {
 /// # Errors
 /// `Io` if it is not one file, or cannot be read.
 pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -> Result<Vec<u8>> {
-    let Found { files, folder } = find(engine, &[path.to_owned()], storage).await?;
+    let InputFiles { files, folder } = find(engine, &[path.to_owned()], storage).await?;
     let [file] = &files[..] else {
         return Err(DataSetError::Io(format!(
             "{} matches {} files; it must be one",
@@ -470,8 +470,8 @@ pub async fn read_bytes(engine: &Engine, path: &str, storage: &StorageOptions) -
         return Err(DataSetError::Io(format!("{} is a folder, not a file", without_passwords(path))));
     }
     match file {
-        File::Local(path) => std::fs::read(path).map_err(|error| file.failed(&error)),
-        File::Object(Object { store, key, .. }) => {
+        InputFile::Local(path) => std::fs::read(path).map_err(|error| file.failed(&error)),
+        InputFile::Object(StoredObject { store, key, .. }) => {
             let read = async { store.objects.get(key).await?.bytes().await };
             Ok(read.await.map_err(|error| store.failed(key, &error))?.to_vec())
         }
@@ -485,7 +485,7 @@ pub(crate) const GLOBS: [char; 3] = ['*', '?', '['];
 ///
 /// # Errors
 /// `Io` for what cannot be looked at, `Query` for a pattern that is none.
-fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
+fn find_local(path: &str, files: &mut Vec<InputFile>) -> Result<Option<PathBuf>> {
     let absolute = std::path::absolute(path).map_err(|error| DataSetError::Io(format!("{path}: {error}")))?;
     // What is not there, or behind a pattern, is told or looked for as it was given.
     let absolute = resolved(&absolute).unwrap_or(absolute);
@@ -517,9 +517,9 @@ fn find_local(path: &str, files: &mut Vec<File>) -> Result<Option<PathBuf>> {
 }
 
 /// The file, or those below a folder, but what begins with a dot or underscore: such names are of unfinished output.
-fn add(path: &Path, files: &mut Vec<File>) -> Result<()> {
+fn add(path: &Path, files: &mut Vec<InputFile>) -> Result<()> {
     if !path.is_dir() {
-        files.push(File::Local(path.to_owned()));
+        files.push(InputFile::Local(path.to_owned()));
         return Ok(());
     }
     let failed = |error: io::Error| DataSetError::Io(format!("{}: {error}", path.display()));
@@ -546,10 +546,14 @@ fn is_hidden(name: &str) -> bool {
 }
 
 /// Adds the objects of a URL. Returns whether it is a folder.
-async fn find_objects(at: &Location, files: &mut Vec<File>) -> Result<bool> {
-    let Location { store, path, is_folder } = at;
+async fn find_objects(at: &StoreLocation, files: &mut Vec<InputFile>) -> Result<bool> {
+    let StoreLocation { store, path, is_folder } = at;
     let mut add = |meta: ObjectMeta| {
-        files.push(File::Object(Object { store: Arc::clone(store), key: meta.location, size_bytes: meta.size }));
+        files.push(InputFile::Object(StoredObject {
+            store: Arc::clone(store),
+            key: meta.location,
+            size_bytes: meta.size,
+        }));
     };
     // As for files, the object itself goes before a glob. One that has no extension is most likely none.
     let mut head = None;
@@ -682,7 +686,7 @@ mod tests {
             let (path, engine) = (format!("{}{path}", dir.display()), Arc::clone(&engine));
             let asked = Arc::clone(&engine);
             let found = engine.run(async move { find(&asked, &[path], &StorageOptions::new()).await })?;
-            let below = Folder::Local(dir.clone());
+            let below = InputFolder::Local(dir.clone());
             Ok(found.files.iter().map(|file| file.names_below(&below).unwrap().join("/")).collect())
         });
         std::fs::remove_dir_all(&dir).unwrap();
@@ -706,7 +710,7 @@ mod tests {
         expect(|path| {
             let (path, asked) = (format!("memory:///in{path}"), Arc::clone(&engine));
             let found = engine.run(async move { find(&asked, &[path], &StorageOptions::new()).await })?;
-            let below = Folder::Objects(at.clone());
+            let below = InputFolder::Objects(at.clone());
             Ok(found.files.iter().map(|file| file.names_below(&below).unwrap().join("/")).collect())
         });
     }
@@ -742,8 +746,8 @@ mod tests {
     #[test]
     fn compression_is_the_same_for_all() {
         let of = |names: &[&str]| {
-            let files = names.iter().map(|name| File::Local(PathBuf::from(name))).collect();
-            Found { files, folder: None }.compression()
+            let files = names.iter().map(|name| InputFile::Local(PathBuf::from(name))).collect();
+            InputFiles { files, folder: None }.compression()
         };
         assert_eq!(of(&["a.gz", "b.gz"]).unwrap(), FileCompressionType::GZIP);
         assert!(of(&["a.gz", "b.csv"]).is_err());

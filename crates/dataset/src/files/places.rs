@@ -10,7 +10,7 @@ use tidemill_dataflow::without_passwords;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::stores::{Location, Parsed, StorageOptions, local_path, one_line, open, parse};
+use crate::stores::{ParsedUrl, StorageOptions, StoreLocation, local_path, one_line, open, parse};
 
 impl Engine {
     /// Where checkpoints lie: a folder, or what a URL stands for. A folder that is not there is made if they are to be
@@ -27,7 +27,7 @@ impl Engine {
             }
             return CheckpointStore::folder(folder).map_err(|error| DataSetError::Io(error.to_string()));
         }
-        let Location { store, path, .. } = self.locate(place, options)?;
+        let StoreLocation { store, path, .. } = self.locate(place, options)?;
         if !store.shared {
             return Err(failed("checkpoints in memory are lost when the process ends".into()));
         }
@@ -39,7 +39,7 @@ impl Engine {
         if !writes {
             return Ok(checkpoints);
         }
-        let Parsed { scheme, base, .. } = parse(place)?;
+        let ParsedUrl { scheme, base, .. } = parse(place)?;
         let (client, _) = open(&scheme, &base, options).map_err(|error| failed(one_line(&error)))?;
         Ok(checkpoints.with_leases(client))
     }
@@ -63,7 +63,7 @@ impl Engine {
     /// # Errors
     /// `Io`, when it cannot be opened, cannot be listed and written to, or is the memory of one process.
     pub fn object_place(&self, url: &str, options: &StorageOptions) -> Result<ObjectPlace> {
-        let Location { store, path, .. } = self.locate(url, options)?;
+        let StoreLocation { store, path, .. } = self.locate(url, options)?;
         match &store.uploads {
             Some(uploads) if store.shared => Ok(ObjectPlace {
                 objects: Arc::clone(&store.objects),

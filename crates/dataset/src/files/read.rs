@@ -11,7 +11,7 @@ use datafusion::datasource::file_format::arrow::ArrowFormat;
 use datafusion::datasource::file_format::csv::CsvFormat;
 use datafusion::datasource::file_format::json::JsonFormat;
 use datafusion::datasource::file_format::parquet::ParquetFormat;
-use datafusion::datasource::listing::{ListingOptions, ListingTable, ListingTableConfig};
+use datafusion::datasource::listing::{ListingOptions, ListingTable, ListingTableConfig, ListingTableUrl};
 use datafusion::functions::core::expr_fn::nullif;
 use datafusion::logical_expr::lit;
 use futures::{StreamExt, TryStreamExt};
@@ -22,23 +22,23 @@ use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::files::csv_layout::CsvLayout;
-use crate::files::evolved::{
-    EvolvedParquet, ExactColumns, FILES_AT_ONCE, are_alike, has_floats, ipc_schemas, parquet_schemas, read_ipc,
-};
-use crate::files::file_table::{Check, CheckedTable, NamedFiles, PiecesTable};
-use crate::files::lenient::{Decoder, Layout, OnError, infer};
+use crate::files::encoding::FileEncoding;
+use crate::files::file_table::{CheckedTable, FirstBadRow, NamedFiles, PiecesTable};
 use crate::files::line_table;
-use crate::files::lines::{Piece, cut};
-use crate::files::packing::Packing;
-use crate::files::paths::{File, Found, NULL_FOLDER, find};
+use crate::files::lines::{ByteRange, cut};
+use crate::files::malformed_rows::{LineLayout, OnError, RowDecoder, infer};
+use crate::files::paths::{InputFile, InputFiles, NULL_FOLDER, find};
+use crate::files::schema_evolution::{
+    EvolvedParquet, FILES_AT_ONCE, LosslessColumns, are_alike, has_floats, ipc_schemas, parquet_schemas, read_ipc,
+};
+use crate::files::schema_union::{fits, unite};
 use crate::files::text_source::TextLines;
-use crate::files::unite::{fits, unite};
 use crate::plan::expr::column;
 use crate::stores::{StorageOptions, is_url};
 
 /// How the bytes of files become columns.
 #[derive(Debug, Clone)]
-pub enum Format {
+pub enum ReadFormat {
     /// Values between delimiters.
     Csv(CsvLayout),
     /// One JSON object in each line.
@@ -51,14 +51,14 @@ pub enum Format {
     Text,
 }
 
-impl Format {
+impl ReadFormat {
     fn word(&self) -> &'static str {
         match self {
-            Format::Csv(_) => "CSV",
-            Format::Json => "JSON",
-            Format::Parquet => "Parquet",
-            Format::Ipc => "Arrow IPC",
-            Format::Text => "text",
+            ReadFormat::Csv(_) => "CSV",
+            ReadFormat::Json => "JSON",
+            ReadFormat::Parquet => "Parquet",
+            ReadFormat::Ipc => "Arrow IPC",
+            ReadFormat::Text => "text",
         }
     }
 }
@@ -98,7 +98,7 @@ pub async fn read(
     engine: &Engine,
     paths: &[String],
     storage: &StorageOptions,
-    format: Format,
+    format: ReadFormat,
     options: ReadOptions,
 ) -> Result<DataSet> {
     let ReadOptions { schema, infer_rows, encoding, file_column, on_error } = options;
@@ -106,51 +106,34 @@ pub async fn read(
     let found = find(engine, paths, storage).await?;
     let packing = match format {
         // These compress inside.
-        Format::Parquet | Format::Ipc => Packing::NONE,
-        _ => Packing::new(found.compression()?, encoding)?,
+        ReadFormat::Parquet | ReadFormat::Ipc => FileEncoding::NONE,
+        _ => FileEncoding::new(found.compression()?, encoding)?,
     };
-    if let Format::Csv(CsvLayout { null: Some(pattern), .. }) = &format
-        && let Err(error) = Regex::new(pattern)
-    {
-        return Err(DataSetError::Query(format!("null={pattern:?} is not a valid regular expression: {error}")));
-    }
-    if let Format::Csv(layout) = &format
-        && layout.has_header
-    {
-        headers_fit(layout, &found.files, packing, schema.as_ref()).await?;
+    if let ReadFormat::Csv(layout) = &format {
+        csv_fits(layout, &found.files, packing, schema.as_ref()).await?;
     }
     let layout = match &format {
-        Format::Csv(layout) => Some(Layout::Csv(layout.clone())),
-        Format::Json => Some(Layout::Json),
-        Format::Text => Some(Layout::Text),
-        Format::Parquet | Format::Ipc => None,
+        ReadFormat::Csv(layout) => Some(LineLayout::Csv(layout.clone())),
+        ReadFormat::Json => Some(LineLayout::Json),
+        ReadFormat::Text => Some(LineLayout::Text),
+        ReadFormat::Parquet | ReadFormat::Ipc => None,
     };
     // Lines have no place for a column of DataFusion's.
-    let is_ours = on_error != OnError::Raise || (file_column.is_some() && matches!(format, Format::Text));
+    let is_ours = on_error != OnError::Raise || (file_column.is_some() && matches!(format, ReadFormat::Text));
     if let Some(layout) = layout.as_ref().filter(|_| is_ours) {
         let schema = match schema {
             Some(schema) => schema,
             None => infer_types(layout.clone(), &found, packing, infer_rows).await?,
         };
-        return read_good(engine, found, Decoder::new(layout.clone(), schema)?, packing, file_column, &on_error);
+        return read_good(engine, found, RowDecoder::new(layout.clone(), schema)?, packing, file_column, &on_error);
     }
-    if let Format::Text = format {
+    if let ReadFormat::Text = format {
         return line_table::read(engine, found.files, packing);
     }
     let nulls = null_folders(&found);
     let file_format = file_format(&format, &found, packing, infer_rows)?;
     let state = engine.context().state();
-    // Which files to read has been decided above, whatever their names end with.
-    let options = ListingOptions::new(file_format).with_file_extension("");
-    let keys = found.folder_keys();
-    let (urls, options) = match &found.folder {
-        Some(folder) if !keys.is_empty() => {
-            let columns = keys.into_iter().map(|key| (key, DataType::Utf8)).collect();
-            // DataFusion lists the folder again; this keeps it from what is hidden there.
-            (vec![folder.listing_url()?.with_glob("[!._]*")?], options.with_table_partition_cols(columns))
-        }
-        _ => (found.files.iter().map(File::listing_url).collect::<Result<Vec<_>>>()?, options),
-    };
+    let (urls, options) = listing(&found, file_format)?;
     let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options.clone());
     let inferred = async |config: ListingTableConfig| {
         let error = match config.infer_schema(&state).await {
@@ -165,29 +148,23 @@ pub async fn read(
         Err(again.unwrap_or(error))
     };
     let config = match (&format, schema) {
-        (Format::Parquet | Format::Ipc, schema) => {
+        (ReadFormat::Parquet | ReadFormat::Ipc, schema) => {
             let schemas = match format {
-                Format::Ipc => ipc_schemas(engine, &found.files).await?,
+                ReadFormat::Ipc => ipc_schemas(engine, &found.files).await?,
                 _ => parquet_schemas(engine, &found.files, options.format.as_ref()).await?,
             };
-            let wanted = match schema {
-                Some(schema) => {
-                    fits(&schema, &found.files, &schemas)?;
-                    schema
-                }
-                None => unite(&found.files, &schemas)?,
-            };
+            let wanted = wanted_schema(schema, &found.files, &schemas)?;
             match format {
-                Format::Ipc if !are_alike(&schemas, &wanted, true) => {
+                ReadFormat::Ipc if !are_alike(&schemas, &wanted, true) => {
                     let set = read_ipc(engine, found, file_column, schemas, &wanted, &options)?;
                     return without_markers(set, &nulls);
                 }
-                Format::Parquet if !are_alike(&schemas, &wanted, false) => {
+                ReadFormat::Parquet if !are_alike(&schemas, &wanted, false) => {
                     let mut options = options;
                     options.format = Arc::new(EvolvedParquet::new(options.format, &schemas, &wanted));
-                    config.with_listing_options(options).with_expr_adapter_factory(Arc::new(ExactColumns))
+                    config.with_listing_options(options).with_expr_adapter_factory(Arc::new(LosslessColumns))
                 }
-                Format::Parquet if has_floats(&wanted) => {
+                ReadFormat::Parquet if has_floats(&wanted) => {
                     let mut options = options;
                     options.format = Arc::new(EvolvedParquet::new(options.format, &schemas, &wanted));
                     config.with_listing_options(options)
@@ -199,8 +176,8 @@ pub async fn read(
         (_, Some(schema)) => config.with_schema(schema),
         // DataFusion takes the types of the first file for those of all, and looks for them in blocks that may cut a
         // value in two.
-        (Format::Csv(csv), None) => {
-            match infer_types(Layout::Csv(csv.clone()), &found, packing, infer_rows).await {
+        (ReadFormat::Csv(csv), None) => {
+            match infer_types(LineLayout::Csv(csv.clone()), &found, packing, infer_rows).await {
                 // DataFusion says what is wrong with files without columns.
                 Ok(none) if none.fields().is_empty() => inferred(config).await?,
                 Ok(some) => config.with_schema(some),
@@ -209,7 +186,7 @@ pub async fn read(
             }
         }
         // DataFusion looks at the first file, and columns that only others have would be left out in silence.
-        (Format::Json, None) => match infer_types(Layout::Json, &found, packing, infer_rows).await? {
+        (ReadFormat::Json, None) => match infer_types(LineLayout::Json, &found, packing, infer_rows).await? {
             // What it says of them.
             none if none.fields().is_empty() => inferred(config).await?,
             some => config.with_schema(some),
@@ -218,11 +195,51 @@ pub async fn read(
     };
     let file_schema = config.file_schema.clone();
     let table = ListingTable::try_new(config)?;
+    let set = listed(engine, found, table, (layout, file_schema), packing, file_column)?;
+    without_markers(set, &nulls)
+}
+
+/// Where DataFusion finds the files, and how it reads them.
+fn listing(found: &InputFiles, format: Arc<dyn FileFormat>) -> Result<(Vec<ListingTableUrl>, ListingOptions)> {
+    // Which files to read has been decided, whatever their names end with.
+    let options = ListingOptions::new(format).with_file_extension("");
+    let keys = found.folder_keys();
+    Ok(match &found.folder {
+        Some(folder) if !keys.is_empty() => {
+            let columns = keys.into_iter().map(|key| (key, DataType::Utf8)).collect();
+            // DataFusion lists the folder again; this keeps it from what is hidden there.
+            (vec![folder.listing_url()?.with_glob("[!._]*")?], options.with_table_partition_cols(columns))
+        }
+        _ => (found.files.iter().map(InputFile::listing_url).collect::<Result<Vec<_>>>()?, options),
+    })
+}
+
+/// The schema of a table of files that have `schemas`: the one that is asked for, if any, which has to fit them.
+fn wanted_schema(schema: Option<SchemaRef>, files: &[InputFile], schemas: &[SchemaRef]) -> Result<SchemaRef> {
+    match schema {
+        Some(schema) => {
+            fits(&schema, files, schemas)?;
+            Ok(schema)
+        }
+        None => unite(files, schemas),
+    }
+}
+
+/// The rows of DataFusion's table of the files. Those of lines are read in pieces where that is possible, and an error
+/// names the first row that cannot be read.
+fn listed(
+    engine: &Engine,
+    found: InputFiles,
+    table: ListingTable,
+    (layout, file_schema): (Option<LineLayout>, Option<SchemaRef>),
+    packing: FileEncoding,
+    file_column: Option<&str>,
+) -> Result<DataSet> {
     if table_schema(&table).fields().is_empty() {
         return Err(DataSetError::Data(format!("{} has no columns", found.describe())));
     }
     let pieces = match &layout {
-        Some(Layout::Csv(layout))
+        Some(LineLayout::Csv(layout))
             if !layout.newlines_in_values && found.folder_keys().is_empty() && file_column.is_none() =>
         {
             cut(&found.files, packing, engine.partitions())?
@@ -240,20 +257,25 @@ pub async fn read(
         free(file_column, table.schema().fields())?;
         table = Arc::new(NamedFiles::new(table, format, column, &files)?);
     }
-    without_markers(DataSet::new(engine.context().read_table(table)?)?, &nulls)
+    DataSet::new(engine.context().read_table(table)?)
 }
 
 /// Columns and types of the first rows of each file.
-async fn infer_types(layout: Layout, found: &Found, packing: Packing, infer_rows: usize) -> Result<SchemaRef> {
-    let of = |file: &File| {
+async fn infer_types(
+    layout: LineLayout,
+    found: &InputFiles,
+    packing: FileEncoding,
+    infer_rows: usize,
+) -> Result<SchemaRef> {
+    let of = |file: &InputFile| {
         let (layout, file) = (layout.clone(), file.clone());
         let infer = move || infer(&layout, &file, packing, infer_rows);
         async { tokio::task::spawn_blocking(infer).await.map_err(|error| DataSetError::Internal(error.to_string()))? }
     };
     let schemas = futures::stream::iter(found.files.iter().map(of)).buffered(FILES_AT_ONCE).try_collect::<Vec<_>>();
     let mut schemas = schemas.await?;
-    let is_csv = matches!(layout, Layout::Csv(_));
-    if let Layout::Csv(CsvLayout { overrides: Some(overrides), .. }) = &layout {
+    let is_csv = matches!(layout, LineLayout::Csv(_));
+    if let LineLayout::Csv(CsvLayout { overrides: Some(overrides), .. }) = &layout {
         schemas = overridden(&schemas, overrides)?;
     }
     let all = unite(&found.files, &schemas).map_err(|error| match error {
@@ -294,15 +316,36 @@ fn untyped_as_text(schema: &SchemaRef) -> SchemaRef {
     Arc::new(Schema::new(schema.fields().iter().map(typed).collect::<Vec<_>>()))
 }
 
+/// Refuses a pattern for nulls that is none, and headers that do not fit.
+async fn csv_fits(
+    layout: &CsvLayout,
+    files: &[InputFile],
+    packing: FileEncoding,
+    schema: Option<&SchemaRef>,
+) -> Result<()> {
+    if let Some(pattern) = &layout.null
+        && let Err(error) = Regex::new(pattern)
+    {
+        return Err(DataSetError::Query(format!("null={pattern:?} is not a valid regular expression: {error}")));
+    }
+    if layout.has_header { headers_fit(layout, files, packing, schema).await } else { Ok(()) }
+}
+
 /// Refuses CSV files that have two columns of one name, or have not their columns in one order, and a schema that has a
 /// file's in another one: values would come to other columns. Of files in stores, where a look costs a request, none is
 /// looked at but the first, for names that no schema gives.
-async fn headers_fit(layout: &CsvLayout, files: &[File], packing: Packing, schema: Option<&SchemaRef>) -> Result<()> {
-    let is_looked_at = |at: usize, file: &File| !matches!(file, File::Object(_)) || (at == 0 && schema.is_none());
+async fn headers_fit(
+    layout: &CsvLayout,
+    files: &[InputFile],
+    packing: FileEncoding,
+    schema: Option<&SchemaRef>,
+) -> Result<()> {
+    let is_looked_at =
+        |at: usize, file: &InputFile| !matches!(file, InputFile::Object(_)) || (at == 0 && schema.is_none());
     let looked_at = files.iter().enumerate().filter(|&(at, file)| is_looked_at(at, file)).map(|(_, file)| file.clone());
-    let looked_at: Vec<File> = looked_at.collect();
+    let looked_at: Vec<InputFile> = looked_at.collect();
     let given = schema.map(|schema| (None, names_of(schema)));
-    let layout = Layout::Csv(layout.clone());
+    let layout = LineLayout::Csv(layout.clone());
     let look = move || -> Result<()> {
         let mut first = given;
         for file in looked_at {
@@ -384,7 +427,7 @@ fn free(file_column: Option<&str>, fields: &Fields) -> Result<()> {
 }
 
 /// The columns that folders name, if one of these is for rows without a value.
-fn null_folders(found: &Found) -> Vec<String> {
+fn null_folders(found: &InputFiles) -> Vec<String> {
     let keys = found.folder_keys();
     let marker = format!("={NULL_FOLDER}");
     let has_some = !keys.is_empty() && found.files.iter().any(|file| file.to_string().contains(&marker));
@@ -403,12 +446,18 @@ fn without_markers(set: DataSet, keys: &[String]) -> Result<DataSet> {
     set.select(columns.collect())
 }
 
-fn check(engine: &Engine, found: Found, layout: Layout, schema: &SchemaRef, packing: Packing) -> Result<Arc<Check>> {
-    let decoder = Decoder::new(layout, SchemaRef::clone(schema))?;
-    Ok(Arc::new(Check::new(engine, found.files, decoder, packing)))
+fn check(
+    engine: &Engine,
+    found: InputFiles,
+    layout: LineLayout,
+    schema: &SchemaRef,
+    packing: FileEncoding,
+) -> Result<Arc<FirstBadRow>> {
+    let decoder = RowDecoder::new(layout, SchemaRef::clone(schema))?;
+    Ok(Arc::new(FirstBadRow::new(engine, found.files, decoder, packing)))
 }
 
-fn checked(table: ListingTable, check: Option<Arc<Check>>, pieces: Vec<Piece>) -> Arc<dyn TableProvider> {
+fn checked(table: ListingTable, check: Option<Arc<FirstBadRow>>, pieces: Vec<ByteRange>) -> Arc<dyn TableProvider> {
     match check {
         Some(check) => Arc::new(CheckedTable { table, check, pieces }),
         None => Arc::new(table),
@@ -418,9 +467,9 @@ fn checked(table: ListingTable, check: Option<Arc<Check>>, pieces: Vec<Piece>) -
 /// A table of the rows that can be read.
 fn read_good(
     engine: &Engine,
-    mut found: Found,
-    decoder: Decoder,
-    packing: Packing,
+    mut found: InputFiles,
+    decoder: RowDecoder,
+    packing: FileEncoding,
     file_column: Option<&str>,
     on_error: &OnError,
 ) -> Result<DataSet> {
@@ -447,10 +496,10 @@ pub(crate) async fn read_url(engine: &Engine, url: &str) -> Result<DataSet> {
     let name = found.files[0].to_string();
     let plain = [".gz", ".bz2", ".xz", ".zst"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(&name);
     let format = match plain.rsplit_once('.').map(|(_, extension)| extension) {
-        Some("csv") => Format::Csv(CsvLayout::default()),
-        Some("json" | "jsonl" | "ndjson") => Format::Json,
-        Some("parquet") => Format::Parquet,
-        Some("arrow" | "ipc" | "feather") => Format::Ipc,
+        Some("csv") => ReadFormat::Csv(CsvLayout::default()),
+        Some("json" | "jsonl" | "ndjson") => ReadFormat::Json,
+        Some("parquet") => ReadFormat::Parquet,
+        Some("arrow" | "ipc" | "feather") => ReadFormat::Ipc,
         _ => {
             return Err(DataSetError::Query(format!(
                 "{name}: SQL recognizes files by their names, which end with .csv, .json, .parquet or .arrow; the \
@@ -461,10 +510,15 @@ pub(crate) async fn read_url(engine: &Engine, url: &str) -> Result<DataSet> {
     read(engine, &[url.to_owned()], &storage, format, ReadOptions::default()).await
 }
 
-fn file_format(format: &Format, found: &Found, packing: Packing, infer_rows: usize) -> Result<Arc<dyn FileFormat>> {
+fn file_format(
+    format: &ReadFormat,
+    found: &InputFiles,
+    packing: FileEncoding,
+    infer_rows: usize,
+) -> Result<Arc<dyn FileFormat>> {
     let defaults = TableOptions::default();
     Ok(match format {
-        Format::Csv(layout) => {
+        ReadFormat::Csv(layout) => {
             let plain = CsvFormat::default()
                 .with_options(defaults.csv)
                 .with_has_header(layout.has_header)
@@ -475,16 +529,16 @@ fn file_format(format: &Format, found: &Found, packing: Packing, infer_rows: usi
                 .with_null_regex(layout.null.clone())
                 .with_schema_infer_max_rec(infer_rows)
                 .with_file_compression_type(packing.compression);
-            Arc::new(TextLines::new(Arc::new(plain), Layout::Csv(layout.clone()), packing, &found.files)?)
+            Arc::new(TextLines::new(Arc::new(plain), LineLayout::Csv(layout.clone()), packing, &found.files)?)
         }
-        Format::Json => {
+        ReadFormat::Json => {
             let plain = JsonFormat::default()
                 .with_schema_infer_max_rec(infer_rows)
                 .with_file_compression_type(packing.compression);
-            Arc::new(TextLines::new(Arc::new(plain), Layout::Json, packing, &found.files)?)
+            Arc::new(TextLines::new(Arc::new(plain), LineLayout::Json, packing, &found.files)?)
         }
-        Format::Parquet => Arc::new(ParquetFormat::default()),
-        Format::Ipc | Format::Text => Arc::new(ArrowFormat),
+        ReadFormat::Parquet => Arc::new(ParquetFormat::default()),
+        ReadFormat::Ipc | ReadFormat::Text => Arc::new(ArrowFormat),
     })
 }
 
@@ -492,6 +546,6 @@ fn table_schema(table: &ListingTable) -> Arc<Schema> {
     TableProvider::schema(table)
 }
 
-fn in_files(error: DataSetError, found: &Found, format: &Format) -> DataSetError {
+fn in_files(error: DataSetError, found: &InputFiles, format: &ReadFormat) -> DataSetError {
     DataSetError::Data(format!("{} cannot be read as {}: {error}", found.describe(), format.word()))
 }

@@ -16,9 +16,9 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::file_table::{Part, PiecesTable};
-use crate::files::paths::{File, find};
-use crate::files::refused::Refused;
+use crate::files::file_table::{FilePartition, PiecesTable};
+use crate::files::paths::{InputFile, find};
+use crate::files::rejected::RejectedRow;
 use crate::stores::StorageOptions;
 
 /// Records of a batch: DataFusion's own batch size.
@@ -54,9 +54,9 @@ pub async fn read_records(
         }
         records.push(bytes / width);
     }
-    let part = |shares: Vec<Share>| -> Arc<dyn Part> {
-        let pieces = shares.into_iter().map(|Share { file, rows }| (files[file].clone(), rows)).collect();
-        Arc::new(Records::whole(&schema, pieces))
+    let part = |shares: Vec<FileRecords>| -> Arc<dyn FilePartition> {
+        let pieces = shares.into_iter().map(|FileRecords { file, rows }| (files[file].clone(), rows)).collect();
+        Arc::new(RecordSelection::whole(&schema, pieces))
     };
     let parts = deal(&records, BATCH_RECORDS, engine.partitions()).into_iter().map(part).collect();
     let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts);
@@ -64,14 +64,14 @@ pub async fn read_records(
 }
 
 /// Some records of a file, by its number.
-pub(crate) struct Share {
+pub(crate) struct FileRecords {
     pub(crate) file: usize,
     pub(crate) rows: Range<u64>,
 }
 
 /// As equal parts of the records of some files as there may be partitions, but of `records_min`; at least one, in their
 /// order.
-pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> Vec<Vec<Share>> {
+pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> Vec<Vec<FileRecords>> {
     let each = records.iter().sum::<u64>().div_ceil(partitions_max as u64).max(records_min);
     let mut groups = vec![Vec::new()];
     let mut left = each;
@@ -83,7 +83,7 @@ pub(crate) fn deal(records: &[u64], records_min: u64, partitions_max: usize) -> 
                 left = each;
             }
             let end = count.min(start + left);
-            groups.last_mut().expect("never empty").push(Share { file, rows: start..end });
+            groups.last_mut().expect("never empty").push(FileRecords { file, rows: start..end });
             left -= end - start;
             start = end;
         }
@@ -104,19 +104,19 @@ pub(crate) fn first_rows<T: Clone>(pieces: &[(T, Range<u64>)], rows_max: Option<
 
 /// Some records of some files.
 #[derive(Debug)]
-struct Records {
+struct RecordSelection {
     /// Of the columns that are wanted.
     schema: SchemaRef,
     /// Where each of them is in a record.
     places: Vec<Range<usize>>,
     /// Bytes of a record.
     width: usize,
-    pieces: Vec<(File, Range<u64>)>,
+    pieces: Vec<(InputFile, Range<u64>)>,
 }
 
-impl Records {
+impl RecordSelection {
     /// All columns.
-    fn whole(schema: &SchemaRef, pieces: Vec<(File, Range<u64>)>) -> Self {
+    fn whole(schema: &SchemaRef, pieces: Vec<(InputFile, Range<u64>)>) -> Self {
         let mut width = 0;
         let place = |field: &Arc<Field>| {
             let DataType::FixedSizeBinary(bytes) = field.data_type() else { unreachable!("made so by read_records") };
@@ -125,11 +125,11 @@ impl Records {
             from..width
         };
         let places = schema.fields().iter().map(place).collect();
-        Records { schema: SchemaRef::clone(schema), places, width, pieces }
+        RecordSelection { schema: SchemaRef::clone(schema), places, width, pieces }
     }
 }
 
-impl Part for Records {
+impl FilePartition for RecordSelection {
     fn narrowed(
         &self,
         schema: &SchemaRef,
@@ -138,11 +138,11 @@ impl Part for Records {
     ) -> Option<Arc<dyn PartitionStream>> {
         let places = columns.iter().map(|&at| self.places[at].clone()).collect();
         let pieces = first_rows(&self.pieces, rows_max);
-        Some(Arc::new(Records { schema: SchemaRef::clone(schema), places, width: self.width, pieces }))
+        Some(Arc::new(RecordSelection { schema: SchemaRef::clone(schema), places, width: self.width, pieces }))
     }
 }
 
-impl PartitionStream for Records {
+impl PartitionStream for RecordSelection {
     fn schema(&self) -> &SchemaRef {
         &self.schema
     }
@@ -207,8 +207,8 @@ pub(crate) fn check(schema: &Schema) -> Result<()> {
 }
 
 /// Appends records to `block`: a column at a time, so that each value goes from one sequence to another.
-pub(crate) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
-    Refused::null(batch, "a record")?;
+pub(crate) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
+    RejectedRow::null(batch, "a record")?;
     let columns: Vec<&FixedSizeBinaryArray> =
         batch.columns().iter().map(|column| column.as_fixed_size_binary()).collect();
     let width: usize = columns.iter().map(|column| column.value_size()).sum();

@@ -13,11 +13,11 @@ use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, Operator};
 
 use crate::error::DataSetError;
-use crate::exact::is_text;
-use crate::exec::caught::DAMAGED;
-use crate::files::file_table::{Check, CheckedTable, NamedFiles, PiecesTable};
-use crate::files::lenient::UNREAD;
-use crate::files::own_files::OwnTable;
+use crate::exec::catch_panics::DAMAGED;
+use crate::files::file_table::{CheckedTable, FirstBadRow, NamedFiles, PiecesTable};
+use crate::files::malformed_rows::UNREAD;
+use crate::files::per_host_files::OwnTable;
+use crate::lossless_cast::is_text;
 use crate::plan::tables::each_table;
 use crate::stores::shown;
 
@@ -42,18 +42,18 @@ const NAMED_MAX: usize = 3;
 
 /// The files of a query, in no order.
 #[derive(Default)]
-pub(crate) struct Sources {
+pub(crate) struct SourceFiles {
     files: Vec<String>,
-    checks: Vec<Arc<Check>>,
+    checks: Vec<Arc<FirstBadRow>>,
     /// Whether bad rows of some are left out.
     pub(crate) is_lenient: bool,
     /// The query, to name the expression that a value was too much for.
     query: Option<DataFrame>,
 }
 
-impl Sources {
+impl SourceFiles {
     pub(crate) fn of(frame: &DataFrame) -> Self {
-        let mut found = Sources::default();
+        let mut found = SourceFiles::default();
         each_table(frame.logical_plan(), &mut |table| found.see(table));
         found.query = Some(frame.clone());
         found
@@ -107,7 +107,7 @@ impl Sources {
             self.checks.push(Arc::clone(&checked.check));
         }
         if let Some(own) = table.downcast_ref::<OwnTable>() {
-            let mine = own.input.as_ref().map(Sources::of).unwrap_or_default();
+            let mine = own.input.as_ref().map(SourceFiles::of).unwrap_or_default();
             self.files.extend(mine.files);
             self.checks.extend(mine.checks);
             self.is_lenient |= own.is_lenient;

@@ -29,20 +29,20 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 
 use crate::error::DataSetError;
-use crate::files::lenient::{Decoder, Layout, read_good};
-use crate::files::lines::Piece;
-use crate::files::packing::Packing;
-use crate::files::paths::File;
+use crate::files::encoding::FileEncoding;
+use crate::files::lines::ByteRange;
+use crate::files::malformed_rows::{LineLayout, RowDecoder, read_good};
+use crate::files::paths::InputFile;
 
 /// The files, as the listing of a table names them.
-type Files = Arc<HashMap<Path, File>>;
+type Files = Arc<HashMap<Path, InputFile>>;
 
 /// DataFusion's format with a reader of its own.
 #[derive(Debug)]
 pub(crate) struct TextLines {
     format: Arc<dyn FileFormat>,
-    layout: Layout,
-    packing: Packing,
+    layout: LineLayout,
+    packing: FileEncoding,
     files: Files,
 }
 
@@ -50,11 +50,11 @@ impl TextLines {
     /// Of `format`, CSV or JSON, laid out so.
     pub(crate) fn new(
         format: Arc<dyn FileFormat>,
-        layout: Layout,
-        packing: Packing,
-        files: &[File],
+        layout: LineLayout,
+        packing: FileEncoding,
+        files: &[InputFile],
     ) -> Result<Self, DataSetError> {
-        let listed = |file: &File| Ok((file.listing_url()?.prefix().clone(), file.clone()));
+        let listed = |file: &InputFile| Ok((file.listing_url()?.prefix().clone(), file.clone()));
         let files = files.iter().map(listed).collect::<Result<_, DataSetError>>()?;
         Ok(TextLines { format, layout, packing, files: Arc::new(files) })
     }
@@ -101,7 +101,7 @@ impl FileFormat for TextLines {
     fn file_source(&self, table_schema: TableSchema) -> Arc<dyn FileSource> {
         let projection = SplitProjection::unprojected(&table_schema);
         let plain = self.format.file_source(table_schema);
-        Arc::new(Source {
+        Arc::new(TextSource {
             plain,
             projection,
             layout: self.layout.clone(),
@@ -112,27 +112,27 @@ impl FileFormat for TextLines {
 }
 
 #[derive(Clone)]
-struct Source {
+struct TextSource {
     /// What tells of the table.
     plain: Arc<dyn FileSource>,
     projection: SplitProjection,
-    layout: Layout,
-    packing: Packing,
+    layout: LineLayout,
+    packing: FileEncoding,
     files: Files,
 }
 
-impl FileSource for Source {
+impl FileSource for TextSource {
     fn create_file_opener(&self, _: Arc<dyn ObjectStore>, _: &FileScanConfig, _: usize) -> Result<Arc<dyn FileOpener>> {
         let file_schema = self.table_schema().file_schema();
         let columns = &self.projection.file_indices;
         let decoder = match &self.layout {
             // Values of CSV have a place, not a name.
-            Layout::Csv(_) => {
-                Decoder::new(self.layout.clone(), SchemaRef::clone(file_schema))?.projected(Some(columns))
+            LineLayout::Csv(_) => {
+                RowDecoder::new(self.layout.clone(), SchemaRef::clone(file_schema))?.projected(Some(columns))
             }
-            layout => Decoder::new(layout.clone(), Arc::new(file_schema.project(columns)?))?,
+            layout => RowDecoder::new(layout.clone(), Arc::new(file_schema.project(columns)?))?,
         };
-        let opener = Opener {
+        let opener = TextOpener {
             schema: Arc::new(file_schema.project(columns)?),
             decoder: Arc::new(decoder),
             packing: self.packing,
@@ -158,7 +158,7 @@ impl FileSource for Source {
     }
 
     fn supports_repartitioning(&self) -> bool {
-        self.packing.is_plain() && !matches!(&self.layout, Layout::Csv(layout) if layout.newlines_in_values)
+        self.packing.is_plain() && !matches!(&self.layout, LineLayout::Csv(layout) if layout.newlines_in_values)
     }
 
     fn file_type(&self) -> &str {
@@ -168,7 +168,7 @@ impl FileSource for Source {
     fn try_pushdown_projection(&self, projection: &ProjectionExprs) -> Result<Option<Arc<dyn FileSource>>> {
         let all = self.projection.source.try_merge(projection)?;
         let projection = SplitProjection::new(self.table_schema().file_schema(), &all);
-        Ok(Some(Arc::new(Source { projection, ..self.clone() })))
+        Ok(Some(Arc::new(TextSource { projection, ..self.clone() })))
     }
 
     fn apply_expressions(
@@ -179,28 +179,28 @@ impl FileSource for Source {
     }
 }
 
-struct Opener {
+struct TextOpener {
     schema: SchemaRef,
-    decoder: Arc<Decoder>,
-    packing: Packing,
+    decoder: Arc<RowDecoder>,
+    packing: FileEncoding,
     files: Files,
 }
 
-impl FileOpener for Opener {
+impl FileOpener for TextOpener {
     fn open(&self, part: PartitionedFile) -> Result<FileOpenFuture> {
         let location = &part.object_meta.location;
         let Some(file) = self.files.get(location).cloned() else {
             return Err(DataFusionError::Execution(format!("{location} was not there when the files were listed")));
         };
         let (start, end) = part.range.as_ref().map_or((0, u64::MAX), |range| (range.start as u64, range.end as u64));
-        let piece = Piece { file, start, end };
+        let piece = ByteRange { file, start, end };
         let (decoder, packing, schema) = (Arc::clone(&self.decoder), self.packing, Arc::clone(&self.schema));
         Ok(Box::pin(async move {
             // Two batches ahead: reading goes on while one is worked on, and no further.
             let mut builder = RecordBatchReceiverStreamBuilder::new(schema, 2);
             let sender = builder.tx();
             builder.spawn_blocking(move || {
-                let give = |_: &Piece, batch| sender.blocking_send(Ok(batch)).is_ok();
+                let give = |_: &ByteRange, batch| sender.blocking_send(Ok(batch)).is_ok();
                 let is_wanted = || !sender.is_closed();
                 read_good(&[piece], &decoder, packing, None, None, &is_wanted, give).map_err(DataFusionError::from)
             });

@@ -22,12 +22,14 @@ use url::Url;
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::exec::reading::Reading;
-use crate::files::commit::{Files, FolderCommit, HeldFolder, ObjectCommit, Target, when_full, write_id};
-use crate::files::output::Output;
+use crate::exec::progress::ReadProgress;
+use crate::files::commit::{
+    FolderCommit, ObjectCommit, OutputTarget, StagedFiles, UncommittedFolder, when_full, write_id,
+};
+use crate::files::output::OutputFormat;
 use crate::files::part_sink::{PartFormat, PartSink};
 use crate::files::paths::NULL_FOLDER;
-use crate::files::sources::Sources;
+use crate::files::sources::SourceFiles;
 use crate::plan::expr::column;
 use crate::stores::StorageOptions;
 
@@ -47,17 +49,17 @@ impl DataSet {
         engine: &Engine,
         dir: &str,
         storage: &StorageOptions,
-        output: Output,
+        output: OutputFormat,
         partition_by: Vec<String>,
         overwrite: bool,
-        reading: Reading,
+        reading: ReadProgress,
     ) -> Result<u64> {
         self.check_columns(&partition_by)?;
         let schema = self.schema()?;
-        match Target::of(engine, dir, storage)? {
-            Target::Folder(path) => {
+        match OutputTarget::of(engine, dir, storage)? {
+            OutputTarget::Folder(path) => {
                 let commit = FolderCommit::begin(&path, overwrite)?;
-                let files = Files::of(engine, &commit.hidden, &output, &partition_by)?;
+                let files = StagedFiles::of(engine, &commit.hidden, &output, &partition_by)?;
                 let ended = match self.write_into(engine, files.url(), &output, partition_by, "", reading).await {
                     Ok(0) => empty_file(&output, &schema, "").and_then(|file| commit.end(file)).map(|()| 0),
                     Ok(rows) => commit.end(None).map(|()| rows),
@@ -66,10 +68,10 @@ impl DataSet {
                 };
                 ended.map_err(|error| when_full(error, &path, engine))
             }
-            Target::Objects(at) => {
+            OutputTarget::Objects(at) => {
                 let id = write_id();
                 let commit = ObjectCommit::begin(&at, overwrite, &id).await?;
-                let held = HeldFolder::open(engine, &at, &id)?;
+                let held = UncommittedFolder::open(engine, &at, &id)?;
                 let written = match self.write_into(engine, &held.url, &output, partition_by, &id, reading).await {
                     Ok(0) => match empty_file(&output, &schema, &id) {
                         Ok(Some((name, bytes))) => held.add(&name, bytes).await.map(|()| 0),
@@ -97,12 +99,12 @@ impl DataSet {
         self,
         engine: &Engine,
         folder: &Url,
-        output: &Output,
+        output: &OutputFormat,
         partition_by: Vec<String>,
         suffix: &str,
-        reading: Reading,
+        reading: ReadProgress,
     ) -> Result<u64> {
-        let sources = Sources::of(self.frame());
+        let sources = SourceFiles::of(self.frame());
         let Some(format) = output.part_format(&partition_by) else {
             let copy = self.copy_to(folder, output, partition_by)?;
             let counts = reading.collect(copy).await.map_err(|error| sources.name_in(error))?;
@@ -131,7 +133,7 @@ impl DataSet {
     }
 
     /// The query that writes the rows into files in `folder`, whose URL ends with a slash, and gives their number.
-    pub(crate) fn copy_to(&self, folder: &Url, output: &Output, partition_by: Vec<String>) -> Result<DataFrame> {
+    pub(crate) fn copy_to(&self, folder: &Url, output: &OutputFormat, partition_by: Vec<String>) -> Result<DataFrame> {
         let frame = self.frame().clone();
         let frame = if partition_by.is_empty() {
             frame
@@ -204,26 +206,26 @@ pub(crate) fn written(counts: &[RecordBatch]) -> u64 {
 
 /// A file without rows, by name and content, for formats of DataFusion: of no rows it makes no file, and the columns
 /// would be lost.
-pub(crate) fn empty_file(output: &Output, schema: &Schema, suffix: &str) -> Result<Option<(String, Vec<u8>)>> {
+pub(crate) fn empty_file(output: &OutputFormat, schema: &Schema, suffix: &str) -> Result<Option<(String, Vec<u8>)>> {
     let mut bytes = Vec::new();
     let extension = match output {
-        Output::Csv { delimiter, has_header, .. } => {
+        OutputFormat::Csv { delimiter, has_header, .. } => {
             let writer = arrow::csv::WriterBuilder::new().with_delimiter(*delimiter).with_header(*has_header);
             writer.build(&mut bytes).write(&RecordBatch::new_empty(schema.clone().into()))?;
             "csv"
         }
-        Output::Json { .. } => "json",
-        Output::Parquet { .. } => {
+        OutputFormat::Json { .. } => "json",
+        OutputFormat::Parquet { .. } => {
             let writer = ArrowWriter::try_new(&mut bytes, schema.clone().into(), None);
             writer.and_then(ArrowWriter::close).map_err(DataFusionError::from)?;
             "parquet"
         }
-        Output::Ipc { .. } => {
+        OutputFormat::Ipc { .. } => {
             FileWriter::try_new(&mut bytes, schema)?.finish()?;
             "arrow"
         }
         // Partitions without rows are files too.
-        Output::Parts(_) => return Ok(None),
+        OutputFormat::Parts(_) => return Ok(None),
     };
     Ok(Some((format!("empty{}.{extension}", tagged(suffix)), bytes)))
 }

@@ -1,11 +1,11 @@
 //! Arithmetic of durations that DataFusion has not, as Python has it: with dates, and with numbers.
 //!
-//! | expression                     | is                                                          |
-//! |--------------------------------|-------------------------------------------------------------|
-//! | date ± duration                | a date: whole days count, as with `datetime.timedelta`       |
-//! | duration * or / number         | a duration, to the nearest of its unit                      |
-//! | duration / duration            | a number: how often the one goes into the other             |
-//! | -duration                      | a duration                                                  |
+//! | expression             | is                                                     |
+//! |------------------------|--------------------------------------------------------|
+//! | date ± duration        | a date: whole days count, as with `datetime.timedelta` |
+//! | duration * or / number | a duration, to the nearest of its unit                 |
+//! | duration / duration    | a number: how often the one goes into the other        |
+//! | -duration              | a duration                                             |
 
 use arrow::datatypes::{DataType, TimeUnit};
 use datafusion::common::tree_node::{Transformed, TreeNode};
@@ -24,7 +24,7 @@ use crate::plan::expr::output_name;
 pub(crate) fn with_durations(expr: Expr, schema: &DFSchema) -> Result<Expr> {
     let name = output_name(&expr);
     let made = expr.transform_up(|part| {
-        Ok(match instead_of(&part, schema) {
+        Ok(match replacement_for(&part, schema) {
             Some(made) => Transformed::yes(made),
             None => Transformed::no(part),
         })
@@ -71,7 +71,7 @@ fn negative(of: Expr, schema: &DFSchema) -> datafusion::error::Result<Expr> {
     let made = Expr::Negative(Box::new(of));
     if is_duration(&of_type) {
         let name = made.schema_name().to_string();
-        return Ok(instead_of(&made, schema).unwrap_or(made).alias(name));
+        return Ok(replacement_for(&made, schema).unwrap_or(made).alias(name));
     }
     if of_type.is_null() || is_signed_numeric(&of_type) || is_interval(&of_type) || is_timestamp(&of_type) {
         return Ok(made);
@@ -79,7 +79,7 @@ fn negative(of: Expr, schema: &DFSchema) -> datafusion::error::Result<Expr> {
     plan_err!("there is no minus of {of_type}, only of signed numbers, durations, intervals and times")
 }
 
-fn instead_of(part: &Expr, schema: &DFSchema) -> Option<Expr> {
+fn replacement_for(part: &Expr, schema: &DFSchema) -> Option<Expr> {
     match part {
         Expr::Negative(of) => {
             let of_type = of.get_type(schema).ok().filter(is_duration)?;

@@ -1,9 +1,9 @@
 //! Functions of a window's frame that DataFusion has of other frames only, or without a filter.
 //!
-//! | function                                 | DataFusion's                                          | here                         |
-//! |------------------------------------------|-------------------------------------------------------|------------------------------|
+//! | function                                 | DataFusion's                                            | here                          |
+//! |------------------------------------------|---------------------------------------------------------|-------------------------------|
 //! | `first_value`, `last_value`, `nth_value` | of windows: no filter; aggregates: no frame that slides | a queue of the frame's values |
-//! | `bool_or`, `bool_and`                    | no frame that slides                                  | how many are true, and false |
+//! | `bool_or`, `bool_and`                    | no frame that slides                                    | how many are true, and false  |
 //!
 //! A frame *slides* when its first row moves: rows leave it in the order in which they came. What else cannot let go of
 //! them is an error of the plan ([`CheckFrames`]).
@@ -97,12 +97,12 @@ impl OfFrame {
 
     fn made(&self, args: &AccumulatorArgs, slides: bool) -> Result<Box<dyn Accumulator>> {
         let place = match self.name {
-            ANY | ALL => return Ok(Box::new(Truths { is_any: self.name == ANY, counts: [0; 2] })),
+            ANY | ALL => return Ok(Box::new(BooleanFrame { is_any: self.name == ANY, counts: [0; 2] })),
             FIRST => 1,
             LAST => -1,
             _ => place(args)?,
         };
-        Ok(Box::new(Values {
+        Ok(Box::new(FrameValues {
             place: if args.is_reversed { place.saturating_neg() } else { place },
             slides,
             ignore_nulls: args.ignore_nulls,
@@ -150,7 +150,7 @@ impl AggregateUDFImpl for OfFrame {
 
 /// The values of the rows in a frame, as they came.
 #[derive(Debug)]
-struct Values {
+struct FrameValues {
     /// Which of them is wanted: from 1 on, or from -1 back.
     place: i64,
     /// Values leave; where they do not, only those are kept that may come to be wanted.
@@ -161,7 +161,7 @@ struct Values {
     none: ScalarValue,
 }
 
-impl Values {
+impl FrameValues {
     fn counted(&self, values: &ArrayRef) -> Result<ArrayRef> {
         match self.ignore_nulls {
             true => Ok(filter(values, &is_not_null(values)?)?),
@@ -170,7 +170,7 @@ impl Values {
     }
 }
 
-impl Accumulator for Values {
+impl Accumulator for FrameValues {
     fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
         let values = self.counted(&values[0])?;
         let wanted = self.place.unsigned_abs() as usize;
@@ -219,20 +219,20 @@ impl Accumulator for Values {
 
 /// Whether any or all of the rows in a frame are true; nulls are neither true nor false.
 #[derive(Debug)]
-struct Truths {
+struct BooleanFrame {
     is_any: bool,
     /// Of rows that are false, and that are true.
     counts: [usize; 2],
 }
 
-impl Truths {
+impl BooleanFrame {
     fn counts(values: &[ArrayRef]) -> [usize; 2] {
         let values = values[0].as_boolean();
         [values.false_count(), values.true_count()]
     }
 }
 
-impl Accumulator for Truths {
+impl Accumulator for BooleanFrame {
     fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
         self.counts.iter_mut().zip(Self::counts(values)).for_each(|(count, more)| *count += more);
         Ok(())
@@ -331,7 +331,7 @@ mod tests {
             .flat_map(|(place, slides)| [true, false].map(|nulls| (place, slides, nulls)))
         {
             let none = ScalarValue::Int64(None);
-            let mut values = Values { place, slides, ignore_nulls, queue: VecDeque::new(), none };
+            let mut values = FrameValues { place, slides, ignore_nulls, queue: VecDeque::new(), none };
             let mut frame: Vec<Option<i64>> = Vec::new();
             for _ in 0..300 {
                 let come: Vec<_> = (0..next(5)).map(|_| (next(4) > 0).then(|| next(1000) as i64)).collect();
@@ -357,7 +357,7 @@ mod tests {
     fn truths_are_those_of_the_frame() {
         let rows = [Some(true), None, Some(false), Some(true), Some(true), None, None, Some(false), None];
         for (is_any, length) in [(true, 1), (false, 1), (true, 2), (false, 3)] {
-            let mut truths = Truths { is_any, counts: [0; 2] };
+            let mut truths = BooleanFrame { is_any, counts: [0; 2] };
             for at in 0..rows.len() {
                 let column = |at: usize| -> [ArrayRef; 1] { [Arc::new(BooleanArray::from(vec![rows[at]]))] };
                 truths.update_batch(&column(at)).unwrap();

@@ -16,18 +16,18 @@ use crate::plan::micros::micros;
 
 /// In a plan, a key that says how long the others are remembered.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub struct Remembered {
+pub struct DistinctTtl {
     signature: Signature,
 }
 
-impl Remembered {
+impl DistinctTtl {
     const NAME: &str = "tidemill_remembered";
 
     /// For so long, of the stream's time, which is in one of these columns: named here, it is there also if nothing
     /// else wants it.
     pub fn key(ttl: i64, times: impl Iterator<Item = Expr>) -> Expr {
         // Volatile, lest a rule takes it for a constant, which no grouping needs.
-        let function = ScalarUDF::from(Remembered { signature: Signature::variadic_any(Volatility::Volatile) });
+        let function = ScalarUDF::from(DistinctTtl { signature: Signature::variadic_any(Volatility::Volatile) });
         function.call(std::iter::once(lit(ttl)).chain(times).collect()).alias("tidemill ttl")
     }
 
@@ -37,7 +37,7 @@ impl Remembered {
     }
 }
 
-impl ScalarUDFImpl for Remembered {
+impl ScalarUDFImpl for DistinctTtl {
     fn name(&self) -> &str {
         Self::NAME
     }
@@ -57,18 +57,18 @@ impl ScalarUDFImpl for Remembered {
 
 /// Whether two times are less than a length apart; without one of them nobody knows.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub struct Within {
+pub struct JoinTtl {
     signature: Signature,
 }
 
-impl Within {
+impl JoinTtl {
     /// The name of the function.
     pub const NAME: &str = "tidemill_within";
 
     /// The function.
     pub fn function() -> ScalarUDF {
         // Volatile, lest a rule moves it.
-        ScalarUDF::from(Within { signature: Signature::variadic_any(Volatility::Volatile) })
+        ScalarUDF::from(JoinTtl { signature: Signature::variadic_any(Volatility::Volatile) })
     }
 
     /// That partners are less than `ttl` apart, by some of these columns.
@@ -82,7 +82,7 @@ impl Within {
     }
 }
 
-impl ScalarUDFImpl for Within {
+impl ScalarUDFImpl for JoinTtl {
     fn name(&self) -> &str {
         Self::NAME
     }

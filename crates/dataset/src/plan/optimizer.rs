@@ -40,17 +40,17 @@ pub(crate) fn logical_rules() -> Vec<Rule> {
 }
 
 fn guarded(rule: Rule, guard: Guard) -> Rule {
-    Arc::new(Guarded { rule, guard })
+    Arc::new(GuardedRule { rule, guard })
 }
 
 /// A rule and its guard, under the rule's name.
 #[derive(Debug)]
-struct Guarded {
+struct GuardedRule {
     rule: Rule,
     guard: Guard,
 }
 
-impl OptimizerRule for Guarded {
+impl OptimizerRule for GuardedRule {
     fn name(&self) -> &str {
         self.rule.name()
     }
@@ -235,7 +235,7 @@ fn beside_null_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig
         Ok(match step {
             LogicalPlan::Join(join) if join.join_type == JoinType::Inner && has_null_keys(&join) => {
                 let inner = LogicalPlan::Join(join).map_children(|input| beside_null_keys(rule, input, config))?.data;
-                let node = Arc::new(Hidden(inner));
+                let node = Arc::new(OpaqueStep(inner));
                 Transformed::new(LogicalPlan::Extension(Extension { node }), true, TreeNodeRecursion::Jump)
             }
             other => Transformed::no(other),
@@ -247,8 +247,8 @@ fn beside_null_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig
     }
     let shown = rewritten.data.transform_up_with_subqueries(|step| {
         Ok(match &step {
-            LogicalPlan::Extension(of) => match of.node.as_any().downcast_ref::<Hidden>() {
-                Some(Hidden(inner)) => Transformed::yes(inner.clone()),
+            LogicalPlan::Extension(of) => match of.node.as_any().downcast_ref::<OpaqueStep>() {
+                Some(OpaqueStep(inner)) => Transformed::yes(inner.clone()),
                 None => Transformed::no(step),
             },
             _ => Transformed::no(step),
@@ -260,9 +260,9 @@ fn beside_null_keys(rule: &Rule, plan: LogicalPlan, config: &dyn OptimizerConfig
 
 /// A step that a rule must not look into.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Hash)]
-struct Hidden(LogicalPlan);
+struct OpaqueStep(LogicalPlan);
 
-impl UserDefinedLogicalNodeCore for Hidden {
+impl UserDefinedLogicalNodeCore for OpaqueStep {
     fn name(&self) -> &str {
         "Hidden"
     }

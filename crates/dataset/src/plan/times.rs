@@ -30,18 +30,18 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::AnalyzerRule;
 
-use crate::exact::is_text;
+use crate::lossless_cast::is_text;
 use crate::plan::rewrite::{compared, rewrite_exprs, rewrite_keys};
 use crate::plan::sql::fraction_of;
 
 /// The functions of this module, by the names that SQL knows them by.
 pub(crate) fn time_functions() -> [ScalarUDF; 3] {
-    [Truncate::new().into(), Strptime::new(true).into(), Strptime::new(false).into()]
+    [DateTrunc::new().into(), Strptime::new(true).into(), Strptime::new(false).into()]
 }
 
 /// What times are cut to that are no fixed number of seconds, or not in every time zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unit {
+enum CalendarUnit {
     Hour,
     Day,
     Week,
@@ -50,31 +50,31 @@ enum Unit {
     Year,
 }
 
-impl Unit {
+impl CalendarUnit {
     fn named(name: &str) -> Option<Self> {
         Some(match name.to_ascii_lowercase().as_str() {
-            "hour" => Unit::Hour,
-            "day" => Unit::Day,
-            "week" => Unit::Week,
-            "month" => Unit::Month,
-            "quarter" => Unit::Quarter,
-            "year" => Unit::Year,
+            "hour" => CalendarUnit::Hour,
+            "day" => CalendarUnit::Day,
+            "week" => CalendarUnit::Week,
+            "month" => CalendarUnit::Month,
+            "quarter" => CalendarUnit::Quarter,
+            "year" => CalendarUnit::Year,
             _ => return None,
         })
     }
 
     /// When the one began that a time lies in; `None` if no clock goes back that far.
     fn begin(self, time: NaiveDateTime) -> Option<NaiveDateTime> {
-        if self == Unit::Hour {
+        if self == CalendarUnit::Hour {
             return time.date().and_hms_opt(time.hour(), 0, 0);
         }
         let day = time.date();
         let first = match self {
-            Unit::Hour | Unit::Day => day,
-            Unit::Week => day.checked_sub_days(Days::new(day.weekday().num_days_from_monday().into()))?,
-            Unit::Month => day.with_day(1)?,
-            Unit::Quarter => day.with_day(1)?.checked_sub_months(Months::new(day.month0() % 3))?,
-            Unit::Year => day.with_ordinal(1)?,
+            CalendarUnit::Hour | CalendarUnit::Day => day,
+            CalendarUnit::Week => day.checked_sub_days(Days::new(day.weekday().num_days_from_monday().into()))?,
+            CalendarUnit::Month => day.with_day(1)?,
+            CalendarUnit::Quarter => day.with_day(1)?.checked_sub_months(Months::new(day.month0() % 3))?,
+            CalendarUnit::Year => day.with_ordinal(1)?,
         };
         Some(first.and_time(NaiveTime::MIN))
     }
@@ -82,12 +82,12 @@ impl Unit {
 
 /// `date_trunc(unit, time)`: DataFusion's own for units of a fixed length and times of day.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Truncate {
+struct DateTrunc {
     inner: DateTruncFunc,
     signature: Signature,
 }
 
-impl Truncate {
+impl DateTrunc {
     fn new() -> Self {
         let unit = Coercion::new_exact(TypeSignatureClass::Native(logical_string()));
         let time = Coercion::new_implicit(
@@ -98,11 +98,11 @@ impl Truncate {
         let of_day = Coercion::new_exact(TypeSignatureClass::Time);
         let signatures =
             vec![TypeSignature::Coercible(vec![unit.clone(), time]), TypeSignature::Coercible(vec![unit, of_day])];
-        Truncate { inner: DateTruncFunc::new(), signature: Signature::one_of(signatures, Volatility::Immutable) }
+        DateTrunc { inner: DateTruncFunc::new(), signature: Signature::one_of(signatures, Volatility::Immutable) }
     }
 }
 
-impl ScalarUDFImpl for Truncate {
+impl ScalarUDFImpl for DateTrunc {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -125,7 +125,7 @@ impl ScalarUDFImpl for Truncate {
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let unit = match &args.args[0] {
-            ColumnarValue::Scalar(name) => name.try_as_str().flatten().and_then(Unit::named),
+            ColumnarValue::Scalar(name) => name.try_as_str().flatten().and_then(CalendarUnit::named),
             ColumnarValue::Array(_) => None,
         };
         let (Some(unit), DataType::Timestamp(of, zone)) = (unit, args.args[1].data_type()) else {
@@ -159,7 +159,7 @@ fn given_back(given: &ColumnarValue, made: ArrayRef) -> Result<ColumnarValue> {
     })
 }
 
-fn truncated<T: ArrowTimestampType>(times: &ArrayRef, unit: Unit, zone: Option<Tz>) -> Result<ArrayRef> {
+fn truncated<T: ArrowTimestampType>(times: &ArrayRef, unit: CalendarUnit, zone: Option<Tz>) -> Result<ArrayRef> {
     let times = times.as_primitive::<T>();
     let cut: PrimitiveArray<T> = times.try_unary(|time| {
         let begin = || {
@@ -246,9 +246,9 @@ impl ScalarUDFImpl for Strptime {
                 return exec_err!("{name}: the format must be the same for all rows");
             };
             let Some(format) = format.try_as_str().flatten() else { return exec_err!("{name}: no format was given") };
-            all.push(Format::new(format)?);
+            all.push(StrptimeFormat::new(format)?);
         }
-        let formats = Formats { all, is_strict: self.is_strict };
+        let formats = StrptimeFormats { all, is_strict: self.is_strict };
         let texts = args.args[0].to_array(1)?;
         let made: ArrayRef = match texts.data_type() {
             DataType::Utf8 => Arc::new(formats.parsed(texts.as_string::<i32>().iter())?),
@@ -269,12 +269,12 @@ fn with_zulu(item: Item<'_>) -> Item<'_> {
 }
 
 /// Formats, the first of which that fits is meant.
-struct Formats<'a> {
-    all: Vec<Format<'a>>,
+struct StrptimeFormats<'a> {
+    all: Vec<StrptimeFormat<'a>>,
     is_strict: bool,
 }
 
-impl Formats<'_> {
+impl StrptimeFormats<'_> {
     fn parsed<'t>(
         &self,
         texts: impl Iterator<Item = Option<&'t str>>,
@@ -304,14 +304,14 @@ impl Formats<'_> {
 
 /// A format of `strptime`: parts as chrono reads them, with fractions of a second between, which Python reads
 /// otherwise: `%f` is one to six digits (nine here), the first of them tenths.
-struct Format<'a> {
+struct StrptimeFormat<'a> {
     text: &'a str,
     parts: Vec<Vec<Item<'a>>>,
     /// Whether texts may begin with a blank: chrono skips it before any number, Python only before days.
     may_begin_blank: bool,
 }
 
-impl<'a> Format<'a> {
+impl<'a> StrptimeFormat<'a> {
     fn new(text: &'a str) -> Result<Self> {
         let mut parts = Vec::new();
         for part in without_fractions(text) {
@@ -323,7 +323,7 @@ impl<'a> Format<'a> {
         }
         let may_begin_blank = text.starts_with(char::is_whitespace)
             || ["%d", "%e", "%k", "%l", "%n", "%t"].iter().any(|padded| text.starts_with(padded));
-        Ok(Format { text, parts, may_begin_blank })
+        Ok(StrptimeFormat { text, parts, may_begin_blank })
     }
 
     /// Microseconds since 1970.
@@ -525,7 +525,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str, format: &str) -> std::result::Result<String, String> {
-        let micros = Format::new(format).map_err(|error| error.to_string())?.read(text)?;
+        let micros = StrptimeFormat::new(format).map_err(|error| error.to_string())?.read(text)?;
         Ok(DateTime::from_timestamp_micros(micros).unwrap().naive_utc().to_string())
     }
 
@@ -574,10 +574,13 @@ mod tests {
         };
         let first = |of: ArrayRef| of.as_primitive::<TimestampSecondType>().value(0);
         // 02:30 of winter, an hour after 02:30 of summer.
-        assert_eq!(first(cut(Unit::Hour, "Europe/Paris", "2020-10-25T01:30:00")), utc("2020-10-25T01:00:00"));
-        assert_eq!(first(cut(Unit::Hour, "Europe/Paris", "2020-10-25T00:30:00")), utc("2020-10-25T00:00:00"));
-        assert_eq!(first(cut(Unit::Hour, "Asia/Kolkata", "2020-10-25T00:45:00")), utc("2020-10-25T00:30:00"));
+        assert_eq!(first(cut(CalendarUnit::Hour, "Europe/Paris", "2020-10-25T01:30:00")), utc("2020-10-25T01:00:00"));
+        assert_eq!(first(cut(CalendarUnit::Hour, "Europe/Paris", "2020-10-25T00:30:00")), utc("2020-10-25T00:00:00"));
+        assert_eq!(first(cut(CalendarUnit::Hour, "Asia/Kolkata", "2020-10-25T00:45:00")), utc("2020-10-25T00:30:00"));
         // A day without its midnight: it begins at one.
-        assert_eq!(first(cut(Unit::Day, "America/Sao_Paulo", "2018-11-04T12:00:00")), utc("2018-11-04T03:00:00"));
+        assert_eq!(
+            first(cut(CalendarUnit::Day, "America/Sao_Paulo", "2018-11-04T12:00:00")),
+            utc("2018-11-04T03:00:00")
+        );
     }
 }

@@ -12,8 +12,9 @@ use tidemill_collective::Communicator;
 use tidemill_connect::BadRecords;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    ActionError, CsvLayout, DataSet, Engine, EngineConfig, Format, LocalFile, OnError, ReadOptions, StorageOptions,
-    Workers, expr, find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle, types,
+    ActionError, CsvLayout, DataSet, Engine, EngineConfig, LocalFile, OnError, ReadFormat, ReadOptions, StorageOptions,
+    WorkerGroup, expr, find_files, find_local_files, plain_schema, read, read_bytes, read_npy, read_records, settle,
+    types,
 };
 use tidemill_stream::sql_functions;
 
@@ -30,7 +31,7 @@ pub struct QueryEngine {
     /// Whose threads it has.
     process: u32,
     /// All workers of the job, once they have met.
-    workers: Mutex<Option<Arc<Workers>>>,
+    workers: Mutex<Option<Arc<WorkerGroup>>>,
     /// What sources of streams leave out.
     bad_records: Mutex<Vec<(String, Weak<BadRecords>)>>,
 }
@@ -70,12 +71,12 @@ impl QueryEngine {
     }
 
     /// The workers of the job; the first call is collective. Not with the GIL held.
-    pub fn workers(&self, comm: &Communicator) -> Result<Arc<Workers>, ActionError> {
+    pub fn workers(&self, comm: &Communicator) -> Result<Arc<WorkerGroup>, ActionError> {
         let mut workers = self.workers.lock();
         if let Some(workers) = &*workers {
             return Ok(Arc::clone(workers));
         }
-        let met = Arc::new(Workers::new(comm, &self.engine, &self.config)?);
+        let met = Arc::new(WorkerGroup::new(comm, &self.engine, &self.config)?);
         *workers = Some(Arc::clone(&met));
         Ok(met)
     }
@@ -318,7 +319,7 @@ impl QueryEngine {
         };
         let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
         let format = match format {
-            "csv" => Format::Csv(CsvLayout {
+            "csv" => ReadFormat::Csv(CsvLayout {
                 has_header: header,
                 delimiter: byte(delimiter)?,
                 quote: byte(quote)?,
@@ -328,10 +329,10 @@ impl QueryEngine {
                 strict,
                 overrides: overrides.map(|overrides| overrides.resolve(py)).transpose()?,
             }),
-            "json" => Format::Json,
-            "parquet" => Format::Parquet,
-            "ipc" => Format::Ipc,
-            _ => Format::Text,
+            "json" => ReadFormat::Json,
+            "parquet" => ReadFormat::Parquet,
+            "ipc" => ReadFormat::Ipc,
+            _ => ReadFormat::Text,
         };
         let engine = Arc::clone(&self.engine);
         let options = ReadOptions { schema, infer_rows, encoding, file_column, on_error };

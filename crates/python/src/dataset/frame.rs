@@ -10,7 +10,8 @@ use pyo3_arrow::ffi::to_schema_pycapsule;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{
-    ActionError, DataSet, DataSetError, Explain, How, Output, Reading, StorageOptions, To, Watch, Workers,
+    ActionError, DataSet, DataSetError, ExplainLevel, JoinHow, OutputFormat, ReadProgress, ResultTarget,
+    StorageOptions, Watch, WorkerGroup,
 };
 
 use crate::comm::Comm;
@@ -126,7 +127,7 @@ impl NativeDataSet {
         condition: Option<Bound<'_, NativeExpr>>,
         ttl: Option<i64>,
     ) -> PyResult<Self> {
-        let how = How::parse(how).map_err(|error| raised(py, &error))?;
+        let how = JoinHow::parse(how).map_err(|error| raised(py, &error))?;
         let right = &right.get().0;
         let condition = condition.map(|condition| condition.get().0.clone());
         Self::step(py, || self.0.join(right, &on, how, suffix, condition, ttl))
@@ -224,7 +225,7 @@ impl NativeDataSet {
     /// there are, if that is known.
     #[pyo3(signature = (engine, watch = None))]
     fn collect(&self, py: Python<'_>, engine: &QueryEngine, watch: Option<Py<PyAny>>) -> PyResult<NativeTable> {
-        let reading = Reading::default();
+        let reading = ReadProgress::default();
         let running = engine.engine.start(self.0.clone().collect(reading.clone()));
         let batches = finish_watched(py, running, &mut |py| show(py, watch.as_ref(), &reading))?;
         self.table(py, batches)
@@ -241,7 +242,7 @@ impl NativeDataSet {
         watch: Option<Py<PyAny>>,
     ) -> PyResult<NativeTable> {
         let to = to.parse()?;
-        let collect = |workers: &Workers, watch: Watch<'_>| workers.collect(&engine.engine, &self.0, to, watch);
+        let collect = |workers: &WorkerGroup, watch: Watch<'_>| workers.collect(&engine.engine, &self.0, to, watch);
         let batches = together(py, engine, comm, watch, collect)?;
         self.table(py, batches)
     }
@@ -259,11 +260,11 @@ impl NativeDataSet {
     ) -> PyResult<NativeTable> {
         let batches = match comm {
             None => {
-                let reading = Reading::default();
+                let reading = ReadProgress::default();
                 let running = engine.engine.start(self.0.clone().collect_first(rows, reading.clone()));
                 finish_watched(py, running, &mut |py| show(py, watch.as_ref(), &reading))?
             }
-            Some(comm) => together(py, engine, comm, watch, |workers: &Workers, watch: Watch<'_>| {
+            Some(comm) => together(py, engine, comm, watch, |workers: &WorkerGroup, watch: Watch<'_>| {
                 workers.collect_first(&engine.engine, &self.0, rows, 0, watch)
             })?,
         };
@@ -279,7 +280,8 @@ impl NativeDataSet {
         comm: &Comm,
         watch: Option<Py<PyAny>>,
     ) -> PyResult<(NativeTable, Vec<usize>)> {
-        let collect = |workers: &Workers, watch: Watch<'_>| workers.collect_in_order(&engine.engine, &self.0, watch);
+        let collect =
+            |workers: &WorkerGroup, watch: Watch<'_>| workers.collect_in_order(&engine.engine, &self.0, watch);
         let parts = together(py, engine, comm, watch, collect)?;
         let rows = parts.iter().map(|part| part.iter().map(|batch| batch.num_rows()).sum()).collect();
         let batches = parts.concat();
@@ -309,10 +311,10 @@ impl NativeDataSet {
 
     fn explain(&self, py: Python<'_>, engine: &QueryEngine, how: &str) -> PyResult<String> {
         let how = match how {
-            "logical" => Explain::Logical,
-            "optimized" => Explain::Optimized,
-            "physical" => Explain::Physical,
-            "analyze" => Explain::Analyze,
+            "logical" => ExplainLevel::Logical,
+            "optimized" => ExplainLevel::Optimized,
+            "physical" => ExplainLevel::Physical,
+            "analyze" => ExplainLevel::Analyze,
             other => {
                 return Err(PyValueError::new_err(format!(
                     "explain supports \"logical\", \"optimized\", \"physical\" and \"analyze\", not {other:?}"
@@ -343,17 +345,17 @@ impl NativeDataSet {
         watch: Option<Py<PyAny>>,
     ) -> PyResult<u64> {
         let output = match format {
-            "csv" => Output::Csv { delimiter: super::engine::byte(delimiter)?, has_header: header, compression },
-            "json" => Output::Json { compression },
-            "parquet" => Output::Parquet { compression },
-            "records" => Output::records(),
-            "text" => Output::text(&compression).map_err(|error| raised(py, &error))?,
-            "npy" => Output::npy(),
-            _ => Output::Ipc { compression },
+            "csv" => OutputFormat::Csv { delimiter: super::engine::byte(delimiter)?, has_header: header, compression },
+            "json" => OutputFormat::Json { compression },
+            "parquet" => OutputFormat::Parquet { compression },
+            "records" => OutputFormat::records(),
+            "text" => OutputFormat::text(&compression).map_err(|error| raised(py, &error))?,
+            "npy" => OutputFormat::npy(),
+            _ => OutputFormat::Ipc { compression },
         };
         let set = self.0.clone();
         let Some(comm) = comm else {
-            let (asked, reading) = (Arc::clone(&engine.engine), Reading::default());
+            let (asked, reading) = (Arc::clone(&engine.engine), ReadProgress::default());
             let told = reading.clone();
             let work =
                 async move { set.write(&asked, &dir, &storage_options, output, partition_by, overwrite, told).await };
@@ -373,11 +375,11 @@ enum RowTarget {
 }
 
 impl RowTarget {
-    fn parse(&self) -> PyResult<To> {
+    fn parse(&self) -> PyResult<ResultTarget> {
         match self {
-            RowTarget::Worker(rank) => Ok(To::One(*rank)),
-            RowTarget::Word(word) if word == "all" => Ok(To::All),
-            RowTarget::Word(word) if word == "each" => Ok(To::Each),
+            RowTarget::Worker(rank) => Ok(ResultTarget::One(*rank)),
+            RowTarget::Word(word) if word == "all" => Ok(ResultTarget::All),
+            RowTarget::Word(word) if word == "each" => Ok(ResultTarget::Each),
             RowTarget::Word(word) => {
                 Err(PyValueError::new_err(format!("rows must go to \"all\" or \"each\", not {word:?}")))
             }
@@ -386,7 +388,7 @@ impl RowTarget {
 }
 
 /// Shows how far an action is, to who watches.
-fn show(py: Python<'_>, watch: Option<&Py<PyAny>>, reading: &Reading) -> PyResult<()> {
+fn show(py: Python<'_>, watch: Option<&Py<PyAny>>, reading: &ReadProgress) -> PyResult<()> {
     watch.map_or(Ok(()), |watch| watch.call1(py, (reading.rows(), reading.rows_total())).map(drop))
 }
 
@@ -397,7 +399,7 @@ pub fn together<T: Send>(
     engine: &QueryEngine,
     comm: &Comm,
     watch: Option<Py<PyAny>>,
-    action: impl FnOnce(&Workers, Watch<'_>) -> Result<T, ActionError> + Send,
+    action: impl FnOnce(&WorkerGroup, Watch<'_>) -> Result<T, ActionError> + Send,
 ) -> PyResult<T> {
     let comm = comm.get(py)?;
     let mut interrupt = None;
@@ -422,7 +424,7 @@ pub fn together_with<T: Send>(
     py: Python<'_>,
     engine: &QueryEngine,
     comm: &Comm,
-    action: impl FnOnce(&Workers, &mut dyn FnMut(Look<'_>) -> Result<(), String>) -> Result<T, ActionError> + Send,
+    action: impl FnOnce(&WorkerGroup, &mut dyn FnMut(Look<'_>) -> Result<(), String>) -> Result<T, ActionError> + Send,
 ) -> PyResult<T> {
     let comm = comm.get(py)?;
     let mut interrupt = None;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
-use tidemill_dataset::{DataSetError, Running};
+use tidemill_dataset::{ActionHandle, DataSetError};
 
 mod calls;
 mod engine;
@@ -70,14 +70,14 @@ fn raised(py: Python<'_>, error: &DataSetError) -> PyErr {
 }
 
 /// Waits for an action with the GIL released, looking at signals; what a signal handler raises cancels the action.
-fn finish<T: Send>(py: Python<'_>, running: Running<T>) -> PyResult<T> {
+fn finish<T: Send>(py: Python<'_>, running: ActionHandle<T>) -> PyResult<T> {
     finish_watched(py, running, &mut |_| Ok(()))
 }
 
 /// [`finish`] that also calls `look` every so often; what it raises cancels the action, too.
 fn finish_watched<T: Send>(
     py: Python<'_>,
-    mut running: Running<T>,
+    mut running: ActionHandle<T>,
     look: &mut dyn FnMut(Python<'_>) -> PyResult<()>,
 ) -> PyResult<T> {
     /// How long Ctrl-C may go unseen.

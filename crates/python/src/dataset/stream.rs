@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Value, json};
-use tidemill_connect::{ConnectError, Objects, OpenObjects};
+use tidemill_connect::{ConnectError, ObjectFolder, OpenObjects};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError, TaskState};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::{Guarantee, MakeSink, Sink};
@@ -21,7 +21,7 @@ use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tidemill_dataset::{DataSetError, StorageOptions};
 use tidemill_net::notice;
 use tidemill_stream::{
-    BadTo, Calendar, LateRows, LateTo, LookAtSinks, MakeLateSink, StreamJob, StreamSink, StreamSource, Windows,
+    BadTo, LateRows, LateTo, LookAtSinks, MakeLateSink, StreamJob, StreamSink, StreamSource, WindowRule, ZonedCalendar,
     from_stream, table_stream,
 };
 
@@ -147,12 +147,14 @@ pub fn window_of(
     ttl: Option<i64>,
 ) -> PyResult<NativeExpr> {
     let windows = match kind {
-        "session" => Windows::session(size),
-        "count" => Windows::count(size, slide),
-        "d" | "w" | "mo" | "y" => Calendar::new(u32::try_from(size).unwrap_or(0), kind, zone).map(Windows::calendar),
-        _ => Windows::sliding(size, slide),
+        "session" => WindowRule::session(size),
+        "count" => WindowRule::count(size, slide),
+        "d" | "w" | "mo" | "y" => {
+            ZonedCalendar::new(u32::try_from(size).unwrap_or(0), kind, zone).map(WindowRule::calendar)
+        }
+        _ => WindowRule::sliding(size, slide),
     };
-    let asked = |mut windows: Windows| {
+    let asked = |mut windows: WindowRule| {
         windows = windows.late(lateness)?;
         if let Some(every) = early {
             windows = windows.early(every)?;
@@ -643,7 +645,7 @@ fn opens(engine: &QueryEngine) -> Arc<OpenObjects> {
     let engine = Arc::clone(&engine.engine);
     Arc::new(move |url, options| {
         let place = engine.object_place(url, options).map_err(|error| error.to_string())?;
-        Ok(Objects { store: place.objects, uploads: place.uploads, path: place.path, name: place.name })
+        Ok(ObjectFolder { store: place.objects, uploads: place.uploads, path: place.path, name: place.name })
     })
 }
 

@@ -17,13 +17,13 @@ use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use crate::rows::keyed::Keyed;
-use crate::rows::late::LateCount;
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::LateCount;
+use crate::state::expiring_rows::{ExpiringRows, KeptState};
 use crate::state::groups::batch;
-use crate::state::held::{Held, Holds};
-use crate::state::kept::{Kept, KeptState};
 use crate::state::keys::KeyIndex;
-use crate::state::saved::{Layout, fired_of, shared};
+use crate::state::operator_memory::{OperatorMemory, SpillableState};
+use crate::state::state_layout::{StateLayout, fired_of, shared};
 use crate::time::times::{TimeOf, until_of};
 use crate::time::window::Micros;
 
@@ -33,8 +33,8 @@ const CLEAR_MIN: u32 = 1 << 13;
 const STALE: Micros = Micros::MIN;
 
 /// Of a query, the same on all workers.
-pub(crate) struct Distinct {
-    pub keyed: Arc<Keyed>,
+pub(crate) struct DistinctQuery {
+    pub keyed: Arc<KeyedRows>,
     /// Among the columns of the key.
     pub times: Vec<TimeOf>,
     /// What tells the time of a row, and how long its key is remembered.
@@ -46,7 +46,7 @@ pub(crate) struct Distinct {
     pub output: SchemaRef,
 }
 
-impl Distinct {
+impl DistinctQuery {
     fn key_schema(&self) -> Result<SchemaRef> {
         Ok(Arc::new(self.keyed.schema.project(&self.keyed.keys())?))
     }
@@ -64,28 +64,28 @@ impl Distinct {
         StateSchema::new(what, self.layout().fields().collect())
     }
 
-    fn layout(&self) -> Layout {
+    fn layout(&self) -> StateLayout {
         self.keyed.layout_of_keys()
     }
 }
 
 /// See the module.
 pub(crate) struct DistinctTask {
-    shape: Arc<Distinct>,
+    shape: Arc<DistinctQuery>,
     seen: KeyIndex,
     state: KeptState,
     now: Micros,
     clear_at: u32,
     /// With a time to live, by number: until when keys are remembered; [`STALE`]: the key has another number by now.
     until: Cells<Micros>,
-    held: Held,
+    held: OperatorMemory,
 }
 
 impl DistinctTask {
-    pub(crate) fn new(shape: &Arc<Distinct>, context: &TaskContext) -> Result<Self, TaskError> {
+    pub(crate) fn new(shape: &Arc<DistinctQuery>, context: &TaskContext) -> Result<Self, TaskError> {
         let keys = (0..shape.key_schema()?.fields().len()).collect();
-        let held = Held::new(context);
-        let kept = Kept::new(shape.kept_schema()?, held.disk());
+        let held = OperatorMemory::new(context);
+        let kept = ExpiringRows::new(shape.kept_schema()?, held.disk());
         let mut new = DistinctTask {
             shape: Arc::clone(shape),
             seen: KeyIndex::default(),
@@ -241,8 +241,8 @@ impl DistinctTask {
     }
 }
 
-impl Holds for DistinctTask {
-    fn held(&mut self) -> &mut Held {
+impl SpillableState for DistinctTask {
+    fn held(&mut self) -> &mut OperatorMemory {
         &mut self.held
     }
 

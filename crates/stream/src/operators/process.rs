@@ -27,11 +27,11 @@ use tidemill_dataset::extend::{
 };
 use tidemill_dataset::{DataSet, DataSetError};
 
-use crate::rows::keyed::Keyed;
+use crate::rows::keyed::KeyedRows;
 use crate::state::groups::batch;
-use crate::state::held::{Held, Holds, WEIGH_EVERY_ROWS};
-use crate::state::saved::{Layout, fired_of, shared};
-use crate::state::snapshot::buckets_of;
+use crate::state::operator_memory::{OperatorMemory, SpillableState, WEIGH_EVERY_ROWS};
+use crate::state::snapshot_codec::buckets_of;
+use crate::state::state_layout::{StateLayout, fired_of, shared};
 use crate::time::window::Micros;
 
 /// Rows of several keys, those of each together.
@@ -132,7 +132,7 @@ pub fn process(
     };
     let keys = keys.iter().map(place).collect::<std::result::Result<Vec<_>, _>>()?;
     let (state, input) = rows.frame().clone().into_parts();
-    let process = Process { name: name.to_owned(), keys, function, schema, keeps, waits };
+    let process = ProcessQuery { name: name.to_owned(), keys, function, schema, keeps, waits };
     let table = ProcessTable { input, process: Arc::new(process) };
     let plan =
         LogicalPlanBuilder::scan(name, provider_as_source(Arc::new(StepProvider(Arc::new(table)))), None)?.build()?;
@@ -140,7 +140,7 @@ pub fn process(
 }
 
 /// A function on keys, in a query.
-pub(crate) struct Process {
+pub(crate) struct ProcessQuery {
     pub name: String,
     /// Columns of its input.
     pub keys: Vec<usize>,
@@ -150,14 +150,14 @@ pub(crate) struct Process {
     pub waits: bool,
 }
 
-impl Process {
+impl ProcessQuery {
     /// What is kept.
-    pub(crate) fn state(&self, keyed: &Keyed) -> StateSchema {
+    pub(crate) fn state(&self, keyed: &KeyedRows) -> StateSchema {
         let keys = keyed.layout_of_keys();
         match &self.keeps {
             None => StateSchema::new("states of a function, without names", keys.fields().collect()),
             Some(state) => {
-                let state = Layout::of_rows(state, "");
+                let state = StateLayout::of_rows(state, "");
                 StateSchema::new("states of a function", keys.fields().chain(state.fields()).collect())
             }
         }
@@ -166,7 +166,7 @@ impl Process {
 
 pub(crate) struct ProcessTable {
     input: LogicalPlan,
-    process: Arc<Process>,
+    process: Arc<ProcessQuery>,
 }
 
 impl StepTable for ProcessTable {
@@ -210,7 +210,7 @@ impl TableProvider for ProcessTable {
 
 /// Stands in the plan of a stream until it is lowered.
 pub(crate) struct ProcessExec {
-    pub process: Arc<Process>,
+    pub process: Arc<ProcessQuery>,
     pub projection: Option<Vec<usize>>,
 }
 
@@ -251,9 +251,9 @@ const CLOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// See the module.
 pub(crate) struct ProcessTask {
-    process: Arc<Process>,
+    process: Arc<ProcessQuery>,
     projection: Option<Vec<usize>>,
-    keyed: Arc<Keyed>,
+    keyed: Arc<KeyedRows>,
     /// What the function is to see of a row.
     rows: SchemaRef,
     function: Box<dyn KeyedFunction>,
@@ -262,11 +262,11 @@ pub(crate) struct ProcessTask {
     telling: EventTime,
     /// Whether it is being told that the machine's clock has come to an alarm.
     ringing: bool,
-    held: Held,
+    held: OperatorMemory,
 }
 
-impl Holds for ProcessTask {
-    fn held(&mut self) -> &mut Held {
+impl SpillableState for ProcessTask {
+    fn held(&mut self) -> &mut OperatorMemory {
         &mut self.held
     }
 
@@ -281,14 +281,14 @@ impl Holds for ProcessTask {
 
 impl ProcessTask {
     pub(crate) fn new(
-        exec: (&Arc<Process>, &Option<Vec<usize>>),
-        keyed: &Arc<Keyed>,
+        exec: (&Arc<ProcessQuery>, &Option<Vec<usize>>),
+        keyed: &Arc<KeyedRows>,
         rows: &SchemaRef,
         context: &CopyContext,
     ) -> Result<Self, TaskError> {
         let process = Arc::clone(exec.0);
         let function = (process.function)(context)?;
-        let (held, telling) = (Held::new(context), EventTime(Micros::MIN));
+        let (held, telling) = (OperatorMemory::new(context), EventTime(Micros::MIN));
         let (keyed, rows) = (Arc::clone(keyed), Arc::clone(rows));
         let (projection, now) = (exec.1.clone(), Micros::MIN);
         let ringing = false;

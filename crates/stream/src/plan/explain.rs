@@ -2,7 +2,7 @@
 
 use tidemill_dataflow::stream::sink::Guarantee;
 
-use crate::plan::lower::{Lowered, SinkTask};
+use crate::plan::lower::{LoweredJob, SinkTask};
 
 /// What several give of which a row passes one or all; nothing, where one may lose rows and another double them.
 fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarantee> {
@@ -18,9 +18,9 @@ fn together(mut all: impl Iterator<Item = Guarantee> + Clone) -> Option<Guarante
 
 /// What becomes of a job's rows when it fails and goes on; it is `known` of some of its queries where they are written
 /// to. Sinks behind those of queries are.
-pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
+pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
     let mut text = String::new();
-    for source in lowered.sources.iter().filter(|source| source.is_missed()) {
+    for source in lowered.sources.iter().filter(|source| source.lacks_event_time()) {
         let why = "it has no time=, so windows, ttl= and whatever else waits for event time wait for its end";
         text.push_str(&format!("{}: {why}\n", source.name()));
     }
@@ -60,7 +60,7 @@ pub(crate) fn promises(lowered: &Lowered, known: &[bool]) -> String {
 }
 
 /// How often a sink that gives so much has each row of its sources.
-fn has(lowered: &Lowered, task: &SinkTask, sink: Guarantee) -> String {
+fn has(lowered: &LoweredJob, task: &SinkTask, sink: Guarantee) -> String {
     let sources = task.sources.iter().map(|&source| lowered.sources[source].guarantee());
     match together(sources.chain([sink])) {
         Some(gives) => format!("has each row {gives}"),

@@ -14,15 +14,15 @@ use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use crate::rows::late::{LATE_PORT, LateCount};
-use crate::rows::steps::Steps;
+use crate::rows::late_rows::{LATE_PORT, LateCount};
+use crate::rows::steps::RowSteps;
 use crate::state::groups::batch;
-use crate::state::saved::Layout;
+use crate::state::state_layout::StateLayout;
 use crate::time::times::TimeOf;
 use crate::time::window::Micros;
 
 /// How rows get their keys: of a query, the same on all workers.
-pub(crate) struct Keyed {
+pub(crate) struct KeyedRows {
     /// The rows' columns, then their keys, named by position: others' names may be there twice.
     pub schema: SchemaRef,
     /// Columns before the keys.
@@ -34,7 +34,7 @@ pub(crate) struct Keyed {
     time: Option<TimeOf>,
 }
 
-impl Keyed {
+impl KeyedRows {
     pub(crate) fn new(
         rows: &SchemaRef,
         keys: Vec<Arc<dyn PhysicalExpr>>,
@@ -44,17 +44,17 @@ impl Keyed {
         let types = keys.iter().map(|key| key.data_type(rows)).collect::<Result<Vec<_>>>()?;
         let types = rows.fields().iter().map(|field| field.data_type().clone()).chain(types);
         let fields: Vec<Field> = types.enumerate().map(|(at, of)| Field::new(at.to_string(), of, true)).collect();
-        Ok(Keyed { schema: Arc::new(Schema::new(fields)), width: rows.fields().len(), keys, drop_nulls, time })
+        Ok(KeyedRows { schema: Arc::new(Schema::new(fields)), width: rows.fields().len(), keys, drop_nulls, time })
     }
 
     /// How rows are laid out that were these before they had keys; `of` is put before the names of fields.
-    pub(crate) fn layout(&self, rows: &Schema, of: &str) -> Layout {
-        Layout::of_rows(rows, of).keys(&self.keys, &self.schema.fields()[self.width..], of, self.width)
+    pub(crate) fn layout(&self, rows: &Schema, of: &str) -> StateLayout {
+        StateLayout::of_rows(rows, of).keys(&self.keys, &self.schema.fields()[self.width..], of, self.width)
     }
 
     /// How keys alone are.
-    pub(crate) fn layout_of_keys(&self) -> Layout {
-        Layout::default().keys(&self.keys, &self.schema.fields()[self.width..], "", 0)
+    pub(crate) fn layout_of_keys(&self) -> StateLayout {
+        StateLayout::default().keys(&self.keys, &self.schema.fields()[self.width..], "", 0)
     }
 
     /// The columns that are keys.
@@ -101,8 +101,8 @@ pub(crate) fn known(keys: &[ArrayRef]) -> Option<BooleanBuffer> {
 
 /// See the module.
 pub(crate) struct KeyedTask {
-    pub shape: Arc<Keyed>,
-    pub steps: Steps,
+    pub shape: Arc<KeyedRows>,
+    pub steps: RowSteps,
     pub now: Micros,
     pub late: LateCount,
     /// What rows that come too late are, if they go on: their columns by their own names.

@@ -27,7 +27,7 @@ use crate::state::groups::batch;
 
 /// One step.
 #[derive(Clone)]
-enum Step {
+enum RowStep {
     Project {
         exprs: ProjectionExprs,
         schema: SchemaRef,
@@ -40,14 +40,14 @@ enum Step {
     Plan(PlanStep),
 }
 
-/// See [`Step::Plan`].
+/// See [`RowStep::Plan`].
 pub(crate) struct PlanStep {
     plan: Arc<dyn ExecutionPlan>,
     /// The node below it whose rows the batches are; what else there is are tables.
     leaf: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
     /// The plan over the slot that batches are put into; what it makes of its tables is made once, and kept.
-    running: Option<(Arc<dyn ExecutionPlan>, Arc<Slot>)>,
+    running: Option<(Arc<dyn ExecutionPlan>, Arc<BatchTable>)>,
     /// Of a function of the program: where the time that it takes counts.
     work: Option<Arc<Work>>,
 }
@@ -74,12 +74,12 @@ fn replace(
 
 /// A table of one batch at a time.
 #[derive(Debug)]
-struct Slot {
+struct BatchTable {
     schema: SchemaRef,
     rows: Mutex<Option<RecordBatch>>,
 }
 
-impl PartitionStream for Slot {
+impl PartitionStream for BatchTable {
     fn schema(&self) -> &SchemaRef {
         &self.schema
     }
@@ -124,7 +124,7 @@ impl PlanStep {
     fn run(&mut self, rows: RecordBatch) -> Result<Vec<RecordBatch>> {
         if self.running.is_none() {
             let schema = self.leaf.schema();
-            let slot = Arc::new(Slot { schema: Arc::clone(&schema), rows: Mutex::default() });
+            let slot = Arc::new(BatchTable { schema: Arc::clone(&schema), rows: Mutex::default() });
             let rows =
                 StreamingTableExec::try_new(schema, vec![Arc::clone(&slot) as _], None, Vec::new(), false, None)?;
             let rows: Arc<dyn ExecutionPlan> = Arc::new(rows);
@@ -142,9 +142,9 @@ impl PlanStep {
 
 /// Steps one after the other.
 #[derive(Clone, Default)]
-pub(crate) struct Steps(Vec<Step>);
+pub(crate) struct RowSteps(Vec<RowStep>);
 
-impl Steps {
+impl RowSteps {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -152,7 +152,7 @@ impl Steps {
     /// Has functions of the program count how long they take, each by itself. Of a copy that is about to begin.
     pub(crate) fn begin(&mut self, context: &CopyContext) {
         for step in &mut self.0 {
-            if let Step::Plan(plan) = step
+            if let RowStep::Plan(plan) = step
                 && let Some(function) = plan.function()
             {
                 plan.work = Some(context.work(&format!("{function} in {}", context.task())));
@@ -162,17 +162,17 @@ impl Steps {
 
     /// Whether functions of the program are among them.
     pub(crate) fn calls_program(&self) -> bool {
-        self.0.iter().any(|step| matches!(step, Step::Plan(plan) if plan.function().is_some()))
+        self.0.iter().any(|step| matches!(step, RowStep::Plan(plan) if plan.function().is_some()))
     }
 
     /// Whether they only choose columns, which costs nothing to do again.
     pub(crate) fn only_choose(&self) -> bool {
-        let chooses = |step: &Step| match step {
-            Step::Project { exprs, .. } => exprs.iter().all(|by| {
+        let chooses = |step: &RowStep| match step {
+            RowStep::Project { exprs, .. } => exprs.iter().all(|by| {
                 let any: &dyn Any = by.expr.as_ref();
                 any.is::<Column>()
             }),
-            Step::Filter { .. } | Step::Plan(_) => false,
+            RowStep::Filter { .. } | RowStep::Plan(_) => false,
         };
         self.0.iter().all(chooses)
     }
@@ -181,10 +181,10 @@ impl Steps {
     pub(crate) fn add(&mut self, plan: &Arc<dyn ExecutionPlan>, context: &Arc<TaskContext>) -> bool {
         let any: &dyn Any = plan.as_ref();
         if let Some(project) = any.downcast_ref::<ProjectionExec>() {
-            self.0.push(Step::Project { exprs: project.projection_expr().clone(), schema: plan.schema() });
+            self.0.push(RowStep::Project { exprs: project.projection_expr().clone(), schema: plan.schema() });
         } else if let Some(filter) = any.downcast_ref::<FilterExec>() {
             let columns = filter.projection().as_ref().map(|columns| columns.iter().copied().collect());
-            self.0.push(Step::Filter { predicate: Arc::clone(filter.predicate()), columns });
+            self.0.push(RowStep::Filter { predicate: Arc::clone(filter.predicate()), columns });
         } else if any.is::<MapExec>() || any.is::<UnnestExec>() || any.is::<SplitExec>() {
             self.add_plan(plan, plan.children()[0], context);
         } else {
@@ -200,13 +200,13 @@ impl Steps {
         leaf: &Arc<dyn ExecutionPlan>,
         context: &Arc<TaskContext>,
     ) {
-        self.0.push(Step::Plan(PlanStep::new(plan, leaf, context)));
+        self.0.push(RowStep::Plan(PlanStep::new(plan, leaf, context)));
     }
 
     /// Adds a choice of columns.
     pub(crate) fn project(&mut self, columns: &[usize], schema: &SchemaRef) -> Result<()> {
         let exprs = ProjectionExprs::from_indices(columns, schema);
-        self.0.push(Step::Project { exprs, schema: Arc::new(schema.project(columns)?) });
+        self.0.push(RowStep::Project { exprs, schema: Arc::new(schema.project(columns)?) });
         Ok(())
     }
 
@@ -225,14 +225,14 @@ impl Steps {
     }
 }
 
-impl Step {
+impl RowStep {
     fn apply(&mut self, rows: RecordBatch, made: &mut Vec<RecordBatch>) -> Result<()> {
         match self {
-            Step::Project { exprs, schema } => {
+            RowStep::Project { exprs, schema } => {
                 let columns = exprs.iter().map(|by| by.expr.evaluate(&rows)?.into_array(rows.num_rows()));
                 made.push(batch(schema, columns.collect::<Result<_>>()?, rows.num_rows())?);
             }
-            Step::Filter { predicate, columns } => {
+            RowStep::Filter { predicate, columns } => {
                 let kept = predicate.evaluate(&rows)?.into_array(rows.num_rows())?;
                 let kept =
                     kept.as_boolean_opt().ok_or_else(|| DataFusionError::Plan("a filter is not boolean".into()))?;
@@ -242,14 +242,14 @@ impl Step {
                     None => rows,
                 });
             }
-            Step::Plan(step) => made.extend(step.apply(rows)?),
+            RowStep::Plan(step) => made.extend(step.apply(rows)?),
         }
         Ok(())
     }
 }
 
 /// Steps as a task of their own.
-pub(crate) struct StepsTask(pub Steps);
+pub(crate) struct StepsTask(pub RowSteps);
 
 impl Operator for StepsTask {
     fn begin(&mut self, context: &CopyContext) {

@@ -15,7 +15,7 @@ use datafusion::physical_plan::aggregates::group_values::GroupValues;
 use tidemill_dataset::extend::group_values;
 
 /// What is computed of each group: of a query, the same on all workers.
-pub(crate) struct Aggregation {
+pub(crate) struct GroupAggregation {
     pub keys: Vec<Arc<dyn PhysicalExpr>>,
     pub key_schema: SchemaRef,
     pub functions: Vec<Arc<AggregateFunctionExpr>>,
@@ -27,18 +27,18 @@ pub(crate) struct Aggregation {
 }
 
 /// What of a batch goes into a table.
-pub(crate) struct Arguments {
+pub(crate) struct AggregateArguments {
     pub keys: Vec<ArrayRef>,
     /// Of each function.
     pub values: Vec<Vec<ArrayRef>>,
     pub filters: Vec<Option<BooleanArray>>,
 }
 
-impl Arguments {
+impl AggregateArguments {
     /// Those of some rows.
     pub(crate) fn take(&self, rows: &UInt32Array) -> Result<Self> {
         let of = |column: &ArrayRef| Ok(take(column, rows, None)?);
-        Ok(Arguments {
+        Ok(AggregateArguments {
             keys: self.keys.iter().map(of).collect::<Result<_>>()?,
             values: self
                 .values
@@ -56,7 +56,7 @@ impl Arguments {
     }
 }
 
-impl Aggregation {
+impl GroupAggregation {
     pub(crate) fn new(
         keys: Vec<(Arc<dyn PhysicalExpr>, String)>,
         functions: Vec<Arc<AggregateFunctionExpr>>,
@@ -79,7 +79,7 @@ impl Aggregation {
                 }),
             );
         }
-        Ok(Aggregation {
+        Ok(GroupAggregation {
             keys: keys.into_iter().map(|(expr, _)| expr).collect(),
             key_schema: Arc::new(Schema::new(key_fields)),
             functions,
@@ -106,7 +106,7 @@ impl Aggregation {
     }
 
     /// Evaluates what a batch brings.
-    pub(crate) fn arguments(&self, batch: &RecordBatch) -> Result<Arguments> {
+    pub(crate) fn arguments(&self, batch: &RecordBatch) -> Result<AggregateArguments> {
         let array = |expr: &Arc<dyn PhysicalExpr>| expr.evaluate(batch)?.into_array(batch.num_rows());
         let values = |function: &Arc<AggregateFunctionExpr>| {
             let ordered = function.order_bys().iter().map(|by| Arc::clone(&by.expr));
@@ -115,7 +115,7 @@ impl Aggregation {
         let filter = |filter: &Option<Arc<dyn PhysicalExpr>>| {
             filter.as_ref().map(|expr| Ok(array(expr)?.as_boolean().clone())).transpose()
         };
-        Ok(Arguments {
+        Ok(AggregateArguments {
             keys: self.keys.iter().map(array).collect::<Result<_>>()?,
             values: self.functions.iter().map(values).collect::<Result<_>>()?,
             filters: self.filters.iter().map(filter).collect::<Result<_>>()?,
@@ -123,7 +123,7 @@ impl Aggregation {
     }
 
     /// The functions, of rows: `of` has the group of each, of so many.
-    pub(crate) fn updated(&self, rows: &Arguments, of: &[usize], count: usize) -> Result<Functions> {
+    pub(crate) fn updated(&self, rows: &AggregateArguments, of: &[usize], count: usize) -> Result<Functions> {
         let mut functions = accumulators(self)?;
         for ((function, values), filter) in functions.iter_mut().zip(&rows.values).zip(&rows.filters) {
             function.update_batch(values, of, filter.as_ref(), count)?;
@@ -147,7 +147,7 @@ impl Aggregation {
 pub(crate) type Functions = Vec<Box<dyn GroupsAccumulator>>;
 
 /// The functions, of no rows yet.
-pub(crate) fn accumulators(of: &Aggregation) -> Result<Functions> {
+pub(crate) fn accumulators(of: &GroupAggregation) -> Result<Functions> {
     let function = |function: &Arc<AggregateFunctionExpr>| -> Result<Box<dyn GroupsAccumulator>> {
         if function.groups_accumulator_supported() {
             return function.create_groups_accumulator();
@@ -159,8 +159,8 @@ pub(crate) fn accumulators(of: &Aggregation) -> Result<Functions> {
 }
 
 /// See the module.
-pub(crate) struct Groups {
-    of: Arc<Aggregation>,
+pub(crate) struct GroupStates {
+    of: Arc<GroupAggregation>,
     /// `None` without keys: all rows are one group.
     keys: Option<Box<dyn GroupValues>>,
     functions: Vec<Box<dyn GroupsAccumulator>>,
@@ -169,12 +169,12 @@ pub(crate) struct Groups {
     groups: Vec<usize>,
 }
 
-impl Groups {
-    pub(crate) fn new(of: &Arc<Aggregation>) -> Result<Self> {
+impl GroupStates {
+    pub(crate) fn new(of: &Arc<GroupAggregation>) -> Result<Self> {
         let keyed = !of.keys.is_empty();
         let keys = keyed.then(|| group_values(&of.key_schema)).transpose()?;
         let functions = accumulators(of)?;
-        Ok(Groups { of: Arc::clone(of), keys, functions, count: 0, groups: Vec::new() })
+        Ok(GroupStates { of: Arc::clone(of), keys, functions, count: 0, groups: Vec::new() })
     }
 
     /// How many groups there are.
@@ -209,7 +209,7 @@ impl Groups {
     }
 
     /// Adds rows.
-    pub(crate) fn update(&mut self, rows: &Arguments, count: usize) -> Result<()> {
+    pub(crate) fn update(&mut self, rows: &AggregateArguments, count: usize) -> Result<()> {
         self.intern(&rows.keys, count)?;
         for ((function, values), filter) in self.functions.iter_mut().zip(&rows.values).zip(&rows.filters) {
             function.update_batch(values, &self.groups, filter.as_ref(), self.count)?;

@@ -18,16 +18,16 @@ use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::memory::Cells;
 use tidemill_dataset::extend::group_values;
 
+use crate::state::expiring_rows::ExpiringRows;
 use crate::state::groups::batch;
-use crate::state::held::Disk;
-use crate::state::kept::Kept;
+use crate::state::operator_memory::SpillArea;
 
 /// The smallest table, as a power of two.
 const BITS_MIN: u32 = 8;
 
 /// See the module. A row's number, more by one, is the low half of its cell; zero: nothing is there.
 #[derive(Default)]
-struct Index {
+struct HashIndex {
     cells: Cells<u64>,
     bits: u32,
     count: usize,
@@ -39,7 +39,7 @@ fn half(hash: u64) -> u32 {
     (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
-impl Index {
+impl HashIndex {
     fn place(&self, half: u32) -> usize {
         (half >> (32 - self.bits)) as usize
     }
@@ -151,12 +151,12 @@ impl Index {
 /// others.
 #[derive(Default)]
 pub(crate) struct KeyIndex {
-    index: Index,
+    index: HashIndex,
     before: usize,
 }
 
 /// Which keys of a batch are new.
-pub(crate) struct Interned {
+pub(crate) struct InternedKeys {
     /// The first row of each new key, in order.
     pub new: UInt32Array,
     /// Of each row the number of its key.
@@ -164,7 +164,7 @@ pub(crate) struct Interned {
 }
 
 /// The keys of a batch, each once.
-struct Once {
+struct DistinctKeys {
     /// Of each row the place of its key.
     of: Vec<usize>,
     /// The first row of each key.
@@ -173,7 +173,7 @@ struct Once {
     hashes: Vec<u64>,
 }
 
-impl Once {
+impl DistinctKeys {
     fn of(keys: &RecordBatch) -> Result<Self> {
         let (mut of, mut count) = (vec![0; keys.num_rows()], keys.num_rows().min(1));
         if keys.num_columns() > 0 {
@@ -187,20 +187,20 @@ impl Once {
         let columns = keys.columns().iter().map(|column| take(column, &firsts, None));
         let keys = batch(&keys.schema(), columns.collect::<std::result::Result<_, _>>()?, count)?;
         let hashes = hashes(&keys)?;
-        Ok(Once { of, firsts, keys, hashes })
+        Ok(DistinctKeys { of, firsts, keys, hashes })
     }
 }
 
 impl KeyIndex {
     /// Of rows whose keys stand behind so many other columns.
     pub(crate) fn behind(before: usize) -> Self {
-        KeyIndex { index: Index::default(), before }
+        KeyIndex { index: HashIndex::default(), before }
     }
 
     /// Numbers the keys of a batch: those that are kept have theirs; the others get the next ones, and are to be kept
     /// at once.
-    pub(crate) fn intern(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Interned, TaskError> {
-        let Once { of, firsts, keys, hashes } = Once::of(keys)?;
+    pub(crate) fn intern(&mut self, kept: &ExpiringRows, keys: &RecordBatch) -> Result<InternedKeys, TaskError> {
+        let DistinctKeys { of, firsts, keys, hashes } = DistinctKeys::of(keys)?;
         let found = self.find_hashed(kept, &keys, &hashes)?;
         let mut new: Vec<(u32, usize)> =
             (0..found.len()).filter(|&key| found[key].is_none()).map(|key| (firsts.value(key), key)).collect();
@@ -209,13 +209,13 @@ impl KeyIndex {
         new.iter().zip(kept.count()..).for_each(|((_, key), number)| number_of[*key] = number);
         self.index.add(new.iter().map(|(_, key)| hashes[*key]), kept.count()..)?;
         let new = new.into_iter().map(|(row, _)| row).collect::<Vec<_>>().into();
-        Ok(Interned { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
+        Ok(InternedKeys { new, numbers: of.into_iter().map(|key| number_of[key]).collect() })
     }
 
     /// All rows with these keys are to be kept at once, and have the next numbers; a key is found at its last row.
     /// Returns of each the row that was the last of its key before it.
-    pub(crate) fn follow(&mut self, kept: &Kept, keys: &RecordBatch) -> Result<Vec<Option<u32>>, TaskError> {
-        let Once { of, keys, hashes, .. } = Once::of(keys)?;
+    pub(crate) fn follow(&mut self, kept: &ExpiringRows, keys: &RecordBatch) -> Result<Vec<Option<u32>>, TaskError> {
+        let DistinctKeys { of, keys, hashes, .. } = DistinctKeys::of(keys)?;
         let known = self.find_hashed(kept, &keys, &hashes)?;
         let mut newest = known.clone();
         let before = (kept.count()..).zip(of).map(|(number, key)| newest[key].replace(number)).collect();
@@ -234,11 +234,11 @@ impl KeyIndex {
     }
 
     /// The numbers of the rows that have some keys.
-    pub(crate) fn find(&self, kept: &Kept, keys: &RecordBatch) -> Result<Vec<Option<u32>>> {
+    pub(crate) fn find(&self, kept: &ExpiringRows, keys: &RecordBatch) -> Result<Vec<Option<u32>>> {
         self.find_hashed(kept, keys, &hashes(keys)?)
     }
 
-    fn find_hashed(&self, kept: &Kept, keys: &RecordBatch, hashes: &[u64]) -> Result<Vec<Option<u32>>> {
+    fn find_hashed(&self, kept: &ExpiringRows, keys: &RecordBatch, hashes: &[u64]) -> Result<Vec<Option<u32>>> {
         self.index.find(keys.columns(), hashes, |column, numbers| kept.gather(self.before + column, numbers))
     }
 
@@ -267,9 +267,9 @@ impl KeyIndex {
     }
 
     /// The index of all that is kept, where no key is twice, by its first columns.
-    pub(crate) fn rebuild(&mut self, kept: &Kept, columns: usize) -> Result<(), TaskError> {
+    pub(crate) fn rebuild(&mut self, kept: &ExpiringRows, columns: usize) -> Result<(), TaskError> {
         let on_disk = self.index.cells.governor().cloned();
-        self.index = Index::default();
+        self.index = HashIndex::default();
         if let Some(governor) = on_disk {
             self.index.cells.spill(&governor)?;
         }
@@ -288,7 +288,7 @@ impl KeyIndex {
         self.index.cells.bytes()
     }
 
-    pub(crate) fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+    pub(crate) fn spill(&mut self, disk: &SpillArea) -> Result<(), TaskError> {
         Ok(self.index.cells.spill(disk.governor())?)
     }
 }
@@ -300,26 +300,26 @@ fn hashes(keys: &RecordBatch) -> Result<Vec<u64>> {
 }
 
 /// Keys, numbered in the order in which they come.
-pub(crate) struct Keys {
+pub(crate) struct NumberedKeys {
     schema: SchemaRef,
-    disk: Disk,
+    disk: SpillArea,
     /// DataFusion's table, which is faster, for as long as all of it is in memory.
     memory: Option<Box<dyn GroupValues>>,
-    kept: Kept,
+    kept: ExpiringRows,
     index: KeyIndex,
 }
 
-impl Keys {
-    pub(crate) fn new(schema: SchemaRef, disk: &Disk) -> Result<Self> {
+impl NumberedKeys {
+    pub(crate) fn new(schema: SchemaRef, disk: &SpillArea) -> Result<Self> {
         let memory = Some(group_values(&schema)?);
-        let kept = Kept::new(Arc::clone(&schema), disk);
-        Ok(Keys { kept, memory, schema, disk: disk.clone(), index: KeyIndex::default() })
+        let kept = ExpiringRows::new(Arc::clone(&schema), disk);
+        Ok(NumberedKeys { kept, memory, schema, disk: disk.clone(), index: KeyIndex::default() })
     }
 
     /// Forgets all. Those to come lie where these did, or in memory if they are `few`.
     pub(crate) fn clear(&mut self, few: bool) -> Result<(), TaskError> {
         let on_disk = self.memory.is_none() && !few;
-        *self = Keys::new(Arc::clone(&self.schema), &self.disk)?;
+        *self = NumberedKeys::new(Arc::clone(&self.schema), &self.disk)?;
         if on_disk { self.spill() } else { Ok(()) }
     }
 
@@ -331,7 +331,7 @@ impl Keys {
             return Ok(of);
         }
         let keys = batch(&self.schema, keys.to_vec(), rows)?;
-        let Interned { new, numbers } = self.index.intern(&self.kept, &keys)?;
+        let InternedKeys { new, numbers } = self.index.intern(&self.kept, &keys)?;
         if !new.is_empty() {
             self.kept.add(take_record_batch(&keys, &new)?, Vec::new())?;
         }
@@ -369,8 +369,8 @@ mod tests {
     #[test]
     fn keys_have_one_number_each() {
         let fields = vec![Field::new("n", DataType::Int64, true), Field::new("s", DataType::Utf8, true)];
-        let disk = Disk::with_runs_of(1 << 12);
-        let mut keys = Keys::new(Arc::new(Schema::new(fields)), &disk).unwrap();
+        let disk = SpillArea::with_runs_of(1 << 12);
+        let mut keys = NumberedKeys::new(Arc::new(Schema::new(fields)), &disk).unwrap();
         let mut known: HashMap<(Option<i64>, Option<String>), usize> = HashMap::new();
         let mut random = 1_u64;
         for round in 0..60 {

@@ -2,24 +2,24 @@
 //!
 //! Each module uses only those above it in this table.
 //!
-//! | module     | what is in it                                                          |
-//! |------------|------------------------------------------------------------------------|
-//! | `groups`   | groups and their aggregates under way                                  |
-//! | `held`     | how much of the worker's memory an operator holds, and the disk beyond |
-//! | `saved`    | what copies of a task share in checkpoints                             |
-//! | `snapshot` | what goes into snapshots: rows as bytes, by bucket                     |
-//! | `kept`     | rows that are kept until a time has passed                             |
-//! | `sorted`   | states that no longer change, sorted by bucket                         |
-//! | `keys`     | which keys there are                                                   |
-//! | `panes`    | what is held of a stretch of time                                      |
-//! | `chained`  | kept rows, those of each key in a chain                                |
+//! | module            | what is in it                                                          |
+//! |-------------------|------------------------------------------------------------------------|
+//! | `groups`          | groups and their aggregates under way                                  |
+//! | `operator_memory` | how much of the worker's memory an operator holds, and the disk beyond |
+//! | `state_layout`    | what copies of a task share in checkpoints                             |
+//! | `snapshot_codec`  | what goes into snapshots: rows as bytes, by bucket                     |
+//! | `expiring_rows`   | rows that are kept until a time has passed                             |
+//! | `sorted_states`   | states that no longer change, sorted by bucket                         |
+//! | `keys`            | which keys there are                                                   |
+//! | `panes`           | what is held of a stretch of time                                      |
+//! | `row_lists`       | kept rows, those of each key in a chain                                |
 
-pub(crate) mod chained;
+pub(crate) mod expiring_rows;
 pub(crate) mod groups;
-pub(crate) mod held;
-pub(crate) mod kept;
 pub(crate) mod keys;
+pub(crate) mod operator_memory;
 pub(crate) mod panes;
-pub(crate) mod saved;
-pub(crate) mod snapshot;
-pub(crate) mod sorted;
+pub(crate) mod row_lists;
+pub(crate) mod snapshot_codec;
+pub(crate) mod sorted_states;
+pub(crate) mod state_layout;

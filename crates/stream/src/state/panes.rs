@@ -8,25 +8,25 @@ use arrow::array::RecordBatch;
 use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 
-use crate::state::groups::{Aggregation, Groups};
-use crate::state::held::Disk;
-use crate::state::sorted::{Cut, Levels, SMALL_BYTES, Sorted, put_small_on_disk};
+use crate::state::groups::{GroupAggregation, GroupStates};
+use crate::state::operator_memory::SpillArea;
+use crate::state::sorted_states::{DetachedStates, SMALL_BYTES, SortedStates, StateLevels, put_small_on_disk};
 use crate::time::window::Micros;
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Pane {
-    open: Option<Groups>,
-    closed: Levels,
+pub(crate) struct PaneStates {
+    open: Option<GroupStates>,
+    closed: StateLevels,
     /// What was cut off last, to be a level when it is sorted.
-    cut: Option<Cut>,
+    cut: Option<DetachedStates>,
 }
 
-impl Pane {
+impl PaneStates {
     /// The table that grows.
-    pub(crate) fn open(&mut self, of: &Arc<Aggregation>) -> Result<&mut Groups> {
+    pub(crate) fn open(&mut self, of: &Arc<GroupAggregation>) -> Result<&mut GroupStates> {
         if self.open.is_none() {
-            self.open = Some(Groups::new(of)?);
+            self.open = Some(GroupStates::new(of)?);
         }
         Ok(self.open.as_mut().expect("just made"))
     }
@@ -40,19 +40,19 @@ impl Pane {
     }
 
     /// Cuts off what grows, and sorts it. Returns it, if there is anything.
-    pub(crate) fn cut(&mut self, of: &Arc<Aggregation>) -> Result<Option<Sorted>, TaskError> {
+    pub(crate) fn cut(&mut self, of: &Arc<GroupAggregation>) -> Result<Option<SortedStates>, TaskError> {
         self.settle()?;
         let Some(states) = self.cut_states()? else { return Ok(None) };
-        let states = Sorted::new(states, of)?;
+        let states = SortedStates::new(states, of)?;
         self.closed.add(vec![states.clone()]);
         Ok(Some(states))
     }
 
     /// The same, but what is much is sorted by whoever needs it first.
-    pub(crate) fn cut_later(&mut self, of: &Arc<Aggregation>) -> Result<Option<Cut>, TaskError> {
+    pub(crate) fn cut_later(&mut self, of: &Arc<GroupAggregation>) -> Result<Option<DetachedStates>, TaskError> {
         self.settle()?;
         let Some(states) = self.cut_states()? else { return Ok(None) };
-        self.cut = Some(Cut::new(states, of)?);
+        self.cut = Some(DetachedStates::new(states, of)?);
         Ok(self.cut.clone())
     }
 
@@ -68,34 +68,38 @@ impl Pane {
     }
 
     /// Puts levels together that are alike: to be called after what adds some.
-    pub(crate) fn compact(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+    pub(crate) fn compact(&mut self, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Result<(), TaskError> {
         self.settle()?;
         self.closed.compact(of, disk)
     }
 
     /// The same, beside the operator where it takes long.
-    pub(crate) fn compact_later(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+    pub(crate) fn compact_later(&mut self, of: &Arc<GroupAggregation>, disk: &SpillArea) -> Result<(), TaskError> {
         self.settle()?;
         self.closed.compact_later(of, disk)
     }
 
     /// Adds to a level states of keys that it does not have.
-    pub(crate) fn add_to(&mut self, level: usize, states: Vec<Sorted>) -> Result<(), TaskError> {
+    pub(crate) fn add_to(&mut self, level: usize, states: Vec<SortedStates>) -> Result<(), TaskError> {
         self.settle()?;
         self.closed.add_to(level, states)
     }
 
     /// What grows, sorted; its table is gone.
-    fn take_states(&mut self, of: &Aggregation) -> Result<Option<Sorted>> {
-        self.take().map(|mut open| Sorted::new(open.take_states()?, of)).transpose()
+    fn take_states(&mut self, of: &GroupAggregation) -> Result<Option<SortedStates>> {
+        self.take().map(|mut open| SortedStates::new(open.take_states()?, of)).transpose()
     }
 
     /// Puts everything on disk. Returns what was cut off for that.
-    pub(crate) fn spill(&mut self, of: &Arc<Aggregation>, disk: &Disk) -> Result<Vec<Sorted>, TaskError> {
+    pub(crate) fn spill(
+        &mut self,
+        of: &Arc<GroupAggregation>,
+        disk: &SpillArea,
+    ) -> Result<Vec<SortedStates>, TaskError> {
         self.settle()?;
         // The table and the memory it holds are gone before the states are sorted.
         let states = self.take().map(|mut open| open.take_states()).transpose()?;
-        let cut = states.map_or(Ok(Vec::new()), |states| Sorted::new_on_disk(states, of, disk))?;
+        let cut = states.map_or(Ok(Vec::new()), |states| SortedStates::new_on_disk(states, of, disk))?;
         self.closed.add(cut.clone());
         self.closed.spill(of, disk)?;
         Ok(cut)
@@ -109,25 +113,30 @@ impl Pane {
     /// Bytes in memory that could be on disk.
     fn bytes_to_spill(&self) -> usize {
         let closed = self.closed.pieces().filter(|piece| !piece.is_on_disk());
-        self.open_bytes() + closed.map(Sorted::bytes).sum::<usize>()
+        self.open_bytes() + closed.map(SortedStates::bytes).sum::<usize>()
     }
 
     fn open_bytes(&self) -> usize {
-        self.open.as_ref().map_or(0, Groups::bytes) + self.cut.as_ref().map_or(0, Cut::bytes)
+        self.open.as_ref().map_or(0, GroupStates::bytes) + self.cut.as_ref().map_or(0, DetachedStates::bytes)
     }
 
     /// Everything but the table that grows. To be settled before.
-    pub(crate) fn closed(&self) -> impl Iterator<Item = &Sorted> {
+    pub(crate) fn closed(&self) -> impl Iterator<Item = &SortedStates> {
         self.closed.pieces()
     }
 
     /// The same, and what was cut off and is no level yet.
-    pub(crate) fn all(&self) -> impl Iterator<Item = Cut> {
-        self.closed.pieces().cloned().map(Cut::Sorted).chain(self.cut.clone())
+    pub(crate) fn all(&self) -> impl Iterator<Item = DetachedStates> {
+        self.closed.pieces().cloned().map(DetachedStates::Sorted).chain(self.cut.clone())
     }
 
     /// Takes over all that another one has.
-    pub(crate) fn absorb(&mut self, mut other: Pane, of: &Arc<Aggregation>, disk: &Disk) -> Result<(), TaskError> {
+    pub(crate) fn absorb(
+        &mut self,
+        mut other: PaneStates,
+        of: &Arc<GroupAggregation>,
+        disk: &SpillArea,
+    ) -> Result<(), TaskError> {
         other.cut(of)?;
         self.settle()?;
         other.closed.into_levels().into_iter().for_each(|level| self.closed.add(level));
@@ -135,12 +144,16 @@ impl Pane {
     }
 
     /// Takes the table that grows out of it.
-    pub(crate) fn take(&mut self) -> Option<Groups> {
+    pub(crate) fn take(&mut self) -> Option<GroupStates> {
         self.open.take().filter(|open| open.len() > 0)
     }
 
     /// Takes out the states of the buckets that go, by level.
-    pub(crate) fn split(&mut self, of: &Arc<Aggregation>, goes: impl Fn(u16) -> bool) -> Result<Vec<Vec<Sorted>>> {
+    pub(crate) fn split(
+        &mut self,
+        of: &Arc<GroupAggregation>,
+        goes: impl Fn(u16) -> bool,
+    ) -> Result<Vec<Vec<SortedStates>>> {
         self.cut(of)?;
         let mut levels = Vec::new();
         for level in std::mem::take(&mut self.closed).into_levels() {
@@ -158,27 +171,29 @@ impl Pane {
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
-        self.open_bytes() + self.closed.pieces().map(Sorted::bytes).sum::<usize>()
+        self.open_bytes() + self.closed.pieces().map(SortedStates::bytes).sum::<usize>()
     }
 
     pub(crate) fn rows(&self) -> usize {
-        self.open.as_ref().map_or(0, Groups::len) + self.cut.as_ref().map_or(0, Cut::rows) + self.closed.rows()
+        self.open.as_ref().map_or(0, GroupStates::len)
+            + self.cut.as_ref().map_or(0, DetachedStates::rows)
+            + self.closed.rows()
     }
 }
 
 /// Puts small panes on disk, if all together are worth a file: they share files. Returns what was cut off for that.
 pub(crate) fn spill_small(
-    panes: &mut BTreeMap<Micros, Pane>,
-    of: &Arc<Aggregation>,
-    disk: &Disk,
-) -> Result<Vec<(Micros, Sorted)>, TaskError> {
+    panes: &mut BTreeMap<Micros, PaneStates>,
+    of: &Arc<GroupAggregation>,
+    disk: &SpillArea,
+) -> Result<Vec<(Micros, SortedStates)>, TaskError> {
     let bytes = panes.iter().map(|(&start, pane)| (start, pane.bytes_to_spill()));
     let small: BTreeMap<Micros, usize> = bytes.filter(|(_, bytes)| *bytes < SMALL_BYTES).collect();
     // Without keys there is one group, which takes less than to know where it lies.
     if of.keys.is_empty() || small.values().sum::<usize>() < SMALL_BYTES {
         return Ok(Vec::new());
     }
-    let is_small = |(start, _): &(&Micros, &mut Pane)| small.contains_key(start);
+    let is_small = |(start, _): &(&Micros, &mut PaneStates)| small.contains_key(start);
     let mut cut = Vec::new();
     for (&start, pane) in panes.iter_mut().filter(is_small) {
         pane.settle()?;
@@ -206,7 +221,7 @@ mod tests {
     use datafusion::physical_expr::expressions::col;
 
     use super::*;
-    use crate::state::sorted::{ALL, merge_into};
+    use crate::state::sorted_states::{ALL, merge_into};
 
     const PANES: i64 = 2000;
     const KEYS: i64 = 200;
@@ -221,10 +236,10 @@ mod tests {
         let built = AggregateExprBuilder::new(sum_udaf(), vec![col("value", &schema).unwrap()]);
         let function = Arc::new(built.schema(Arc::clone(&schema)).alias("sum").build().unwrap());
         let keys = vec![(col("key", &schema).unwrap(), "key".to_owned())];
-        let of = Arc::new(Aggregation::new(keys, vec![function], vec![None], &schema).unwrap());
-        let disk = Disk::with_runs_of(1 << 18);
-        let mut panes: BTreeMap<Micros, Pane> = BTreeMap::new();
-        let add = |pane: &mut Pane, keys: Vec<i64>, value: &dyn Fn(i64) -> i64| {
+        let of = Arc::new(GroupAggregation::new(keys, vec![function], vec![None], &schema).unwrap());
+        let disk = SpillArea::with_runs_of(1 << 18);
+        let mut panes: BTreeMap<Micros, PaneStates> = BTreeMap::new();
+        let add = |pane: &mut PaneStates, keys: Vec<i64>, value: &dyn Fn(i64) -> i64| {
             let values = Int64Array::from_iter_values(keys.iter().map(|&key| value(key)));
             let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(keys)), Arc::new(values)];
             let rows = RecordBatch::try_new(Arc::clone(&schema), columns).unwrap();
@@ -241,12 +256,12 @@ mod tests {
             let cut = spill_small(&mut panes, &of, &disk).unwrap();
             assert!(cut.iter().all(|(_, states)| states.is_on_disk()));
             cut_rows += cut.iter().map(|(_, states)| states.rows()).sum::<usize>() as i64;
-            assert_eq!(panes.values().map(Pane::bytes_to_spill).sum::<usize>(), 0);
+            assert_eq!(panes.values().map(PaneStates::bytes_to_spill).sum::<usize>(), 0);
         }
         assert!(cut_rows > 2 * PANES * KEYS, "{cut_rows}");
-        assert!(panes.values().map(Pane::rows).sum::<usize>() < (3 * PANES * KEYS) as usize);
+        assert!(panes.values().map(PaneStates::rows).sum::<usize>() < (3 * PANES * KEYS) as usize);
         for (&pane, held) in &panes {
-            let pieces: Vec<Sorted> = held.closed().cloned().collect();
+            let pieces: Vec<SortedStates> = held.closed().cloned().collect();
             let mut merged = None;
             merge_into(&pieces, &mut merged, &of, &ALL).unwrap();
             let (keys, sums, rows) = merged.unwrap().take_results().unwrap();
@@ -258,7 +273,7 @@ mod tests {
             }
         }
         // What is little stays where it is.
-        let mut few = BTreeMap::from([(0, Pane::default())]);
+        let mut few = BTreeMap::from([(0, PaneStates::default())]);
         few.values_mut().for_each(|pane| add(pane, vec![1, 2, 3], &|key| key));
         assert!(spill_small(&mut few, &of, &disk).unwrap().is_empty() && few[&0].bytes_to_spill() > 0);
     }

@@ -12,12 +12,12 @@ use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::expressions::{BinaryExpr, CastExpr, Column, Literal};
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 
-use crate::time::behind;
+use crate::time::time_bound;
 use crate::time::window::{Micros, micros};
 
 /// A column, or a field of one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct TimeColumn {
     pub column: usize,
     pub field: Option<String>,
 }
@@ -25,14 +25,14 @@ pub(crate) struct Place {
 /// A place that tells time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimeOf {
-    pub place: Place,
+    pub place: TimeColumn,
     /// How far its values may lie behind the watermark; less than zero: they are before it.
     pub behind: Micros,
 }
 
 /// What tells time in the rows of a stream.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Times {
+pub(crate) struct StreamTimes {
     pub places: Vec<TimeOf>,
     /// No source tells time: there is none before the end.
     pub untimed: bool,
@@ -42,15 +42,15 @@ pub(crate) struct Times {
 
 /// An expression that follows a place: its value is between `low` and `high` more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Following {
-    pub place: Place,
+pub(crate) struct TimeOffset {
+    pub place: TimeColumn,
     pub low: Micros,
     pub high: Micros,
 }
 
-impl Place {
+impl TimeColumn {
     pub(crate) fn column(column: usize) -> Self {
-        Place { column, field: None }
+        TimeColumn { column, field: None }
     }
 
     /// Its values, in microseconds.
@@ -66,19 +66,19 @@ impl Place {
     }
 }
 
-impl Following {
+impl TimeOffset {
     /// Whether it is the place as it is, or the whole of the struct that has it as a field.
-    pub(crate) fn is_place(&self, place: &Place) -> bool {
+    pub(crate) fn is_place(&self, place: &TimeColumn) -> bool {
         let whole = self.place.column == place.column && self.place.field.is_none();
         (self.low, self.high) == (0, 0) && (self.place == *place || whole)
     }
 }
 
-impl Times {
+impl StreamTimes {
     /// Of a source: one column, if any.
     pub(crate) fn of_source(column: Option<usize>) -> Self {
-        let place = |column| TimeOf { place: Place::column(column), behind: 0 };
-        Times { places: column.map(place).into_iter().collect(), untimed: column.is_none(), lost: false }
+        let place = |column| TimeOf { place: TimeColumn::column(column), behind: 0 };
+        StreamTimes { places: column.map(place).into_iter().collect(), untimed: column.is_none(), lost: false }
     }
 
     /// How far what is to come of an expression may lie behind the watermark, if that is known.
@@ -99,25 +99,25 @@ impl Times {
         let mut places = Vec::new();
         for (column, expr) in exprs.iter().enumerate() {
             if let Some(behind) = said(expr) {
-                places.push(TimeOf { place: Place::column(column), behind });
+                places.push(TimeOf { place: TimeColumn::column(column), behind });
             }
             let Some(follows) = following(expr) else { continue };
             for of in self.places.iter().filter(|of| of.place.column == follows.place.column) {
                 if of.place == follows.place {
                     let behind = of.behind.saturating_sub(follows.low);
-                    places.push(TimeOf { place: Place::column(column), behind });
+                    places.push(TimeOf { place: TimeColumn::column(column), behind });
                 } else if follows.place.field.is_none() {
                     // The whole of a struct.
-                    let place = Place { column, field: of.place.field.clone() };
+                    let place = TimeColumn { column, field: of.place.field.clone() };
                     places.push(TimeOf { place, behind: of.behind });
                 }
             }
         }
-        Times { places, untimed: self.untimed, lost: self.lost }
+        StreamTimes { places, untimed: self.untimed, lost: self.lost }
     }
 
     /// Of rows that are these or those.
-    pub(crate) fn union(self, other: &Times) -> Self {
+    pub(crate) fn union(self, other: &StreamTimes) -> Self {
         if self.untimed {
             return other.clone();
         }
@@ -129,7 +129,7 @@ impl Times {
             Some(TimeOf { behind: of.behind.max(theirs.behind), ..of })
         };
         let places = self.places.into_iter().filter_map(both).collect();
-        Times { places, untimed: false, lost: self.lost || other.lost }
+        StreamTimes { places, untimed: false, lost: self.lost || other.lost }
     }
 }
 
@@ -138,22 +138,22 @@ fn is_time(data_type: &DataType) -> bool {
 }
 
 /// What an expression is made of: it is between `low` and `high` more than that.
-struct Shifted<'e> {
+struct ShiftedTime<'e> {
     of: &'e Arc<dyn PhysicalExpr>,
     low: Micros,
     high: Micros,
 }
 
-impl Shifted<'_> {
+impl ShiftedTime<'_> {
     fn by(self, low: Micros, high: Micros) -> Self {
-        Shifted { low: self.low.saturating_add(low), high: self.high.saturating_add(high), ..self }
+        ShiftedTime { low: self.low.saturating_add(low), high: self.high.saturating_add(high), ..self }
     }
 }
 
 /// Without what is done to it: a constant length of time more or less, or rounded down.
-fn shifted(expr: &Arc<dyn PhysicalExpr>) -> Shifted<'_> {
+fn shifted(expr: &Arc<dyn PhysicalExpr>) -> ShiftedTime<'_> {
     let any: &dyn Any = expr.as_ref();
-    let itself = Shifted { of: expr, low: 0, high: 0 };
+    let itself = ShiftedTime { of: expr, low: 0, high: 0 };
     let rounded = |time, length: Micros| shifted(time).by(1 - length, 0);
     if let Some(cast) = any.downcast_ref::<CastExpr>() {
         return match cast.cast_type() {
@@ -186,26 +186,26 @@ fn shifted(expr: &Arc<dyn PhysicalExpr>) -> Shifted<'_> {
 }
 
 /// What an expression follows: a column, or a field of one.
-pub(crate) fn following(expr: &Arc<dyn PhysicalExpr>) -> Option<Following> {
-    let Shifted { of, low, high } = shifted(expr);
+pub(crate) fn following(expr: &Arc<dyn PhysicalExpr>) -> Option<TimeOffset> {
+    let ShiftedTime { of, low, high } = shifted(expr);
     let any: &dyn Any = of.as_ref();
     let place = match (any.downcast_ref::<Column>(), any.downcast_ref::<ScalarFunctionExpr>()) {
-        (Some(column), _) => Place::column(column.index()),
+        (Some(column), _) => TimeColumn::column(column.index()),
         (None, Some(call)) => {
             let [of, name] = call.args() else { return None };
             let of: &dyn Any = of.as_ref();
             let field = constant(name)?.try_as_str().flatten().filter(|_| call.fun().name() == "get_field")?;
-            Place { column: of.downcast_ref::<Column>()?.index(), field: Some(field.to_owned()) }
+            TimeColumn { column: of.downcast_ref::<Column>()?.index(), field: Some(field.to_owned()) }
         }
         (None, None) => return None,
     };
-    Some(Following { place, low, high })
+    Some(TimeOffset { place, low, high })
 }
 
 /// How far the program says that an expression may lie behind the watermark, if it does.
 fn said(expr: &Arc<dyn PhysicalExpr>) -> Option<Micros> {
-    let Shifted { of, low, .. } = shifted(expr);
-    behind::said(of).map(|behind| behind.saturating_sub(low))
+    let ShiftedTime { of, low, .. } = shifted(expr);
+    time_bound::said(of).map(|behind| behind.saturating_sub(low))
 }
 
 /// How long the units are at most that `date_trunc` knows, for times of a type.
@@ -264,9 +264,9 @@ fn whole_micros(nanoseconds: i64) -> Option<Micros> {
 
 /// Until when rows are kept: the least of some times, each with so much more. Without any, for ever.
 #[derive(Clone, Default)]
-pub(crate) struct Until(pub Vec<(Arc<dyn PhysicalExpr>, Micros)>);
+pub(crate) struct ExpiryTime(pub Vec<(Arc<dyn PhysicalExpr>, Micros)>);
 
-impl Until {
+impl ExpiryTime {
     /// Of each row; one without a time is over already.
     pub(crate) fn of(&self, batch: &RecordBatch) -> Result<Vec<Micros>> {
         let mut until = vec![Micros::MAX; batch.num_rows()];

@@ -22,25 +22,25 @@ use tidemill_dataset::extend::window_names::{
     COUNT_WINDOW, COUNTING, EARLY, EARLY_TIME, EARLY_WINDOW, IN_SQL, LATE, WINDOW, is_window_name,
 };
 
-use crate::time::spans::{Calendar, Spans};
+use crate::time::window_assigner::{WindowAssigner, ZonedCalendar};
 
 /// Microseconds.
 pub(crate) type Micros = i64;
 
 /// How rows are put into windows, and how long a window takes more of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Windows {
+pub struct WindowRule {
     /// Which windows there are.
     pub kind: WindowKind,
     /// How long after its end a window takes rows that come late; each lets its result come again, corrected.
     pub lateness: Micros,
     /// When a window gives what it has so far.
-    pub early: Early,
+    pub early: EarlyResults,
 }
 
 /// When windows give what they have, before they are over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Early {
+pub enum EarlyResults {
     /// They wait until they are over.
     #[default]
     Never,
@@ -52,23 +52,23 @@ pub enum Early {
     Rows(i64),
 }
 
-impl Early {
+impl EarlyResults {
     /// As plans have it.
     fn text(self) -> String {
         match self {
-            Early::Never => "never".into(),
-            Early::Every(every) => format!("every:{every}"),
-            Early::Time(step) => format!("time:{step}"),
-            Early::Rows(rows) => format!("rows:{rows}"),
+            EarlyResults::Never => "never".into(),
+            EarlyResults::Every(every) => format!("every:{every}"),
+            EarlyResults::Time(step) => format!("time:{step}"),
+            EarlyResults::Rows(rows) => format!("rows:{rows}"),
         }
     }
 
     fn parse(text: &str) -> Option<Self> {
         match text.split_once(':') {
-            None => (text == "never").then_some(Early::Never),
-            Some(("every", every)) => every.parse().ok().map(Early::Every),
-            Some(("time", step)) => step.parse().ok().map(Early::Time),
-            Some(("rows", rows)) => rows.parse().ok().map(Early::Rows),
+            None => (text == "never").then_some(EarlyResults::Never),
+            Some(("every", every)) => every.parse().ok().map(EarlyResults::Every),
+            Some(("time", step)) => step.parse().ok().map(EarlyResults::Time),
+            Some(("rows", rows)) => rows.parse().ok().map(EarlyResults::Rows),
             Some(_) => None,
         }
     }
@@ -85,7 +85,7 @@ pub enum WindowKind {
         slide: Micros,
     },
     /// Days, weeks, months or years, one after the other.
-    Calendar(Calendar),
+    Calendar(ZonedCalendar),
     /// Of each key, its rows `[k * slide, k * slide + size)` for every k, in the order in which they come.
     Count {
         /// How many rows one has.
@@ -102,7 +102,7 @@ pub enum WindowKind {
     },
 }
 
-impl Windows {
+impl WindowRule {
     /// Windows one after the other.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Windows {
         if slide > size {
             return Err(DataSetError::Query("windows that slide by more than their size would skip rows".into()));
         }
-        Ok(Windows { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: Early::Never })
+        Ok(WindowRule { kind: WindowKind::Sliding { size, slide }, lateness: 0, early: EarlyResults::Never })
     }
 
     /// Sessions that end after `gap` without a row.
@@ -133,12 +133,12 @@ impl Windows {
         if gap <= 0 {
             return Err(DataSetError::Query("a session's gap must be positive".into()));
         }
-        Ok(Windows { kind: WindowKind::Session { gap }, lateness: 0, early: Early::Never })
+        Ok(WindowRule { kind: WindowKind::Session { gap }, lateness: 0, early: EarlyResults::Never })
     }
 
     /// Windows of a calendar, one after the other.
-    pub fn calendar(calendar: Calendar) -> Self {
-        Windows { kind: WindowKind::Calendar(calendar), lateness: 0, early: Early::Never }
+    pub fn calendar(calendar: ZonedCalendar) -> Self {
+        WindowRule { kind: WindowKind::Calendar(calendar), lateness: 0, early: EarlyResults::Never }
     }
 
     /// Windows of `size` rows of a key, one beginning every `slide` rows.
@@ -146,8 +146,8 @@ impl Windows {
     /// # Errors
     /// `Query` when either is not positive, or rows would fall between windows.
     pub fn count(size: i64, slide: i64) -> Result<Self, DataSetError> {
-        let Windows { lateness, early, .. } = Self::sliding(size, slide)?;
-        Ok(Windows { kind: WindowKind::Count { size, slide, ttl: None }, lateness, early })
+        let WindowRule { lateness, early, .. } = Self::sliding(size, slide)?;
+        Ok(WindowRule { kind: WindowKind::Count { size, slide, ttl: None }, lateness, early })
     }
 
     /// Windows of rows whose keys are forgotten: a row that is so much later than the last of its key begins with it
@@ -158,7 +158,7 @@ impl Windows {
     pub fn remembered_for(self, ttl: Micros) -> Result<Self, DataSetError> {
         match self.kind {
             WindowKind::Count { size, slide, .. } if ttl > 0 => {
-                Ok(Windows { kind: WindowKind::Count { size, slide, ttl: Some(ttl) }, ..self })
+                Ok(WindowRule { kind: WindowKind::Count { size, slide, ttl: Some(ttl) }, ..self })
             }
             _ => Err(DataSetError::Query("windows of rows need a positive ttl; other windows take none".into())),
         }
@@ -172,7 +172,7 @@ impl Windows {
         if lateness < 0 {
             return Err(DataSetError::Query("allowed lateness must not be negative".into()));
         }
-        Ok(Windows { lateness, ..self })
+        Ok(WindowRule { lateness, ..self })
     }
 
     /// Giving what a window has so far, every so often while it changes. Its results say whether they are the last.
@@ -183,7 +183,7 @@ impl Windows {
         if every < 1000 {
             return Err(DataSetError::Query("early results come every millisecond or less often".into()));
         }
-        self.with_early(Early::Every(every))
+        self.with_early(EarlyResults::Every(every))
     }
 
     /// Giving what a window has of a key that has had rows since, each time that so much more of its event time has
@@ -195,7 +195,7 @@ impl Windows {
         if step <= 0 {
             return Err(DataSetError::Query("early results by event time come with every so much of it".into()));
         }
-        self.with_early(Early::Time(step))
+        self.with_early(EarlyResults::Time(step))
     }
 
     /// Giving what a window has of a key with every so many of its rows. Its results say whether they are the last.
@@ -206,12 +206,12 @@ impl Windows {
         if rows <= 0 {
             return Err(DataSetError::Query("early results come with every row, or every so many rows".into()));
         }
-        self.with_early(Early::Rows(rows))
+        self.with_early(EarlyResults::Rows(rows))
     }
 
-    fn with_early(self, early: Early) -> Result<Self, DataSetError> {
+    fn with_early(self, early: EarlyResults) -> Result<Self, DataSetError> {
         match self.early {
-            Early::Never => Ok(Windows { early, ..self }),
+            EarlyResults::Never => Ok(WindowRule { early, ..self }),
             _ => Err(DataSetError::Query(
                 "early results of windows come by the clock, by event time or by rows: one of these".into(),
             )),
@@ -222,11 +222,11 @@ impl Windows {
     pub fn of(self, time: Expr) -> Expr {
         let name = match self.kind {
             WindowKind::Count { .. } => COUNT_WINDOW,
-            _ if self.early != Early::Never => EARLY_WINDOW,
+            _ if self.early != EarlyResults::Never => EARLY_WINDOW,
             _ => WINDOW,
         };
         let function = Arc::new(ScalarUDF::from(WindowFunction::new(name)));
-        let Windows { lateness, early, kind } = self;
+        let WindowRule { lateness, early, kind } = self;
         let early = early.text();
         let how = match kind {
             WindowKind::Calendar(calendar) => format!("calendar {lateness} {early} {}", calendar.text()),
@@ -240,15 +240,15 @@ impl Windows {
         Expr::ScalarFunction(ScalarFunction::new_udf(function, vec![time, lit(how)])).alias(WINDOW)
     }
 
-    /// What [`Windows::of`] wrote into the plan.
+    /// What [`WindowRule::of`] wrote into the plan.
     pub(crate) fn parse(how: &str) -> Option<Self> {
         let mut words = how.split(' ');
-        let (kind, lateness, early) = (words.next()?, words.next()?.parse().ok()?, Early::parse(words.next()?)?);
+        let (kind, lateness, early) = (words.next()?, words.next()?.parse().ok()?, EarlyResults::parse(words.next()?)?);
         let words: Vec<&str> = words.collect();
         let number = |word: &str| word.parse::<Micros>().ok();
         let kind = match (kind, words.as_slice()) {
             ("calendar", &[count, unit, zone]) => {
-                WindowKind::Calendar(Calendar::new(count.parse().ok()?, unit, zone).ok()?)
+                WindowKind::Calendar(ZonedCalendar::new(count.parse().ok()?, unit, zone).ok()?)
             }
             ("sliding", &[size, slide]) => WindowKind::Sliding { size: number(size)?, slide: number(slide)? },
             ("count", &[size, slide, ref ttl @ ..]) if ttl.len() < 2 => {
@@ -258,7 +258,7 @@ impl Windows {
             ("session", &[gap]) => WindowKind::Session { gap: number(gap)? },
             _ => return None,
         };
-        Some(Windows { kind, lateness, early })
+        Some(WindowRule { kind, lateness, early })
     }
 }
 
@@ -281,7 +281,7 @@ pub(crate) fn interval(value: &ScalarValue) -> Result<Micros> {
 }
 
 /// A calendar's length that SQL writes.
-fn calendar(length: &ScalarValue, zone: &str) -> Result<Calendar> {
+fn calendar(length: &ScalarValue, zone: &str) -> Result<ZonedCalendar> {
     let wrong = || {
         DataFusionError::Plan(format!(
             "a calendar's length must be a string such as '1 month' or '2 weeks', not {length}"
@@ -295,7 +295,7 @@ fn calendar(length: &ScalarValue, zone: &str) -> Result<Calendar> {
         "year" => "y",
         _ => return Err(wrong()),
     };
-    Ok(Calendar::new(count.parse().map_err(|_| wrong())?, unit, zone)?)
+    Ok(ZonedCalendar::new(count.parse().map_err(|_| wrong())?, unit, zone)?)
 }
 
 /// A number of rows that SQL writes.
@@ -308,7 +308,7 @@ fn number(value: &ScalarValue) -> Result<i64> {
 }
 
 /// Windows with what a function around their call says.
-fn with(name: &str, windows: Windows, length: &ScalarValue) -> Result<Windows> {
+fn with(name: &str, windows: WindowRule, length: &ScalarValue) -> Result<WindowRule> {
     if matches!(windows.kind, WindowKind::Count { .. }) {
         return Err(DataFusionError::Plan(format!(
             "{name} takes windows of time, but windows of rows do not use time"
@@ -323,16 +323,16 @@ fn with(name: &str, windows: Windows, length: &ScalarValue) -> Result<Windows> {
 }
 
 /// The windows that a function's arguments behind the time describe.
-fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
+fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<WindowRule> {
     let made = match (name, arguments) {
         (WINDOW | EARLY_WINDOW | COUNT_WINDOW, [ScalarValue::Utf8(Some(how))]) => {
-            return Windows::parse(how).ok_or_else(|| DataFusionError::Internal(format!("window \"{how}\"")));
+            return WindowRule::parse(how).ok_or_else(|| DataFusionError::Internal(format!("window \"{how}\"")));
         }
-        ("tumble", [size]) => Windows::tumbling(interval(size)?),
-        ("hop", [slide, size]) => Windows::sliding(interval(size)?, interval(slide)?),
-        ("session", [gap]) => Windows::session(interval(gap)?),
-        ("calendar", [length]) => Ok(Windows::calendar(calendar(length, "UTC")?)),
-        ("calendar", [length, ScalarValue::Utf8(Some(zone))]) => Ok(Windows::calendar(calendar(length, zone)?)),
+        ("tumble", [size]) => WindowRule::tumbling(interval(size)?),
+        ("hop", [slide, size]) => WindowRule::sliding(interval(size)?, interval(slide)?),
+        ("session", [gap]) => WindowRule::session(interval(gap)?),
+        ("calendar", [length]) => Ok(WindowRule::calendar(calendar(length, "UTC")?)),
+        ("calendar", [length, ScalarValue::Utf8(Some(zone))]) => Ok(WindowRule::calendar(calendar(length, zone)?)),
         ("calendar", _) => {
             return Err(DataFusionError::Plan(
                 "calendar takes a time, a length such as '1 month', and a time zone".into(),
@@ -345,14 +345,14 @@ fn windows_of(name: &str, arguments: &[&ScalarValue]) -> Result<Windows> {
 }
 
 /// Windows of rows that SQL asks for, with a time in front of this or without one.
-fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<Windows> {
+fn counting(is_timed: bool, arguments: &[ScalarValue]) -> Result<WindowRule> {
     let (lengths, ttl) = match (is_timed, arguments) {
         (true, [lengths @ .., ttl]) => (lengths, Some(ttl)),
         (_, lengths) => (lengths, None),
     };
     let windows = match lengths {
-        [size] => Windows::count(number(size)?, number(size)?)?,
-        [size, slide] => Windows::count(number(size)?, number(slide)?)?,
+        [size] => WindowRule::count(number(size)?, number(size)?)?,
+        [size, slide] => WindowRule::count(number(size)?, number(slide)?)?,
         _ => {
             return Err(DataFusionError::Plan(
                 "counting takes the number of rows in a window and the number of rows until the next one begins, as \
@@ -394,7 +394,7 @@ pub(crate) fn window_array(starts: Vec<Micros>, ends: Vec<Micros>, last: Option<
 
 /// A window's call, as a plan has it.
 pub(crate) struct WindowCall {
-    pub windows: Windows,
+    pub windows: WindowRule,
     pub time: Arc<dyn PhysicalExpr>,
     /// The columns of rows that come too late, if they are wanted.
     pub late: Vec<Arc<dyn PhysicalExpr>>,
@@ -484,8 +484,8 @@ impl ScalarUDFImpl for WindowFunction {
         }
         let lengths = args.args[1..].iter().map(constant).collect::<Result<Vec<_>>>()?;
         let spans = match windows_of(self.name, &lengths.iter().collect::<Vec<_>>())?.kind {
-            WindowKind::Sliding { size, slide } if size == slide => Spans::sliding(size, slide),
-            WindowKind::Calendar(calendar) => Spans::calendar(calendar)?,
+            WindowKind::Sliding { size, slide } if size == slide => WindowAssigner::sliding(size, slide),
+            WindowKind::Calendar(calendar) => WindowAssigner::calendar(calendar)?,
             _ => return elsewhere(),
         };
         let times = micros(&args.args[0].to_array(args.number_rows)?)?;

@@ -22,7 +22,7 @@ const PAIRS_IN_A_TURN: u64 = 1 << 26;
 const ROWS_IN_A_TURN_MIN: u64 = 32;
 
 /// Rows for which there is room, with the hash table that is to be made of them.
-pub(super) struct Build {
+pub(super) struct BuildRows {
     batches: Vec<RecordBatch>,
     allocations: Allocations,
     /// Of `batches`, which go when they have been put together.
@@ -30,9 +30,9 @@ pub(super) struct Build {
     reservation: Reservation,
 }
 
-impl Build {
+impl BuildRows {
     pub(super) fn new(governor: &Governor) -> Self {
-        Build {
+        BuildRows {
             batches: Vec::new(),
             allocations: Allocations::default(),
             batches_bytes: 0,
@@ -72,22 +72,22 @@ impl Build {
     }
 
     /// The rows, and what holds their memory as long as they are joined.
-    pub(super) fn hand_over(self, schema: SchemaRef) -> (SendableRecordBatchStream, Arc<Held>) {
+    pub(super) fn hand_over(self, schema: SchemaRef) -> (SendableRecordBatchStream, Arc<BuildMemory>) {
         let rows = self.batches.iter().map(|batch| batch.num_rows() as u64).sum();
-        let held = Held { reservation: self.reservation, batches_bytes: self.batches_bytes.into(), rows };
+        let held = BuildMemory { reservation: self.reservation, batches_bytes: self.batches_bytes.into(), rows };
         let rows = stream::iter(self.batches.into_iter().map(Ok));
         (Box::pin(RecordBatchStreamAdapter::new(schema, rows)), Arc::new(held))
     }
 }
 
 /// The memory of a build side that is being joined.
-pub(super) struct Held {
+pub(super) struct BuildMemory {
     reservation: Reservation,
     batches_bytes: AtomicU64,
     rows: u64,
 }
 
-impl Held {
+impl BuildMemory {
     /// The other side's rows. When they are first asked for the table is there, and what it was made of is gone.
     pub(super) fn probe(
         self: &Arc<Self>,

@@ -38,36 +38,36 @@ use tidemill_dataflow::memory::Governor;
 
 use crate::exec::step::{required_as_by, with_new_children};
 use crate::exec::stream_step::has_stream;
-use pairs::{Building, Joining, Other, Whole};
-use planned::Planned;
-use slot::{Slot, promised};
+use pairs::{BuildSide, PairwiseJoin, ProbeSide, WholeJoin};
+use planned::PlannedJoin;
+use slot::{ReplayExec, promised};
 
 /// Does what the join of DataFusion in it would do.
 pub(crate) struct JoinExec {
     /// Over slots in the place of its inputs.
-    join: Planned,
-    left: Arc<Slot>,
-    right: Arc<Slot>,
+    join: PlannedJoin,
+    left: Arc<ReplayExec>,
+    right: Arc<ReplayExec>,
     governor: Governor,
     /// The build side that all partitions share, once the first of them is there.
-    shared: Mutex<Option<Arc<Building>>>,
+    shared: Mutex<Option<Arc<BuildSide>>>,
     /// Of partitions that spill; those of the others are the join's.
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl JoinExec {
     /// `None` over streams, whose joins are others.
-    pub(crate) fn instead_of(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
+    pub(crate) fn try_replace(node: &Arc<dyn ExecutionPlan>, governor: &Governor) -> Option<Self> {
         let [left, right] = node.children()[..] else { return None };
         if has_stream(node) {
             return None;
         }
-        let (left, right) = (Slot::over(left), Slot::over(right));
-        let join = Planned::over(node.as_ref(), Arc::clone(&left) as _, Arc::clone(&right) as _)?.ok()?;
+        let (left, right) = (ReplayExec::over(left), ReplayExec::over(right));
+        let join = PlannedJoin::over(node.as_ref(), Arc::clone(&left) as _, Arc::clone(&right) as _)?.ok()?;
         Some(JoinExec::of(join, left, right, governor))
     }
 
-    fn of(join: Planned, left: Arc<Slot>, right: Arc<Slot>, governor: &Governor) -> Self {
+    fn of(join: PlannedJoin, left: Arc<ReplayExec>, right: Arc<ReplayExec>, governor: &Governor) -> Self {
         let (governor, shared) = (governor.clone(), Mutex::default());
         JoinExec { join, left, right, governor, shared, metrics: ExecutionPlanMetricsSet::new() }
     }
@@ -78,12 +78,12 @@ impl JoinExec {
     }
 
     /// The build side of a partition, of which reading begins when it is first waited for.
-    fn building(&self, partition: usize, context: &Arc<TaskContext>, joining: &Joining) -> Result<Arc<Building>> {
+    fn building(&self, partition: usize, context: &Arc<TaskContext>, joining: &PairwiseJoin) -> Result<Arc<BuildSide>> {
         let left = self.left.input().execute(partition, Arc::clone(context))?;
         let (promise, rows) = promised(left.schema());
         self.left.give(partition, rows);
         let built = joining.clone().build(left, promise).boxed().shared();
-        Ok(Arc::new(Building { built, taken: false.into() }))
+        Ok(Arc::new(BuildSide { built, taken: false.into() }))
     }
 }
 
@@ -135,7 +135,7 @@ impl ExecutionPlan for JoinExec {
         _: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let join = replace_children_if_necessary(self.join.plan(), children)?;
-        Ok(match JoinExec::instead_of(&join, &self.governor) {
+        Ok(match JoinExec::try_replace(&join, &self.governor) {
             Some(join) => Arc::new(join),
             None => join,
         })
@@ -148,13 +148,13 @@ impl ExecutionPlan for JoinExec {
     /// Of a recursive query, before each of its rounds: the build side is another one, also of DataFusion's join
     /// within.
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
-        let (left, right) = (Slot::over(self.left.input()), Slot::over(self.right.input()));
+        let (left, right) = (ReplayExec::over(self.left.input()), ReplayExec::over(self.right.input()));
         let join = self.join.reset(Arc::clone(&left) as _, Arc::clone(&right) as _)?;
         Ok(Arc::new(JoinExec::of(join, left, right, &self.governor)))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let joining = Joining {
+        let joining = PairwiseJoin {
             join: self.join.clone(),
             context: Arc::new(with_memory(&context, Arc::new(UnboundedMemoryPool::default()))),
             governor: self.governor.clone(),
@@ -175,16 +175,16 @@ impl ExecutionPlan for JoinExec {
         let right = self.right.input();
         let is_one = right.output_partitioning().partition_count() == 1;
         let other = if self.collects_left() && gives_left_rows(self.join.kind()) && !is_one {
-            Other::All(Arc::clone(right), context)
+            ProbeSide::All(Arc::clone(right), context)
         } else {
-            Other::Rows(right.execute(partition, context)?)
+            ProbeSide::Rows(right.execute(partition, context)?)
         };
         let (probe, rows) = promised(right.schema());
         self.right.give(partition, rows);
         // It is there from the beginning: partitions that make a filter of their keys together wait for each other, and
         // one that is dropped tells the others not to.
         let rows = self.join.exec().execute(partition, Arc::clone(&joining.context))?;
-        let rows = stream::once(joining.run(building, other, Whole { probe, rows })).try_flatten();
+        let rows = stream::once(joining.run(building, other, WholeJoin { probe, rows })).try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
     }
 

@@ -15,7 +15,7 @@ use datafusion::physical_plan::{ExecutionPlan, SendableRecordBatchStream};
 use futures::StreamExt;
 use tidemill_dataflow::memory::{Governor, Reservation};
 
-use super::slot::Slot;
+use super::slot::ReplayExec;
 use super::with_memory;
 
 /// What a sort gets, whatever others hold: some batches, and room to merge what it has spilled.
@@ -33,7 +33,7 @@ pub(super) fn in_order(
     spilled_bytes: Count,
 ) -> Result<SendableRecordBatchStream> {
     let input: Arc<dyn ExecutionPlan> = Arc::new(EmptyExec::new(rows.schema()));
-    let slot = Slot::over(&input);
+    let slot = ReplayExec::over(&input);
     slot.give(0, rows);
     let memory = SortMemory { held: governor.reservation("join") };
     let config = context.session_config().clone().with_sort_spill_reservation_bytes(MERGE_BYTES);

@@ -31,10 +31,10 @@ use tidemill_dataflow::TaskError;
 use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::memory::{Governor, HashKeys, Partitions, SpillFile};
 
-use super::build::{Build, Held};
+use super::build::{BuildMemory, BuildRows};
 use super::order::in_order;
-use super::planned::Planned;
-use super::slot::{Promise, Slot};
+use super::planned::PlannedJoin;
+use super::slot::{Promise, ReplayExec};
 use crate::error::DataSetError;
 use crate::exec::spill::rows_of;
 use crate::exec::step::as_planned;
@@ -43,29 +43,29 @@ use crate::exec::step::as_planned;
 const HEAVY_PERCENT: u64 = 90;
 
 /// DataFusion's join of the partition as a whole, waiting for its sides.
-pub(super) struct Whole {
+pub(super) struct WholeJoin {
     pub(super) probe: Promise,
     pub(super) rows: SendableRecordBatchStream,
 }
 
 /// A build side, of one partition or of all.
-pub(super) struct Building {
-    pub(super) built: Shared<BoxFuture<'static, Result<Built, Arc<DataFusionError>>>>,
+pub(super) struct BuildSide {
+    pub(super) built: Shared<BoxFuture<'static, Result<BuildOutcome, Arc<DataFusionError>>>>,
     /// Whether somebody joins it for all partitions.
     pub(super) taken: AtomicBool,
 }
 
 /// What has become of it.
 #[derive(Clone)]
-pub(super) enum Built {
+pub(super) enum BuildOutcome {
     /// It was handed to DataFusion's joins.
-    InMemory(Arc<Held>),
+    InMemory(Arc<BuildMemory>),
     /// Its parts.
     OnDisk(Vec<Arc<SpillFile>>),
 }
 
 /// What a partition is joined with.
-pub(super) enum Other {
+pub(super) enum ProbeSide {
     /// The other side's rows in that partition.
     Rows(SendableRecordBatchStream),
     /// All partitions share a build side whose rows come out by themselves: on disk, one partition joins it with those
@@ -75,8 +75,8 @@ pub(super) enum Other {
 
 /// See the module.
 #[derive(Clone)]
-pub(super) struct Joining {
-    pub(super) join: Planned,
+pub(super) struct PairwiseJoin {
+    pub(super) join: PlannedJoin,
     /// In which memory has been reserved.
     pub(super) context: Arc<TaskContext>,
     pub(super) governor: Governor,
@@ -88,7 +88,7 @@ pub(super) struct Joining {
 }
 
 /// Parts that have their keys in common.
-struct Pair {
+struct PartPair {
     left: Arc<SpillFile>,
     right: Arc<SpillFile>,
     /// At which it would be parted.
@@ -97,57 +97,57 @@ struct Pair {
     left_rows_of_all: u64,
 }
 
-impl Pair {
+impl PartPair {
     fn is_worth_parting(&self) -> bool {
         self.level < Partitions::LEVELS && self.left.rows() * 100 < self.left_rows_of_all * HEAVY_PERCENT
     }
 }
 
-impl Joining {
+impl PairwiseJoin {
     /// Reads a build side; one that fits goes to whom it was promised.
     pub(super) async fn build(
         self,
         mut left: SendableRecordBatchStream,
         promise: Promise,
-    ) -> Result<Built, Arc<DataFusionError>> {
-        let mut build = Build::new(&self.governor);
+    ) -> Result<BuildOutcome, Arc<DataFusionError>> {
+        let mut build = BuildRows::new(&self.governor);
         while let Some(batch) = left.next().await {
             if let Err(batch) = build.push(batch.map_err(Arc::new)?) {
                 let collected = stream::iter(build.into_batches().into_iter().chain([batch]).map(Ok));
                 let parts = self.part(JoinSide::Left, collected.chain(left), 0).await;
-                return Ok(Built::OnDisk(parts.map_err(Arc::new)?));
+                return Ok(BuildOutcome::OnDisk(parts.map_err(Arc::new)?));
             }
         }
         let (rows, held) = build.hand_over(left.schema());
         // If it is not there any more, nobody wants the rows.
         let _ = promise.send(rows);
-        Ok(Built::InMemory(held))
+        Ok(BuildOutcome::InMemory(held))
     }
 
     /// The rows of the partition.
     pub(super) async fn run(
         self,
-        building: Arc<Building>,
-        other: Other,
-        whole: Whole,
+        building: Arc<BuildSide>,
+        other: ProbeSide,
+        whole: WholeJoin,
     ) -> Result<SendableRecordBatchStream> {
         let left = match building.built.clone().await.map_err(DataFusionError::Shared)? {
-            Built::InMemory(held) => {
+            BuildOutcome::InMemory(held) => {
                 let other = match other {
-                    Other::Rows(rows) => rows,
-                    Other::All(plan, context) => plan.execute(self.partition, context)?,
+                    ProbeSide::Rows(rows) => rows,
+                    ProbeSide::All(plan, context) => plan.execute(self.partition, context)?,
                 };
                 // It is there: it is among what is returned.
                 let _ = whole.probe.send(held.probe(other, self.join.has_keys()));
                 return Ok(held.until_read(whole.rows));
             }
-            Built::OnDisk(left) => left,
+            BuildOutcome::OnDisk(left) => left,
         };
         drop(whole);
         let right = match other {
-            Other::Rows(rows) => rows.boxed(),
-            Other::All(..) if building.taken.swap(true, Ordering::Relaxed) => return Ok(self.nothing()),
-            Other::All(plan, context) => {
+            ProbeSide::Rows(rows) => rows.boxed(),
+            ProbeSide::All(..) if building.taken.swap(true, Ordering::Relaxed) => return Ok(self.nothing()),
+            ProbeSide::All(plan, context) => {
                 let partitions = 0..plan.output_partitioning().partition_count();
                 let all = partitions.map(|partition| plan.execute(partition, Arc::clone(&context)));
                 stream::select_all(all.collect::<Result<Vec<_>>>()?).boxed()
@@ -221,16 +221,17 @@ impl Joining {
         level: u32,
     ) -> SendableRecordBatchStream {
         let left_rows_of_all = left.iter().map(|part| part.rows()).sum();
-        let pairs = left.into_iter().zip(right).map(move |(left, right)| Pair { left, right, level, left_rows_of_all });
+        let pairs =
+            left.into_iter().zip(right).map(move |(left, right)| PartPair { left, right, level, left_rows_of_all });
         let schema = self.join.exec().schema();
         let some = pairs.filter(|pair| pair.left.rows() + pair.right.rows() > 0);
         let rows = stream::iter(some).then(move |pair| Arc::clone(&self).pair(pair)).try_flatten();
         Box::pin(RecordBatchStreamAdapter::new(schema, rows))
     }
 
-    fn pair(self: Arc<Self>, pair: Pair) -> BoxFuture<'static, Result<SendableRecordBatchStream>> {
+    fn pair(self: Arc<Self>, pair: PartPair) -> BoxFuture<'static, Result<SendableRecordBatchStream>> {
         let joined = async move {
-            let (mut build, mut left) = (Build::new(&self.governor), self.left_rows(&pair)?);
+            let (mut build, mut left) = (BuildRows::new(&self.governor), self.left_rows(&pair)?);
             while let Some(batch) = left.next().await {
                 if build.push(batch?).is_err() {
                     drop(build);
@@ -248,7 +249,7 @@ impl Joining {
     }
 
     /// The left rows of a pair that can come out.
-    fn left_rows(&self, pair: &Pair) -> Result<SendableRecordBatchStream> {
+    fn left_rows(&self, pair: &PartPair) -> Result<SendableRecordBatchStream> {
         let rows = rows_of(&pair.left)?;
         if !self.drops_null_keys {
             return Ok(rows);
@@ -263,7 +264,7 @@ impl Joining {
     }
 
     /// A pair with a heavy key.
-    fn in_pieces(self: Arc<Self>, pair: Pair) -> Result<SendableRecordBatchStream> {
+    fn in_pieces(self: Arc<Self>, pair: PartPair) -> Result<SendableRecordBatchStream> {
         let (schema, pair) = (self.join.exec().schema(), Arc::new(pair));
         let rows = match self.join.kind() {
             kind @ (JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark) => {
@@ -284,11 +285,11 @@ impl Joining {
     /// Joins pieces of one side of a pair, as large as there is room for, with all of the other.
     fn pieces(
         self: Arc<Self>,
-        pair: Arc<Pair>,
+        pair: Arc<PartPair>,
         kind: JoinType,
         cut: JoinSide,
     ) -> Result<BoxStream<'static, Result<RecordBatch>>> {
-        let side = move |of: &Self, pair: &Pair, is_left: bool| match is_left {
+        let side = move |of: &Self, pair: &PartPair, is_left: bool| match is_left {
             true => of.left_rows(pair),
             false => rows_of(&pair.right),
         };
@@ -297,7 +298,7 @@ impl Joining {
         let pieces = stream::try_unfold(begin, move |(mut rows, mut next): (_, Option<RecordBatch>)| {
             let (of, pair) = (Arc::clone(&self), Arc::clone(&pair));
             async move {
-                let mut build = Build::new(&of.governor);
+                let mut build = BuildRows::new(&of.governor);
                 // The first batch is taken whether there is room for it or not.
                 let first = match next.take() {
                     Some(batch) => Some(batch),
@@ -321,12 +322,12 @@ impl Joining {
     /// Joins rows of one side with those of the other.
     fn join(
         &self,
-        build: Build,
+        build: BuildRows,
         probe: SendableRecordBatchStream,
         kind: JoinType,
         build_side: JoinSide,
     ) -> Result<SendableRecordBatchStream> {
-        let slot = |side| Slot::over(&(Arc::new(EmptyExec::new(self.join.schema_of(side))) as _));
+        let slot = |side| ReplayExec::over(&(Arc::new(EmptyExec::new(self.join.schema_of(side))) as _));
         let (left, right) = (slot(JoinSide::Left), slot(JoinSide::Right));
         let plan = self.join.of_parts(Arc::clone(&left) as _, Arc::clone(&right) as _, kind, build_side)?;
         let (build, held) = build.hand_over(self.join.schema_of(build_side));

@@ -13,7 +13,7 @@ use datafusion::physical_plan::joins::{
 
 /// One of them.
 #[derive(Clone)]
-pub(super) enum Planned {
+pub(super) enum PlannedJoin {
     /// By keys.
     Hash(Arc<HashJoinExec>),
     /// By a condition on every pair of rows.
@@ -22,7 +22,7 @@ pub(super) enum Planned {
     Cross(Arc<CrossJoinExec>),
 }
 
-impl Planned {
+impl PlannedJoin {
     /// The join that `node` is, over other inputs; `None` if it is none of them.
     pub(super) fn over(
         node: &dyn ExecutionPlan,
@@ -31,23 +31,25 @@ impl Planned {
     ) -> Option<Result<Self>> {
         if let Some(join) = node.downcast_ref::<HashJoinExec>() {
             let join = join.builder().with_new_children(vec![left, right]).and_then(|join| join.build());
-            return Some(join.map(|join| Planned::Hash(Arc::new(join))));
+            return Some(join.map(|join| PlannedJoin::Hash(Arc::new(join))));
         }
         if let Some(join) = node.downcast_ref::<NestedLoopJoinExec>() {
             let join = loops(join, left, right, *join.join_type(), true);
-            return Some(join.map(|join| Planned::Loops(Arc::new(join))));
+            return Some(join.map(|join| PlannedJoin::Loops(Arc::new(join))));
         }
-        node.is::<CrossJoinExec>().then(|| Ok(Planned::Cross(Arc::new(CrossJoinExec::new(left, right)))))
+        node.is::<CrossJoinExec>().then(|| Ok(PlannedJoin::Cross(Arc::new(CrossJoinExec::new(left, right)))))
     }
 
     /// The same with nothing read yet.
     pub(super) fn reset(&self, left: Arc<dyn ExecutionPlan>, right: Arc<dyn ExecutionPlan>) -> Result<Self> {
         Ok(match self {
-            Planned::Hash(join) => {
-                Planned::Hash(Arc::new(join.builder().reset_state().with_new_children(vec![left, right])?.build()?))
+            PlannedJoin::Hash(join) => {
+                PlannedJoin::Hash(Arc::new(join.builder().reset_state().with_new_children(vec![left, right])?.build()?))
             }
-            Planned::Loops(join) => Planned::Loops(Arc::new(loops(join, left, right, *join.join_type(), true)?)),
-            Planned::Cross(_) => Planned::Cross(Arc::new(CrossJoinExec::new(left, right))),
+            PlannedJoin::Loops(join) => {
+                PlannedJoin::Loops(Arc::new(loops(join, left, right, *join.join_type(), true)?))
+            }
+            PlannedJoin::Cross(_) => PlannedJoin::Cross(Arc::new(CrossJoinExec::new(left, right))),
         })
     }
 
@@ -62,7 +64,7 @@ impl Planned {
         // Half of a full join has columns of one side only.
         let is_half = self.kind() == JoinType::Full && kind == JoinType::RightAnti;
         match self {
-            Planned::Hash(join) => {
+            PlannedJoin::Hash(join) => {
                 let builder = join.builder().reset_state().with_type(kind).with_null_aware(false).with_fetch(None);
                 let builder = if is_half { builder.with_projection(None) } else { builder };
                 let builder = builder.with_partition_mode(PartitionMode::Partitioned);
@@ -73,28 +75,28 @@ impl Planned {
                     join.swap_inputs(PartitionMode::Partitioned)
                 }
             }
-            Planned::Loops(join) => {
+            PlannedJoin::Loops(join) => {
                 let join = loops(join, left, right, kind, !is_half)?;
                 if build_side == JoinSide::Left { Ok(Arc::new(join)) } else { join.swap_inputs() }
             }
             // Of inner joins the left side is the build side.
-            Planned::Cross(_) => Ok(Arc::new(CrossJoinExec::new(left, right))),
+            PlannedJoin::Cross(_) => Ok(Arc::new(CrossJoinExec::new(left, right))),
         }
     }
 
     pub(super) fn plan(&self) -> Arc<dyn ExecutionPlan> {
         match self {
-            Planned::Hash(join) => Arc::clone(join) as _,
-            Planned::Loops(join) => Arc::clone(join) as _,
-            Planned::Cross(join) => Arc::clone(join) as _,
+            PlannedJoin::Hash(join) => Arc::clone(join) as _,
+            PlannedJoin::Loops(join) => Arc::clone(join) as _,
+            PlannedJoin::Cross(join) => Arc::clone(join) as _,
         }
     }
 
     pub(super) fn exec(&self) -> &dyn ExecutionPlan {
         match self {
-            Planned::Hash(join) => join.as_ref(),
-            Planned::Loops(join) => join.as_ref(),
-            Planned::Cross(join) => join.as_ref(),
+            PlannedJoin::Hash(join) => join.as_ref(),
+            PlannedJoin::Loops(join) => join.as_ref(),
+            PlannedJoin::Cross(join) => join.as_ref(),
         }
     }
 
@@ -104,25 +106,25 @@ impl Planned {
 
     pub(super) fn kind(&self) -> JoinType {
         match self {
-            Planned::Hash(join) => *join.join_type(),
-            Planned::Loops(join) => *join.join_type(),
-            Planned::Cross(_) => JoinType::Inner,
+            PlannedJoin::Hash(join) => *join.join_type(),
+            PlannedJoin::Loops(join) => *join.join_type(),
+            PlannedJoin::Cross(_) => JoinType::Inner,
         }
     }
 
     /// Whether all partitions share a build side.
     pub(super) fn collects_left(&self) -> bool {
         match self {
-            Planned::Hash(join) => *join.partition_mode() == PartitionMode::CollectLeft,
-            Planned::Loops(_) | Planned::Cross(_) => true,
+            PlannedJoin::Hash(join) => *join.partition_mode() == PartitionMode::CollectLeft,
+            PlannedJoin::Loops(_) | PlannedJoin::Cross(_) => true,
         }
     }
 
     /// The keys, left and right; none where every row meets every row.
     pub(super) fn on(&self) -> &[(PhysicalExprRef, PhysicalExprRef)] {
         match self {
-            Planned::Hash(join) => join.on(),
-            Planned::Loops(_) | Planned::Cross(_) => &[],
+            PlannedJoin::Hash(join) => join.on(),
+            PlannedJoin::Loops(_) | PlannedJoin::Cross(_) => &[],
         }
     }
 
@@ -132,15 +134,15 @@ impl Planned {
 
     /// Whether it is one of `NOT IN (...)`.
     pub(super) fn is_null_aware(&self) -> bool {
-        matches!(self, Planned::Hash(join) if join.null_aware)
+        matches!(self, PlannedJoin::Hash(join) if join.null_aware)
     }
 
     /// Of the columns of both sides those that come out; `None`: all.
     pub(super) fn projection(&self) -> Option<&[usize]> {
         match self {
-            Planned::Hash(join) => join.projection.as_deref(),
-            Planned::Loops(join) => join.projection().as_deref(),
-            Planned::Cross(_) => None,
+            PlannedJoin::Hash(join) => join.projection.as_deref(),
+            PlannedJoin::Loops(join) => join.projection().as_deref(),
+            PlannedJoin::Cross(_) => None,
         }
     }
 }

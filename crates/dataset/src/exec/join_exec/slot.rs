@@ -17,15 +17,15 @@ use tokio::sync::oneshot;
 use crate::exec::step::one_input;
 
 /// Stands above `input`, whose properties it has, and gives out the rows that it was given.
-pub(super) struct Slot {
+pub(super) struct ReplayExec {
     input: Arc<dyn ExecutionPlan>,
     /// By partition.
     rows: Mutex<HashMap<usize, SendableRecordBatchStream>>,
 }
 
-impl Slot {
+impl ReplayExec {
     pub(super) fn over(input: &Arc<dyn ExecutionPlan>) -> Arc<Self> {
-        Arc::new(Slot { input: Arc::clone(input), rows: Mutex::default() })
+        Arc::new(ReplayExec { input: Arc::clone(input), rows: Mutex::default() })
     }
 
     pub(super) fn input(&self) -> &Arc<dyn ExecutionPlan> {
@@ -48,19 +48,19 @@ pub(super) fn promised(schema: SchemaRef) -> (Promise, SendableRecordBatchStream
     (promise, Box::pin(RecordBatchStreamAdapter::new(schema, stream::once(kept).try_flatten())))
 }
 
-impl fmt::Debug for Slot {
+impl fmt::Debug for ReplayExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot").field("input", &self.input).finish_non_exhaustive()
     }
 }
 
-impl DisplayAs for Slot {
+impl DisplayAs for ReplayExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Slot")
     }
 }
 
-impl ExecutionPlan for Slot {
+impl ExecutionPlan for ReplayExec {
     fn name(&self) -> &'static str {
         "Slot"
     }
@@ -69,7 +69,7 @@ impl ExecutionPlan for Slot {
         self.input.properties()
     }
 
-    one_input!(self, input => Ok(Slot::over(&input)));
+    one_input!(self, input => Ok(ReplayExec::over(&input)));
 
     fn execute(&self, partition: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let rows = self.rows.lock().expect("nothing panics with it locked").remove(&partition);

@@ -11,11 +11,11 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::TryStreamExt;
 
 use super::order::in_order;
-use crate::actions::Explain;
+use crate::actions::ExplainLevel;
 use crate::dataset::DataSet;
 use crate::engine::{Engine, EngineConfig};
-use crate::exec::reading::Reading;
-use crate::join::How;
+use crate::exec::progress::ReadProgress;
+use crate::join::JoinHow;
 use crate::plan::expr::{binary, column};
 
 fn engine(memory_bytes: Option<usize>, threads: usize) -> Engine {
@@ -42,7 +42,7 @@ fn rows(engine: &Engine, set: DataSet) -> Vec<String> {
 
 fn rows_as_they_come(engine: &Engine, set: DataSet) -> Vec<String> {
     let mut rows = Vec::new();
-    for batch in engine.run(set.collect(Reading::default())).unwrap() {
+    for batch in engine.run(set.collect(ReadProgress::default())).unwrap() {
         let options = FormatOptions::default().with_null("null");
         let columns: Vec<_> =
             batch.columns().iter().map(|column| ArrayFormatter::try_new(column, &options).unwrap()).collect();
@@ -60,7 +60,8 @@ fn sql(engine: &Arc<Engine>, query: &str, tables: &[(&str, &DataSet)]) -> DataSe
     engine.run(async move { DataSet::from_sql(&asked, &query, tables).await }).unwrap()
 }
 
-const KINDS: [How; 6] = [How::Inner, How::Left, How::Right, How::Full, How::Semi, How::Anti];
+const KINDS: [JoinHow; 6] =
+    [JoinHow::Inner, JoinHow::Left, JoinHow::Right, JoinHow::Full, JoinHow::Semi, JoinHow::Anti];
 
 /// Two tables, of which the first is the smaller one, and a heavy key in it: `heavy` of a hundred rows have it.
 fn sides(engine: &Engine, heavy: i64) -> [DataSet; 2] {
@@ -77,7 +78,7 @@ fn sides(engine: &Engine, heavy: i64) -> [DataSet; 2] {
     [table(engine, 20_000, key), table(engine, 30_000, few)]
 }
 
-fn joined(sides: &[DataSet; 2], swapped: bool, how: How, condition: Option<Expr>) -> DataSet {
+fn joined(sides: &[DataSet; 2], swapped: bool, how: JoinHow, condition: Option<Expr>) -> DataSet {
     let on = [("k".to_owned(), "k".to_owned())];
     let (left, right) = if swapped { (&sides[1], &sides[0]) } else { (&sides[0], &sides[1]) };
     left.join(right, &on, how, "_right", condition, None).unwrap()
@@ -129,7 +130,7 @@ fn a_build_side_of_all_partitions_goes_to_disk() {
         {
             let what = format!("{how:?}, swapped: {swapped}, {condition:?}");
             let set = joined(&on_disk, swapped, how, condition.clone());
-            let plan = tight.run(set.clone().explain(Explain::Physical)).unwrap();
+            let plan = tight.run(set.clone().explain(ExplainLevel::Physical)).unwrap();
             assert!(plan.contains("JoinExec, as HashJoinExec: mode=CollectLeft"), "{what}: {plan}");
             let before = tight.governor().spilled_bytes();
             let seen = rows(&tight, set);
@@ -156,7 +157,7 @@ fn rows_that_have_an_order_keep_it() {
             let a = table(&engine, 20_000, |row| Some(row * 7 % 20_000));
             let b = table(&engine, 130_000, |row| (row % 13 > 0).then_some(row * 11 % 40_000));
             let set = sql(&engine, &query, &[("a", &a), ("b", &b)]);
-            let plan = engine.run(set.clone().explain(Explain::Physical)).unwrap();
+            let plan = engine.run(set.clone().explain(ExplainLevel::Physical)).unwrap();
             let (above, _) = plan.split_once("JoinExec, as HashJoinExec").expect(&plan);
             assert!(!above.contains("SortExec"), "{plan}");
             let rows = rows_as_they_come(&engine, set);
@@ -197,12 +198,12 @@ fn recursive_queries_join_what_is_new() {
 fn limits_and_empty_sides() {
     let tight = engine(Some(1 << 20), 2);
     let [few, many] = sides(&tight, 0);
-    let limited = joined(&[few.clone(), many.clone()], false, How::Left, None).limit(0, Some(123)).unwrap();
+    let limited = joined(&[few.clone(), many.clone()], false, JoinHow::Left, None).limit(0, Some(123)).unwrap();
     assert_eq!(rows(&tight, limited).len(), 123);
     let none = table(&tight, 0, Some);
     for how in KINDS {
         let both = joined(&[none.clone(), many.clone()], false, how, None);
-        let expected = if matches!(how, How::Right | How::Full) { 30_000 } else { 0 };
+        let expected = if matches!(how, JoinHow::Right | JoinHow::Full) { 30_000 } else { 0 };
         assert_eq!(rows(&tight, both).len(), expected, "{how:?}");
     }
 }
@@ -213,8 +214,8 @@ fn spilling_is_told() {
     for (memory_bytes, spills) in [(None, false), (Some(1 << 20), true)] {
         let engine = engine(memory_bytes, 2);
         let [few, many] = sides(&engine, 0);
-        let set = joined(&[few, many], false, How::Inner, None);
-        let text = engine.run(set.explain(Explain::Analyze)).unwrap();
+        let set = joined(&[few, many], false, JoinHow::Inner, None);
+        let text = engine.run(set.explain(ExplainLevel::Analyze)).unwrap();
         let join = text.lines().find(|line| line.contains("JoinExec, as HashJoinExec")).unwrap();
         assert_eq!(join.contains("spilled_bytes=") && !join.contains("spilled_bytes=0"), spills, "{join}");
     }
@@ -260,7 +261,7 @@ fn joins_without_keys_go_to_disk() {
             let [in_memory, on_disk] = engines.each_ref().map(|engine| {
                 let (a, b) = (long_rows(engine, 4000), long_rows(engine, 5000));
                 let set = sql(engine, query, &[("a", &a), ("b", &b)]);
-                let plan = engine.run(set.clone().explain(Explain::Physical)).unwrap();
+                let plan = engine.run(set.clone().explain(ExplainLevel::Physical)).unwrap();
                 assert!(
                     plan.contains("JoinExec, as NestedLoopJoinExec") || plan.contains("JoinExec, as CrossJoinExec"),
                     "{query}: {plan}"

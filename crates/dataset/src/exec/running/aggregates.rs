@@ -16,10 +16,10 @@ use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
 use datafusion::physical_expr::window::{PlainAggregateWindowExpr, WindowExpr};
 use tidemill_dataflow::floats::{Same, with_same};
 
-use super::{Function, Places};
+use super::{PeerBounds, RunningFunction};
 
 /// `None` for one that is not known here.
-pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn Function>> {
+pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn RunningFunction>> {
     let window = expr.as_any().downcast_ref::<PlainAggregateWindowExpr>()?;
     let frame = expr.get_window_frame();
     let by_peers = match frame.units {
@@ -40,7 +40,7 @@ pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn F
     // Digits that a sum has more are no other type.
     let has_same_type = arg == result || (arg.is_decimal() && discriminant(&arg) == discriminant(&result));
     match aggregate.fun().name() {
-        "count" if result == DataType::Int64 => Some(Box::new(Count { by_peers, count: 0 })),
+        "count" if result == DataType::Int64 => Some(Box::new(RowCount { by_peers, count: 0 })),
         "sum" if has_same_type => sum(aggregate, result, by_peers),
         "min" if arg == result => extreme::<false>(aggregate, result, by_peers),
         "max" if arg == result => extreme::<true>(aggregate, result, by_peers),
@@ -49,7 +49,7 @@ pub(super) fn of(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn F
 }
 
 /// How many of the first rows have all of their frames here.
-fn ready(by_peers: bool, places: &Places) -> usize {
+fn ready(by_peers: bool, places: &PeerBounds) -> usize {
     if by_peers { places.last_peers() } else { places.rows }
 }
 
@@ -63,13 +63,13 @@ fn share<T: Copy>(values: &mut [T], peers: &BooleanBuffer) {
 }
 
 /// `count`.
-struct Count {
+struct RowCount {
     by_peers: bool,
     count: i64,
 }
 
-impl Function for Count {
-    fn ready(&self, places: &Places) -> usize {
+impl RunningFunction for RowCount {
+    fn ready(&self, places: &PeerBounds) -> usize {
         ready(self.by_peers, places)
     }
 
@@ -77,7 +77,7 @@ impl Function for Count {
         self.by_peers
     }
 
-    fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+    fn values(&mut self, arg: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let nulls = arg.and_then(|arg| arg.logical_nulls());
         let counts = places.partitions.iter().take(count).enumerate().map(|(row, begins)| {
             let counts = nulls.as_ref().is_none_or(|nulls| nulls.is_valid(row));
@@ -93,7 +93,7 @@ impl Function for Count {
 }
 
 /// How a total comes of values, one after the other.
-trait Fold: Sized + Send + 'static {
+trait TotalFold: Sized + Send + 'static {
     type Of: ArrowPrimitiveType;
     type Total: Copy + Default + Send;
 
@@ -104,10 +104,10 @@ trait Fold: Sized + Send + 'static {
     fn result(total: Self::Total, of: &DataType) -> Option<Native<Self>>;
 }
 
-type Native<F> = <<F as Fold>::Of as ArrowPrimitiveType>::Native;
+type Native<F> = <<F as TotalFold>::Of as ArrowPrimitiveType>::Native;
 
 /// A total of the values in a frame.
-struct Folded<F: Fold> {
+struct FoldedTotal<F: TotalFold> {
     by_peers: bool,
     /// Of the last row; `None`: there has been no value.
     total: Option<F::Total>,
@@ -116,9 +116,9 @@ struct Folded<F: Fold> {
     aggregate: AggregateFunctionExpr,
 }
 
-impl<F: Fold> Folded<F> {
-    fn of(aggregate: &AggregateFunctionExpr, result: DataType, by_peers: bool) -> Option<Box<dyn Function>> {
-        Some(Box::new(Folded::<F> { by_peers, total: None, result, aggregate: aggregate.clone() }))
+impl<F: TotalFold> FoldedTotal<F> {
+    fn of(aggregate: &AggregateFunctionExpr, result: DataType, by_peers: bool) -> Option<Box<dyn RunningFunction>> {
+        Some(Box::new(FoldedTotal::<F> { by_peers, total: None, result, aggregate: aggregate.clone() }))
     }
 
     /// The error that the function has for it.
@@ -137,7 +137,7 @@ impl<F: Fold> Folded<F> {
     }
 
     /// The total of each frame, and which of them have a value.
-    fn totals(&mut self, values: &PrimitiveArray<F::Of>, places: &Places, count: usize) -> Option<Totals<F>> {
+    fn totals(&mut self, values: &PrimitiveArray<F::Of>, places: &PeerBounds, count: usize) -> Option<Totals<F>> {
         let begins = places.partitions.iter().take(count);
         let Some(nulls) = values.nulls().filter(|nulls| nulls.null_count() > 0) else {
             let totals = begins.zip(values.values()).map(|(begins, &value)| {
@@ -165,10 +165,10 @@ impl<F: Fold> Folded<F> {
     }
 }
 
-type Totals<F> = (Vec<<F as Fold>::Total>, Option<Vec<bool>>);
+type Totals<F> = (Vec<<F as TotalFold>::Total>, Option<Vec<bool>>);
 
-impl<F: Fold> Function for Folded<F> {
-    fn ready(&self, places: &Places) -> usize {
+impl<F: TotalFold> RunningFunction for FoldedTotal<F> {
+    fn ready(&self, places: &PeerBounds) -> usize {
         ready(self.by_peers, places)
     }
 
@@ -176,7 +176,7 @@ impl<F: Fold> Function for Folded<F> {
         self.by_peers
     }
 
-    fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+    fn values(&mut self, arg: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let arg = with_same(arg.expect("it is a function of something"), Same::NaNs)?;
         let totals = self.totals(arg.as_primitive::<F::Of>(), places, count);
         let (mut totals, mut has_value) = totals.ok_or_else(|| self.beyond())?;
@@ -192,9 +192,9 @@ impl<F: Fold> Function for Folded<F> {
 }
 
 /// The sum of whole numbers: only one that is asked for has to fit.
-struct Whole<T>(PhantomData<fn() -> T>);
+struct IntegerSum<T>(PhantomData<fn() -> T>);
 
-impl<T: ArrowPrimitiveType> Fold for Whole<T>
+impl<T: ArrowPrimitiveType> TotalFold for IntegerSum<T>
 where
     T::Native: Into<i128> + TryFrom<i128>,
 {
@@ -215,9 +215,9 @@ where
 }
 
 /// The sum of decimals.
-struct Decimals;
+struct DecimalSum;
 
-impl Fold for Decimals {
+impl TotalFold for DecimalSum {
     type Of = Decimal128Type;
     type Total = i128;
 
@@ -236,9 +236,9 @@ impl Fold for Decimals {
 }
 
 /// The sum of floats.
-struct Floats;
+struct FloatSum;
 
-impl Fold for Floats {
+impl TotalFold for FloatSum {
     type Of = Float64Type;
     type Total = f64;
 
@@ -256,9 +256,9 @@ impl Fold for Floats {
 }
 
 /// The least value, or the greatest.
-struct Extreme<T, const GREATEST: bool>(PhantomData<fn() -> T>);
+struct RunningExtreme<T, const GREATEST: bool>(PhantomData<fn() -> T>);
 
-impl<T: ArrowPrimitiveType, const GREATEST: bool> Fold for Extreme<T, GREATEST> {
+impl<T: ArrowPrimitiveType, const GREATEST: bool> TotalFold for RunningExtreme<T, GREATEST> {
     type Of = T;
     type Total = T::Native;
 
@@ -276,12 +276,12 @@ impl<T: ArrowPrimitiveType, const GREATEST: bool> Fold for Extreme<T, GREATEST> 
     }
 }
 
-fn sum(aggregate: &AggregateFunctionExpr, result: DataType, by_peers: bool) -> Option<Box<dyn Function>> {
+fn sum(aggregate: &AggregateFunctionExpr, result: DataType, by_peers: bool) -> Option<Box<dyn RunningFunction>> {
     match result {
-        DataType::Int64 => Folded::<Whole<Int64Type>>::of(aggregate, result, by_peers),
-        DataType::UInt64 => Folded::<Whole<UInt64Type>>::of(aggregate, result, by_peers),
-        DataType::Float64 => Folded::<Floats>::of(aggregate, result, by_peers),
-        DataType::Decimal128(..) => Folded::<Decimals>::of(aggregate, result, by_peers),
+        DataType::Int64 => FoldedTotal::<IntegerSum<Int64Type>>::of(aggregate, result, by_peers),
+        DataType::UInt64 => FoldedTotal::<IntegerSum<UInt64Type>>::of(aggregate, result, by_peers),
+        DataType::Float64 => FoldedTotal::<FloatSum>::of(aggregate, result, by_peers),
+        DataType::Decimal128(..) => FoldedTotal::<DecimalSum>::of(aggregate, result, by_peers),
         _ => None,
     }
 }
@@ -290,10 +290,10 @@ fn extreme<const GREATEST: bool>(
     aggregate: &AggregateFunctionExpr,
     result: DataType,
     by_peers: bool,
-) -> Option<Box<dyn Function>> {
+) -> Option<Box<dyn RunningFunction>> {
     macro_rules! of {
         ($t:ty) => {
-            Folded::<Extreme<$t, GREATEST>>::of(aggregate, result.clone(), by_peers)
+            FoldedTotal::<RunningExtreme<$t, GREATEST>>::of(aggregate, result.clone(), by_peers)
         };
     }
     match result {

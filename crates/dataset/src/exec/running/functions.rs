@@ -14,7 +14,7 @@ use datafusion::physical_expr::expressions::Literal;
 use datafusion::physical_expr::window::{StandardWindowExpr, WindowExpr};
 use datafusion::physical_plan::windows::WindowUDFExpr;
 
-use super::{Function, Places, own};
+use super::{PeerBounds, RunningFunction, own};
 
 /// Rows that `lag` and `lead` look back or ahead, at most: as many values are kept.
 const SHIFT_MAX: u64 = 1 << 16;
@@ -22,27 +22,27 @@ const SHIFT_MAX: u64 = 1 << 16;
 const FAR: usize = 1 << 40;
 
 /// `None` for one that is not known here.
-pub(super) fn of(expr: &Arc<dyn WindowExpr>) -> Option<Box<dyn Function>> {
+pub(super) fn of(expr: &Arc<dyn WindowExpr>) -> Option<Box<dyn RunningFunction>> {
     let standard = expr.as_any().downcast_ref::<StandardWindowExpr>()?;
     let call = standard.get_standard_func_expr().as_any().downcast_ref::<WindowUDFExpr>()?;
     match call.fun() {
-        fun if *fun == row_number_udwf() => Some(Box::new(Number::default())),
-        fun if *fun == rank_udwf() => Some(Box::new(Rank::default())),
+        fun if *fun == row_number_udwf() => Some(Box::new(RowNumber::default())),
+        fun if *fun == rank_udwf() => Some(Box::new(SparseRank::default())),
         fun if *fun == dense_rank_udwf() => Some(Box::new(DenseRank::default())),
-        fun if fun.inner().is::<WindowShift>() => Some(Box::new(Shift::of(standard, call)?)),
+        fun if fun.inner().is::<WindowShift>() => Some(Box::new(LagLead::of(standard, call)?)),
         _ => None,
     }
 }
 
 /// `row_number`.
 #[derive(Default)]
-struct Number {
+struct RowNumber {
     /// Of the last row.
     number: u64,
 }
 
-impl Function for Number {
-    fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+impl RunningFunction for RowNumber {
+    fn values(&mut self, _: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let number = |begins: bool| {
             self.number = if begins { 1 } else { self.number + 1 };
             self.number
@@ -53,14 +53,14 @@ impl Function for Number {
 
 /// `rank`.
 #[derive(Default)]
-struct Rank {
+struct SparseRank {
     number: u64,
     /// The number of the first among the last row's peers.
     rank: u64,
 }
 
-impl Function for Rank {
-    fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+impl RunningFunction for SparseRank {
+    fn values(&mut self, _: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let rank = |(begins, is_first): (bool, bool)| {
             self.number = if begins { 1 } else { self.number + 1 };
             self.rank = if is_first { self.number } else { self.rank };
@@ -76,8 +76,8 @@ struct DenseRank {
     rank: u64,
 }
 
-impl Function for DenseRank {
-    fn values(&mut self, _: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+impl RunningFunction for DenseRank {
+    fn values(&mut self, _: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let rank = |(begins, is_first): (bool, bool)| {
             self.rank = if begins { 1 } else { self.rank + u64::from(is_first) };
             self.rank
@@ -91,7 +91,7 @@ fn numbers(numbers: impl Iterator<Item = u64>) -> ArrayRef {
 }
 
 /// `lag` and `lead`.
-struct Shift {
+struct LagLead {
     is_lag: bool,
     /// At least 1.
     by: usize,
@@ -103,7 +103,7 @@ struct Shift {
     number: usize,
 }
 
-impl Shift {
+impl LagLead {
     /// `None` if it passes over nulls, or looks farther than is kept.
     fn of(expr: &StandardWindowExpr, call: &WindowUDFExpr) -> Option<Self> {
         let by = match call.args().get(1) {
@@ -125,7 +125,7 @@ impl Shift {
         // Of one row there is no other: this gives the default.
         let field = expr.field().ok()?;
         let default = evaluator.evaluate_all(&[new_null_array(field.data_type(), 1)], 1).ok()?;
-        Some(Shift { is_lag, by, default, last: None, number: 0 })
+        Some(LagLead { is_lag, by, default, last: None, number: 0 })
     }
 
     /// The values at these places, and the default where there is none.
@@ -139,7 +139,7 @@ impl Shift {
         Ok(interleave(&[values.as_ref(), self.default.as_ref()], &places)?)
     }
 
-    fn lag(&mut self, arg: &ArrayRef, places: &Places, count: usize) -> Result<ArrayRef> {
+    fn lag(&mut self, arg: &ArrayRef, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let own_values = arg.slice(0, count);
         let last = self.last.take();
         let kept = last.as_ref().map_or(0, |last| last.len());
@@ -158,7 +158,7 @@ impl Shift {
         self.picked(&values, &from)
     }
 
-    fn lead(&self, arg: &ArrayRef, places: &Places, count: usize) -> Result<ArrayRef> {
+    fn lead(&self, arg: &ArrayRef, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let ends = places.ends(count);
         let from = ends.iter().enumerate().map(|(row, &end)| Some(row + self.by).filter(|&from| from < end));
         self.picked(arg, &from.collect::<Vec<_>>())
@@ -169,12 +169,12 @@ fn call_evaluator(expr: &StandardWindowExpr) -> Option<Box<dyn datafusion::logic
     expr.get_standard_func_expr().create_evaluator().ok()
 }
 
-impl Function for Shift {
-    fn ready(&self, places: &Places) -> usize {
+impl RunningFunction for LagLead {
+    fn ready(&self, places: &PeerBounds) -> usize {
         if self.is_lag { places.rows } else { places.rows.saturating_sub(self.by) }
     }
 
-    fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef> {
+    fn values(&mut self, arg: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef> {
         let arg = arg.expect("it is a function of something");
         if self.is_lag { self.lag(arg, places, count) } else { self.lead(arg, places, count) }
     }

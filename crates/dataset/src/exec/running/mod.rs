@@ -5,9 +5,9 @@
 //! place in the order) begin are found for a batch at once, and each function goes over all of its rows in a loop of
 //! its own.
 //!
-//! | module       | what                                                                                   |
-//! |--------------|----------------------------------------------------------------------------------------|
-//! | `functions`  | `row_number`, `rank`, `dense_rank`, `lag`, `lead`                                       |
+//! | module       | what                                                                                      |
+//! |--------------|-------------------------------------------------------------------------------------------|
+//! | `functions`  | `row_number`, `rank`, `dense_rank`, `lag`, `lead`                                         |
 //! | `aggregates` | `sum`, `count`, `min`, `max` of a frame from the partition's first row to the current one |
 //!
 //! Steps with any other function or frame stay DataFusion's.
@@ -35,7 +35,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use tidemill_dataflow::flow::batch_bytes;
 use tidemill_dataflow::memory::{Governor, Reservation};
 
-use crate::exec::instead::Work;
+use crate::exec::replaced_exec::StepReplacement;
 use crate::exec::spill::failed;
 use crate::exec::stream_step::has_stream;
 
@@ -48,7 +48,7 @@ pub(crate) struct InOrder {
     pub(crate) governor: Governor,
 }
 
-impl Work for InOrder {
+impl StepReplacement for InOrder {
     type Step = BoundedWindowAggExec;
     const NAME: &'static str = "RunningExec";
 
@@ -77,7 +77,7 @@ impl Work for InOrder {
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<SendableRecordBatchStream> {
         let (exprs, schema) = (window.window_expr().to_vec(), window.input().schema());
-        let rows = Windows {
+        let rows = RunningWindows {
             input: window.input().execute(partition, context)?.fuse(),
             functions: exprs.iter().map(|expr| function(expr, &schema).expect("looked at before")).collect(),
             exprs,
@@ -98,9 +98,9 @@ impl Work for InOrder {
 }
 
 /// A function over rows in order, with what it knows of the rows before.
-trait Function: Send {
+trait RunningFunction: Send {
     /// How many of the first rows it can tell the values of, when others follow that are not here.
-    fn ready(&self, places: &Places) -> usize {
+    fn ready(&self, places: &PeerBounds) -> usize {
         places.rows
     }
 
@@ -111,16 +111,16 @@ trait Function: Send {
 
     /// The values of the first `count` rows, of which `arg` is what it is a function of, if there is anything; the next
     /// rows are those that follow them.
-    fn values(&mut self, arg: Option<&ArrayRef>, places: &Places, count: usize) -> Result<ArrayRef>;
+    fn values(&mut self, arg: Option<&ArrayRef>, places: &PeerBounds, count: usize) -> Result<ArrayRef>;
 }
 
 /// `None` for one that is not known here.
-fn function(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn Function>> {
+fn function(expr: &Arc<dyn WindowExpr>, input: &Schema) -> Option<Box<dyn RunningFunction>> {
     functions::of(expr).or_else(|| aggregates::of(expr, input))
 }
 
 /// Where partitions and peers begin among some rows.
-struct Places {
+struct PeerBounds {
     rows: usize,
     /// Which rows are the first of a partition.
     partitions: BooleanBuffer,
@@ -128,9 +128,9 @@ struct Places {
     peers: BooleanBuffer,
 }
 
-impl Places {
+impl PeerBounds {
     /// Of rows with these values of what they are partitioned by and ordered by, behind a row with those of `before`.
-    fn of(partition_by: &[ArrayRef], order_by: &[ArrayRef], rows: usize, before: Option<&Keys>) -> Result<Self> {
+    fn of(partition_by: &[ArrayRef], order_by: &[ArrayRef], rows: usize, before: Option<&WindowKeys>) -> Result<Self> {
         let begins = |columns: &[ArrayRef], before: Option<&[ArrayRef]>| -> Result<BooleanBuffer> {
             let mut all = BooleanBuffer::new_unset(rows);
             for (at, column) in columns.iter().enumerate() {
@@ -143,7 +143,7 @@ impl Places {
             partitions = &partitions | &(0..rows).map(|row| row == 0).collect::<BooleanBuffer>();
         }
         let peers = &partitions | &begins(order_by, before.map(|keys| keys.order_by.as_slice()))?;
-        Ok(Places { rows, partitions, peers })
+        Ok(PeerBounds { rows, partitions, peers })
     }
 
     /// The first row of the last peers.
@@ -180,15 +180,15 @@ fn changes(column: &ArrayRef, before: Option<&ArrayRef>) -> Result<BooleanBuffer
 }
 
 /// Values of what rows are partitioned by and ordered by.
-struct Keys {
+struct WindowKeys {
     partition_by: Vec<ArrayRef>,
     order_by: Vec<ArrayRef>,
 }
 
-impl Keys {
+impl WindowKeys {
     fn of(expr: &Arc<dyn WindowExpr>, rows: &RecordBatch) -> Result<Self> {
         let value = |key: &Arc<dyn PhysicalExpr>| key.evaluate(rows)?.into_array(rows.num_rows());
-        Ok(Keys {
+        Ok(WindowKeys {
             partition_by: expr.partition_by().iter().map(value).collect::<Result<_>>()?,
             order_by: expr.order_by().iter().map(|by| value(&by.expr)).collect::<Result<_>>()?,
         })
@@ -199,7 +199,7 @@ impl Keys {
         let one = |columns: &[ArrayRef]| -> Result<Vec<ArrayRef>> {
             columns.iter().map(|column| own(column, row, 1)).collect()
         };
-        Ok(Keys { partition_by: one(&self.partition_by)?, order_by: one(&self.order_by)? })
+        Ok(WindowKeys { partition_by: one(&self.partition_by)?, order_by: one(&self.order_by)? })
     }
 }
 
@@ -210,13 +210,13 @@ fn own(values: &ArrayRef, from: usize, count: usize) -> Result<ArrayRef> {
 }
 
 /// One partition of the step's input under way.
-struct Windows {
+struct RunningWindows {
     input: Fuse<SendableRecordBatchStream>,
     exprs: Vec<Arc<dyn WindowExpr>>,
-    functions: Vec<Box<dyn Function>>,
+    functions: Vec<Box<dyn RunningFunction>>,
     schema: SchemaRef,
     /// Of the last row that has been given out.
-    before: Option<Keys>,
+    before: Option<WindowKeys>,
     /// Rows that have been read.
     held: Vec<RecordBatch>,
     held_rows: usize,
@@ -225,7 +225,7 @@ struct Windows {
     reservation: Reservation,
 }
 
-impl Windows {
+impl RunningWindows {
     /// The next rows with the functions' values.
     async fn next(&mut self) -> Result<Option<RecordBatch>> {
         loop {
@@ -269,8 +269,8 @@ impl Windows {
     /// The first of these rows with the functions' values; the others are held. `None`: all are.
     fn evaluated(&mut self, rows: RecordBatch, is_end: bool) -> Result<Option<RecordBatch>> {
         let all = rows.num_rows();
-        let keys = Keys::of(&self.exprs[0], &rows)?;
-        let places = Places::of(&keys.partition_by, &keys.order_by, all, self.before.as_ref())?;
+        let keys = WindowKeys::of(&self.exprs[0], &rows)?;
+        let places = PeerBounds::of(&keys.partition_by, &keys.order_by, all, self.before.as_ref())?;
         let ready = self.functions.iter().map(|function| function.ready(&places)).min().unwrap_or(all);
         let mut count = if is_end { all } else { ready.min(all) };
         if self.functions.iter().any(|function| function.is_shared()) {

@@ -10,20 +10,20 @@ use tidemill_dataflow::memory::MemorySettings;
 use super::*;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::DataSetError;
-use crate::exec::instead::Instead;
-use crate::exec::within_memory::WithinMemory;
+use crate::exec::replaced_exec::ReplacedExec;
+use crate::exec::spilling_rule::SpillingRule;
 
 /// Numbers that look random.
-struct Dice(u64);
+struct TestRandom(u64);
 
-impl Dice {
+impl TestRandom {
     fn roll(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
 
-fn batch(dice: &mut Dice, rows: u64, keys: u64) -> RecordBatch {
+fn batch(dice: &mut TestRandom, rows: u64, keys: u64) -> RecordBatch {
     let floats = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.0, 1.0, 2.5, -3.0];
     let mut column = |of: &mut dyn FnMut(u64) -> Option<u64>| -> Vec<Option<u64>> {
         (0..rows)
@@ -66,7 +66,7 @@ fn batch(dice: &mut Dice, rows: u64, keys: u64) -> RecordBatch {
 fn both(engine: &Engine, batches: &[RecordBatch], query: &str) -> [Result<String>; 2] {
     let state = engine.session().state();
     let mut rules = state.physical_optimizers().to_vec();
-    rules.retain(|rule| rule.name() != WithinMemory::NAME);
+    rules.retain(|rule| rule.name() != SpillingRule::NAME);
     let config = state.config().clone().with_target_partitions(1);
     let builder =
         SessionStateBuilder::new_from_existing(state).with_config(config).with_physical_optimizer_rules(rules);
@@ -78,7 +78,7 @@ fn both(engine: &Engine, batches: &[RecordBatch], query: &str) -> [Result<String
     let run = async move {
         let plan = context.sql(&query).await?.create_physical_plan().await?;
         let replaced = Arc::clone(&plan).transform_up(|node| {
-            Ok(Instead::of(&node, &in_order).map_or_else(|| Transformed::no(node), Transformed::yes))
+            Ok(ReplacedExec::of(&node, &in_order).map_or_else(|| Transformed::no(node), Transformed::yes))
         });
         let replaced = replaced?.data;
         let text = displayable(replaced.as_ref()).indent(false).to_string();
@@ -121,7 +121,7 @@ const EXTREMES: [&str; 4] = ["min(w)", "max(d)", "min(x)", "max(x)"];
 fn equals_datafusion() {
     let engine = engine();
     for round in 0..60 {
-        let mut dice = Dice(round);
+        let mut dice = TestRandom(round);
         let (batches, rows) = (1 + dice.roll(6), [1, 3, 40, 300][round as usize % 4]);
         let keys = [1, 4, 30][dice.roll(3) as usize];
         let batches: Vec<_> = (0..batches)
@@ -150,7 +150,7 @@ fn equals_datafusion() {
 #[test]
 fn rows_wait_for_their_values() {
     let engine = engine();
-    let mut dice = Dice(1);
+    let mut dice = TestRandom(1);
     let batches: Vec<_> = (0..30).map(|_| batch(&mut dice, 100, 2)).collect();
     for calls in
         ["sum(w) over o, count(*) over o", "lead(w, 2999) over o, lag(w, 500) over o, lead(x, 1200, 0.5) over o"]

@@ -22,27 +22,27 @@ const DEPTH_MAX: u32 = 16;
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct NpyHeader {
     /// Where the values begin.
     pub start: u64,
     pub shape: Vec<u64>,
     /// Columns lie one behind the other, not rows.
     pub is_fortran: bool,
     /// What NumPy makes the type of.
-    pub descr: Literal,
+    pub descr: PythonLiteral,
 }
 
 /// What Python writes, as far as it is in headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Literal {
+pub(super) enum PythonLiteral {
     Text(String),
     Number(u64),
     Truth(bool),
-    Tuple(Vec<Literal>),
-    List(Vec<Literal>),
+    Tuple(Vec<PythonLiteral>),
+    List(Vec<PythonLiteral>),
 }
 
-impl Header {
+impl NpyHeader {
     /// How long the header is that begins with these bytes, the first of a file; what comes before the values.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Header {
         }
     }
 
-    /// The header that these bytes are, as many as [`Header::len`] says.
+    /// The header that these bytes are, as many as [`NpyHeader::len`] says.
     ///
     /// # Errors
     /// In words, when they are none.
@@ -87,20 +87,20 @@ impl Header {
             // Latin-1 are the first characters of Unicode.
             _ => dictionary.iter().map(|&byte| char::from(byte)).collect(),
         };
-        let mut reader = Reader { rest: &text, longs: version < 3 };
+        let mut reader = LiteralParser { rest: &text, longs: version < 3 };
         let (mut descr, mut is_fortran, mut shape) = (None, None, None);
         reader.expect('{')?;
         while !reader.takes('}') {
             let key = match reader.literal(0)? {
-                Literal::Text(key) => key,
+                PythonLiteral::Text(key) => key,
                 other => return Err(format!("its header has the key {other}")),
             };
             reader.expect(':')?;
             let value = reader.literal(0)?;
             let is_new = match (key.as_str(), value) {
                 ("descr", value) => descr.replace(value).is_none(),
-                ("fortran_order", Literal::Truth(value)) => is_fortran.replace(value).is_none(),
-                ("shape", Literal::Tuple(axes)) => shape.replace(lengths(&axes)?).is_none(),
+                ("fortran_order", PythonLiteral::Truth(value)) => is_fortran.replace(value).is_none(),
+                ("shape", PythonLiteral::Tuple(axes)) => shape.replace(lengths(&axes)?).is_none(),
                 (_, value) => return Err(format!("its header has {key:?}: {value}")),
             };
             if !is_new {
@@ -115,7 +115,7 @@ impl Header {
             return Err(format!("unexpected {next:?} after the header"));
         }
         let missing = |key: &str| format!("its header has no {key:?}");
-        Ok(Header {
+        Ok(NpyHeader {
             start,
             descr: descr.ok_or_else(|| missing("descr"))?,
             is_fortran: is_fortran.ok_or_else(|| missing("fortran_order"))?,
@@ -124,27 +124,27 @@ impl Header {
     }
 
     /// The shape as Python writes it, or that of each row.
-    pub(super) fn shape_from(&self, axis: usize) -> Literal {
-        Literal::Tuple(self.shape.iter().skip(axis).map(|&length| Literal::Number(length)).collect())
+    pub(super) fn shape_from(&self, axis: usize) -> PythonLiteral {
+        PythonLiteral::Tuple(self.shape.iter().skip(axis).map(|&length| PythonLiteral::Number(length)).collect())
     }
 }
 
-fn lengths(axes: &[Literal]) -> Result<Vec<u64>, String> {
-    let length = |axis: &Literal| match axis {
-        Literal::Number(length) => Ok(*length),
+fn lengths(axes: &[PythonLiteral]) -> Result<Vec<u64>, String> {
+    let length = |axis: &PythonLiteral| match axis {
+        PythonLiteral::Number(length) => Ok(*length),
         other => Err(format!("its shape has {other}")),
     };
     axes.iter().map(length).collect()
 }
 
 /// As Python writes it.
-impl fmt::Display for Literal {
+impl fmt::Display for PythonLiteral {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let listed = |f: &mut fmt::Formatter<'_>, items: &[Literal]| {
+        let listed = |f: &mut fmt::Formatter<'_>, items: &[PythonLiteral]| {
             items.iter().enumerate().try_for_each(|(at, item)| write!(f, "{}{item}", if at > 0 { ", " } else { "" }))
         };
         match self {
-            Literal::Text(text) => {
+            PythonLiteral::Text(text) => {
                 f.write_str("'")?;
                 text.chars().try_for_each(|one| match one {
                     '\\' | '\'' => write!(f, "\\{one}"),
@@ -153,15 +153,15 @@ impl fmt::Display for Literal {
                 })?;
                 f.write_str("'")
             }
-            Literal::Number(number) => number.fmt(f),
-            Literal::Truth(true) => f.write_str("True"),
-            Literal::Truth(false) => f.write_str("False"),
-            Literal::Tuple(items) => {
+            PythonLiteral::Number(number) => number.fmt(f),
+            PythonLiteral::Truth(true) => f.write_str("True"),
+            PythonLiteral::Truth(false) => f.write_str("False"),
+            PythonLiteral::Tuple(items) => {
                 f.write_str("(")?;
                 listed(f, items)?;
                 f.write_str(if items.len() == 1 { ",)" } else { ")" })
             }
-            Literal::List(items) => {
+            PythonLiteral::List(items) => {
                 f.write_str("[")?;
                 listed(f, items)?;
                 f.write_str("]")
@@ -170,13 +170,13 @@ impl fmt::Display for Literal {
     }
 }
 
-struct Reader<'a> {
+struct LiteralParser<'a> {
     rest: &'a str,
     /// Numbers may end with an `L`, as those of Python 2 do.
     longs: bool,
 }
 
-impl Reader<'_> {
+impl LiteralParser<'_> {
     /// What comes next that is no space.
     fn next(&mut self) -> Option<char> {
         self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
@@ -201,29 +201,29 @@ impl Reader<'_> {
         })
     }
 
-    fn literal(&mut self, depth: u32) -> Result<Literal, String> {
+    fn literal(&mut self, depth: u32) -> Result<PythonLiteral, String> {
         if depth > DEPTH_MAX {
             return Err("its header has too many nested brackets".into());
         }
         match self.next() {
-            Some(quote @ ('\'' | '"')) => self.text(quote).map(Literal::Text),
-            Some('0'..='9') => self.number().map(Literal::Number),
+            Some(quote @ ('\'' | '"')) => self.text(quote).map(PythonLiteral::Text),
+            Some('0'..='9') => self.number().map(PythonLiteral::Number),
             Some('(') => {
                 let (mut items, ends_with_comma) = self.items('(', ')', depth)?;
                 // In Python brackets around one thing mean nothing.
                 match items.pop() {
                     Some(only) if items.is_empty() && !ends_with_comma => Ok(only),
-                    last => Ok(Literal::Tuple(items.into_iter().chain(last).collect())),
+                    last => Ok(PythonLiteral::Tuple(items.into_iter().chain(last).collect())),
                 }
             }
-            Some('[') => self.items('[', ']', depth).map(|(items, _)| Literal::List(items)),
+            Some('[') => self.items('[', ']', depth).map(|(items, _)| PythonLiteral::List(items)),
             _ => {
                 for (word, value) in [("True", true), ("False", false)] {
                     if let Some(rest) = self.rest.strip_prefix(word)
                         && !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_')
                     {
                         self.rest = rest;
-                        return Ok(Literal::Truth(value));
+                        return Ok(PythonLiteral::Truth(value));
                     }
                 }
                 let shown: String = self.rest.chars().take(20).collect();
@@ -233,7 +233,7 @@ impl Reader<'_> {
     }
 
     /// What is between brackets, and whether a comma was last.
-    fn items(&mut self, open: char, close: char, depth: u32) -> Result<(Vec<Literal>, bool), String> {
+    fn items(&mut self, open: char, close: char, depth: u32) -> Result<(Vec<PythonLiteral>, bool), String> {
         self.expect(open)?;
         let (mut items, mut ends_with_comma) = (Vec::new(), false);
         while !self.takes(close) {
@@ -306,13 +306,13 @@ pub(super) fn framed(version: u8, dictionary: &[u8]) -> Vec<u8> {
 /// and read again, or refused. Panics when that does not hold. Returns whether they were one.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8]) -> bool {
-    let Ok(found) = Header::parse(bytes) else { return false };
-    assert_eq!(Header::len(bytes), Ok(found.start));
+    let Ok(found) = NpyHeader::parse(bytes) else { return false };
+    assert_eq!(NpyHeader::len(bytes), Ok(found.start));
     assert!(found.start <= bytes.len() as u64);
-    let (descr, is_fortran, shape) = (&found.descr, Literal::Truth(found.is_fortran), found.shape_from(0));
+    let (descr, is_fortran, shape) = (&found.descr, PythonLiteral::Truth(found.is_fortran), found.shape_from(0));
     let again = format!("{{'descr': {descr}, 'fortran_order': {is_fortran}, 'shape': {shape}}}");
-    let again = Header::parse(&framed(3, again.as_bytes())).expect("what was written can be read");
-    assert_eq!(Header { start: found.start, ..again }, found);
+    let again = NpyHeader::parse(&framed(3, again.as_bytes())).expect("what was written can be read");
+    assert_eq!(NpyHeader { start: found.start, ..again }, found);
     true
 }
 
@@ -327,19 +327,20 @@ mod tests {
 
     const PLAIN: &str = "{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2), }   \n";
 
-    fn text(text: &str) -> Literal {
-        Literal::Text(text.into())
+    fn text(text: &str) -> PythonLiteral {
+        PythonLiteral::Text(text.into())
     }
 
     /// What NumPy has written, in all versions, and what Python 2 has.
     #[test]
     fn what_numpy_writes_is_read() {
-        let plain = Header { start: 10 + PLAIN.len() as u64, shape: vec![3, 2], is_fortran: false, descr: text("<f8") };
-        assert_eq!(Header::parse(&header(PLAIN)), Ok(plain.clone()));
+        let plain =
+            NpyHeader { start: 10 + PLAIN.len() as u64, shape: vec![3, 2], is_fortran: false, descr: text("<f8") };
+        assert_eq!(NpyHeader::parse(&header(PLAIN)), Ok(plain.clone()));
         for version in [2, 3] {
             assert_eq!(
-                Header::parse(&framed(version, PLAIN.as_bytes())),
-                Ok(Header { start: plain.start + 2, ..plain.clone() })
+                NpyHeader::parse(&framed(version, PLAIN.as_bytes())),
+                Ok(NpyHeader { start: plain.start + 2, ..plain.clone() })
             );
         }
         let fields =
@@ -348,11 +349,11 @@ mod tests {
         let mut bytes = header("");
         bytes[8] = latin.len() as u8;
         bytes.extend(latin);
-        let found = Header::parse(&bytes).unwrap();
+        let found = NpyHeader::parse(&bytes).unwrap();
         assert_eq!((found.shape.as_slice(), found.is_fortran), (&[5][..], true));
         let shown = r"[('a\'Aü', '>i4'), ('', '|V4'), ('b', '<f8', (3,))]";
         assert_eq!(found.descr.to_string(), shown);
-        let shape = |text: &str| Header::parse(&header(&PLAIN.replace("(3, 2)", text))).map(|header| header.shape);
+        let shape = |text: &str| NpyHeader::parse(&header(&PLAIN.replace("(3, 2)", text))).map(|header| header.shape);
         assert_eq!(shape("()"), Ok(vec![]));
         assert_eq!(shape("(3,)"), Ok(vec![3]));
         assert_eq!(shape("((3), 2)"), Ok(vec![3, 2]));
@@ -384,11 +385,11 @@ mod tests {
         ] {
             let changed = PLAIN.replace(from, to);
             assert_ne!(changed, PLAIN);
-            let error = Header::parse(&header(&changed)).unwrap_err();
+            let error = NpyHeader::parse(&header(&changed)).unwrap_err();
             assert!(error.contains(told), "{changed}: {error}");
         }
         let deep = PLAIN.replace("'<f8'", &format!("{}{}", "[".repeat(10_000), "]".repeat(10_000)));
-        assert!(Header::parse(&header(&deep)).unwrap_err().contains("brackets"));
+        assert!(NpyHeader::parse(&header(&deep)).unwrap_err().contains("brackets"));
         for (bytes, told) in [
             (&b""[..], "not an array file"),
             (b"\x93NUM", "not an array file"),
@@ -402,7 +403,7 @@ mod tests {
             (b"\x93NUMPY\x01\x01\x09\x00{", "version 1.1"),
             (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "more than"),
         ] {
-            let error = Header::parse(bytes).unwrap_err();
+            let error = NpyHeader::parse(bytes).unwrap_err();
             assert!(error.contains(told), "{bytes:?}: {error}");
         }
     }

@@ -20,12 +20,12 @@ use futures::{StreamExt, TryStreamExt};
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
-use crate::files::file_table::{Part, PiecesTable};
-use crate::files::paths::{File, find};
-use crate::files::records::{BATCH_RECORDS, Share, deal, first_rows};
+use crate::files::file_table::{FilePartition, PiecesTable};
+use crate::files::paths::{InputFile, find};
+use crate::files::records::{BATCH_RECORDS, FileRecords, deal, first_rows};
 use crate::stores::StorageOptions;
-use header::{Header, Literal};
-use values::{Kind, READABLE, padding, shown};
+use header::{NpyHeader, PythonLiteral};
+use values::{READABLE, ValueLayout, padding, shown};
 
 /// Of a file, when it is first looked at: mostly its header is no longer.
 const FIRST_BYTES: u64 = 1 << 10;
@@ -49,12 +49,12 @@ pub async fn read_npy(
     columns: Option<&[String]>,
 ) -> Result<DataSet> {
     let files = find(engine, paths, storage).await?.files;
-    let look = |file: File| async move {
-        let looked = tokio::task::spawn_blocking(move || Array::of(file)).await;
+    let look = |file: InputFile| async move {
+        let looked = tokio::task::spawn_blocking(move || NpyArray::of(file)).await;
         looked.map_err(|error| DataSetError::Internal(error.to_string()))?
     };
     let looking = futures::stream::iter(files.clone()).map(look).buffered(HEADERS_AT_ONCE);
-    let arrays: Vec<Array> = looking.try_collect().await?;
+    let arrays: Vec<NpyArray> = looking.try_collect().await?;
     let first = &arrays[0];
     if let Some(other) = arrays.iter().find(|array| !array.is_like(first)) {
         let text = format!("{} has {}, but the files before it have {}", other.file, other.told, first.told);
@@ -76,17 +76,18 @@ pub async fn read_npy(
     if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
         return Err(DataSetError::Query(format!("{}: two of its columns are named {twice:?}", first.file)));
     }
-    let field =
-        |(name, column): (&String, &Column)| Field::new(name, column.kind.data_type.clone(), column.kind.is_nullable());
+    let field = |(name, column): (&String, &ArrayColumn)| {
+        Field::new(name, column.kind.data_type.clone(), column.kind.is_nullable())
+    };
     let schema: SchemaRef = Arc::new(Schema::new(names.iter().zip(&first.columns).map(field).collect::<Vec<_>>()));
     let rows: Vec<u64> = arrays.iter().map(|array| array.rows).collect();
     let rows_min = fitting(first.width).min(BATCH_RECORDS);
-    let arrays: Vec<Arc<Array>> = arrays.into_iter().map(Arc::new).collect();
+    let arrays: Vec<Arc<NpyArray>> = arrays.into_iter().map(Arc::new).collect();
     let columns: Vec<usize> = (0..names.len()).collect();
-    let part = |shares: Vec<Share>| -> Arc<dyn Part> {
-        let piece = |share: Share| (Arc::clone(&arrays[share.file]), share.rows);
+    let part = |shares: Vec<FileRecords>| -> Arc<dyn FilePartition> {
+        let piece = |share: FileRecords| (Arc::clone(&arrays[share.file]), share.rows);
         let pieces = shares.into_iter().map(piece).collect();
-        Arc::new(Pieces { schema: SchemaRef::clone(&schema), columns: columns.clone(), pieces })
+        Arc::new(ArrayRows { schema: SchemaRef::clone(&schema), columns: columns.clone(), pieces })
     };
     let parts = deal(&rows, rows_min, engine.partitions()).into_iter().map(part).collect();
     let table = PiecesTable::new(SchemaRef::clone(&schema), files, parts);
@@ -95,8 +96,8 @@ pub async fn read_npy(
 
 /// The array in a file, as its header has it.
 #[derive(Debug)]
-struct Array {
-    file: File,
+struct NpyArray {
+    file: InputFile,
     /// Where the values begin.
     start: u64,
     rows: u64,
@@ -104,23 +105,23 @@ struct Array {
     width: u64,
     /// Columns lie one behind the other, not rows.
     is_fortran: bool,
-    columns: Vec<Column>,
+    columns: Vec<ArrayColumn>,
     /// Type and shape of its rows, for messages.
     told: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Column {
+struct ArrayColumn {
     /// A field's, or what the column is called where nobody says otherwise.
     name: String,
-    kind: Kind,
+    kind: ValueLayout,
     /// Where it begins in a row.
     offset: u64,
 }
 
-impl Array {
+impl NpyArray {
     /// To be called on a thread that may wait.
-    fn of(file: File) -> Result<Self> {
+    fn of(file: InputFile) -> Result<Self> {
         file.check_not_compressed()?;
         let wrong = |reason: String| DataSetError::Data(format!("{file} {reason}"));
         let unreadable = |reason: String| wrong(format!("cannot be read as .npy: {reason}"));
@@ -132,11 +133,11 @@ impl Array {
             Ok(read)
         };
         let mut bytes = first(FIRST_BYTES)?;
-        let len = Header::len(&bytes).map_err(unreadable)?;
+        let len = NpyHeader::len(&bytes).map_err(unreadable)?;
         if len > bytes.len() as u64 {
             bytes = first(len)?;
         }
-        let header = Header::parse(&bytes).map_err(unreadable)?;
+        let header = NpyHeader::parse(&bytes).map_err(unreadable)?;
         let (shape, told) = (header.shape_from(0), format!("{} and {}", shown(&header.descr), header.shape_from(1)));
         let (rows, across) = match header.shape[..] {
             [rows] => (rows, None),
@@ -156,11 +157,12 @@ impl Array {
             )));
         }
         let is_fortran = header.is_fortran && across.is_some();
-        Ok(Array { start: header.start, file, rows, width, is_fortran, columns, told })
+        Ok(NpyArray { start: header.start, file, rows, width, is_fortran, columns, told })
     }
 
-    fn is_like(&self, other: &Array) -> bool {
-        let alike = |(one, two): (&Column, &Column)| one.name == two.name && one.kind.data_type == two.kind.data_type;
+    fn is_like(&self, other: &NpyArray) -> bool {
+        let alike =
+            |(one, two): (&ArrayColumn, &ArrayColumn)| one.name == two.name && one.kind.data_type == two.kind.data_type;
         self.columns.len() == other.columns.len() && self.columns.iter().zip(&other.columns).all(alike)
     }
 
@@ -180,7 +182,7 @@ impl Array {
     /// Where each of these columns of some rows lies, if columns do.
     fn ranges(&self, rows: &Range<u64>, columns: &[usize]) -> Vec<Range<u64>> {
         let range = |&at: &usize| {
-            let Column { kind, offset, .. } = &self.columns[at];
+            let ArrayColumn { kind, offset, .. } = &self.columns[at];
             let (from, width) = (self.start + offset * self.rows, kind.width as u64);
             from + rows.start * width..from + rows.end * width
         };
@@ -191,7 +193,7 @@ impl Array {
     fn batch(&self, bytes: &[u8], rows: usize, columns: &[usize], schema: &SchemaRef) -> Result<RecordBatch> {
         let mut rest = bytes;
         let values = |&at: &usize| {
-            let Column { kind, offset, .. } = &self.columns[at];
+            let ArrayColumn { kind, offset, .. } = &self.columns[at];
             match self.is_fortran {
                 true => {
                     let own = rest.split_off(..kind.width * rows).expect("so much has been read");
@@ -213,8 +215,8 @@ fn fitting(row_bytes: u64) -> u64 {
 }
 
 /// The columns of an array of shape (n, d), and the bytes of a row; else what is wrong, behind the file's name.
-fn of_two_axes(descr: &Literal, across: u64) -> Result<(Vec<Column>, u64), String> {
-    let kind = Kind::of(descr).ok_or_else(|| not_read(descr))?;
+fn of_two_axes(descr: &PythonLiteral, across: u64) -> Result<(Vec<ArrayColumn>, u64), String> {
+    let kind = ValueLayout::of(descr).ok_or_else(|| not_read(descr))?;
     if across == 0 {
         return Err("has no columns".into());
     }
@@ -222,30 +224,30 @@ fn of_two_axes(descr: &Literal, across: u64) -> Result<(Vec<Column>, u64), Strin
         return Err(format!("has {across} columns, more than the limit of {COLUMNS_MAX}"));
     }
     let width = kind.width as u64;
-    let column = |at| Column { name: format!("column_{}", at + 1), kind: kind.clone(), offset: at * width };
+    let column = |at| ArrayColumn { name: format!("column_{}", at + 1), kind: kind.clone(), offset: at * width };
     Ok(((0..across).map(column).collect(), across * width))
 }
 
 /// The same of shape (n,), of numbers or of records with fields.
-fn of_one_axis(descr: &Literal) -> Result<(Vec<Column>, u64), String> {
-    let Literal::List(fields) = descr else {
-        let kind = Kind::of(descr).ok_or_else(|| not_read(descr))?;
+fn of_one_axis(descr: &PythonLiteral) -> Result<(Vec<ArrayColumn>, u64), String> {
+    let PythonLiteral::List(fields) = descr else {
+        let kind = ValueLayout::of(descr).ok_or_else(|| not_read(descr))?;
         let width = kind.width as u64;
-        return Ok((vec![Column { name: "value".into(), kind, offset: 0 }], width));
+        return Ok((vec![ArrayColumn { name: "value".into(), kind, offset: 0 }], width));
     };
     let (mut columns, mut offset) = (Vec::new(), 0_u64);
     for field in fields {
-        let Literal::Tuple(parts) = field else { return Err(not_read(descr)) };
+        let PythonLiteral::Tuple(parts) = field else { return Err(not_read(descr)) };
         let (name, kind, several) = match &parts[..] {
             [name, kind] => (name, kind, false),
             [name, kind, _shape] => (name, kind, true),
             _ => return Err(not_read(descr)),
         };
         let name = match name {
-            Literal::Text(name) => name,
+            PythonLiteral::Text(name) => name,
             // Behind a title.
-            Literal::Tuple(names) => match &names[..] {
-                [_, Literal::Text(name)] => name,
+            PythonLiteral::Tuple(names) => match &names[..] {
+                [_, PythonLiteral::Text(name)] => name,
                 _ => return Err(not_read(descr)),
             },
             _ => return Err(not_read(descr)),
@@ -256,10 +258,10 @@ fn of_one_axis(descr: &Literal) -> Result<(Vec<Column>, u64), String> {
         let bytes = match (name.as_str(), padding(kind)) {
             ("", Some(bytes)) => bytes,
             _ => {
-                let kind = Kind::of(kind)
+                let kind = ValueLayout::of(kind)
                     .ok_or_else(|| format!("has the field {name:?} of type {}; {READABLE}", shown(kind)))?;
                 let width = kind.width as u64;
-                columns.push(Column { name: name.clone(), kind, offset });
+                columns.push(ArrayColumn { name: name.clone(), kind, offset });
                 width
             }
         };
@@ -268,20 +270,20 @@ fn of_one_axis(descr: &Literal) -> Result<(Vec<Column>, u64), String> {
     if columns.is_empty() { Err("has no columns".into()) } else { Ok((columns, offset)) }
 }
 
-fn not_read(descr: &Literal) -> String {
+fn not_read(descr: &PythonLiteral) -> String {
     format!("is of type {}; {READABLE}: convert it with astype", shown(descr))
 }
 
 /// Rows of some arrays.
 #[derive(Debug)]
-struct Pieces {
+struct ArrayRows {
     /// Of the columns that are wanted.
     schema: SchemaRef,
     columns: Vec<usize>,
-    pieces: Vec<(Arc<Array>, Range<u64>)>,
+    pieces: Vec<(Arc<NpyArray>, Range<u64>)>,
 }
 
-impl Part for Pieces {
+impl FilePartition for ArrayRows {
     fn narrowed(
         &self,
         schema: &SchemaRef,
@@ -289,11 +291,11 @@ impl Part for Pieces {
         rows_max: Option<usize>,
     ) -> Option<Arc<dyn PartitionStream>> {
         let pieces = first_rows(&self.pieces, rows_max);
-        Some(Arc::new(Pieces { schema: SchemaRef::clone(schema), columns: columns.to_vec(), pieces }))
+        Some(Arc::new(ArrayRows { schema: SchemaRef::clone(schema), columns: columns.to_vec(), pieces }))
     }
 }
 
-impl PartitionStream for Pieces {
+impl PartitionStream for ArrayRows {
     fn schema(&self) -> &SchemaRef {
         &self.schema
     }
@@ -352,7 +354,7 @@ mod tests {
 
     use super::*;
     use crate::engine::EngineConfig;
-    use crate::exec::reading::Reading;
+    use crate::exec::progress::ReadProgress;
     use crate::plan::expr::column;
 
     const ROWS: u64 = 100_000;
@@ -361,14 +363,14 @@ mod tests {
 
     /// An array of the columns `a`, `b` and `c`, that are once, twice and three times the row's number; and where its
     /// values begin.
-    struct Written {
+    struct TestArray {
         engine: Arc<Engine>,
         path: PathBuf,
         set: DataSet,
         start: u64,
     }
 
-    impl Written {
+    impl TestArray {
         fn new(name: &str, is_fortran: bool) -> Self {
             let engine = EngineConfig { threads: 1, workers: 1, memory_bytes: None, spill_dir: None };
             let engine = Arc::new(Engine::new(&engine).unwrap());
@@ -388,7 +390,7 @@ mod tests {
             let (asked, paths) = (Arc::clone(&engine), vec![path.display().to_string()]);
             let names = ["a", "b", "c"].map(String::from);
             let set = engine.run(async move { read_npy(&asked, &paths, &StorageOptions::new(), Some(&names)).await });
-            Written { engine, path, set: set.unwrap(), start }
+            TestArray { engine, path, set: set.unwrap(), start }
         }
 
         /// Cuts the file off, so that a query that reads what lies behind fails.
@@ -397,7 +399,7 @@ mod tests {
         }
 
         fn collect(&self, set: Result<DataSet>) -> Result<Vec<RecordBatch>> {
-            self.engine.run(set?.collect(Reading::default()))
+            self.engine.run(set?.collect(ReadProgress::default()))
         }
 
         /// The sums of all columns.
@@ -411,7 +413,7 @@ mod tests {
         }
     }
 
-    impl Drop for Written {
+    impl Drop for TestArray {
         fn drop(&mut self) {
             drop(std::fs::remove_file(&self.path));
         }
@@ -423,7 +425,7 @@ mod tests {
     fn only_what_is_wanted_is_read() {
         let all = (0..ROWS as i64).sum::<i64>();
         for is_fortran in [false, true] {
-            let written = Written::new(&format!("wanted-{is_fortran}"), is_fortran);
+            let written = TestArray::new(&format!("wanted-{is_fortran}"), is_fortran);
             let chosen = |names: &[&str]| written.set.select(names.iter().map(|name| column(name)).collect());
             let lost = |set| written.sums(set).unwrap_err().to_string().contains("became shorter");
             assert_eq!(written.sums(chosen(&["c", "a"])).unwrap(), [3 * all, all]);
@@ -446,7 +448,7 @@ mod tests {
     /// Where rows are read as they lie, fields that nobody wants are not copied out of them.
     #[test]
     fn only_what_is_wanted_is_copied() {
-        let written = Written::new("copied", false);
+        let written = TestArray::new("copied", false);
         for names in [&["c", "a"][..], &["b"], &[]] {
             let set = match names {
                 [] => written.set.counted().unwrap(),

@@ -7,7 +7,7 @@ use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow::datatypes::{ArrowNativeType, DataType, TimeUnit};
 use arrow::error::ArrowError;
 
-use super::header::Literal;
+use super::header::PythonLiteral;
 
 /// What there is to do about others.
 pub(super) const READABLE: &str =
@@ -15,7 +15,7 @@ pub(super) const READABLE: &str =
 
 /// How a value lies in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct ValueLayout {
     pub data_type: DataType,
     /// Its bytes.
     pub width: usize,
@@ -24,7 +24,7 @@ pub(super) struct Kind {
 }
 
 /// A type of one value as NumPy writes it: the order of bytes, a letter, and how many bytes, or characters, there are.
-struct Name<'a> {
+struct TypeString<'a> {
     order: char,
     letter: char,
     count: &'a str,
@@ -32,9 +32,9 @@ struct Name<'a> {
     unit: Option<&'a str>,
 }
 
-impl<'a> Name<'a> {
-    fn of(descr: &'a Literal) -> Option<Self> {
-        let Literal::Text(text) = descr else { return None };
+impl<'a> TypeString<'a> {
+    fn of(descr: &'a PythonLiteral) -> Option<Self> {
+        let PythonLiteral::Text(text) = descr else { return None };
         let (order, rest) = match text.strip_prefix(['<', '>', '|', '=']) {
             Some(rest) => (text.chars().next()?, rest),
             None => ('=', text.as_str()),
@@ -45,13 +45,13 @@ impl<'a> Name<'a> {
             Some((count, unit)) => (count, Some(unit)),
             None => (rest, None),
         };
-        count.bytes().all(|byte| byte.is_ascii_digit()).then_some(Name { order, letter, count, unit })
+        count.bytes().all(|byte| byte.is_ascii_digit()).then_some(TypeString { order, letter, count, unit })
     }
 }
 
 /// As NumPy shows a type.
-pub(super) fn shown(descr: &Literal) -> String {
-    let Some(Name { order, letter, count, unit }) = Name::of(descr) else { return descr.to_string() };
+pub(super) fn shown(descr: &PythonLiteral) -> String {
+    let Some(TypeString { order, letter, count, unit }) = TypeString::of(descr) else { return descr.to_string() };
     let is_native = matches!(order, '=' | '|') || (order == '<') == cfg!(target_endian = "little") || count == "1";
     let bits = count.parse::<u32>().unwrap_or(0).saturating_mul(8);
     match (letter, is_native) {
@@ -64,22 +64,22 @@ pub(super) fn shown(descr: &Literal) -> String {
         ('m', true) => format!("timedelta64{}", unit.map(|unit| format!("[{unit}]")).unwrap_or_default()),
         ('O', _) => "object".into(),
         _ => match descr {
-            Literal::Text(text) => text.clone(),
+            PythonLiteral::Text(text) => text.clone(),
             other => other.to_string(),
         },
     }
 }
 
 /// How many bytes of padding this is; `None` for anything else.
-pub(super) fn padding(descr: &Literal) -> Option<u64> {
-    let Name { letter, count, .. } = Name::of(descr)?;
+pub(super) fn padding(descr: &PythonLiteral) -> Option<u64> {
+    let TypeString { letter, count, .. } = TypeString::of(descr)?;
     if letter == 'V' { count.parse().ok() } else { None }
 }
 
-impl Kind {
+impl ValueLayout {
     /// `None` for what has no place in a column.
-    pub(super) fn of(descr: &Literal) -> Option<Self> {
-        let Name { order, letter, count, unit } = Name::of(descr)?;
+    pub(super) fn of(descr: &PythonLiteral) -> Option<Self> {
+        let TypeString { order, letter, count, unit } = TypeString::of(descr)?;
         let unit = match unit {
             None => None,
             Some("s") => Some(TimeUnit::Second),
@@ -106,7 +106,7 @@ impl Kind {
             _ => return None,
         };
         let is_swapped = width > 1 && order == if cfg!(target_endian = "little") { '>' } else { '<' };
-        Some(Kind { data_type, width, is_swapped })
+        Some(ValueLayout { data_type, width, is_swapped })
     }
 
     /// Whether there may be nulls: NumPy's times that are none.

@@ -1,11 +1,11 @@
 //! Files of our own formats, one for each partition, in the order of the partitions: by a [`DataSink`] that writes rows
 //! in their order.
 //!
-//! | format    | columns                            | file                             |
-//! |-----------|------------------------------------|----------------------------------|
-//! | `Records` | any, each of a fixed number of bytes | no header                        |
-//! | [`text`]  | one, of texts                      | a line for each row, compressed or not |
-//! | [`npy`]   | any, all of one type of number       | NumPy's header, then the rows     |
+//! | format    | columns                              | file                                   |
+//! |-----------|--------------------------------------|----------------------------------------|
+//! | `Records` | any, each of a fixed number of bytes | no header                              |
+//! | [`text`]  | one, of texts                        | a line for each row, compressed or not |
+//! | [`npy`]   | any, all of one type of number       | NumPy's header, then the rows          |
 
 mod npy;
 mod text;
@@ -29,9 +29,9 @@ use tidemill_dataflow::memory::Governor;
 
 use crate::error::{DataSetError, Result};
 use crate::files::records;
-use crate::files::refused::Refused;
+use crate::files::rejected::RejectedRow;
 use crate::stores::shown;
-use writer::Writer;
+use writer::FormatWriter;
 
 /// Written at once, about.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -75,7 +75,7 @@ impl PartFormat {
     }
 
     /// Appends rows to `block`, or says which of them cannot be, and why.
-    fn append(&self, batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
+    fn append(&self, batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
         match self {
             PartFormat::Records => records::append(batch, block),
             PartFormat::Text(_) => text::append(batch, block),
@@ -121,7 +121,8 @@ impl DataSink for PartSink {
             DataFusionError::from(DataSetError::Io(format!("{}: {error}", shown(self.file.get_url()))))
         };
         let has_header = !self.format.header(&self.schema, 0).is_empty();
-        let mut file = Writer::create(&self.file, self.format.compression(), has_header, context, &self.governor)?;
+        let mut file =
+            FormatWriter::create(&self.file, self.format.compression(), has_header, context, &self.governor)?;
         let mut block = Vec::with_capacity(BLOCK_BYTES);
         if has_header {
             // The number of rows is known at the end; until then this keeps its place.
@@ -130,7 +131,7 @@ impl DataSink for PartSink {
         let mut rows = 0;
         while let Some(batch) = data.next().await {
             let batch = batch?;
-            if let Err(Refused { row, reason }) = self.format.append(&batch, &mut block) {
+            if let Err(RejectedRow { row, reason }) = self.format.append(&batch, &mut block) {
                 let name = self.file.prefix().filename().unwrap_or_default().to_owned();
                 return Err(DataSetError::Data(format!("row {} of {name}: {reason}", rows + row as u64 + 1)).into());
             }

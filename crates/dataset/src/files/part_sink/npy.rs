@@ -9,7 +9,7 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Schema};
 
 use crate::error::{DataSetError, Result};
-use crate::files::refused::Refused;
+use crate::files::rejected::RejectedRow;
 
 /// Long enough for any number of rows and columns, and a multiple of 64, as values are to be aligned.
 const HEADER_BYTES: usize = 128;
@@ -77,8 +77,8 @@ pub(super) fn header(schema: &Schema, rows: u64) -> Vec<u8> {
 }
 
 /// A column at a time, so that each value goes from one sequence to another.
-pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
-    Refused::null(batch, "an array")?;
+pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
+    RejectedRow::null(batch, "an array")?;
     let (_, bytes) = dtype(batch.column(0).data_type()).expect("it was checked");
     let (start, rows, width) = (block.len(), batch.num_rows(), batch.num_columns() * bytes);
     block.resize(start + rows * width, 0);

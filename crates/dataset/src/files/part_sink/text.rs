@@ -5,7 +5,7 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Schema};
 
 use crate::error::{DataSetError, Result};
-use crate::files::refused::Refused;
+use crate::files::rejected::RejectedRow;
 
 pub(super) fn check(schema: &Schema) -> Result<()> {
     let is_text = |data_type: &DataType| matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
@@ -25,14 +25,15 @@ pub(super) fn check(schema: &Schema) -> Result<()> {
 }
 
 /// A text whose lines would not be read as they were is refused.
-pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), Refused> {
-    Refused::null(batch, "a text")?;
-    let texts = cast(batch.column(0), &DataType::Utf8View).map_err(|e| Refused { row: 0, reason: e.to_string() })?;
+pub(super) fn append(batch: &RecordBatch, block: &mut Vec<u8>) -> Result<(), RejectedRow> {
+    RejectedRow::null(batch, "a text")?;
+    let texts =
+        cast(batch.column(0), &DataType::Utf8View).map_err(|e| RejectedRow { row: 0, reason: e.to_string() })?;
     for (row, text) in texts.as_string_view().iter().flatten().enumerate() {
         if memchr::memchr(b'\n', text.as_bytes()).is_some() || text.ends_with('\r') {
             let shown: String = text.chars().take(40).collect();
             let reason = format!("{shown:?} contains a line end, and would be read as several lines; replace it first");
-            return Err(Refused { row, reason });
+            return Err(RejectedRow { row, reason });
         }
         block.extend_from_slice(text.as_bytes());
         block.push(b'\n');

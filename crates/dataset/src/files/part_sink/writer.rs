@@ -17,23 +17,23 @@ use crate::error::DataSetError;
 
 type Object = Box<dyn AsyncWrite + Send + Unpin>;
 
-pub(super) enum Writer {
+pub(super) enum FormatWriter {
     /// Written directly: a store would make a task of every part.
     Local(File),
     Object(Object),
     /// An object whose beginning is known at the end: it lies where this worker spills until then.
-    Held(Held, Object),
+    Held(WriterMemory, Object),
 }
 
-pub(super) struct Held {
+pub(super) struct WriterMemory {
     file: File,
     governor: Governor,
 }
 
-impl Held {
+impl WriterMemory {
     fn new(governor: &Governor) -> Result<Self> {
         let file = nameless_file(governor).map_err(|error| DataSetError::Io(error.to_string()))?;
-        Ok(Held { file, governor: governor.clone() })
+        Ok(WriterMemory { file, governor: governor.clone() })
     }
 
     /// The disk's errors are none of the object's: they name the folder, and what to do.
@@ -42,7 +42,7 @@ impl Held {
     }
 }
 
-impl Writer {
+impl FormatWriter {
     /// `has_header`: what is written first is replaced at the end.
     pub(super) fn create(
         url: &ListingTableUrl,
@@ -54,30 +54,30 @@ impl Writer {
         let is_plain = compression == FileCompressionType::UNCOMPRESSED;
         if is_plain && let Ok(path) = url.get_url().to_file_path() {
             let file = File::create(&path).map_err(|error| DataSetError::Io(format!("{}: {error}", path.display())))?;
-            return Ok(Writer::Local(file));
+            return Ok(FormatWriter::Local(file));
         }
         let store = context.runtime_env().object_store(url.object_store())?;
         let object = compression.convert_async_writer(BufWriter::new(store, url.prefix().clone()))?;
         if !has_header {
-            return Ok(Writer::Object(object));
+            return Ok(FormatWriter::Object(object));
         }
-        Ok(Writer::Held(Held::new(governor)?, object))
+        Ok(FormatWriter::Held(WriterMemory::new(governor)?, object))
     }
 
     pub(super) async fn write(&mut self, block: &[u8]) -> std::io::Result<()> {
         match self {
-            Writer::Local(file) => file.write_all(block),
-            Writer::Held(held, _) => held.on_disk(|file| file.write_all(block)),
-            Writer::Object(object) => object.write_all(block).await,
+            FormatWriter::Local(file) => file.write_all(block),
+            FormatWriter::Held(held, _) => held.on_disk(|file| file.write_all(block)),
+            FormatWriter::Object(object) => object.write_all(block).await,
         }
     }
 
     /// Ends the file, which begins with `header`.
     pub(super) async fn finish(self, header: &[u8]) -> std::io::Result<()> {
         match self {
-            Writer::Local(file) => file.write_all_at(header, 0),
-            Writer::Object(mut object) => object.shutdown().await,
-            Writer::Held(mut held, mut object) => {
+            FormatWriter::Local(file) => file.write_all_at(header, 0),
+            FormatWriter::Object(mut object) => object.shutdown().await,
+            FormatWriter::Held(mut held, mut object) => {
                 held.on_disk(|file| file.write_all_at(header, 0).and_then(|()| file.rewind()))?;
                 let mut block = vec![0; BLOCK_BYTES];
                 loop {
@@ -108,7 +108,7 @@ mod tests {
         let governor = engine.governor().clone();
         let error = engine.run(async move {
             let file = File::options().write(true).open("/dev/full").unwrap();
-            let mut writer = Writer::Held(Held { file, governor }, Box::new(tokio::io::sink()));
+            let mut writer = FormatWriter::Held(WriterMemory { file, governor }, Box::new(tokio::io::sink()));
             Ok(writer.write(b"rows").await.unwrap_err().to_string())
         });
         let (error, folder) = (error.unwrap(), engine.governor().settings().spill_dir.display().to_string());
@@ -120,7 +120,7 @@ mod tests {
     fn a_file_that_cannot_be_made_is_named() {
         let (engine, url) = (engine(), ListingTableUrl::parse("file:///nowhere/at/all.bin").unwrap());
         let context = engine.context().task_ctx();
-        let made = Writer::create(&url, FileCompressionType::UNCOMPRESSED, false, &context, engine.governor());
+        let made = FormatWriter::create(&url, FileCompressionType::UNCOMPRESSED, false, &context, engine.governor());
         let error = made.err().unwrap().to_string();
         assert!(error.contains("/nowhere/at/all.bin: No such file"), "{error}");
     }

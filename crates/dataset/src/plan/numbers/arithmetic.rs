@@ -44,7 +44,7 @@ impl AnalyzerRule for CheckArithmetic {
 
 /// Whether a function is an operator that fails where the result does not fit.
 pub(crate) fn is_checked(call: &ScalarFunction) -> bool {
-    call.func.inner().downcast_ref::<Checked>().is_some()
+    call.func.inner().downcast_ref::<CheckedOperator>().is_some()
 }
 
 /// An operator with its operands, or the operand of a minus. Operands have been checked before: what is asked of them
@@ -73,14 +73,18 @@ fn checked(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
         Expr::Negative(of) => vec![*of],
         other => unreachable!("{other} has no operands"),
     };
-    let function =
-        Checked { op, data_type, text: text(op, &args), signature: Signature::any(args.len(), Volatility::Immutable) };
+    let function = CheckedOperator {
+        op,
+        data_type,
+        text: text(op, &args),
+        signature: Signature::any(args.len(), Volatility::Immutable),
+    };
     Ok(Transformed::yes(Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), args))))
 }
 
 fn type_of(operand: &Expr, schema: &DFSchema) -> Result<DataType> {
     match operand {
-        Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<Checked>() {
+        Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<CheckedOperator>() {
             Some(checked) => Ok(checked.data_type.clone()),
             None => operand.get_type(schema),
         },
@@ -94,7 +98,7 @@ const TEXT_MAX: usize = 400;
 /// The operator as people write it.
 fn text(op: Operator, args: &[Expr]) -> String {
     let operand = |arg: &Expr| match arg {
-        Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<Checked>() {
+        Expr::ScalarFunction(call) => match call.func.inner().downcast_ref::<CheckedOperator>() {
             Some(checked) => format!("({})", checked.text),
             None => arg.human_display().to_string(),
         },
@@ -116,7 +120,7 @@ fn text(op: Operator, args: &[Expr]) -> String {
 
 /// An operator that fails where DataFusion's would wrap around.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Checked {
+struct CheckedOperator {
     op: Operator,
     data_type: DataType,
     /// The whole of it, for the error.
@@ -124,7 +128,7 @@ struct Checked {
     signature: Signature,
 }
 
-impl Checked {
+impl CheckedOperator {
     fn compute(&self, left: &dyn Datum, right: &dyn Datum) -> Result<ArrayRef, ArrowError> {
         match self.op {
             Operator::Plus => add(left, right),
@@ -146,7 +150,7 @@ impl Checked {
     }
 }
 
-impl ScalarUDFImpl for Checked {
+impl ScalarUDFImpl for CheckedOperator {
     fn name(&self) -> &str {
         match self.op {
             Operator::Plus => "+",

@@ -1,8 +1,8 @@
 //! Floats where they are compared: all NaNs are one value, the largest, and both zeros are one.
 //!
 //! DataFusion's keys are bits, and a NaN has many: 0.0 / 0.0 gives one with a sign, which it sorts before all numbers.
-//! Once types are known, a rule puts [`Canonical`] around what groups, joins, sorts, windows and comparisons go by. The
-//! columns themselves keep their values, but for those that a group's rows have in common.
+//! Once types are known, a rule puts [`CanonicalFloats`] around what groups, joins, sorts, windows and comparisons go
+//! by. The columns themselves keep their values, but for those that a group's rows have in common.
 
 use std::sync::Arc;
 
@@ -96,14 +96,14 @@ fn one_each(input: &Arc<LogicalPlan>) -> Result<Option<LogicalPlan>> {
 }
 
 fn call(same: Same, expr: Expr, keeps_name: bool) -> Expr {
-    let function = Canonical { same, keeps_name, signature: Signature::any(1, Volatility::Immutable) };
+    let function = CanonicalFloats { same, keeps_name, signature: Signature::any(1, Volatility::Immutable) };
     Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), vec![expr]))
 }
 
 /// Whether values of an expression are, or hold, floats of many bits; those of an outer query are left to what takes
 /// the query apart.
 fn differs(expr: &Expr, schema: &DFSchema) -> Result<bool> {
-    let is_canonical = matches!(expr, Expr::ScalarFunction(of) if of.func.inner().is::<Canonical>());
+    let is_canonical = matches!(expr, Expr::ScalarFunction(of) if of.func.inner().is::<CanonicalFloats>());
     Ok(!is_canonical && !expr.contains_outer() && has_floats(&expr.get_type(schema)?))
 }
 
@@ -291,14 +291,14 @@ fn function(mut of: ScalarFunction, schema: &DFSchema) -> Result<Transformed<Exp
 
 /// Gives floats that are equal the same bits.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Canonical {
+struct CanonicalFloats {
     same: Same,
     /// Whether columns are called by what they are made of.
     keeps_name: bool,
     signature: Signature,
 }
 
-impl ScalarUDFImpl for Canonical {
+impl ScalarUDFImpl for CanonicalFloats {
     fn name(&self) -> &'static str {
         match self.same {
             Same::NaNs => "one_nan",
@@ -335,7 +335,7 @@ impl ScalarUDFImpl for Canonical {
 /// What a key is made of, if only for the sake of its floats.
 pub(crate) fn beneath(expr: &Arc<dyn PhysicalExpr>) -> &Arc<dyn PhysicalExpr> {
     match expr.downcast_ref::<ScalarFunctionExpr>() {
-        Some(call) if call.fun().inner().is::<Canonical>() => &call.args()[0],
+        Some(call) if call.fun().inner().is::<CanonicalFloats>() => &call.args()[0],
         _ => expr,
     }
 }

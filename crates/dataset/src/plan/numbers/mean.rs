@@ -29,14 +29,14 @@ use super::totals::total;
 
 /// See the module.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct Mean {
+pub(super) struct ExactMean {
     of_others: OfFloats,
     signature: Signature,
 }
 
-impl Default for Mean {
+impl Default for ExactMean {
     fn default() -> Self {
-        Mean { of_others: OfFloats(avg_udaf()), signature: Signature::user_defined(Volatility::Immutable) }
+        ExactMean { of_others: OfFloats(avg_udaf()), signature: Signature::user_defined(Volatility::Immutable) }
     }
 }
 
@@ -59,7 +59,7 @@ fn divided(sum: i128, rows: u64) -> f64 {
     (sum / rows_wide) as f64 + (sum % rows_wide) as f64 / rows as f64
 }
 
-impl AggregateUDFImpl for Mean {
+impl AggregateUDFImpl for ExactMean {
     fn name(&self) -> &str {
         self.of_others.name()
     }
@@ -94,7 +94,7 @@ impl AggregateUDFImpl for Mean {
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
         match is_whole(args.expr_fields[0].data_type()) {
             true if args.is_distinct => Ok(Box::new(DistinctMean::default())),
-            true => Ok(Box::new(One::default())),
+            true => Ok(Box::new(MeanAccumulator::default())),
             false => self.of_others.accumulator(args),
         }
     }
@@ -124,8 +124,8 @@ impl AggregateUDFImpl for Mean {
 
     fn create_groups_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn GroupsAccumulator>> {
         Ok(match args.expr_fields[0].data_type() {
-            DataType::Int64 => Box::new(Means::<Int64Type>::default()),
-            DataType::UInt64 => Box::new(Means::<UInt64Type>::default()),
+            DataType::Int64 => Box::new(GroupMeans::<Int64Type>::default()),
+            DataType::UInt64 => Box::new(GroupMeans::<UInt64Type>::default()),
             _ => return self.of_others.create_groups_accumulator(args),
         })
     }
@@ -145,7 +145,7 @@ impl AggregateUDFImpl for Mean {
 
 /// Of all rows, or of those of a window's frame.
 #[derive(Debug, Default)]
-struct One {
+struct MeanAccumulator {
     sum: i128,
     rows: u64,
 }
@@ -158,7 +158,7 @@ fn rows_of(values: &ArrayRef) -> u64 {
     (values.len() - values.null_count()) as u64
 }
 
-impl Accumulator for One {
+impl Accumulator for MeanAccumulator {
     fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
         self.sum += sum_of(&values[0]);
         self.rows += rows_of(&values[0]);
@@ -235,19 +235,19 @@ impl Accumulator for DistinctMean {
 }
 
 /// Of groups, by the type of their values.
-struct Means<T> {
+struct GroupMeans<T> {
     sums: Vec<i128>,
     rows: Vec<u64>,
     of: std::marker::PhantomData<T>,
 }
 
-impl<T> Default for Means<T> {
+impl<T> Default for GroupMeans<T> {
     fn default() -> Self {
-        Means { sums: Vec::new(), rows: Vec::new(), of: std::marker::PhantomData }
+        GroupMeans { sums: Vec::new(), rows: Vec::new(), of: std::marker::PhantomData }
     }
 }
 
-impl<T> Means<T> {
+impl<T> GroupMeans<T> {
     fn resize(&mut self, count: usize) {
         self.sums.resize(count, 0);
         self.rows.resize(count, 0);
@@ -264,7 +264,7 @@ fn states(rows: Vec<u64>, sums: Vec<i128>) -> Vec<ArrayRef> {
     vec![Arc::new(UInt64Array::from(rows)), Arc::new(sums)]
 }
 
-impl<T: ArrowPrimitiveType<Native: Into<i128>> + Send> GroupsAccumulator for Means<T> {
+impl<T: ArrowPrimitiveType<Native: Into<i128>> + Send> GroupsAccumulator for GroupMeans<T> {
     fn update_batch(
         &mut self,
         values: &[ArrayRef],
@@ -326,20 +326,20 @@ mod tests {
     fn exact_however_it_comes_together() {
         let (least, most) = (i64::MIN, i64::MAX);
         let column = |values: &[i64]| -> ArrayRef { Arc::new(PrimitiveArray::<Int64Type>::from(values.to_vec())) };
-        let mut one = One::default();
+        let mut one = MeanAccumulator::default();
         one.update_batch(&[column(&[least, most, 7, 5])]).unwrap();
         one.retract_batch(&[column(&[5])]).unwrap();
         assert_eq!(one.evaluate().unwrap(), ScalarValue::Float64(Some(2.0)));
-        let mut other = One::default();
+        let mut other = MeanAccumulator::default();
         let state = one.state().unwrap().iter().map(|part| part.to_array().unwrap()).collect::<Vec<_>>();
         other.merge_batch(&state).unwrap();
         other.update_batch(&[column(&[2])]).unwrap();
         assert_eq!(other.evaluate().unwrap(), ScalarValue::Float64(Some(2.0)));
 
-        let mut groups = Means::<Int64Type>::default();
+        let mut groups = GroupMeans::<Int64Type>::default();
         groups.update_batch(&[column(&[least, most, 1, 7])], &[0, 0, 2, 0], None, 3).unwrap();
         let halves = groups.state(EmitTo::All).unwrap();
-        let mut whole = Means::<Int64Type>::default();
+        let mut whole = GroupMeans::<Int64Type>::default();
         let single = whole.convert_to_state(&[column(&[2, 4])], None).unwrap();
         whole.merge_batch(&halves, &[0, 1, 2], 3).unwrap();
         whole.merge_batch(&single, &[0, 2], 3).unwrap();

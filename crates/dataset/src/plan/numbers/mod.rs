@@ -1,15 +1,15 @@
 //! What numbers mean, where DataFusion means something else: a sum or product that does not fit is an error, all NaNs
 //! are one value, and what has left a window's frame leaves no trace.
 //!
-//! | module       | what                                                       |
-//! |--------------|------------------------------------------------------------|
-//! | `arithmetic` | `+`, `-` and `*` of whole numbers and decimals               |
+//! | module       | what                                                                          |
+//! |--------------|-------------------------------------------------------------------------------|
+//! | `arithmetic` | `+`, `-` and `*` of whole numbers and decimals                                |
 //! | `sum`        | sums of them, exact however partial sums come together; `totals` adds them up |
-//! | `mean`       | means of whole numbers, exact however large they are         |
-//! | `extremes`   | least and greatest floats of groups                         |
-//! | `float_keys` | NaNs and zeros in keys, orders and comparisons              |
-//! | `decimals`   | decimals beside floats, compared as floats                   |
-//! | `sliding`    | sums, means and variances of floats in frames that slide    |
+//! | `mean`       | means of whole numbers, exact however large they are                          |
+//! | `extremes`   | least and greatest floats of groups                                           |
+//! | `float_keys` | NaNs and zeros in keys, orders and comparisons                                |
+//! | `decimals`   | decimals beside floats, compared as floats                                    |
+//! | `sliding`    | sums, means and variances of floats in frames that slide                      |
 
 mod arithmetic;
 mod decimals;
@@ -29,7 +29,7 @@ pub(crate) use float_keys::{CompareFloats, beneath};
 
 /// Functions of ours that take the place of DataFusion's.
 pub(crate) fn aggregate_functions() -> impl Iterator<Item = AggregateUDF> {
-    let exact = [AggregateUDF::from(sum::Sum::default()), AggregateUDF::from(mean::Mean::default())];
+    let exact = [AggregateUDF::from(sum::ExactSum::default()), AggregateUDF::from(mean::ExactMean::default())];
     exact.into_iter().chain(sliding::functions().map(AggregateUDF::from))
 }
 

@@ -33,19 +33,19 @@ use datafusion::logical_expr::{
 use super::extremes;
 
 /// What is known of some rows, and can be put together.
-trait Figures: Copy + Default + Debug + Send + Sync + 'static {
+trait FrameFigures: Copy + Default + Debug + Send + Sync + 'static {
     fn and(self, later: Self) -> Self;
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
+struct FrameSum {
     rows: u64,
     sum: f64,
 }
 
-impl Figures for Sum {
+impl FrameFigures for FrameSum {
     fn and(self, later: Self) -> Self {
-        Sum { rows: self.rows + later.rows, sum: self.sum + later.sum }
+        FrameSum { rows: self.rows + later.rows, sum: self.sum + later.sum }
     }
 }
 
@@ -59,7 +59,7 @@ struct Moments {
     xy: f64,
 }
 
-impl Figures for Moments {
+impl FrameFigures for Moments {
     fn and(self, later: Self) -> Self {
         if self.rows == 0.0 || later.rows == 0.0 {
             return if self.rows == 0.0 { later } else { self };
@@ -80,7 +80,7 @@ impl Figures for Moments {
 
 /// The rows of a frame, on two stacks.
 #[derive(Debug, Default)]
-struct Frame<F> {
+struct TwoStacks<F> {
     /// The oldest on top, each with the figures of all beneath it, which came later.
     old: Vec<F>,
     /// The latest on top.
@@ -88,7 +88,7 @@ struct Frame<F> {
     of_new: F,
 }
 
-impl<F: Figures> Frame<F> {
+impl<F: FrameFigures> TwoStacks<F> {
     fn push(&mut self, row: F) {
         self.new.push(row);
         self.of_new = self.of_new.and(row);
@@ -117,13 +117,13 @@ impl<F: Figures> Frame<F> {
 
 /// A function of the figures of a frame.
 #[derive(Debug)]
-struct Sliding<F> {
-    frame: Frame<F>,
+struct SlidingFunction<F> {
+    frame: TwoStacks<F>,
     row: fn(&[f64]) -> F,
     result: fn(&F) -> Option<f64>,
 }
 
-impl<F: Figures> Sliding<F> {
+impl<F: FrameFigures> SlidingFunction<F> {
     /// Calls `each` for every row that has all values.
     fn rows(values: &[ArrayRef], mut each: impl FnMut(&[f64])) {
         let columns: Vec<_> = values.iter().map(|column| column.as_primitive::<Float64Type>()).collect();
@@ -137,7 +137,7 @@ impl<F: Figures> Sliding<F> {
     }
 }
 
-impl<F: Figures> Accumulator for Sliding<F> {
+impl<F: FrameFigures> Accumulator for SlidingFunction<F> {
     fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
         let (frame, row) = (&mut self.frame, self.row);
         Self::rows(values, |values| frame.push(row(values)));
@@ -176,8 +176,12 @@ pub(super) fn sum() -> Box<dyn Accumulator> {
     of_sums(|all| (all.rows > 0).then_some(all.sum))
 }
 
-fn of_sums(result: fn(&Sum) -> Option<f64>) -> Box<dyn Accumulator> {
-    Box::new(Sliding { frame: Frame::default(), row: |values| Sum { rows: 1, sum: values[0] }, result })
+fn of_sums(result: fn(&FrameSum) -> Option<f64>) -> Box<dyn Accumulator> {
+    Box::new(SlidingFunction {
+        frame: TwoStacks::default(),
+        row: |values| FrameSum { rows: 1, sum: values[0] },
+        result,
+    })
 }
 
 /// The function of this name, of floats.
@@ -217,14 +221,14 @@ fn of_floats(name: &str) -> Option<Box<dyn Accumulator>> {
         means: [values[0], values.get(1).copied().unwrap_or(0.0)],
         ..Moments::default()
     };
-    Some(Box::new(Sliding { frame: Frame::default(), row, result }))
+    Some(Box::new(SlidingFunction { frame: TwoStacks::default(), row, result }))
 }
 
 /// A function of DataFusion's, but of floats in frames that slide, or in groups if it is one of [`extremes`].
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct OfFloats(pub(super) Arc<AggregateUDF>);
 
-/// All of them but `avg`, which is [`Mean`](super::mean::Mean).
+/// All of them but `avg`, which is [`ExactMean`](super::mean::ExactMean).
 pub(super) fn functions() -> impl Iterator<Item = OfFloats> {
     let moments = [var_samp_udaf(), var_pop_udaf(), stddev_udaf(), stddev_pop_udaf()];
     let pairs = [covar_samp_udaf(), covar_pop_udaf(), corr_udaf()];
@@ -344,12 +348,13 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
-        let (mut sums, mut moments, mut rows) = (Frame::<Sum>::default(), Frame::<Moments>::default(), Vec::new());
+        let (mut sums, mut moments, mut rows) =
+            (TwoStacks::<FrameSum>::default(), TwoStacks::<Moments>::default(), Vec::new());
         for _ in 0..2000 {
             for _ in 0..next(5) {
                 let [x, y] = [0, 1].map(|_| next(100) as f64 / 8.0);
                 rows.push([x, y]);
-                sums.push(Sum { rows: 1, sum: x });
+                sums.push(FrameSum { rows: 1, sum: x });
                 moments.push(Moments { rows: 1.0, means: [x, y], ..Moments::default() });
             }
             for _ in 0..next(6).min(rows.len() as u64) {

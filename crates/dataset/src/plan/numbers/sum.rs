@@ -24,18 +24,18 @@ use datafusion::logical_expr::{
 use datafusion_functions_aggregate_common::aggregate::groups_accumulator::accumulate::NullState;
 
 use super::sliding;
-use super::totals::{Word, total};
+use super::totals::{SumWord, total};
 use super::wider;
 
 /// See the module.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct Sum {
+pub(super) struct ExactSum {
     theirs: Arc<AggregateUDF>,
 }
 
-impl Default for Sum {
+impl Default for ExactSum {
     fn default() -> Self {
-        Sum { theirs: sum_udaf() }
+        ExactSum { theirs: sum_udaf() }
     }
 }
 
@@ -56,7 +56,7 @@ fn word_type(result: &DataType) -> DataType {
     }
 }
 
-impl AggregateUDFImpl for Sum {
+impl AggregateUDFImpl for ExactSum {
     fn name(&self) -> &str {
         self.theirs.name()
     }
@@ -73,10 +73,10 @@ impl AggregateUDFImpl for Sum {
         if !is_ours(args.return_type()) {
             return self.theirs.accumulator(args);
         }
-        let result = Summed::new(&args);
+        let result = SumDisplay::new(&args);
         match args.is_distinct {
             true => Ok(Box::new(DistinctSum { values: self.theirs.accumulator(args)?, result })),
-            false => Ok(Box::new(Total { sum: 0, rows: 0, result })),
+            false => Ok(Box::new(SumAccumulator { sum: 0, rows: 0, result })),
         }
     }
 
@@ -94,11 +94,11 @@ impl AggregateUDFImpl for Sum {
     }
 
     fn create_groups_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn GroupsAccumulator>> {
-        let result = Summed::new(&args);
+        let result = SumDisplay::new(&args);
         Ok(match args.return_type() {
-            DataType::Int64 | DataType::Duration(_) => Box::new(Sums::<Int64Type>::new(result)),
-            DataType::UInt64 => Box::new(Sums::<UInt64Type>::new(result)),
-            other if is_ours(other) => Box::new(Sums::<Decimal128Type>::new(result)),
+            DataType::Int64 | DataType::Duration(_) => Box::new(GroupSums::<Int64Type>::new(result)),
+            DataType::UInt64 => Box::new(GroupSums::<UInt64Type>::new(result)),
+            other if is_ours(other) => Box::new(GroupSums::<Decimal128Type>::new(result)),
             _ => return self.theirs.create_groups_accumulator(args),
         })
     }
@@ -131,23 +131,23 @@ impl AggregateUDFImpl for Sum {
 
 /// A sum as people know it.
 #[derive(Debug)]
-struct Summed {
+struct SumDisplay {
     name: String,
     data_type: DataType,
 }
 
-impl Summed {
+impl SumDisplay {
     fn new(args: &AccumulatorArgs) -> Self {
         let name = match args.expr_fields {
             // Some are of columns that the optimizer has made.
             [of] if args.name.contains(of.name().as_str()) => format!("the sum of {:?}", of.name()),
             _ => args.name.to_owned(),
         };
-        Summed { name, data_type: args.return_type().clone() }
+        SumDisplay { name, data_type: args.return_type().clone() }
     }
 
     fn beyond(&self) -> DataFusionError {
-        let Summed { name, data_type } = self;
+        let SumDisplay { name, data_type } = self;
         DataFusionError::Execution(format!(
             "{name} is beyond the range of {data_type}; cast the values to {} first",
             wider(data_type)
@@ -196,13 +196,13 @@ impl Summed {
 
 /// The sum of all rows, or of those of a window's frame.
 #[derive(Debug)]
-struct Total {
+struct SumAccumulator {
     sum: i128,
     rows: usize,
-    result: Summed,
+    result: SumDisplay,
 }
 
-impl Total {
+impl SumAccumulator {
     fn change(&mut self, values: &ArrayRef, change: fn(i128, i128) -> Option<i128>) -> Result<()> {
         let sum = total(values).and_then(|more| change(self.sum, more));
         self.sum = sum.ok_or_else(|| self.result.beyond())?;
@@ -214,7 +214,7 @@ fn rows(values: &ArrayRef) -> usize {
     values.len() - values.null_count()
 }
 
-impl Accumulator for Total {
+impl Accumulator for SumAccumulator {
     fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
         self.rows += rows(&values[0]);
         self.change(&values[0], i128::checked_add)
@@ -267,7 +267,7 @@ impl Accumulator for Total {
 struct DistinctSum {
     /// Theirs, which knows them.
     values: Box<dyn Accumulator>,
-    result: Summed,
+    result: SumDisplay,
 }
 
 impl Accumulator for DistinctSum {
@@ -298,17 +298,17 @@ impl Accumulator for DistinctSum {
 }
 
 /// The sums of groups.
-struct Sums<W: Word> {
+struct GroupSums<W: SumWord> {
     words: Vec<W::Native>,
     /// How often the sums of the first groups went beyond their words; most often none did.
     carries: Vec<i64>,
     nulls: NullState,
-    result: Summed,
+    result: SumDisplay,
 }
 
-impl<W: Word> Sums<W> {
-    fn new(result: Summed) -> Self {
-        Sums { words: Vec::new(), carries: Vec::new(), nulls: NullState::new(), result }
+impl<W: SumWord> GroupSums<W> {
+    fn new(result: SumDisplay) -> Self {
+        GroupSums { words: Vec::new(), carries: Vec::new(), nulls: NullState::new(), result }
     }
 
     /// Adds words to the sums of their groups.
@@ -351,7 +351,7 @@ fn carry_over(carries: &mut Vec<i64>, group: usize, carry: i64) {
     carries[group] += carry;
 }
 
-impl<W: Word> GroupsAccumulator for Sums<W> {
+impl<W: SumWord> GroupsAccumulator for GroupSums<W> {
     fn update_batch(
         &mut self,
         values: &[ArrayRef],

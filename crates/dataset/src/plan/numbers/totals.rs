@@ -7,7 +7,7 @@ use arrow::datatypes::{
 };
 
 /// A number that sums of a group are made of.
-pub(super) trait Word: ArrowPrimitiveType<Native: Send + Sync> + Send {
+pub(super) trait SumWord: ArrowPrimitiveType<Native: Send + Sync> + Send {
     /// The sum, without the bits that are beyond, and how often it went beyond: below counts as minus one.
     fn add(sum: Self::Native, value: Self::Native) -> (Self::Native, i64);
     /// The same of a sum.
@@ -16,7 +16,7 @@ pub(super) trait Word: ArrowPrimitiveType<Native: Send + Sync> + Send {
 
 macro_rules! word {
     ($type:ty, $native:ty, $bits:literal) => {
-        impl Word for $type {
+        impl SumWord for $type {
             #[inline(always)]
             fn add(sum: $native, value: $native) -> ($native, i64) {
                 let (next, beyond) = sum.overflowing_add(value);
@@ -95,7 +95,7 @@ mod tests {
     /// be beyond.
     #[test]
     fn beyond_and_back() {
-        fn of<W: Word>(values: &[W::Native]) -> (W::Native, i64) {
+        fn of<W: SumWord>(values: &[W::Native]) -> (W::Native, i64) {
             values.iter().fold(W::split(0), |(word, carry), &value| {
                 let (next, more) = W::add(word, value);
                 (next, carry + more)

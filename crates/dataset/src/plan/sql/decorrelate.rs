@@ -6,9 +6,9 @@
 //! "no". This pass rewrites those before DataFusion sees them, and leaves the rest alone.
 //!
 //! A correlated subquery is a function of some columns of the outer query. Its *domain* is the distinct values that the
-//! outer query has in those columns. [`Subqueries::lift`] pushes the domain down to where nothing refers to the outer
-//! query any more and joins it there, so that the subquery is evaluated for all values at once and carries the domain's
-//! columns; the outer query then joins the result by them, nulls being equal to nulls.
+//! outer query has in those columns. [`SubqueryRewriter::lift`] pushes the domain down to where nothing refers to the
+//! outer query any more and joins it there, so that the subquery is evaluated for all values at once and carries the
+//! domain's columns; the outer query then joins the result by them, nulls being equal to nulls.
 //!
 //! Source: Neumann and Kemper, *Unnesting Arbitrary Queries* (BTW 2015).
 
@@ -41,12 +41,12 @@ use super::one_row::one_row;
 /// # Errors
 /// `NotImplemented` for a correlated subquery with a step that cannot be evaluated for many outer rows at once.
 pub(crate) fn decorrelated(plan: LogicalPlan) -> Result<LogicalPlan> {
-    Subqueries::default().plan(plan)
+    SubqueryRewriter::default().plan(plan)
 }
 
 /// The step that a subquery is an expression of: DataFusion looks for some kinds only in some steps.
 #[derive(Clone, Copy, PartialEq)]
-enum Context {
+enum SubqueryStep {
     Filter,
     Projection,
     Other,
@@ -54,7 +54,7 @@ enum Context {
 
 /// Where in the expression of a step a subquery is.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum SubqueryPosition {
     /// It is all of a condition.
     Condition,
     /// It is negated, and nothing else.
@@ -64,7 +64,7 @@ enum Place {
 }
 
 /// The query around subqueries.
-struct Outer {
+struct OuterQuery {
     /// As it was. Domains are taken from it: joins of results change none of their values, and each would double the
     /// plan.
     base: LogicalPlan,
@@ -74,13 +74,13 @@ struct Outer {
 
 /// Rewrites the subqueries of one statement; counts the names it makes.
 #[derive(Default)]
-struct Subqueries {
+struct SubqueryRewriter {
     names: Cell<usize>,
 }
 
 /// The columns of the outer query that a subquery depends on, and the table of their distinct values.
 #[derive(Clone)]
-struct Domain {
+struct OuterDomain {
     /// Columns of the outer query.
     outer: Vec<Column>,
     /// The subquery's references to them.
@@ -90,7 +90,7 @@ struct Domain {
     name: TableReference,
 }
 
-impl Domain {
+impl OuterDomain {
     fn columns(&self) -> Vec<Expr> {
         (0..self.outer.len()).map(|at| Expr::Column(self.column(at))).collect()
     }
@@ -240,7 +240,7 @@ fn refers_to_left(join: &Join) -> bool {
 }
 
 /// Whether an expression over `plan` is the same for all rows of one value of the domain.
-fn is_fixed(expr: &Expr, plan: &LogicalPlan, domain: &Domain) -> bool {
+fn is_fixed(expr: &Expr, plan: &LogicalPlan, domain: &OuterDomain) -> bool {
     expr.column_refs().into_iter().all(|column| {
         if column.relation.as_ref() == Some(&domain.name) {
             return true;
@@ -274,7 +274,7 @@ fn has_one_row(plan: &LogicalPlan) -> bool {
     }
 }
 
-impl Subqueries {
+impl SubqueryRewriter {
     fn name(&self, what: &str) -> TableReference {
         self.names.set(self.names.get() + 1);
         TableReference::bare(format!("__{what}_{}", self.names.get()))
@@ -303,18 +303,18 @@ impl Subqueries {
             return Ok(plan);
         }
         let mut input = match plan.inputs().as_slice() {
-            [input] => Outer { base: (*input).clone(), joined: (*input).clone() },
+            [input] => OuterQuery { base: (*input).clone(), joined: (*input).clone() },
             _ => return Ok(plan),
         };
         let before = columns_of(plan.schema());
         let context = match &plan {
-            LogicalPlan::Filter(_) => Context::Filter,
-            LogicalPlan::Projection(_) => Context::Projection,
-            _ => Context::Other,
+            LogicalPlan::Filter(_) => SubqueryStep::Filter,
+            LogicalPlan::Projection(_) => SubqueryStep::Projection,
+            _ => SubqueryStep::Other,
         };
         let changed = plan.clone().map_expressions(|expr| {
             let mut parts = match context {
-                Context::Filter => split_conjunction(&expr).into_iter().cloned().collect(),
+                SubqueryStep::Filter => split_conjunction(&expr).into_iter().cloned().collect(),
                 _ => vec![expr],
             }
             .into_iter();
@@ -355,11 +355,11 @@ impl Subqueries {
     }
 
     /// An expression over `input`, to which the results of its subqueries are joined.
-    fn expr(&self, expr: Expr, input: &mut Outer, context: Context) -> Result<Expr> {
+    fn expr(&self, expr: Expr, input: &mut OuterQuery, context: SubqueryStep) -> Result<Expr> {
         let place = match &expr {
-            expr if is_subquery(expr) => Place::Condition,
-            Expr::Not(inner) if is_subquery(inner) => Place::Negated,
-            _ => Place::Within,
+            expr if is_subquery(expr) => SubqueryPosition::Condition,
+            Expr::Not(inner) if is_subquery(inner) => SubqueryPosition::Negated,
+            _ => SubqueryPosition::Within,
         };
         expr.transform_down(|expr| {
             if !is_subquery(&expr) {
@@ -372,10 +372,16 @@ impl Subqueries {
     }
 
     /// One subquery's value over `input`.
-    fn subquery(&self, expr: Expr, input: &mut Outer, context: Context, place: Place) -> Result<Expr> {
-        let in_filter = context == Context::Filter;
+    fn subquery(
+        &self,
+        expr: Expr,
+        input: &mut OuterQuery,
+        context: SubqueryStep,
+        place: SubqueryPosition,
+    ) -> Result<Expr> {
+        let in_filter = context == SubqueryStep::Filter;
         // A filter leaves out rows for which its condition is null as it does those for which it is false.
-        let null_is_false = in_filter && place == Place::Condition;
+        let null_is_false = in_filter && place == SubqueryPosition::Condition;
         match expr {
             Expr::Exists(Exists { subquery, negated }) => {
                 let subquery = self.nested(subquery)?;
@@ -392,7 +398,7 @@ impl Subqueries {
                 // Of a constant DataFusion makes no key, and forgets about nulls.
                 let plain_value = !expr.column_refs().is_empty() && !has_subquery(&expr);
                 if in_filter
-                    && place != Place::Within
+                    && place != SubqueryPosition::Within
                     && refers
                     && plain_value
                     && is_plain(&subquery.subquery, false)
@@ -400,13 +406,13 @@ impl Subqueries {
                 {
                     return Ok(Expr::InSubquery(InSubquery { expr, subquery, negated }));
                 }
-                let expr = self.expr(*expr, input, Context::Other)?;
+                let expr = self.expr(*expr, input, SubqueryStep::Other)?;
                 let found = self.is_in(expr, &subquery.subquery, input, null_is_false && !negated)?;
                 Ok(if negated { Expr::Not(Box::new(found)) } else { found })
             }
             Expr::SetComparison(SetComparison { expr, subquery, op, quantifier }) => {
                 let subquery = self.nested(subquery)?;
-                let expr = self.expr(*expr, input, Context::Other)?;
+                let expr = self.expr(*expr, input, SubqueryStep::Other)?;
                 self.compared(expr, op, quantifier, &subquery.subquery, input, null_is_false)
             }
             Expr::ScalarSubquery(subquery) => {
@@ -415,7 +421,7 @@ impl Subqueries {
                     || (self.refers_to(&subquery, input)
                         && has_one_row(&subquery.subquery)
                         && is_plain(&subquery.subquery, true));
-                if context != Context::Other && is_plain {
+                if context != SubqueryStep::Other && is_plain {
                     return Ok(Expr::ScalarSubquery(subquery));
                 }
                 self.scalar(&subquery.subquery, input)
@@ -432,12 +438,12 @@ impl Subqueries {
     }
 
     /// Whether all that it refers to is in the query right around it, rather than in one further out.
-    fn refers_to(&self, subquery: &Subquery, input: &Outer) -> bool {
+    fn refers_to(&self, subquery: &Subquery, input: &OuterQuery) -> bool {
         outer_columns(&subquery.subquery).iter().all(|column| input.base.schema().has_column(column))
     }
 
     /// What `plan` depends on. Columns of queries further out are outer references in the domain, too.
-    fn domain(&self, plan: &LogicalPlan, input: &LogicalPlan) -> Result<Domain> {
+    fn domain(&self, plan: &LogicalPlan, input: &LogicalPlan) -> Result<OuterDomain> {
         let outer = outer_columns(plan);
         let name = self.name("domain");
         let references = plan.all_out_ref_exprs();
@@ -450,7 +456,7 @@ impl Subqueries {
             true => LogicalPlanBuilder::empty(true).build()?,
             false => LogicalPlanBuilder::from(input.clone()).project(values)?.distinct()?.build()?,
         };
-        Ok(Domain { outer, references, values, name })
+        Ok(OuterDomain { outer, references, values, name })
     }
 
     /// Joins rows that carry a domain's columns, as those of `name`, to the outer query they are for.
@@ -458,7 +464,7 @@ impl Subqueries {
         &self,
         input: &LogicalPlan,
         result: LogicalPlan,
-        domain: &Domain,
+        domain: &OuterDomain,
         name: &TableReference,
         more: Option<Expr>,
         kind: JoinType,
@@ -476,7 +482,7 @@ impl Subqueries {
     }
 
     /// A column that is not null where the subquery has a row.
-    fn exists(&self, plan: &LogicalPlan, input: &mut Outer) -> Result<Expr> {
+    fn exists(&self, plan: &LogicalPlan, input: &mut OuterQuery) -> Result<Expr> {
         let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let name = self.name("exists");
@@ -495,7 +501,7 @@ impl Subqueries {
     }
 
     /// `value` IN the subquery, with null for "not known", or with `null_is_false` anything but true.
-    fn is_in(&self, value: Expr, plan: &LogicalPlan, input: &mut Outer, null_is_false: bool) -> Result<Expr> {
+    fn is_in(&self, value: Expr, plan: &LogicalPlan, input: &mut OuterQuery, null_is_false: bool) -> Result<Expr> {
         let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
@@ -540,7 +546,7 @@ impl Subqueries {
         op: Operator,
         quantifier: SetQuantifier,
         plan: &LogicalPlan,
-        input: &mut Outer,
+        input: &mut OuterQuery,
         null_is_false: bool,
     ) -> Result<Expr> {
         if quantifier == SetQuantifier::All {
@@ -584,7 +590,7 @@ impl Subqueries {
     }
 
     /// The value of the subquery's only row, or null.
-    fn scalar(&self, plan: &LogicalPlan, input: &mut Outer) -> Result<Expr> {
+    fn scalar(&self, plan: &LogicalPlan, input: &mut OuterQuery) -> Result<Expr> {
         let domain = self.domain(plan, &input.base)?;
         let lifted = self.lift(plan, &domain)?;
         let theirs = Expr::Column(columns_of(plan.schema()).swap_remove(0));
@@ -638,7 +644,7 @@ impl Subqueries {
     }
 
     /// The subquery for all values of the domain at once: its columns, then the domain's.
-    fn lift(&self, plan: &LogicalPlan, domain: &Domain) -> Result<LogicalPlan> {
+    fn lift(&self, plan: &LogicalPlan, domain: &OuterDomain) -> Result<LogicalPlan> {
         if domain.outer.is_empty() {
             return Ok(plan.clone());
         }
@@ -723,7 +729,7 @@ impl Subqueries {
         }
     }
 
-    fn lift_limit(&self, step: &Limit, domain: &Domain) -> Result<LogicalPlan> {
+    fn lift_limit(&self, step: &Limit, domain: &OuterDomain) -> Result<LogicalPlan> {
         let (SkipType::Literal(skip), FetchType::Literal(fetch)) = (step.get_skip_type()?, step.get_fetch_type()?)
         else {
             return unsupported("a LIMIT that is not a number");
@@ -750,7 +756,7 @@ impl Subqueries {
         order: &[SortKey],
         skip: usize,
         fetch: Option<usize>,
-        domain: &Domain,
+        domain: &OuterDomain,
     ) -> Result<LogicalPlan> {
         let lifted = self.lift(plan, domain)?;
         let columns = exprs_of(lifted.schema());
@@ -767,7 +773,7 @@ impl Subqueries {
         lifted: LogicalPlan,
         by: Vec<Expr>,
         order: &[SortKey],
-        domain: &Domain,
+        domain: &OuterDomain,
     ) -> Result<(LogicalPlan, Expr)> {
         let name = self.name("row").table().to_owned();
         let order = order.iter().map(|key| Ok(SortKey { expr: domain.inner(key.expr.clone())?, ..key.clone() }));
@@ -780,7 +786,7 @@ impl Subqueries {
         Ok((plan, Expr::Column(Column::from_name(name))))
     }
 
-    fn lift_aggregate(&self, step: &Aggregate, domain: &Domain) -> Result<LogicalPlan> {
+    fn lift_aggregate(&self, step: &Aggregate, domain: &OuterDomain) -> Result<LogicalPlan> {
         let before = columns_of(&step.schema);
         let inner = |exprs: &[Expr]| exprs.iter().cloned().map(|expr| domain.inner(expr)).collect::<Result<Vec<_>>>();
         if step.group_expr.is_empty() {
@@ -880,7 +886,7 @@ impl Subqueries {
     }
 
     /// An aggregate over all rows has a row even where there are none.
-    fn lift_total(&self, step: &Aggregate, domain: &Domain) -> Result<LogicalPlan> {
+    fn lift_total(&self, step: &Aggregate, domain: &OuterDomain) -> Result<LogicalPlan> {
         let before = columns_of(&step.schema);
         let total = self.again(domain)?;
         let lifted = self.lift(&step.input, &total)?;
@@ -913,14 +919,14 @@ impl Subqueries {
     }
 
     /// The same domain by another name.
-    fn again(&self, domain: &Domain) -> Result<Domain> {
+    fn again(&self, domain: &OuterDomain) -> Result<OuterDomain> {
         let name = self.name("domain");
         let values = renamed(domain.columns(), &name);
         let values = LogicalPlanBuilder::from(domain.values.clone()).project(values)?.build()?;
-        Ok(Domain { values, name, ..domain.clone() })
+        Ok(OuterDomain { values, name, ..domain.clone() })
     }
 
-    fn lift_join(&self, join: &Join, domain: &Domain) -> Result<LogicalPlan> {
+    fn lift_join(&self, join: &Join, domain: &OuterDomain) -> Result<LogicalPlan> {
         let other = self.again(domain)?;
         let (left, right) = (self.lift(&join.left, domain)?, self.lift(&join.right, &other)?);
         let mut on = keys_of(join);
@@ -973,7 +979,7 @@ fn renamed(columns: Vec<Expr>, name: &TableReference) -> Vec<Expr> {
 }
 
 /// A window function that looks only at rows of the same value of the domain.
-fn by_domain(expr: Expr, domain: &Domain) -> Result<Expr> {
+fn by_domain(expr: Expr, domain: &OuterDomain) -> Result<Expr> {
     expr.transform(|expr| {
         Ok(match expr {
             Expr::WindowFunction(mut function) => {

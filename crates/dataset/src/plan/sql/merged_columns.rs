@@ -55,7 +55,7 @@ impl VisitorMut for WriteOut<'_> {
             && let OrderByKind::Expressions(keys) = &mut order.kind
         {
             for key in keys {
-                let _ = key.expr.visit(&mut Replace { merged: &hidden, tables: self, shadowed: Vec::new() });
+                let _ = key.expr.visit(&mut ReplaceNames { merged: &hidden, tables: self, shadowed: Vec::new() });
             }
         }
         ControlFlow::Continue(())
@@ -153,7 +153,7 @@ impl<'a> WriteOut<'a> {
             .into_iter()
             .enumerate()
             .partition(|(_, item)| matches!(item, SelectItem::UnnamedExpr(Expr::Identifier(_))));
-        let mut replace = Replace { merged: &names, tables: self, shadowed: Vec::new() };
+        let mut replace = ReplaceNames { merged: &names, tables: self, shadowed: Vec::new() };
         for (_, item) in &mut rest {
             let _ = item.visit(&mut replace);
         }
@@ -172,7 +172,7 @@ impl<'a> WriteOut<'a> {
         let mut left = vec![first];
         for join in &mut table.joins {
             if let Some(JoinConstraint::On(on)) = constraint(&mut join.join_operator) {
-                let _ = on.visit(&mut Replace { merged: &own, tables: self, shadowed: Vec::new() });
+                let _ = on.visit(&mut ReplaceNames { merged: &own, tables: self, shadowed: Vec::new() });
             }
             let Some(right) = self.named_table(&join.relation) else { break };
             // What cannot be told is an error of DataFusion's if the name is used.
@@ -219,19 +219,21 @@ impl<'a> WriteOut<'a> {
     fn joins(&self, select: &mut Select) -> ControlFlow<String, Vec<(String, Expr)>> {
         let mut merged: Vec<(String, Expr)> = Vec::new();
         // What `*` stands for: each table, and which of its columns are keys.
-        let mut all: Vec<Shown> = Vec::new();
+        let mut all: Vec<WildcardTable> = Vec::new();
         let mut names = self.name_keys(select);
         for table in &mut select.from {
             if !table.joins.iter().any(|join| is_written_out(&join.join_operator)) {
-                all.extend(factors(table).map(|factor| Shown { table: named(factor).cloned(), keys: Vec::new() }));
+                all.extend(
+                    factors(table).map(|factor| WildcardTable { table: named(factor).cloned(), keys: Vec::new() }),
+                );
                 continue;
             }
             let first = all.len();
             let mut left = vec![self.factor(&table.relation)?];
-            all.push(Shown { table: Some(left[0].0.clone()), keys: Vec::new() });
+            all.push(WildcardTable { table: Some(left[0].0.clone()), keys: Vec::new() });
             for join in &mut table.joins {
                 let right = self.factor(&join.relation)?;
-                all.push(Shown { table: Some(right.0.clone()), keys: Vec::new() });
+                all.push(WildcardTable { table: Some(right.0.clone()), keys: Vec::new() });
                 if let Some(names) = self.keys(&join.join_operator, &left, &right)? {
                     let mut conditions = Vec::new();
                     for name in names {
@@ -328,13 +330,13 @@ impl<'a> WriteOut<'a> {
     }
 
     /// Puts what keys stand for in the place of their bare names.
-    fn rename(&self, select: &mut Select, merged: &[(String, Expr)], all: &[Shown]) -> ControlFlow<String> {
+    fn rename(&self, select: &mut Select, merged: &[(String, Expr)], all: &[WildcardTable]) -> ControlFlow<String> {
         let mut items = Vec::new();
         for item in std::mem::take(&mut select.projection) {
             match item {
                 SelectItem::UnnamedExpr(expr) => {
                     let mut made = expr.clone();
-                    let _ = made.visit(&mut Replace { merged, tables: self, shadowed: Vec::new() });
+                    let _ = made.visit(&mut ReplaceNames { merged, tables: self, shadowed: Vec::new() });
                     items.push(match (&expr, made == expr) {
                         (_, true) => SelectItem::UnnamedExpr(expr),
                         (Expr::Identifier(name), _) => {
@@ -377,10 +379,10 @@ impl<'a> WriteOut<'a> {
             }
         }
         let from = std::mem::take(&mut select.from);
-        let _ = select.visit(&mut Replace { merged, tables: self, shadowed: Vec::new() });
+        let _ = select.visit(&mut ReplaceNames { merged, tables: self, shadowed: Vec::new() });
         for item in &mut items {
             if let SelectItem::ExprWithAlias { expr, .. } = item {
-                let _ = expr.visit(&mut Replace { merged, tables: self, shadowed: Vec::new() });
+                let _ = expr.visit(&mut ReplaceNames { merged, tables: self, shadowed: Vec::new() });
             }
         }
         select.projection = items;
@@ -390,7 +392,7 @@ impl<'a> WriteOut<'a> {
 }
 
 /// A table of a query, for `*`.
-struct Shown {
+struct WildcardTable {
     /// `None` if the query gives it no name.
     table: Option<Ident>,
     /// Columns that are keys of joins, and shown as such.
@@ -464,14 +466,14 @@ fn quoted(name: &str) -> Ident {
 }
 
 /// Replaces bare names, also in subqueries whose own tables have no column of that name.
-struct Replace<'a> {
+struct ReplaceNames<'a> {
     merged: &'a [(String, Expr)],
     tables: &'a WriteOut<'a>,
     /// Of each subquery around: names that are its own, or may be.
     shadowed: Vec<Vec<String>>,
 }
 
-impl VisitorMut for Replace<'_> {
+impl VisitorMut for ReplaceNames<'_> {
     type Break = ();
 
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {

@@ -1,16 +1,16 @@
 //! Queries as they are planned. What would be planned otherwise than SQL means it, or left out in silence, is an error,
 //! which names what to write instead.
 //!
-//! | module        | what                                                              |
-//! |---------------|-------------------------------------------------------------------|
-//! | `dialect`     | IS DISTINCT FROM binds as the standard says                        |
-//! | `decorrelate` | subqueries as joins; `one_row` is the check of scalar ones         |
-//! | `lateral`     | LATERAL, where only subqueries within it read the table beside it  |
-//! | `timestamps`  | TIMESTAMP in microseconds                                          |
-//! | `between`     | BETWEEN over what is drawn anew at each use                        |
-//! | `merged_columns` | the columns of joins with USING, and NATURAL ones               |
-//! | `names`       | names of columns that a query does not name                        |
-//! | `hidden_keys` | columns that a query orders by and does not show                  |
+//! | module           | what                                                              |
+//! |------------------|-------------------------------------------------------------------|
+//! | `dialect`        | IS DISTINCT FROM binds as the standard says                       |
+//! | `decorrelate`    | subqueries as joins; `one_row` is the check of scalar ones        |
+//! | `lateral`        | LATERAL, where only subqueries within it read the table beside it |
+//! | `timestamps`     | TIMESTAMP in microseconds                                         |
+//! | `between`        | BETWEEN over what is drawn anew at each use                       |
+//! | `merged_columns` | the columns of joins with USING, and NATURAL ones                 |
+//! | `names`          | names of columns that a query does not name                       |
+//! | `hidden_keys`    | columns that a query orders by and does not show                  |
 
 mod between;
 mod decorrelate;
@@ -60,7 +60,7 @@ pub(crate) fn parsed(state: &SessionState, query: &str, columns: &Columns) -> Re
         return Err(DataSetError::Query("there is more than one statement; run one query at a time".into()));
     }
     if let Statement::Statement(statement) = &mut parsed {
-        if let ControlFlow::Break(reason) = Visit::visit(&*statement, &mut Checks) {
+        if let ControlFlow::Break(reason) = Visit::visit(&*statement, &mut SqlChecks) {
             return Err(DataSetError::Query(reason.to_owned()));
         }
         if let ControlFlow::Break(reason) = VisitMut::visit(statement, &mut WriteOut::new(columns)) {
@@ -121,9 +121,9 @@ fn with_two_operands(expr: &mut Expr) {
     }
 }
 
-struct Checks;
+struct SqlChecks;
 
-impl Visitor for Checks {
+impl Visitor for SqlChecks {
     type Break = &'static str;
 
     fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<&'static str> {

@@ -132,7 +132,7 @@ const NAMED: &str = "tidemill_named";
 
 /// The function that planning needs to know.
 pub(super) fn named_function() -> ScalarUDF {
-    ScalarUDF::from(Named { signature: Signature::any(2, Volatility::Immutable) })
+    ScalarUDF::from(NamedExpr { signature: Signature::any(2, Volatility::Immutable) })
 }
 
 /// The plan without it: what it named keeps the name.
@@ -153,11 +153,11 @@ pub(super) fn plain(plan: LogicalPlan) -> Result<LogicalPlan> {
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Named {
+struct NamedExpr {
     signature: Signature,
 }
 
-impl ScalarUDFImpl for Named {
+impl ScalarUDFImpl for NamedExpr {
     fn name(&self) -> &str {
         NAMED
     }

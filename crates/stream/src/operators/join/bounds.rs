@@ -14,12 +14,12 @@ use datafusion::physical_expr::utils::{collect_columns, split_conjunction};
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use datafusion::physical_plan::joins::HashJoinExec;
 
-use super::{Condition, Gives, Side};
-use crate::time::times::{Place, TimeOf, Times, following, length};
+use super::{JoinCondition, JoinOutput, Side};
+use crate::time::times::{StreamTimes, TimeColumn, TimeOf, following, length};
 use crate::time::window::Micros;
 
 /// Times that are compared: what is to come of the first on `side` is not above the second, which is of the other side.
-pub(super) struct Bound {
+pub(super) struct JoinBound {
     pub side: Side,
     pub lesser: Arc<dyn PhysicalExpr>,
     pub greater: Arc<dyn PhysicalExpr>,
@@ -28,12 +28,12 @@ pub(super) struct Bound {
 }
 
 /// What a join's condition says of times: every comparison of the two sides.
-pub(super) fn bounds(join: &HashJoinExec, condition: Option<&Condition>) -> Vec<Bound> {
+pub(super) fn bounds(join: &HashJoinExec, condition: Option<&JoinCondition>) -> Vec<JoinBound> {
     let schemas = [join.left().schema(), join.right().schema()];
     let mut found = Vec::new();
     for (left, right) in join.on() {
         for (side, lesser, greater) in [(0, left, right), (1, right, left)] {
-            found.push(Bound { side, lesser: Arc::clone(lesser), greater: Arc::clone(greater), more: 0 });
+            found.push(JoinBound { side, lesser: Arc::clone(lesser), greater: Arc::clone(greater), more: 0 });
             // Of structs that are equal, such as windows, all fields are.
             found.extend(fields_of(side, lesser, greater, &schemas));
         }
@@ -71,7 +71,7 @@ pub(super) fn bounds(join: &HashJoinExec, condition: Option<&Condition>) -> Vec<
                 continue;
             };
             if side != other {
-                found.push(Bound { side, lesser, greater, more });
+                found.push(JoinBound { side, lesser, greater, more });
             }
         }
     }
@@ -84,12 +84,12 @@ fn fields_of(
     lesser: &Arc<dyn PhysicalExpr>,
     greater: &Arc<dyn PhysicalExpr>,
     schemas: &[SchemaRef; 2],
-) -> Vec<Bound> {
+) -> Vec<JoinBound> {
     let Ok(DataType::Struct(fields)) = lesser.data_type(&schemas[side]) else { return Vec::new() };
     let bound = |name: &String| {
         let lesser = field_of(lesser, name, &schemas[side]).ok()?;
         let greater = field_of(greater, name, &schemas[1 - side]).ok()?;
-        Some(Bound { side, lesser, greater, more: 0 })
+        Some(JoinBound { side, lesser, greater, more: 0 })
     };
     fields.iter().filter_map(|field| bound(field.name())).collect()
 }
@@ -102,7 +102,7 @@ pub(super) fn field_of(of: &Arc<dyn PhysicalExpr>, name: &str, schema: &SchemaRe
 }
 
 /// The side that an expression of a condition is of, and what it is there.
-fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &Condition) -> Option<(Side, Arc<dyn PhysicalExpr>)> {
+fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &JoinCondition) -> Option<(Side, Arc<dyn PhysicalExpr>)> {
     let columns = collect_columns(expr);
     let mut sides = columns.iter().map(|column| condition.columns[column.index()].0);
     let side = sides.next()?;
@@ -126,10 +126,15 @@ fn of_side(expr: &Arc<dyn PhysicalExpr>, condition: &Condition) -> Option<(Side,
 /// with a partner that comes now, so its times are known only as far as its partner's bound them: from what comes now,
 /// of either side, bounds lead on to others (`a.at <= b.at` and `b.at <= a.ends` say of `a.ends` what is known of
 /// `a.at`). A row that has found no partner comes out when its bounds have passed.
-pub(super) fn told(bounds: &[Bound], schemas: &[SchemaRef; 2], times: [&Times; 2], gives: Gives) -> [Vec<TimeOf>; 2] {
+pub(super) fn told(
+    bounds: &[JoinBound],
+    schemas: &[SchemaRef; 2],
+    times: [&StreamTimes; 2],
+    gives: JoinOutput,
+) -> [Vec<TimeOf>; 2] {
     let known = |arrives: Side| {
         let places = times[arrives].places.iter().map(|of| ((arrives, of.place.clone()), of.behind));
-        let mut known: HashMap<(Side, Place), Micros> = places.collect();
+        let mut known: HashMap<(Side, TimeColumn), Micros> = places.collect();
         // As often as a chain of bounds can be long.
         for _ in bounds {
             for bound in bounds {

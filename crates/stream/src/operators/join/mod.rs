@@ -24,17 +24,17 @@ use tidemill_dataset::DataSetError;
 pub(crate) use task::JoinTask;
 
 use self::bounds::{bounds, told};
-use crate::rows::keyed::Keyed;
-use crate::rows::late::LateColumns;
-use crate::state::saved::Layout;
-use crate::time::times::{TimeOf, Times, Until};
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::LateColumns;
+use crate::state::state_layout::StateLayout;
+use crate::time::times::{ExpiryTime, StreamTimes, TimeOf};
 
 /// Left or right.
 type Side = usize;
 
 /// What a join gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gives {
+enum JoinOutput {
     /// Pairs, and of these sides rows without a partner.
     Pairs { alone: [bool; 2] },
     /// Rows of a side that have a partner.
@@ -44,7 +44,7 @@ enum Gives {
 }
 
 /// What decides further about pairs whose keys are equal.
-struct Condition {
+struct JoinCondition {
     expr: Arc<dyn PhysicalExpr>,
     columns: Vec<(Side, usize)>,
     schema: SchemaRef,
@@ -52,11 +52,11 @@ struct Condition {
 
 /// A join: of a query, the same on all workers.
 pub(crate) struct StreamJoin {
-    gives: Gives,
-    pub sides: [Arc<Keyed>; 2],
-    until: [Until; 2],
+    gives: JoinOutput,
+    pub sides: [Arc<KeyedRows>; 2],
+    until: [ExpiryTime; 2],
     null_equal: bool,
-    condition: Option<Condition>,
+    condition: Option<JoinCondition>,
     output: SchemaRef,
     columns: Vec<(Side, usize)>,
     /// Of the sides, before they had keys.
@@ -70,22 +70,22 @@ impl StreamJoin {
     ///
     /// # Errors
     /// `Unsupported`, when rows that find no partner are wanted and nothing says when that is known.
-    pub(crate) fn new(join: &HashJoinExec, times: [&Times; 2]) -> Result<(Self, Times), DataSetError> {
+    pub(crate) fn new(join: &HashJoinExec, times: [&StreamTimes; 2]) -> Result<(Self, StreamTimes), DataSetError> {
         let gives = match join.join_type() {
-            JoinType::Inner => Gives::Pairs { alone: [false, false] },
-            JoinType::Left => Gives::Pairs { alone: [true, false] },
-            JoinType::Right => Gives::Pairs { alone: [false, true] },
-            JoinType::Full => Gives::Pairs { alone: [true, true] },
-            JoinType::LeftSemi => Gives::With(0),
-            JoinType::RightSemi => Gives::With(1),
-            JoinType::LeftAnti if !join.null_aware => Gives::Without(0),
-            JoinType::RightAnti if !join.null_aware => Gives::Without(1),
+            JoinType::Inner => JoinOutput::Pairs { alone: [false, false] },
+            JoinType::Left => JoinOutput::Pairs { alone: [true, false] },
+            JoinType::Right => JoinOutput::Pairs { alone: [false, true] },
+            JoinType::Full => JoinOutput::Pairs { alone: [true, true] },
+            JoinType::LeftSemi => JoinOutput::With(0),
+            JoinType::RightSemi => JoinOutput::With(1),
+            JoinType::LeftAnti if !join.null_aware => JoinOutput::Without(0),
+            JoinType::RightAnti if !join.null_aware => JoinOutput::Without(1),
             other => {
                 return Err(DataSetError::Unsupported(format!("on streams: a {other} join, or NOT IN with nulls")));
             }
         };
         let schemas = [join.left().schema(), join.right().schema()];
-        let mut condition = join.filter().map(|filter| Condition {
+        let mut condition = join.filter().map(|filter| JoinCondition {
             expr: Arc::clone(filter.expression()),
             columns: filter.column_indices().iter().map(|of| (side(of.side), of.index)).collect(),
             schema: Arc::clone(filter.schema()),
@@ -95,12 +95,12 @@ impl StreamJoin {
         {
             // It has done its work: the columns are there.
             let left = split_conjunction(&some.expr).into_iter().filter(|part| !LateColumns::is(part)).cloned();
-            condition = conjunction_opt(left.collect::<Vec<_>>()).map(|expr| Condition { expr, ..some });
+            condition = conjunction_opt(left.collect::<Vec<_>>()).map(|expr| JoinCondition { expr, ..some });
         }
         let of_ttl = condition.as_mut().map_or(Ok(Vec::new()), |condition| ttl::bind(condition, &schemas, times))?;
         let mut bounds = bounds(join, condition.as_ref());
         bounds.extend(of_ttl);
-        let mut until = [Until::default(), Until::default()];
+        let mut until = [ExpiryTime::default(), ExpiryTime::default()];
         for bound in &bounds {
             let (here, there) = (bound.side, 1 - bound.side);
             if let Some(behind) = times[here].behind(&bound.lesser, &schemas[here]) {
@@ -124,12 +124,12 @@ impl StreamJoin {
             let keys = join.on().iter().map(|on| Arc::clone([&on.0, &on.1][side])).collect();
             let bounded = until.iter().any(|until| !until.0.is_empty());
             let time = times[side].places.first().filter(|_| bounded).cloned();
-            Keyed::new(&schemas[side], keys, !null_equal && !gives.waits(side), time).map(Arc::new)
+            KeyedRows::new(&schemas[side], keys, !null_equal && !gives.waits(side), time).map(Arc::new)
         };
         let all = |side: Side| (0..schemas[side].fields().len()).map(move |column| (side, column));
         let columns: Vec<(Side, usize)> = match gives {
-            Gives::Pairs { .. } => all(0).chain(all(1)).collect(),
-            Gives::With(side) | Gives::Without(side) => all(side).collect(),
+            JoinOutput::Pairs { .. } => all(0).chain(all(1)).collect(),
+            JoinOutput::With(side) | JoinOutput::Without(side) => all(side).collect(),
         };
         let columns: Vec<_> = match &join.projection {
             Some(chosen) => chosen.iter().map(|&column| columns[column]).collect(),
@@ -147,7 +147,7 @@ impl StreamJoin {
         let untimed = times[0].untimed && times[1].untimed;
         let lost = !untimed && told.iter().all(Vec::is_empty);
         let sides = [keyed(0)?, keyed(1)?];
-        let fields = |side: &Arc<Keyed>| {
+        let fields = |side: &Arc<KeyedRows>| {
             side.schema.fields().iter().map(|field| field.data_type().to_string()).collect::<Vec<_>>().join(", ")
         };
         let described =
@@ -164,7 +164,7 @@ impl StreamJoin {
             kind: join.join_type().to_string(),
             described,
         };
-        Ok((join, Times { places, untimed, lost }))
+        Ok((join, StreamTimes { places, untimed, lost }))
     }
 
     /// How long rows are kept, in words.
@@ -182,12 +182,12 @@ impl StreamJoin {
 
     /// Whether rows are not needed any more at some time.
     fn forgets(&self) -> bool {
-        !matches!(self.gives, Gives::Pairs { .. }) || self.until.iter().any(|until| !until.0.is_empty())
+        !matches!(self.gives, JoinOutput::Pairs { .. }) || self.until.iter().any(|until| !until.0.is_empty())
     }
 
     /// Whether it is to be known which rows of a side have found a partner.
     fn flagged(&self, side: Side) -> bool {
-        self.gives.waits(side) || self.gives == Gives::With(side)
+        self.gives.waits(side) || self.gives == JoinOutput::With(side)
     }
 
     /// What is kept.
@@ -197,7 +197,7 @@ impl StreamJoin {
     }
 
     /// How rows of a side lie in a table that is saved.
-    fn layout(&self, side: Side) -> Layout {
+    fn layout(&self, side: Side) -> StateLayout {
         self.sides[side].layout(&self.rows[side], ["left ", "right "][side])
     }
 
@@ -212,13 +212,13 @@ impl StreamJoin {
     }
 }
 
-impl Gives {
+impl JoinOutput {
     /// Whether rows of a side that find no partner are given when that is known.
     fn waits(self, side: Side) -> bool {
         match self {
-            Gives::Pairs { alone } => alone[side],
-            Gives::With(_) => false,
-            Gives::Without(of) => of == side,
+            JoinOutput::Pairs { alone } => alone[side],
+            JoinOutput::With(_) => false,
+            JoinOutput::Without(of) => of == side,
         }
     }
 }

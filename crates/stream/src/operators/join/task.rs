@@ -14,14 +14,14 @@ use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-use super::{Gives, Side, StreamJoin};
+use super::{JoinOutput, Side, StreamJoin};
 use crate::rows::keyed::known;
+use crate::state::expiring_rows::ExpiringRows;
 use crate::state::groups::batch;
-use crate::state::held::{Disk, Held, Holds};
-use crate::state::kept::Kept;
-use crate::state::keys::Keys;
-use crate::state::saved::{Reader, fired_of, shared};
-use crate::state::snapshot::{Saved, Tables, buckets_of, tables_of, together};
+use crate::state::keys::NumberedKeys;
+use crate::state::operator_memory::{OperatorMemory, SpillArea, SpillableState};
+use crate::state::snapshot_codec::{SavedBuckets, SnapshotTables, buckets_of, tables_of, together};
+use crate::state::state_layout::{StateReader, fired_of, shared};
 use crate::time::window::Micros;
 
 /// Pairs that are looked at together.
@@ -30,8 +30,8 @@ const PAIRS: usize = 8192;
 const CLEAR_MIN: u32 = 1 << 13;
 
 /// What an operator knows of a side.
-struct Half {
-    kept: Kept,
+struct SideState {
+    kept: ExpiringRows,
     /// By key, the number of the newest row, more by one; 0: there is none.
     newest: Cells<u32>,
     /// By row, that of the row before it with its key.
@@ -46,11 +46,11 @@ struct Half {
     over: bool,
 }
 
-impl Half {
-    fn new(join: &StreamJoin, side: Side, disk: &Disk) -> Self {
-        let kept = Kept::new(Arc::clone(&join.sides[side].schema), disk);
+impl SideState {
+    fn new(join: &StreamJoin, side: Side, disk: &SpillArea) -> Self {
+        let kept = ExpiringRows::new(Arc::clone(&join.sides[side].schema), disk);
         let (newest, before, met, news) = Default::default();
-        Half { kept, newest, before, met, saved: 0, news, over: false }
+        SideState { kept, newest, before, met, saved: 0, news, over: false }
     }
 
     /// Adds rows, whose keys have these numbers.
@@ -85,7 +85,7 @@ impl Half {
     }
 
     /// Puts on disk what can lie there.
-    fn spill(&mut self, disk: &Disk) -> Result<(), TaskError> {
+    fn spill(&mut self, disk: &SpillArea) -> Result<(), TaskError> {
         self.kept.spill()?;
         self.newest.spill(disk.governor())?;
         self.before.spill(disk.governor())?;
@@ -99,7 +99,7 @@ impl Half {
 }
 
 /// Rows that are being joined with the other side.
-struct Probe {
+struct JoinProbe {
     side: Side,
     rows: RecordBatch,
     /// Of each row.
@@ -114,9 +114,9 @@ struct Probe {
 /// See the module.
 pub(crate) struct JoinTask {
     join: Arc<StreamJoin>,
-    keys: Keys,
-    halves: [Half; 2],
-    probe: Option<Probe>,
+    keys: NumberedKeys,
+    halves: [SideState; 2],
+    probe: Option<JoinProbe>,
     now: Micros,
     /// Nothing is thrown out before there are so many rows.
     clear_at: u32,
@@ -124,13 +124,13 @@ pub(crate) struct JoinTask {
     renumbered: bool,
     /// Rows that are over may not have been given yet.
     overdue: bool,
-    saved: Saved,
-    held: Held,
+    saved: SavedBuckets,
+    held: OperatorMemory,
 }
 
-fn no_keys(join: &StreamJoin, disk: &Disk) -> Result<Keys> {
+fn no_keys(join: &StreamJoin, disk: &SpillArea) -> Result<NumberedKeys> {
     let left = &join.sides[0];
-    Keys::new(Arc::new(left.schema.project(&left.keys())?), disk)
+    NumberedKeys::new(Arc::new(left.schema.project(&left.keys())?), disk)
 }
 
 /// Kinds of tables in a snapshot: rows of a side; with this more, the numbers of rows that have met a partner.
@@ -138,17 +138,17 @@ const MET: u8 = 2;
 
 impl JoinTask {
     pub(crate) fn new(join: &Arc<StreamJoin>, context: &TaskContext) -> Result<Self, TaskError> {
-        let held = Held::new(context);
+        let held = OperatorMemory::new(context);
         let mut new = JoinTask {
             join: Arc::clone(join),
             keys: no_keys(join, held.disk())?,
-            halves: [0, 1].map(|side| Half::new(join, side, held.disk())),
+            halves: [0, 1].map(|side| SideState::new(join, side, held.disk())),
             probe: None,
             now: Micros::MIN,
             clear_at: if join.forgets() { CLEAR_MIN } else { u32::MAX },
             renumbered: false,
             overdue: false,
-            saved: Saved::default(),
+            saved: SavedBuckets::default(),
             held,
         };
         if let Some(restored) = context.restored() {
@@ -173,7 +173,7 @@ impl JoinTask {
     }
 
     /// Takes the parts of a bucket: of a checkpoint, if `readers` of its sides are given, or from another copy.
-    fn take(&mut self, parts: &[Bytes], readers: Option<&[Reader; 2]>) -> Result<(), TaskError> {
+    fn take(&mut self, parts: &[Bytes], readers: Option<&[StateReader; 2]>) -> Result<(), TaskError> {
         let join = Arc::clone(&self.join);
         let numbers = Arc::new(Schema::new(vec![Field::new("number", DataType::UInt32, false)]));
         let mut rows: [Vec<RecordBatch>; 2] = Default::default();
@@ -254,7 +254,7 @@ impl JoinTask {
         keys: Option<Vec<usize>>,
     ) -> Result<(), TaskError> {
         let done = |row: usize| met.is_some_and(|met| met[row]);
-        let once = self.join.gives == Gives::With(side) || self.join.gives == Gives::Without(side);
+        let once = self.join.gives == JoinOutput::With(side) || self.join.gives == JoinOutput::Without(side);
         let over = |row: usize| until.get(row).is_some_and(|&until| until < self.now);
         // Kept by another copy, whose time may have been another: given, if at all, when time passes next.
         let due = |row: usize| over(row) && keys.is_none() && self.join.gives.waits(side) && !done(row);
@@ -284,7 +284,7 @@ impl JoinTask {
         let Some(mut probe) = self.probe.take() else { return Ok(Flow::Done) };
         let join = Arc::clone(&self.join);
         let (side, partner) = (probe.side, 1 - probe.side);
-        let once = join.gives == Gives::With(partner);
+        let once = join.gives == JoinOutput::With(partner);
         let (mut rows, mut partners) = (Vec::new(), Vec::new());
         let half = &self.halves[partner];
         let (before, met) = (&half.before[..], &half.met[..]);
@@ -334,7 +334,7 @@ impl JoinTask {
     /// Gives what becomes of pairs whose keys are equal.
     fn pairs(
         &mut self,
-        probe: &mut Probe,
+        probe: &mut JoinProbe,
         rows: Vec<u32>,
         partners: Vec<u32>,
         emit: &mut Emit,
@@ -386,10 +386,10 @@ impl JoinTask {
             }
         }
         match join.gives {
-            Gives::Without(_) => return Ok(()),
-            Gives::With(of) if of == side => (rows, partners) = (first_rows, Vec::new()),
-            Gives::With(_) => (rows, partners) = (Vec::new(), first_partners),
-            Gives::Pairs { .. } => {}
+            JoinOutput::Without(_) => return Ok(()),
+            JoinOutput::With(of) if of == side => (rows, partners) = (first_rows, Vec::new()),
+            JoinOutput::With(_) => (rows, partners) = (Vec::new(), first_partners),
+            JoinOutput::Pairs { .. } => {}
         }
         let count = rows.len().max(partners.len());
         if count == 0 {
@@ -450,7 +450,7 @@ impl JoinTask {
         let join = Arc::clone(&self.join);
         self.keys = no_keys(&join, self.held.disk())?;
         for (side, wanted) in wanted.into_iter().enumerate() {
-            let once = join.gives == Gives::With(side) || join.gives == Gives::Without(side);
+            let once = join.gives == JoinOutput::With(side) || join.gives == JoinOutput::Without(side);
             let half = &mut self.halves[side];
             let met = std::mem::take(&mut half.met);
             let stay = half.kept.clear(if self.overdue { Micros::MIN } else { self.now }, |number| {
@@ -480,7 +480,7 @@ impl Operator for JoinTask {
         let keys = self.intern(side, &rows)?;
         let width = self.join.sides[side].width;
         let met = vec![false; rows.num_rows()];
-        let mut probe = Probe { side, keys, until, met, row: 0, partner: 0, rows };
+        let mut probe = JoinProbe { side, keys, until, met, row: 0, partner: 0, rows };
         // A null equals nothing: such a row is given alone, if at all, and needs no place among those that are kept for
         // others.
         if !self.join.null_equal
@@ -526,7 +526,7 @@ impl Operator for JoinTask {
 
     fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
         let disk = self.held.disk().clone();
-        let mut moved = Tables::new(&disk);
+        let mut moved = SnapshotTables::new(&disk);
         let mut stays: [Vec<bool>; 2] = Default::default();
         for (side, stays) in stays.iter_mut().enumerate() {
             let keys = self.join.sides[side].keys();
@@ -582,7 +582,7 @@ impl Operator for JoinTask {
         }
         let (join, saved, disk) = (Arc::clone(&self.join), self.saved.clone(), self.held.disk().clone());
         snapshot.later = Some(Later(Box::new(move || {
-            let mut parts = Tables::new(&disk);
+            let mut parts = SnapshotTables::new(&disk);
             for (kind, rows, side) in tables {
                 let Some(schema) = rows.first().map(RecordBatch::schema) else { continue };
                 for rows in together(&schema, &rows, &disk) {
@@ -604,13 +604,13 @@ impl Operator for JoinTask {
     }
 }
 
-impl Holds for JoinTask {
-    fn held(&mut self) -> &mut Held {
+impl SpillableState for JoinTask {
+    fn held(&mut self) -> &mut OperatorMemory {
         &mut self.held
     }
 
     fn bytes(&self) -> Result<usize, TaskError> {
-        let half = |half: &Half| half.kept.bytes() + half.before.bytes() + half.newest.bytes() + half.met.bytes();
+        let half = |half: &SideState| half.kept.bytes() + half.before.bytes() + half.newest.bytes() + half.met.bytes();
         Ok(self.keys.bytes() + self.halves.iter().map(half).sum::<usize>())
     }
 
@@ -625,7 +625,7 @@ impl JoinTask {
     /// Takes rows out that have a null among their keys.
     fn set_apart(
         &mut self,
-        probe: &mut Probe,
+        probe: &mut JoinProbe,
         known: &arrow::buffer::BooleanBuffer,
         emit: &mut Emit,
     ) -> Result<(), TaskError> {

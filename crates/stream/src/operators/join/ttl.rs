@@ -14,11 +14,11 @@ use datafusion::physical_expr::expressions::{Column, lit as literal};
 use datafusion::physical_expr::utils::split_conjunction;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr, conjunction};
 use tidemill_dataset::DataSetError;
-use tidemill_dataset::extend::Within;
+use tidemill_dataset::extend::JoinTtl;
 
-use super::bounds::{Bound, field_of};
-use super::{Condition, Side};
-use crate::time::times::{Place, Times};
+use super::bounds::{JoinBound, field_of};
+use super::{JoinCondition, Side};
+use crate::time::times::{StreamTimes, TimeColumn};
 
 /// Puts into a condition what tells the time of both sides, if it says how long rows are remembered. Returns what that
 /// says of times.
@@ -26,12 +26,12 @@ use crate::time::times::{Place, Times};
 /// # Errors
 /// `Unsupported`, when nothing tells the time of a side.
 pub(super) fn bind(
-    condition: &mut Condition,
+    condition: &mut JoinCondition,
     schemas: &[SchemaRef; 2],
-    times: [&Times; 2],
-) -> std::result::Result<Vec<Bound>, DataSetError> {
+    times: [&StreamTimes; 2],
+) -> std::result::Result<Vec<JoinBound>, DataSetError> {
     let parts: Vec<_> = split_conjunction(&condition.expr).into_iter().cloned().collect();
-    let Some(ttl) = parts.iter().find_map(Within::length) else { return Ok(Vec::new()) };
+    let Some(ttl) = parts.iter().find_map(JoinTtl::length) else { return Ok(Vec::new()) };
     let place = |side: Side| {
         times[side].places.first().map(|of| &of.place).ok_or_else(|| {
             DataSetError::Unsupported(format!(
@@ -47,15 +47,15 @@ pub(super) fn bind(
     let among = |side: Side| {
         let found = condition.columns.iter().position(|&of| of == (side, places[side].column));
         let at =
-            found.ok_or_else(|| DataFusionError::Internal(format!("{} without a column of time", Within::NAME)))?;
+            found.ok_or_else(|| DataFusionError::Internal(format!("{} without a column of time", JoinTtl::NAME)))?;
         time_of(places[side], at, &condition.schema)
     };
     let arguments = vec![literal(ttl), among(0)?, among(1)?];
-    let (function, options) = (Arc::new(Within::function()), Arc::new(ConfigOptions::default()));
+    let (function, options) = (Arc::new(JoinTtl::function()), Arc::new(ConfigOptions::default()));
     let within = ScalarFunctionExpr::try_new(function, arguments, condition.schema.as_ref(), options)?;
-    let others = parts.into_iter().filter(|part| Within::length(part).is_none());
+    let others = parts.into_iter().filter(|part| JoinTtl::length(part).is_none());
     condition.expr = conjunction(others.chain([Arc::new(within) as Arc<dyn PhysicalExpr>]));
-    let bound = |side, lesser: &Arc<dyn PhysicalExpr>, greater: &Arc<dyn PhysicalExpr>| Bound {
+    let bound = |side, lesser: &Arc<dyn PhysicalExpr>, greater: &Arc<dyn PhysicalExpr>| JoinBound {
         side,
         lesser: Arc::clone(lesser),
         greater: Arc::clone(greater),
@@ -65,7 +65,7 @@ pub(super) fn bind(
 }
 
 /// What is at a place, whose column has this number here.
-fn time_of(place: &Place, column: usize, schema: &SchemaRef) -> Result<Arc<dyn PhysicalExpr>> {
+fn time_of(place: &TimeColumn, column: usize, schema: &SchemaRef) -> Result<Arc<dyn PhysicalExpr>> {
     let whole: Arc<dyn PhysicalExpr> = Arc::new(Column::new(schema.field(column).name(), column));
     place.field.as_ref().map_or(Ok(Arc::clone(&whole)), |name| field_of(&whole, name, schema))
 }

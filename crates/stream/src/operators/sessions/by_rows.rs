@@ -17,18 +17,18 @@ use super::{FIRST, LAST, NOTHING, times, untold_of};
 use crate::time::window::Micros;
 
 /// A session of a key, by its first time.
-struct Span {
+struct SessionSpan {
     last: Micros,
     /// Rows that no result has had yet.
     untold: i64,
 }
 
 /// Puts a row into the session of its key that it belongs to, which may be two that become one by it.
-fn join(spans: &mut BTreeMap<Micros, Span>, time: Micros, gap: Micros) -> &mut Span {
+fn join(spans: &mut BTreeMap<Micros, SessionSpan>, time: Micros, gap: Micros) -> &mut SessionSpan {
     let before = spans.range(..=time).next_back().filter(|(_, span)| time.saturating_sub(span.last) < gap);
     let after = spans.range(time.saturating_add(1)..).next().filter(|(first, _)| first.saturating_sub(time) < gap);
     let near = [before, after].map(|found| found.map(|(&first, _)| first));
-    let (mut first, mut all) = (time, Span { last: time, untold: 0 });
+    let (mut first, mut all) = (time, SessionSpan { last: time, untold: 0 });
     for at in near.into_iter().flatten() {
         if let Some(span) = spans.remove(&at) {
             first = first.min(at);
@@ -54,10 +54,10 @@ impl SessionState {
         let of_row = shape.of.number(&all.keys, at.len())?;
         // What is known of keys that have rows still to come, and the numbers of these keys.
         let (mut open, mut of_open) = self.sessions_of(&all.keys, &of_row)?;
-        let mut spans: HashMap<usize, BTreeMap<Micros, Span>> = HashMap::new();
+        let mut spans: HashMap<usize, BTreeMap<Micros, SessionSpan>> = HashMap::new();
         let bounds = times(&open, FIRST).iter().zip(times(&open, LAST)).zip(untold_of(&open));
         for (&key, ((&first, &last), &untold)) in of_open.iter().zip(bounds) {
-            spans.entry(key).or_default().insert(first, Span { last, untold });
+            spans.entry(key).or_default().insert(first, SessionSpan { last, untold });
         }
         let (mut news, mut results) = (Vec::new(), Vec::new());
         let mut waiting: Vec<u32> = (0..at.len() as u32).collect();

@@ -37,14 +37,14 @@ use tidemill_dataflow::checkpoint::StateSchema;
 use tidemill_dataflow::operator::Flow;
 use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
-pub(crate) use task::SecondHalf;
+pub(crate) use task::MergedSessions;
 
-use crate::rows::keyed::Keyed;
-use crate::rows::late::{LateCount, LateOutput};
-use crate::rows::steps::Steps;
-use crate::state::groups::{Aggregation, Arguments, Functions, batch};
-use crate::state::saved::Layout;
-use crate::time::window::{Early, Micros, micros, window_array};
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::{LateCount, LateOutput};
+use crate::rows::steps::RowSteps;
+use crate::state::groups::{AggregateArguments, Functions, GroupAggregation, batch};
+use crate::state::state_layout::StateLayout;
+use crate::time::window::{EarlyResults, Micros, micros, window_array};
 
 /// Columns of what is kept, before the keys.
 const FIRST: usize = 0;
@@ -72,12 +72,12 @@ pub(crate) struct SessionTimes {
     pub gap: Micros,
     /// How long sessions that are over are kept.
     pub lateness: Micros,
-    pub early: Early,
+    pub early: EarlyResults,
 }
 
 /// An aggregation of sessions: of a query, the same on all workers.
 pub(crate) struct SessionAggregation {
-    of: Arc<Aggregation>,
+    of: Arc<GroupAggregation>,
     times: SessionTimes,
     /// What is kept: first and last time, what has been told, keys, states.
     kept_schema: SchemaRef,
@@ -88,13 +88,13 @@ pub(crate) struct SessionAggregation {
     window_at: usize,
     late: LateCount,
     /// Rows come to the second half with their keys, and there is no first.
-    keyed: Option<Arc<Keyed>>,
+    keyed: Option<Arc<KeyedRows>>,
     /// Where late rows go.
     late_rows: Option<LateOutput>,
 }
 
 /// Which session each of some rows is in.
-struct Assigned {
+struct SessionAssignment {
     sessions: Vec<usize>,
     /// Of each session its first and last time, and one of its rows.
     firsts: Vec<Micros>,
@@ -102,7 +102,7 @@ struct Assigned {
     rows: Vec<u32>,
 }
 
-impl Assigned {
+impl SessionAssignment {
     fn len(&self) -> usize {
         self.firsts.len()
     }
@@ -110,10 +110,10 @@ impl Assigned {
 
 impl SessionAggregation {
     pub(crate) fn new(
-        of: Aggregation,
+        of: GroupAggregation,
         times: SessionTimes,
         (output, window_at): (SchemaRef, usize),
-        keyed: Option<Arc<Keyed>>,
+        keyed: Option<Arc<KeyedRows>>,
         (late, late_rows): (LateCount, Option<LateOutput>),
     ) -> Self {
         let time_type = DataType::Timestamp(TimeUnit::Microsecond, None);
@@ -134,8 +134,8 @@ impl SessionAggregation {
         StateSchema::new(what, self.layout().fields().collect())
     }
 
-    fn layout(&self) -> Layout {
-        Layout::of_aggregation(&self.of, BEFORE)
+    fn layout(&self) -> StateLayout {
+        StateLayout::of_aggregation(&self.of, BEFORE)
     }
 
     /// When a session is over whose last row has this time.
@@ -154,7 +154,7 @@ impl SessionAggregation {
     }
 
     /// The sessions of rows that have a key, by its number, and a stretch of time each.
-    fn assign(&self, of_key: &[usize], firsts: &[Micros], lasts: &[Micros]) -> Assigned {
+    fn assign(&self, of_key: &[usize], firsts: &[Micros], lasts: &[Micros]) -> SessionAssignment {
         let rows = firsts.len();
         let mut order: Vec<u32> = (0..rows as u32).collect();
         order.sort_unstable_by_key(|&row| (of_key[row as usize], firsts[row as usize]));
@@ -176,12 +176,12 @@ impl SessionAggregation {
             }
             sessions[at] = starts.len() - 1;
         }
-        Assigned { sessions, firsts: starts, lasts: ends, rows: first_rows }
+        SessionAssignment { sessions, firsts: starts, lasts: ends, rows: first_rows }
     }
 
     /// First and last times of sessions, their keys, and what the functions know of them. `keys` are those of the rows
     /// that they are of.
-    fn columns(&self, keys: &[ArrayRef], of: &Assigned, functions: Functions) -> Result<Vec<ArrayRef>> {
+    fn columns(&self, keys: &[ArrayRef], of: &SessionAssignment, functions: Functions) -> Result<Vec<ArrayRef>> {
         let rows = UInt32Array::from(of.rows.clone());
         let times = |times: &[Micros]| Arc::new(TimestampMicrosecondArray::from(times.to_vec())) as ArrayRef;
         let mut columns = vec![times(&of.firsts), times(&of.lasts)];
@@ -217,7 +217,7 @@ impl SessionAggregation {
     }
 
     /// The sessions of rows with these times by themselves: their columns, and how many rows each has.
-    fn of_rows(&self, rows: &Arguments, times: &[Micros]) -> Result<(Vec<ArrayRef>, Vec<i64>)> {
+    fn of_rows(&self, rows: &AggregateArguments, times: &[Micros]) -> Result<(Vec<ArrayRef>, Vec<i64>)> {
         let of = self.assign(&self.of.number(&rows.keys, times.len())?, times, times);
         let mut counts = vec![0; of.len()];
         of.sessions.iter().for_each(|&session| counts[session] += 1);
@@ -233,7 +233,7 @@ impl SessionAggregation {
     }
 
     /// The same, given the numbers of their keys, and which session each has become part of.
-    fn joined(&self, all: &RecordBatch, of_key: &[usize]) -> Result<(RecordBatch, Assigned)> {
+    fn joined(&self, all: &RecordBatch, of_key: &[usize]) -> Result<(RecordBatch, SessionAssignment)> {
         let of = self.assign(of_key, times(all, FIRST), times(all, LAST));
         let (mut told, mut untold) = (vec![FINAL; of.len()], vec![0; of.len()]);
         for ((&session, &part), &rows) in of.sessions.iter().zip(told_of(all)).zip(untold_of(all)) {
@@ -252,7 +252,7 @@ impl SessionAggregation {
         let each: Vec<usize> = (0..rows).collect();
         let mut columns = self.keys(sessions).to_vec();
         let ends = times(sessions, LAST).iter().map(|&last| self.end(last)).collect();
-        let last = (self.times.early != Early::Never).then_some(last);
+        let last = (self.times.early != EarlyResults::Never).then_some(last);
         columns.insert(self.window_at, Arc::new(window_array(times(sessions, FIRST).to_vec(), ends, last)));
         let states = &sessions.columns()[BEFORE + self.of.keys.len()..];
         for mut function in self.of.merged(states, &each, rows)? {
@@ -275,18 +275,18 @@ fn untold_of(kept: &RecordBatch) -> &[i64] {
 }
 
 /// The first half: sessions of each batch.
-pub(crate) struct FirstHalf {
+pub(crate) struct PartialSessions {
     shape: Arc<SessionAggregation>,
-    steps: Steps,
+    steps: RowSteps,
 }
 
-impl FirstHalf {
-    pub(crate) fn new(shape: &Arc<SessionAggregation>, steps: Steps) -> Self {
-        FirstHalf { shape: Arc::clone(shape), steps }
+impl PartialSessions {
+    pub(crate) fn new(shape: &Arc<SessionAggregation>, steps: RowSteps) -> Self {
+        PartialSessions { shape: Arc::clone(shape), steps }
     }
 }
 
-impl Operator for FirstHalf {
+impl Operator for PartialSessions {
     fn begin(&mut self, context: &TaskContext) {
         self.steps.begin(context);
     }

@@ -21,13 +21,15 @@ use datafusion::error::Result;
 use tidemill_dataflow::TaskError;
 use tidemill_dataflow::checkpoint::{Later, Restored, Snapshot, rows};
 
-use super::{Assigned, BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggregation, TOLD, UNTOLD, times, told_of};
-use crate::state::chained::{Chained, Chains, Frozen, renumbered};
+use super::{
+    BEFORE, EARLY, FINAL, FIRST, LAST, NOTHING, SessionAggregation, SessionAssignment, TOLD, UNTOLD, times, told_of,
+};
+use crate::state::expiring_rows::ExpiringRows;
 use crate::state::groups::batch;
-use crate::state::held::Disk;
-use crate::state::kept::Kept;
-use crate::state::saved::{fired_of, shared, time_of};
-use crate::state::snapshot::{Saved, Tables, buckets_of_key, table_of, tables_of};
+use crate::state::operator_memory::SpillArea;
+use crate::state::row_lists::{FrozenLists, KeyLists, RowLists, renumbered};
+use crate::state::snapshot_codec::{SavedBuckets, SnapshotTables, buckets_of_key, table_of, tables_of};
+use crate::state::state_layout::{fired_of, shared, time_of};
 use crate::time::window::Micros;
 
 /// What came since the last snapshot is put together when it is twice as much as it was then, and so many rows more.
@@ -43,7 +45,7 @@ const FIRED: u8 = 1;
 pub(super) struct SessionState {
     pub(super) shape: Arc<SessionAggregation>,
     /// Sessions and parts of some.
-    kept: Chained,
+    kept: RowLists,
     /// What ends here or before is over.
     pub(super) fired: Micros,
     /// Rows whose time had come by then have been looked at, but for these.
@@ -55,39 +57,39 @@ pub(super) struct SessionState {
     /// Rows before have been told of early, if they had not before.
     told: u32,
     /// What has come since the last snapshot, and how many rows that was when it was put together last.
-    news: Kept,
+    news: ExpiringRows,
     news_rows: u32,
     /// Buckets of which sessions have been given or forgotten since.
     changed: BTreeSet<u32>,
     /// Buckets of which something is saved.
-    saved: Saved,
+    saved: SavedBuckets,
     /// Whether there are snapshots.
     saves: bool,
-    disk: Disk,
+    disk: SpillArea,
 }
 
 /// What is kept of some keys, and which session each row is part of.
-struct Known {
-    chains: Chains,
-    of: Assigned,
+struct KeySessions {
+    chains: KeyLists,
+    of: SessionAssignment,
     told: Vec<i8>,
 }
 
 impl SessionState {
-    pub(super) fn new(shape: &Arc<SessionAggregation>, saves: bool, disk: &Disk) -> Self {
+    pub(super) fn new(shape: &Arc<SessionAggregation>, saves: bool, disk: &SpillArea) -> Self {
         SessionState {
             shape: Arc::clone(shape),
-            kept: Chained::new(&shape.kept_schema, &shape.of.key_schema, BEFORE, disk),
+            kept: RowLists::new(&shape.kept_schema, &shape.of.key_schema, BEFORE, disk),
             fired: Micros::MIN,
             looked: Micros::MIN,
             overdue: Vec::new(),
             waiting: VecDeque::new(),
             ends: true,
             told: 0,
-            news: Kept::new(Arc::clone(&shape.kept_schema), disk),
+            news: ExpiringRows::new(Arc::clone(&shape.kept_schema), disk),
             news_rows: 0,
             changed: BTreeSet::new(),
-            saved: Saved::default(),
+            saved: SavedBuckets::default(),
             saves,
             disk: disk.clone(),
         }
@@ -168,7 +170,7 @@ impl SessionState {
     }
 
     /// What is kept of some keys, by their newest rows.
-    fn known(&self, newest: &[u32]) -> Result<Known> {
+    fn known(&self, newest: &[u32]) -> Result<KeySessions> {
         let chains = self.kept.chains(newest);
         let of_rows = |column: usize| self.kept.gather(column, &chains.numbers);
         let (firsts, lasts, tolds) = (of_rows(FIRST)?, of_rows(LAST)?, of_rows(TOLD)?);
@@ -179,11 +181,11 @@ impl SessionState {
         for ((&session, &number), &part) in of.sessions.iter().zip(&chains.numbers).zip(tolds) {
             told[session] = told[session].min(now_told(part, number, self.told));
         }
-        Ok(Known { chains, of, told })
+        Ok(KeySessions { chains, of, told })
     }
 
     /// The sessions that are wanted, put together, and of each the chain that it is in.
-    fn merged(&self, known: &Known, wanted: &[bool]) -> Result<(RecordBatch, Vec<usize>)> {
+    fn merged(&self, known: &KeySessions, wanted: &[bool]) -> Result<(RecordBatch, Vec<usize>)> {
         let rows = known.of.sessions.iter().enumerate().filter(|(_, session)| wanted[**session]);
         let (numbers, chains): (Vec<u32>, Vec<usize>) =
             rows.map(|(row, _)| (known.chains.numbers[row], known.chains.of[row])).unzip();
@@ -260,7 +262,7 @@ impl SessionState {
         let in_memory = bytes == self.news.bytes() && bytes <= self.disk.run_bytes();
         if in_memory && self.news.count() > 2 * self.news_rows + NEWS_MIN {
             let merged = self.shape.merged(&self.news.since(0))?;
-            self.news = Kept::new(Arc::clone(&self.shape.kept_schema), &self.disk);
+            self.news = ExpiringRows::new(Arc::clone(&self.shape.kept_schema), &self.disk);
             self.news_rows = merged.num_rows() as u32;
             self.news.add(merged, Vec::new())?;
         }
@@ -374,7 +376,7 @@ impl SessionState {
         let fired = (lost[0], table_of(FIRED, &self.fired.to_le_bytes()));
         self.saved.forget(lost);
         let (frozen, keys) = (self.kept.frozen(), self.shape.of.keys.len());
-        let mut tables = Tables::new(&self.disk);
+        let mut tables = SnapshotTables::new(&self.disk);
         for some in frozen.some() {
             let (numbers, rows) = some?;
             let rows = as_told(&rows, &numbers, self.told)?;
@@ -409,7 +411,8 @@ impl SessionState {
     /// What goes into a snapshot.
     pub(super) fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.fired);
-        let news = std::mem::replace(&mut self.news, Kept::new(Arc::clone(&self.shape.kept_schema), &self.disk));
+        let news =
+            std::mem::replace(&mut self.news, ExpiringRows::new(Arc::clone(&self.shape.kept_schema), &self.disk));
         let changed = std::mem::take(&mut self.changed);
         self.news_rows = 0;
         if !whole && news.count() == 0 && changed.is_empty() {
@@ -417,9 +420,9 @@ impl SessionState {
         }
         let (saved, disk) = (self.saved.clone(), self.disk.clone());
         let all = (whole || !changed.is_empty()).then(|| self.kept.frozen());
-        let (news, told, keys) = (Frozen::of(&news, &disk), self.told, self.shape.of.keys.len());
+        let (news, told, keys) = (FrozenLists::of(&news, &disk), self.told, self.shape.of.keys.len());
         snapshot.later = Some(Later(Box::new(move || {
-            let (mut wholes, mut changes) = (Tables::new(&disk), Tables::new(&disk));
+            let (mut wholes, mut changes) = (SnapshotTables::new(&disk), SnapshotTables::new(&disk));
             if let Some(all) = all {
                 deal(&all, keys, told, &mut wholes, |bucket| whole || changed.contains(&bucket))?;
             }
@@ -447,10 +450,10 @@ fn as_told(rows: &RecordBatch, numbers: &[u32], before: u32) -> Result<RecordBat
 /// Adds to tables what is of buckets that are wanted. Rows before `told` have been told of early; so many columns are
 /// keys.
 fn deal(
-    frozen: &Frozen,
+    frozen: &FrozenLists,
     keys: usize,
     told: u32,
-    tables: &mut Tables,
+    tables: &mut SnapshotTables,
     wanted: impl Fn(u32) -> bool,
 ) -> Result<(), TaskError> {
     for some in frozen.some() {

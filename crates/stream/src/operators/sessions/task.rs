@@ -15,28 +15,28 @@ use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
 
 use super::state::SessionState;
 use super::{FIRST, LAST, PART_BEFORE, SessionAggregation, times};
-use crate::rows::keyed::Keyed;
-use crate::rows::late::LATE_PORT;
-use crate::state::held::{Held, Holds};
-use crate::time::window::{Early, Micros};
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::LATE_PORT;
+use crate::state::operator_memory::{OperatorMemory, SpillableState};
+use crate::time::window::{EarlyResults, Micros};
 
 /// Results that rows which are added together can bring: they wait in memory until all have been.
 const RESULTS_MAX: usize = 1 << 10;
 
 /// See the module.
-pub(crate) struct SecondHalf {
+pub(crate) struct MergedSessions {
     shape: Arc<SessionAggregation>,
     state: SessionState,
     /// Rows that have come and are still to be added.
     rest: Option<RecordBatch>,
-    held: Held,
+    held: OperatorMemory,
 }
 
-impl SecondHalf {
+impl MergedSessions {
     pub(crate) fn new(shape: &Arc<SessionAggregation>, context: &TaskContext) -> Result<Self, TaskError> {
-        let held = Held::new(context);
+        let held = OperatorMemory::new(context);
         let state = SessionState::new(shape, context.saves(), held.disk());
-        let mut new = SecondHalf { shape: Arc::clone(shape), state, rest: None, held };
+        let mut new = MergedSessions { shape: Arc::clone(shape), state, rest: None, held };
         if let Some(restored) = context.restored() {
             let reader = shape.layout().reader(&shape.kept_schema, restored)?;
             for table in new.state.restore(restored)? {
@@ -67,7 +67,7 @@ impl SecondHalf {
     }
 
     /// Takes rows that came with their keys; those that come too late go on by themselves, or are counted.
-    fn take_rows(&mut self, rows: RecordBatch, keyed: &Keyed, emit: &mut Emit) -> Result<Flow, TaskError> {
+    fn take_rows(&mut self, rows: RecordBatch, keyed: &KeyedRows, emit: &mut Emit) -> Result<Flow, TaskError> {
         let shape = Arc::clone(&self.shape);
         let (mut rows, mut times) = shape.timed(rows)?;
         let keys: Vec<ArrayRef> = rows.columns()[keyed.width..].to_vec();
@@ -79,7 +79,7 @@ impl SecondHalf {
             rows = filter_record_batch(&rows, &not(&late)?)?;
             (rows, times) = shape.timed(rows)?;
         }
-        if let Early::Rows(_) = shape.times.early {
+        if let EarlyResults::Rows(_) = shape.times.early {
             self.rest = Some(rows);
             return self.go_on(emit);
         }
@@ -92,7 +92,7 @@ impl SecondHalf {
     /// Adds more of the rows that have come, with results by rows, or gives more results of sessions that are over or
     /// under way.
     fn go_on(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
-        let (Early::Rows(every), Some(rows)) = (self.shape.times.early, self.rest.take()) else {
+        let (EarlyResults::Rows(every), Some(rows)) = (self.shape.times.early, self.rest.take()) else {
             let Some(results) = self.state.go_on()? else { return Ok(Flow::Done) };
             emit.send(results);
             return Ok(Flow::More);
@@ -119,8 +119,8 @@ impl SecondHalf {
     }
 }
 
-impl Holds for SecondHalf {
-    fn held(&mut self) -> &mut Held {
+impl SpillableState for MergedSessions {
+    fn held(&mut self) -> &mut OperatorMemory {
         &mut self.held
     }
 
@@ -133,7 +133,7 @@ impl Holds for SecondHalf {
     }
 }
 
-impl Operator for SecondHalf {
+impl Operator for MergedSessions {
     fn on_batch(&mut self, _input: usize, batch: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
         if let Some(keyed) = self.shape.keyed.clone() {
             return self.take_rows(batch, &keyed, emit);
@@ -153,8 +153,8 @@ impl Operator for SecondHalf {
 
     fn ticks(&self) -> Option<Duration> {
         match self.shape.times.early {
-            Early::Every(every) => Some(Duration::from_micros(every.max(1) as u64)),
-            Early::Never | Early::Time(_) | Early::Rows(_) => None,
+            EarlyResults::Every(every) => Some(Duration::from_micros(every.max(1) as u64)),
+            EarlyResults::Never | EarlyResults::Time(_) | EarlyResults::Rows(_) => None,
         }
     }
 

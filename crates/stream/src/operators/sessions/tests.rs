@@ -18,11 +18,11 @@ use tidemill_dataflow::route_map::BUCKETS;
 
 use super::state::SessionState;
 use super::{EARLY, FINAL, NOTHING, SessionAggregation, SessionTimes};
-use crate::state::groups::Aggregation;
-use crate::state::held::Disk;
-use crate::state::saved::{SavedParts, apply};
-use crate::state::snapshot::{buckets_of, tables_of};
-use crate::time::window::{Early, Micros, window_array};
+use crate::state::groups::GroupAggregation;
+use crate::state::operator_memory::SpillArea;
+use crate::state::snapshot_codec::{buckets_of, tables_of};
+use crate::state::state_layout::{SavedParts, apply};
+use crate::time::window::{EarlyResults, Micros, window_array};
 
 const GAP: Micros = 10;
 const KEYS: i64 = 5;
@@ -38,7 +38,7 @@ fn input() -> SchemaRef {
     Arc::new(Schema::new(fields.map(|(name, of)| Field::new(name, of, true)).to_vec()))
 }
 
-fn shape(lateness: Micros, early: Early) -> Arc<SessionAggregation> {
+fn shape(lateness: Micros, early: EarlyResults) -> Arc<SessionAggregation> {
     let schema = input();
     let function = |of, name: &str| {
         let built = AggregateExprBuilder::new(of, vec![col("value", &schema).unwrap()]);
@@ -46,9 +46,9 @@ fn shape(lateness: Micros, early: Early) -> Arc<SessionAggregation> {
     };
     let functions = vec![function(count_udaf(), "count"), function(sum_udaf(), "sum")];
     let keys = vec![(col("key", &schema).unwrap(), "key".to_owned())];
-    let of = Aggregation::new(keys, functions, vec![None, None], &schema).unwrap();
+    let of = GroupAggregation::new(keys, functions, vec![None, None], &schema).unwrap();
     let times = SessionTimes { time: col("time", &schema).unwrap(), behind: 0, gap: GAP, lateness, early };
-    let last = (early != Early::Never).then_some(true);
+    let last = (early != EarlyResults::Never).then_some(true);
     let window = window_array(Vec::new(), Vec::new(), last).data_type().clone();
     let output = [("key", DataType::Int64), ("window", window), ("count", DataType::Int64), ("sum", DataType::Int64)];
     let output = Arc::new(Schema::new(output.map(|(name, of)| Field::new(name, of, true)).to_vec()));
@@ -91,7 +91,7 @@ fn so_far(state: &mut SessionState) -> Vec<Given> {
 
 /// A session of the model.
 #[derive(Clone, Debug)]
-struct Session {
+struct ModelSession {
     key: i64,
     first: Micros,
     last: Micros,
@@ -100,7 +100,7 @@ struct Session {
     untold: i64,
 }
 
-impl Session {
+impl ModelSession {
     fn given(&self, last: bool) -> Given {
         let (count, sum) = (self.values.len() as i64, self.values.iter().sum());
         (self.key, self.first, self.last + GAP, last, count, sum)
@@ -108,15 +108,15 @@ impl Session {
 }
 
 /// What there should be.
-struct Model {
+struct SessionModel {
     lateness: Micros,
-    early: Early,
+    early: EarlyResults,
     fired: Micros,
-    sessions: Vec<Session>,
+    sessions: Vec<ModelSession>,
     late: usize,
 }
 
-impl Model {
+impl SessionModel {
     fn is_gone(&self, last: Micros) -> bool {
         last + GAP + self.lateness <= self.fired
     }
@@ -130,17 +130,17 @@ impl Model {
                 continue;
             }
             let (key, at, value) = row;
-            let near = |of: &Session| of.key == key && at - of.last < GAP && of.first - at < GAP;
+            let near = |of: &ModelSession| of.key == key && at - of.last < GAP && of.first - at < GAP;
             let (joined, others) = std::mem::take(&mut self.sessions).into_iter().partition::<Vec<_>, _>(near);
             self.sessions = others;
-            let mut all = Session { key, first: at, last: at, values: vec![value], told: NOTHING, untold: 1 };
+            let mut all = ModelSession { key, first: at, last: at, values: vec![value], told: NOTHING, untold: 1 };
             for one in joined {
                 all.first = all.first.min(one.first);
                 all.last = all.last.max(one.last);
                 all.values.extend(one.values);
                 all.untold += one.untold;
             }
-            if let Early::Rows(every) = self.early
+            if let EarlyResults::Rows(every) = self.early
                 && all.untold >= every
                 && all.last + GAP > self.fired
             {
@@ -195,9 +195,9 @@ impl Model {
 }
 
 /// Two copies, who owns which bucket, and what the last snapshots of each had.
-struct Copies {
+struct SessionCopies {
     shape: Arc<SessionAggregation>,
-    disk: Disk,
+    disk: SpillArea,
     /// They go to disk when rows have come so many times; so many bytes are put together in memory.
     spills: Option<(usize, usize)>,
     came: usize,
@@ -212,13 +212,13 @@ fn parts(of: &mut SessionState, whole: bool) -> Buckets {
     later.map_or_else(Vec::new, |Later(make)| make().unwrap())
 }
 
-impl Copies {
-    fn new(lateness: Micros, early: Early, spills: Option<(usize, usize)>) -> Self {
+impl SessionCopies {
+    fn new(lateness: Micros, early: EarlyResults, spills: Option<(usize, usize)>) -> Self {
         let shape = shape(lateness, early);
-        let disk = spills.map_or_else(Disk::default, |(_, run_bytes)| Disk::with_runs_of(run_bytes));
+        let disk = spills.map_or_else(SpillArea::default, |(_, run_bytes)| SpillArea::with_runs_of(run_bytes));
         let states = (0..2).map(|_| SessionState::new(&shape, true, &disk)).collect();
         let owners = (0..BUCKETS as usize).map(|bucket| bucket % 2).collect();
-        Copies { shape, disk, spills, came: 0, states, owners, saved: vec![SavedParts::new(); 2], late: 0 }
+        SessionCopies { shape, disk, spills, came: 0, states, owners, saved: vec![SavedParts::new(); 2], late: 0 }
     }
 
     /// Lets time pass.
@@ -253,7 +253,7 @@ impl Copies {
                 continue;
             }
             let times = at(&mine);
-            if let Early::Rows(every) = self.shape.times.early {
+            if let EarlyResults::Rows(every) = self.shape.times.early {
                 let brought = state.add_by_rows(every, &mine, &times).unwrap();
                 given.extend(brought.iter().flat_map(results));
                 continue;
@@ -333,9 +333,9 @@ fn by_key(of: Vec<Given>) -> BTreeMap<i64, Vec<Given>> {
 }
 
 /// Random numbers.
-struct Dice(u64);
+struct SessionRandom(u64);
 
-impl Dice {
+impl SessionRandom {
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
@@ -349,13 +349,19 @@ impl Dice {
 /// Whatever order rows come in, however late, whatever moves and whenever the job goes on from a snapshot: each result
 /// is that of the model, which puts one row after the other into lists; and what is kept is the same before and after.
 fn check_against_the_model(spills: Option<(usize, usize)>) {
-    let ways = [Early::Never, Early::Every(1000), Early::Rows(1), Early::Rows(3), Early::Rows(50)];
+    let ways = [
+        EarlyResults::Never,
+        EarlyResults::Every(1000),
+        EarlyResults::Rows(1),
+        EarlyResults::Rows(3),
+        EarlyResults::Rows(50),
+    ];
     let (mut merged, mut late, mut corrected, mut given_early) = (0, 0, 0, 0);
     for seed in 0..60 {
-        let mut dice = Dice(seed);
+        let mut dice = SessionRandom(seed);
         let (lateness, early) = ([0, 15, 60][seed as usize % 3], ways[seed as usize / 3 % ways.len()]);
-        let mut copies = Copies::new(lateness, early, spills);
-        let mut model = Model { lateness, early, fired: Micros::MIN / 2, sessions: Vec::new(), late: 0 };
+        let mut copies = SessionCopies::new(lateness, early, spills);
+        let mut model = SessionModel { lateness, early, fired: Micros::MIN / 2, sessions: Vec::new(), late: 0 };
         let (mut now, mut number) = (0, 0);
         let mut finals: BTreeSet<(i64, Micros, Micros)> = BTreeSet::new();
         for step in 0..200 {
@@ -390,7 +396,7 @@ fn check_against_the_model(spills: Option<(usize, usize)>) {
                     }
                     finals.retain(|(.., end)| end + lateness > now);
                 }
-                9 if matches!(early, Early::Every(_)) => {
+                9 if matches!(early, EarlyResults::Every(_)) => {
                     let found = copies.so_far();
                     given_early += found.len();
                     assert_eq!(found, sorted(model.so_far()), "{context}");
@@ -403,7 +409,7 @@ fn check_against_the_model(spills: Option<(usize, usize)>) {
                     copies.move_keys(&lost, from);
                 }
                 // Which results were given early is not what is promised to be remembered.
-                _ if matches!(early, Early::Every(_)) => {}
+                _ if matches!(early, EarlyResults::Every(_)) => {}
                 _ => {
                     copies.save(dice.below(2) == 0);
                     copies.restart(dice.owners());
@@ -441,21 +447,23 @@ fn sessions_on_disk_are_those_of_the_model() {
 #[test]
 fn sessions_larger_than_memory_are_the_same() {
     const KEYS: u64 = 12_000;
-    for (lateness, early) in [(0, Early::Never), (40, Early::Never), (20, Early::Every(1)), (20, Early::Rows(3))] {
-        let mut dice = Dice(9);
-        let mut memory = Copies::new(lateness, early, None);
-        let mut disk = Copies::new(lateness, early, Some((50, 1 << 14)));
+    for (lateness, early) in
+        [(0, EarlyResults::Never), (40, EarlyResults::Never), (20, EarlyResults::Every(1)), (20, EarlyResults::Rows(3))]
+    {
+        let mut dice = SessionRandom(9);
+        let mut memory = SessionCopies::new(lateness, early, None);
+        let mut disk = SessionCopies::new(lateness, early, Some((50, 1 << 14)));
         let (mut given, mut most, mut held) = (0, 0, 0);
         for step in 0..3000_i64 {
             let context = format!("lateness {lateness}, {early:?}, step {step}");
             // A session ends in a few hundred steps, if no other row of its key comes. Some rows come far too late.
             let now = step / 30;
-            let row = |dice: &mut Dice| {
+            let row = |dice: &mut SessionRandom| {
                 let behind = dice.below(8) + if dice.below(20) == 0 { dice.below(60) } else { 0 };
                 (dice.below(KEYS) as i64, now - behind as i64, dice.below(1000) as i64)
             };
             let rows: Vec<Row> = (0..dice.below(80)).map(|_| row(&mut dice)).collect();
-            let mut both = |check: &mut dyn FnMut(&mut Copies) -> Vec<Given>| {
+            let mut both = |check: &mut dyn FnMut(&mut SessionCopies) -> Vec<Given>| {
                 let found = sorted(check(&mut memory));
                 assert_eq!(sorted(check(&mut disk)), found, "{context}");
                 found.len()
@@ -464,8 +472,8 @@ fn sessions_larger_than_memory_are_the_same() {
             if step % 10 == 0 {
                 given += both(&mut |copies| copies.fire(now - 4));
             }
-            if step % 30 == 7 && matches!(early, Early::Every(_)) {
-                given += both(&mut Copies::so_far);
+            if step % 30 == 7 && matches!(early, EarlyResults::Every(_)) {
+                given += both(&mut SessionCopies::so_far);
             }
             if step % 100 == 50 {
                 both(&mut |copies| {
@@ -479,7 +487,7 @@ fn sessions_larger_than_memory_are_the_same() {
                 memory.move_keys(&lost, 0);
                 disk.move_keys(&lost, 0);
             }
-            if step % 1000 == 650 && !matches!(early, Early::Every(_)) {
+            if step % 1000 == 650 && !matches!(early, EarlyResults::Every(_)) {
                 let owners = dice.owners();
                 for copies in [&mut memory, &mut disk] {
                     copies.save(false);
@@ -489,7 +497,7 @@ fn sessions_larger_than_memory_are_the_same() {
             }
             if step % 50 == 49 {
                 disk.states.iter_mut().for_each(|state| state.spill().unwrap());
-                let bytes = |copies: &Copies| copies.states.iter().map(SessionState::bytes).sum::<usize>();
+                let bytes = |copies: &SessionCopies| copies.states.iter().map(SessionState::bytes).sum::<usize>();
                 most = most.max(bytes(&memory));
                 held = held.max(bytes(&disk));
             }
@@ -507,8 +515,8 @@ fn sessions_larger_than_memory_are_the_same() {
 #[test]
 fn rows_of_one_session_are_few() {
     for saves in [true, false] {
-        let shape = shape(0, Early::Never);
-        let mut state = SessionState::new(&shape, saves, &Disk::default());
+        let shape = shape(0, EarlyResults::Never);
+        let mut state = SessionState::new(&shape, saves, &SpillArea::default());
         for number in 0..40_000 {
             let rows = batch(&[(0, number, 1)]);
             let (columns, counts) = shape.of_rows(&shape.of.arguments(&rows).unwrap(), &[number]).unwrap();
@@ -528,7 +536,7 @@ fn rows_of_one_session_are_few() {
 /// name.
 #[test]
 fn sessions_of_other_formats_are_refused() {
-    let now = shape(0, Early::Never).state();
+    let now = shape(0, EarlyResults::Never).state();
     assert_eq!(now.behind(&now), Ok(1));
     for kind in ["sessions with a gap of 10 us", "sessions with a gap of 10 us, and what was given of them"] {
         let refused = now.behind(&StateSchema::new(kind, now.fields.clone())).unwrap_err();

@@ -13,31 +13,67 @@ use datafusion::physical_plan::{ExecutionPlan, displayable};
 use tidemill_dataflow::TaskSpec;
 use tidemill_dataflow::checkpoint::StateSchema;
 use tidemill_dataflow::exchange::{Direct, Gather, Partition};
-use tidemill_dataset::extend::{Remembered, grouped_by_numbers};
+use tidemill_dataset::extend::{DistinctTtl, grouped_by_numbers};
 use tidemill_dataset::{DataSetError, Result};
 
-use super::{Branch, Flowing, LateFrom, Lower, ROWS, passes, until_the_end};
-use crate::operators::aggregate::{FirstHalf, SecondHalf, WindowAggregation};
-use crate::operators::counts::{CountAggregation, CountTask, Ttl};
-use crate::operators::distinct::{Distinct, DistinctTask};
-use crate::operators::sessions::{self, SessionAggregation, SessionTimes};
-use crate::operators::triggered::{TriggeredAggregation, TriggeredTask};
-use crate::rows::keyed::Keyed;
-use crate::rows::late::{LATE, LateOutput};
-use crate::rows::steps::Steps;
-use crate::state::groups::Aggregation;
-use crate::time::spans::Spans;
-use crate::time::times::{Place, TimeOf, Times};
-use crate::time::window::{Early, Micros, WindowCall, WindowFunction, WindowKind};
+use super::{JobLowering, LateFrom, PlanBranch, ROWS, RowFlow, passes, until_the_end};
+use crate::operators::count_triggers::{TriggeredAggregation, TriggeredTask};
+use crate::operators::count_windows::{CountAggregation, CountTask, KeyTtl};
+use crate::operators::distinct::{DistinctQuery, DistinctTask};
+use crate::operators::sessions::{MergedSessions, PartialSessions, SessionAggregation, SessionTimes};
+use crate::operators::time_windows::{MergedWindows, PartialWindows, WindowAggregation};
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::{LATE, LateOutput};
+use crate::rows::steps::RowSteps;
+use crate::state::groups::GroupAggregation;
+use crate::time::times::{StreamTimes, TimeColumn, TimeOf};
+use crate::time::window::{EarlyResults, Micros, WindowCall, WindowFunction, WindowKind};
+use crate::time::window_assigner::WindowAssigner;
 
 /// The two tasks of a windowed aggregation.
-struct Halves {
+struct WindowTasks {
     /// What goes from the first to the second.
     parts: SchemaRef,
-    first: Box<dyn Fn(String, Steps) -> TaskSpec>,
+    first: Box<dyn Fn(String, RowSteps) -> TaskSpec>,
     second: TaskSpec,
     /// What the second keeps.
     state: StateSchema,
+}
+
+impl WindowTasks {
+    /// For windows of time. `name` is the second task's.
+    fn of_time(shape: Arc<WindowAggregation>, name: &str) -> Self {
+        WindowTasks {
+            parts: Arc::clone(&shape.part_schema),
+            state: shape.state(),
+            first: {
+                let shape = Arc::clone(&shape);
+                Box::new(move |name, steps| {
+                    let shape = Arc::clone(&shape);
+                    TaskSpec::operator(name, move |copy| Ok(PartialWindows::new(&shape, steps.clone(), copy)))
+                })
+            },
+            second: TaskSpec::operator(name.to_owned(), move |copy| {
+                MergedWindows::new(&shape, RowSteps::default(), copy)
+            }),
+        }
+    }
+
+    /// For sessions.
+    fn of_sessions(shape: Arc<SessionAggregation>, name: &str) -> Self {
+        WindowTasks {
+            parts: Arc::clone(&shape.part_schema),
+            state: shape.state(),
+            first: {
+                let shape = Arc::clone(&shape);
+                Box::new(move |name, steps| {
+                    let shape = Arc::clone(&shape);
+                    TaskSpec::operator(name, move |_| Ok(PartialSessions::new(&shape, steps.clone())))
+                })
+            },
+            second: TaskSpec::operator(name.to_owned(), move |copy| MergedSessions::new(&shape, copy)),
+        }
+    }
 }
 
 /// What an aggregation that takes the first row of each group wants of it beside its keys, if it is one.
@@ -49,8 +85,8 @@ fn firsts(aggregate: &AggregateExec) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
     aggregate.aggr_expr().iter().zip(aggregate.filter_expr()).map(first).collect()
 }
 
-impl Lower<'_> {
-    pub(super) fn aggregate(&mut self, plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Result<Flowing> {
+impl JobLowering<'_> {
+    pub(super) fn aggregate(&mut self, plan: &Arc<dyn ExecutionPlan>, aggregate: &AggregateExec) -> Result<RowFlow> {
         let refused = |what: &str| Err(until_the_end(what));
         // Planned in two halves, the lower one has what is asked of rows.
         let lower = match aggregate.mode() {
@@ -122,13 +158,13 @@ impl Lower<'_> {
             )));
         };
         if let WindowKind::Count { size, slide, ttl: Some(ttl) } = windows.kind {
-            let ttl = Some(Ttl { time, behind, ttl });
+            let ttl = Some(KeyTtl { time, behind, ttl });
             return self.counted(plan, aggregate, input, window_at, (size, slide, ttl));
         }
-        let step = if let Early::Time(step) = windows.early { Some(step) } else { None };
+        let step = if let EarlyResults::Time(step) = windows.early { Some(step) } else { None };
         let spans = match windows.kind.clone() {
-            WindowKind::Sliding { size, slide } => Some(Spans::sliding(size, slide).with_step(step)),
-            WindowKind::Calendar(calendar) => Some(Spans::calendar(calendar)?.with_step(step)),
+            WindowKind::Sliding { size, slide } => Some(WindowAssigner::sliding(size, slide).with_step(step)),
+            WindowKind::Calendar(calendar) => Some(WindowAssigner::calendar(calendar)?.with_step(step)),
             WindowKind::Session { .. } if step.is_some() => {
                 return Err(DataSetError::Unsupported(
                     "sessions with early results by event time (emit_early_event_time=): they have them by the clock \
@@ -138,20 +174,21 @@ impl Lower<'_> {
             }
             WindowKind::Count { .. } | WindowKind::Session { .. } => None,
         };
-        let longest = spans.as_ref().map(Spans::longest);
+        let longest = spans.as_ref().map(WindowAssigner::longest);
         // What comes of a window comes before the watermark passes its end, corrections within the lateness.
         let field = |name: &str, behind: Micros| TimeOf {
-            place: Place { column: window_at, field: Some(name.to_owned()) },
+            place: TimeColumn { column: window_at, field: Some(name.to_owned()) },
             behind,
         };
         let end = behind.saturating_add(windows.lateness - 1);
         let mut places = vec![field("end", end)];
         places.extend(longest.map(|longest| field("start", end.saturating_add(longest))));
-        let times = Times { places, untimed: input.times.untimed, lost: false };
+        let times = StreamTimes { places, untimed: input.times.untimed, lost: false };
         let mut keys: Vec<_> =
             groups.iter().enumerate().filter(|(at, _)| *at != window_at).map(|(_, key)| key.clone()).collect();
         let functions = aggregate.aggr_expr().to_vec();
-        let keyed = || Keyed::new(&input.schema, keys.iter().map(|(key, _)| Arc::clone(key)).collect(), false, None);
+        let keyed =
+            || KeyedRows::new(&input.schema, keys.iter().map(|(key, _)| Arc::clone(key)).collect(), false, None);
         let name = self.name("window");
         if !late.is_empty() {
             self.late_steps.push(name.clone());
@@ -163,19 +200,19 @@ impl Lower<'_> {
         // Where it matters which rows they are, they come as they are to whoever owns their key.
         let keyed = match (&late_rows, windows.early) {
             (Some(of), _) => Some(Arc::clone(&of.keyed)),
-            (None, Early::Rows(_)) => Some(Arc::new(keyed()?)),
+            (None, EarlyResults::Rows(_)) => Some(Arc::new(keyed()?)),
             (None, _) => None,
         };
         let spans = match (windows.early, spans, &keyed) {
-            (Early::Rows(_), Some(_), _) if windows.lateness > 0 => {
+            (EarlyResults::Rows(_), Some(_), _) if windows.lateness > 0 => {
                 return refused(
                     "windows, but for sessions, that take late rows (allowed_lateness=) and give results by rows (emit_early_rows=)",
                 );
             }
-            (Early::Rows(every), Some(spans), Some(keyed)) => {
+            (EarlyResults::Rows(every), Some(spans), Some(keyed)) => {
                 let keyed = Arc::clone(keyed);
                 keys.insert(0, TriggeredAggregation::window_key());
-                let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
+                let of = GroupAggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
                 let (output, late) = (plan.schema(), self.late.of(&name));
                 let shape =
                     TriggeredAggregation { of, time, behind, spans, every, keyed, output, window_at, late, late_rows };
@@ -184,7 +221,7 @@ impl Lower<'_> {
             (_, spans, _) => spans,
         };
         let late_schema = late_rows.as_ref().map(|of| Arc::clone(&of.schema));
-        let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
+        let of = GroupAggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
         let keys = of.key_names();
         let detail = displayable(plan.as_ref()).one_line().to_string();
         let late = (self.late.of(&name), late_rows);
@@ -193,40 +230,14 @@ impl Lower<'_> {
                 let given = (windows.lateness, windows.early);
                 let time = (time, behind);
                 let shape = WindowAggregation::new(of, time, spans, given, plan.schema(), window_at, late);
-                let shape = Arc::new(shape);
-                Halves {
-                    parts: Arc::clone(&shape.part_schema),
-                    state: shape.state(),
-                    first: {
-                        let shape = Arc::clone(&shape);
-                        Box::new(move |name, steps| {
-                            let shape = Arc::clone(&shape);
-                            TaskSpec::operator(name, move |copy| Ok(FirstHalf::new(&shape, steps.clone(), copy)))
-                        })
-                    },
-                    second: TaskSpec::operator(name.clone(), move |copy| {
-                        SecondHalf::new(&shape, Steps::default(), copy)
-                    }),
-                }
+                WindowTasks::of_time(Arc::new(shape), &name)
             }
             (WindowKind::Session { gap }, _) => {
                 let (lateness, early) = (windows.lateness, windows.early);
                 let of_sessions = SessionTimes { time, behind, gap, lateness, early };
                 let output = (plan.schema(), window_at);
                 let shape = SessionAggregation::new(of, of_sessions, output, keyed.clone(), late);
-                let shape = Arc::new(shape);
-                Halves {
-                    parts: Arc::clone(&shape.part_schema),
-                    state: shape.state(),
-                    first: {
-                        let shape = Arc::clone(&shape);
-                        Box::new(move |name, steps| {
-                            let shape = Arc::clone(&shape);
-                            TaskSpec::operator(name, move |_| Ok(sessions::FirstHalf::new(&shape, steps.clone())))
-                        })
-                    },
-                    second: TaskSpec::operator(name.clone(), move |copy| sessions::SecondHalf::new(&shape, copy)),
-                }
+                WindowTasks::of_sessions(Arc::new(shape), &name)
             }
             (kind, None) => return Err(DataSetError::Internal(format!("windows {kind:?} of time"))),
         };
@@ -237,13 +248,13 @@ impl Lower<'_> {
             second = second.output(LATE, Arc::clone(schema));
         }
         let second = self.graph.add(second.copies(copies));
-        let rows = Flowing::of(second, copies, plan.schema(), times, input.sources.clone());
+        let rows = RowFlow::of(second, copies, plan.schema(), times, input.sources.clone());
         if let Some(keyed) = keyed {
             self.keyed(input, &keyed, second.into(), &name);
             self.late_from_window(&name, &rows, late_schema);
         } else {
             for (number, branch) in input.from.into_iter().enumerate() {
-                let Branch { task: from, steps, copies: beside } = branch;
+                let PlanBranch { task: from, steps, copies: beside } = branch;
                 let first = (halves.first)(format!("{name}, first half {number}"), steps).streaming();
                 let first = first.input("rows").output("parts", Arc::clone(&halves.parts)).copies(beside);
                 let first = self.graph.add(first);
@@ -258,7 +269,7 @@ impl Lower<'_> {
     }
 
     /// Late rows of a window leave it, if they are wanted, where its results do.
-    fn late_from_window(&mut self, step: &str, window: &Flowing, schema: Option<SchemaRef>) {
+    fn late_from_window(&mut self, step: &str, window: &RowFlow, schema: Option<SchemaRef>) {
         let Some(schema) = schema else { return };
         self.late_from.extend(window.from.iter().map(|branch| LateFrom {
             step: step.to_owned(),
@@ -272,11 +283,11 @@ impl Lower<'_> {
     fn triggered(
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,
-        input: Flowing,
+        input: RowFlow,
         shape: TriggeredAggregation,
         name: &str,
-        times: Times,
-    ) -> Flowing {
+        times: StreamTimes,
+    ) -> RowFlow {
         let (keyed, state) = (Arc::clone(&shape.keyed), shape.state());
         let late = shape.late_rows.as_ref().map(|of| Arc::clone(&of.schema));
         let copies = if keyed.keys().is_empty() { 1 } else { self.copies };
@@ -288,7 +299,7 @@ impl Lower<'_> {
             task = task.output(LATE, Arc::clone(schema));
         }
         let task = self.graph.add(task);
-        let rows = Flowing::of(task, copies, plan.schema(), times, input.sources.clone());
+        let rows = RowFlow::of(task, copies, plan.schema(), times, input.sources.clone());
         self.keyed(input, &keyed, task.into(), name);
         self.late_from_window(name, &rows, late);
         rows
@@ -299,16 +310,16 @@ impl Lower<'_> {
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,
         aggregate: &AggregateExec,
-        input: Flowing,
+        input: RowFlow,
         window_at: usize,
-        (size, slide, ttl): (i64, i64, Option<Ttl>),
-    ) -> Result<Flowing> {
+        (size, slide, ttl): (i64, i64, Option<KeyTtl>),
+    ) -> Result<RowFlow> {
         let groups = aggregate.group_expr().expr().iter().enumerate().filter(|(at, _)| *at != window_at);
         let keys: Vec<_> = groups.map(|(_, key)| key.clone()).collect();
         let exprs = keys.iter().map(|(key, _)| Arc::clone(key)).collect();
-        let keyed = Keyed::new(&input.schema, exprs, false, None)?;
+        let keyed = KeyedRows::new(&input.schema, exprs, false, None)?;
         let functions = aggregate.aggr_expr().to_vec();
-        let of = Aggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
+        let of = GroupAggregation::new(keys, functions, aggregate.filter_expr().to_vec(), &input.schema)?;
         let copies = if of.keys.is_empty() { 1 } else { self.copies };
         let name = self.name("window");
         let untimed = self.late.of(&name);
@@ -320,23 +331,23 @@ impl Lower<'_> {
         let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(copies);
         let task = self.graph.add(task);
         // Which time the rows of a window have had, nobody knows.
-        let times = Times { places: Vec::new(), untimed: input.times.untimed, lost: !input.times.untimed };
+        let times = StreamTimes { places: Vec::new(), untimed: input.times.untimed, lost: !input.times.untimed };
         let sources = input.sources.clone();
         self.keyed(input, &keyed, task.into(), &name);
-        Ok(Flowing::of(task, copies, plan.schema(), times, sources))
+        Ok(RowFlow::of(task, copies, plan.schema(), times, sources))
     }
 
     /// Each key once.
     fn distinct(
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,
-        rows: Flowing,
+        rows: RowFlow,
         groups: &[Arc<dyn PhysicalExpr>],
         more: Vec<Arc<dyn PhysicalExpr>>,
-    ) -> Result<Flowing> {
+    ) -> Result<RowFlow> {
         let gives: Vec<_> = groups.iter().cloned().chain(more).collect();
-        let keys: Vec<_> = groups.iter().filter(|key| Remembered::of(key).is_none()).cloned().collect();
-        let ttl = groups.iter().find_map(Remembered::of);
+        let keys: Vec<_> = groups.iter().filter(|key| DistinctTtl::of(key).is_none()).cloned().collect();
+        let ttl = groups.iter().find_map(DistinctTtl::of);
         let ttl = match (ttl, rows.times.places.first()) {
             (Some(ttl), Some(time)) => Some((time.clone(), ttl)),
             (Some(_), None) => {
@@ -351,10 +362,11 @@ impl Lower<'_> {
         let of_keys = if ttl.is_some() { Vec::new() } else { rows.times.project(&keys).places };
         let times = rows.times.project(&gives);
         let late = rows.times.places.first().filter(|_| !of_keys.is_empty()).cloned();
-        let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
+        let keyed = Arc::new(KeyedRows::new(&rows.schema, keys, false, late)?);
         let (name, detail) = (self.name("distinct"), displayable(plan.as_ref()).one_line().to_string());
         let untimed = self.late.of(&name);
-        let shape = Distinct { keyed: Arc::clone(&keyed), times: of_keys, ttl, untimed, gives, output: plan.schema() };
+        let shape =
+            DistinctQuery { keyed: Arc::clone(&keyed), times: of_keys, ttl, untimed, gives, output: plan.schema() };
         let shape = Arc::new(shape);
         let (state, sources) = (shape.state(), rows.sources.clone());
         let task =
@@ -362,6 +374,6 @@ impl Lower<'_> {
         let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(self.copies);
         let task = self.graph.add(task);
         self.keyed(rows, &keyed, task.into(), &name);
-        Ok(Flowing::of(task, self.copies, plan.schema(), times, sources))
+        Ok(RowFlow::of(task, self.copies, plan.schema(), times, sources))
     }
 }

@@ -14,9 +14,9 @@ use tidemill_dataset::Result;
 use tidemill_dataset::extend::{has_stream, with_given_names};
 
 use super::source::in_memory;
-use super::{Flowing, Lower, ROWS, columns_of, until_the_end};
+use super::{JobLowering, ROWS, RowFlow, columns_of, until_the_end};
 use crate::operators::join::{JoinTask, StreamJoin};
-use crate::plan::late::JOIN;
+use crate::plan::late_output::JOIN;
 
 /// A stream's rows whose key is not in a table, as SQL's NOT IN has it, by joins that take the table first. A null in
 /// the table may be any key, so none is known not to be in it; a null in the stream may be any, so it is in every table
@@ -41,10 +41,10 @@ fn not_in(join: &HashJoinExec) -> Result<Arc<dyn ExecutionPlan>> {
     Ok(join.build()?.swap_inputs(PartitionMode::CollectLeft)?)
 }
 
-impl Lower<'_> {
+impl JobLowering<'_> {
     /// A join of a stream with a table, batch by batch: the table is the side that is built once. Or one of two
     /// streams.
-    pub(super) fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
+    pub(super) fn join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<RowFlow> {
         let refused = |what: &str| Err(until_the_end(what));
         match (has_stream(join.left()), has_stream(join.right())) {
             (true, false) if join.null_aware => return self.node(&not_in(join)?),
@@ -76,7 +76,7 @@ impl Lower<'_> {
         Ok(rows)
     }
 
-    fn stream_join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<Flowing> {
+    fn stream_join(&mut self, plan: &Arc<dyn ExecutionPlan>, join: &HashJoinExec) -> Result<RowFlow> {
         let (left, right) = (self.timed(join.left())?, self.timed(join.right())?);
         let sources = left.sources.union(&right.sources).copied().collect();
         let (join, times) = StreamJoin::new(join, [&left.times, &right.times])?;
@@ -95,6 +95,6 @@ impl Lower<'_> {
             let late = (keyed.has_late() && self.late_to.takes(&step)).then(|| with_given_names(&rows.schema));
             self.keyed_with_late(rows, keyed, task.port(port), &step, late);
         }
-        Ok(Flowing::of(task, self.copies, plan.schema(), times, sources))
+        Ok(RowFlow::of(task, self.copies, plan.schema(), times, sources))
     }
 }

@@ -45,17 +45,17 @@ use tidemill_dataset::{DataSetError, Result};
 pub(crate) use self::plan::plan;
 pub(crate) use self::source::SourceTask;
 
-use self::plan::Plans;
+use self::plan::PlannedQueries;
 use self::ranked::partitions;
 use crate::operators::process::{ProcessExec, ProcessTask};
-use crate::plan::late::{LateTo, MakeLateSink};
-use crate::plan::named::NamedExec;
-use crate::plan::shared::PartExec;
+use crate::plan::common_subplans::PartExec;
+use crate::plan::late_output::{LateTo, MakeLateSink};
+use crate::plan::step_names::NamedExec;
 use crate::plan::table::{StreamExec, StreamOutput, StreamSink};
-use crate::rows::keyed::{Keyed, KeyedTask};
-use crate::rows::late::{LATE, LateRows};
-use crate::rows::steps::{Steps, StepsTask};
-use crate::time::times::{Place, TimeOf, Times};
+use crate::rows::keyed::{KeyedRows, KeyedTask};
+use crate::rows::late_rows::{LATE, LateRows};
+use crate::rows::steps::{RowSteps, StepsTask};
+use crate::time::times::{StreamTimes, TimeColumn, TimeOf};
 use crate::time::window::Micros;
 
 /// The port that rows leave a task by.
@@ -65,25 +65,25 @@ const BAD: &str = "bad";
 
 /// Rows on their way: the tasks they leave, each with the steps that are still to be done.
 #[derive(Clone)]
-struct Flowing {
-    from: Vec<Branch>,
+struct RowFlow {
+    from: Vec<PlanBranch>,
     schema: SchemaRef,
-    times: Times,
+    times: StreamTimes,
     /// Where they come from, by place among the sources; tables are none.
     sources: BTreeSet<usize>,
 }
 
-impl Flowing {
+impl RowFlow {
     /// What a task gives.
-    fn of(task: TaskId, copies: u32, schema: SchemaRef, times: Times, sources: BTreeSet<usize>) -> Self {
-        Flowing { from: vec![Branch { task, steps: Steps::default(), copies }], schema, times, sources }
+    fn of(task: TaskId, copies: u32, schema: SchemaRef, times: StreamTimes, sources: BTreeSet<usize>) -> Self {
+        RowFlow { from: vec![PlanBranch { task, steps: RowSteps::default(), copies }], schema, times, sources }
     }
 }
 
 #[derive(Clone)]
-struct Branch {
+struct PlanBranch {
     task: TaskId,
-    steps: Steps,
+    steps: RowSteps,
     /// Of the task.
     copies: u32,
 }
@@ -95,7 +95,7 @@ pub(crate) struct SinkTask {
 }
 
 /// The graph of a job.
-pub(crate) struct Lowered {
+pub(crate) struct LoweredJob {
     pub graph: Graph,
     pub sources: Vec<SourceTask>,
     pub sinks: Vec<SinkTask>,
@@ -104,7 +104,7 @@ pub(crate) struct Lowered {
 }
 
 /// The queries of a job, and where rows go.
-pub(crate) struct Sinks<'a> {
+pub(crate) struct JobSinks<'a> {
     pub rows: &'a [StreamOutput],
     /// Rows that come too late.
     pub late: &'a LateTo,
@@ -116,13 +116,13 @@ pub(crate) struct Sinks<'a> {
 struct LateFrom {
     /// What they are late for.
     step: String,
-    from: Branch,
+    from: PlanBranch,
     schema: SchemaRef,
     sources: BTreeSet<usize>,
 }
 
 /// Makes the graph of a job.
-pub(crate) struct Lower<'a> {
+pub(crate) struct JobLowering<'a> {
     graph: Graph,
     context: Arc<TaskContext>,
     /// Of every task that nothing else limits.
@@ -144,22 +144,22 @@ pub(crate) struct Lower<'a> {
     /// What queries have in common.
     parts: &'a [Arc<dyn ExecutionPlan>],
     /// What has become of each part: once, and again for a query that has it several times.
-    flowing: Vec<Vec<Flowing>>,
+    flowing: Vec<Vec<RowFlow>>,
     /// How often the query that is lowered now has had each part.
     had: Vec<usize>,
     /// Tasks whose rows several queries have.
     shared: BTreeSet<TaskId>,
 }
 
-impl<'a> Lower<'a> {
+impl<'a> JobLowering<'a> {
     /// The graph of queries, the rows of each of which go to its sink.
     ///
     /// # Errors
     /// `Unsupported` for a step that would have to wait for the end; `Query` if late rows are wanted, and there is no
     /// window that they could come to, or they are of several kinds.
-    pub(crate) fn graph(job: &str, plans: &'a Plans, sinks: &Sinks<'a>, copies: u32) -> Result<Lowered> {
+    pub(crate) fn graph(job: &str, plans: &'a PlannedQueries, sinks: &JobSinks<'a>, copies: u32) -> Result<LoweredJob> {
         let (sources, bad_sinks, late_from, late_steps, shared) = Default::default();
-        let mut lower = Lower {
+        let mut lower = JobLowering {
             graph: Graph::new(job),
             context: Arc::clone(&plans.context),
             copies,
@@ -195,7 +195,9 @@ impl<'a> Lower<'a> {
             }
         }
         all.append(&mut lower.bad_sinks);
-        for SourceTask { task, task_name, source, .. } in lower.sources.iter().filter(|source| source.is_missed()) {
+        for SourceTask { task, task_name, source, .. } in
+            lower.sources.iter().filter(|source| source.lacks_event_time())
+        {
             let make = Arc::clone(&source.make);
             let by = TaskSpec::source_without_time(task_name.clone(), move |copy| make(copy));
             let by = lower.source_task(by, source);
@@ -208,7 +210,7 @@ impl<'a> Lower<'a> {
             )));
         }
         let shared = lower.shared.iter().map(|&task| lower.graph.task_name(task).to_owned()).collect();
-        Ok(Lowered { graph: lower.graph, sources: lower.sources, sinks: all, shared })
+        Ok(LoweredJob { graph: lower.graph, sources: lower.sources, sinks: all, shared })
     }
 
     /// The sink of rows that come too late for windows.
@@ -234,7 +236,7 @@ impl<'a> Lower<'a> {
             )));
         }
         let sink = make(schema)?;
-        let from: Vec<Branch> = all.iter().map(|one| one.from.clone()).collect();
+        let from: Vec<PlanBranch> = all.iter().map(|one| one.from.clone()).collect();
         self.sink("late rows, sink", &sink, &from, schema, LATE);
         Ok(SinkTask { sink, sources: all.iter().flat_map(|one| one.sources.iter().copied()).collect() })
     }
@@ -252,13 +254,13 @@ impl<'a> Lower<'a> {
             )));
         };
         let sink = make(schema)?;
-        let from: Vec<Branch> = all.iter().map(|one| one.from.clone()).collect();
+        let from: Vec<PlanBranch> = all.iter().map(|one| one.from.clone()).collect();
         self.sink(&format!("rows late for {step}, sink"), &sink, &from, schema, LATE);
         Ok(SinkTask { sink, sources: sources.clone() })
     }
 
     /// Adds a sink for what leaves tasks by a port.
-    fn sink(&mut self, what: &str, sink: &StreamSink, from: &[Branch], schema: &SchemaRef, port: &'static str) {
+    fn sink(&mut self, what: &str, sink: &StreamSink, from: &[PlanBranch], schema: &SchemaRef, port: &'static str) {
         let most = from.iter().map(|branch| branch.copies).max().unwrap_or(1);
         let copies = if sink.copies_max == 0 { most } else { most.min(sink.copies_max) };
         let make = (sink.make)(schema);
@@ -296,7 +298,7 @@ impl<'a> Lower<'a> {
         name
     }
 
-    fn node(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+    fn node(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         let any: &dyn Any = plan.as_ref();
         if let Some(stream) = StreamStepExec::step_of::<StreamExec>(plan.as_ref()) {
             return self.source(stream, plan.schema());
@@ -312,8 +314,8 @@ impl<'a> Lower<'a> {
         }
         if any.is::<UnionExec>() {
             self.names_one("a union has several; name each before it")?;
-            let times = Times { untimed: true, ..Times::default() };
-            let mut all = Flowing { from: Vec::new(), schema: plan.schema(), times, sources: BTreeSet::new() };
+            let times = StreamTimes { untimed: true, ..StreamTimes::default() };
+            let mut all = RowFlow { from: Vec::new(), schema: plan.schema(), times, sources: BTreeSet::new() };
             for child in plan.children() {
                 let rows = self.node(child)?;
                 all.from.extend(rows.from);
@@ -337,7 +339,7 @@ impl<'a> Lower<'a> {
         if let Some(of) = partitions(plan) {
             return self.ranked(plan, &of);
         }
-        let mut step = Steps::default();
+        let mut step = RowSteps::default();
         if step.add(plan, &self.context) {
             let mut rows = self.node(plan.children()[0])?;
             rows.from.iter_mut().for_each(|branch| {
@@ -353,7 +355,7 @@ impl<'a> Lower<'a> {
     /// What queries have in common is lowered once, with all that is done to its rows, and each query has an edge from
     /// there. One that has it several times, as a join of a stream with itself does, has several of it, as it has
     /// alone.
-    fn part(&mut self, exec: &PartExec, projected: SchemaRef) -> Result<Flowing> {
+    fn part(&mut self, exec: &PartExec, projected: SchemaRef) -> Result<RowFlow> {
         self.names_one("several queries share that step; name it where they share it, before they branch")?;
         let (part, nth) = (exec.part, self.had[exec.part]);
         self.had[part] += 1;
@@ -375,24 +377,24 @@ impl<'a> Lower<'a> {
             }
         };
         let Some(columns) = &exec.projection else { return Ok(rows) };
-        let Flowing { mut from, schema, times, sources } = rows;
+        let RowFlow { mut from, schema, times, sources } = rows;
         if !columns.iter().copied().eq(0..schema.fields().len()) {
             from.iter_mut().try_for_each(|branch| branch.steps.project(columns, &schema))?;
         }
         let times = times.project(&columns_of(columns));
-        Ok(Flowing { from, schema: projected, times, sources })
+        Ok(RowFlow { from, schema: projected, times, sources })
     }
 
     /// Sends rows, with their keys, to the task that owns them.
-    fn keyed(&mut self, rows: Flowing, keyed: &Arc<Keyed>, target: PortRef, name: &str) {
+    fn keyed(&mut self, rows: RowFlow, keyed: &Arc<KeyedRows>, target: PortRef, name: &str) {
         self.keyed_with_late(rows, keyed, target, name, None);
     }
 
     /// The same, and late rows to where they are wanted, as what they are.
     fn keyed_with_late(
         &mut self,
-        rows: Flowing,
-        keyed: &Arc<Keyed>,
+        rows: RowFlow,
+        keyed: &Arc<KeyedRows>,
         target: PortRef,
         name: &str,
         late_rows: Option<SchemaRef>,
@@ -400,7 +402,7 @@ impl<'a> Lower<'a> {
         let late = self.late.of(name);
         let sources = rows.sources.clone();
         for (number, branch) in rows.from.into_iter().enumerate() {
-            let Branch { task: from, steps, copies } = branch;
+            let PlanBranch { task: from, steps, copies } = branch;
             let (shape, late, wanted) = (Arc::clone(keyed), late.clone(), late_rows.clone());
             let by = TaskSpec::operator(format!("{name}, keys {number}"), move |_| {
                 let (shape, steps, late) = (Arc::clone(&shape), steps.clone(), late.clone());
@@ -412,7 +414,7 @@ impl<'a> Lower<'a> {
             }
             let by = self.graph.add(by);
             if let Some(schema) = &late_rows {
-                let from = Branch { task: by, steps: Steps::default(), copies };
+                let from = PlanBranch { task: by, steps: RowSteps::default(), copies };
                 let (schema, sources) = (Arc::clone(schema), sources.clone());
                 self.late_from.push(LateFrom { step: name.to_owned(), from, schema, sources });
             }
@@ -425,7 +427,7 @@ impl<'a> Lower<'a> {
     }
 
     /// The rows below a name, which the first step takes that keeps something, or a source.
-    fn named(&mut self, name: &Arc<str>, input: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+    fn named(&mut self, name: &Arc<str>, input: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         self.names_one(&format!("it is called {name:?} already"))?;
         let alike = self.names.iter().filter(|other| *other == name);
         if alike.clone().any(|other| !Arc::ptr_eq(other, name)) {
@@ -450,8 +452,8 @@ impl<'a> Lower<'a> {
         )))
     }
 
-    /// [`Lower::node`] for a step that keeps something, and has the name that is given itself.
-    fn below(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+    /// [`JobLowering::node`] for a step that keeps something, and has the name that is given itself.
+    fn below(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         let given = self.given.take();
         let rows = self.node(plan)?;
         self.given = given;
@@ -459,20 +461,20 @@ impl<'a> Lower<'a> {
     }
 
     /// The same for one that gives results when a time has passed.
-    fn timed(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+    fn timed(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         let rows = self.below(plan)?;
         rows.sources.iter().for_each(|&source| self.sources[source].waited = true);
         Ok(rows)
     }
 
     /// A function of the program over the rows of each key.
-    fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<Flowing> {
+    fn process(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &ProcessExec) -> Result<RowFlow> {
         let rows = match exec.process.waits {
             true => self.timed(plan.children()[0])?,
             false => self.below(plan.children()[0])?,
         };
         let times = after_step(plan, &rows);
-        let keyed = Arc::new(Keyed::new(&rows.schema, columns_of(&exec.process.keys), false, None)?);
+        let keyed = Arc::new(KeyedRows::new(&rows.schema, columns_of(&exec.process.keys), false, None)?);
         // By this name states are found again, whatever the function is called.
         let name = self.name("process");
         let (process, projection) = (Arc::clone(&exec.process), exec.projection.clone());
@@ -485,25 +487,25 @@ impl<'a> Lower<'a> {
             task.streaming().state(state).detail(exec.process.name.clone()).input("rows").output(ROWS, plan.schema());
         let task = self.graph.add(task.copies(self.copies));
         self.keyed(rows, &keyed, task.into(), &name);
-        Ok(Flowing::of(task, self.copies, plan.schema(), times, sources))
+        Ok(RowFlow::of(task, self.copies, plan.schema(), times, sources))
     }
 
     /// The rows with all their steps done, by tasks that `name` gives a name.
-    fn done(&mut self, rows: Flowing, name: impl Fn(&mut Self) -> String) -> Flowing {
-        let Flowing { from, schema, times, sources } = rows;
+    fn done(&mut self, rows: RowFlow, name: impl Fn(&mut Self) -> String) -> RowFlow {
+        let RowFlow { from, schema, times, sources } = rows;
         let from = from.into_iter().map(|branch| {
             if branch.steps.is_empty() {
                 return branch;
             }
-            let Branch { task: from, steps, copies } = branch;
+            let PlanBranch { task: from, steps, copies } = branch;
             let task = TaskSpec::operator(name(self), move |_| Ok(StepsTask(steps.clone())));
             let task = task.streaming().input("rows").output(ROWS, Arc::clone(&schema)).copies(copies);
             let task = self.graph.add(task);
             self.graph.connect(from.port(ROWS), task, Direct);
-            Branch { task, steps: Steps::default(), copies }
+            PlanBranch { task, steps: RowSteps::default(), copies }
         });
         let from = from.collect();
-        Flowing { from, schema, times, sources }
+        RowFlow { from, schema, times, sources }
     }
 }
 
@@ -539,7 +541,7 @@ fn chosen(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn PhysicalExpr>>> {
 }
 
 /// What tells time after a step.
-fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
+fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &RowFlow) -> StreamTimes {
     if let Some(exprs) = chosen(plan) {
         return rows.times.project(&exprs);
     }
@@ -548,10 +550,10 @@ fn after_step(plan: &Arc<dyn ExecutionPlan>, rows: &Flowing) -> Times {
     let same = |of: &TimeOf| {
         let field = rows.schema.field(of.place.column);
         let (at, found) = schema.column_with_name(field.name())?;
-        let place = Place { column: at, ..of.place.clone() };
+        let place = TimeColumn { column: at, ..of.place.clone() };
         (found.data_type() == field.data_type()).then_some(TimeOf { place, behind: of.behind })
     };
-    Times { places: rows.times.places.iter().filter_map(same).collect(), ..rows.times.clone() }
+    StreamTimes { places: rows.times.places.iter().filter_map(same).collect(), ..rows.times.clone() }
 }
 
 const SORT: &str =

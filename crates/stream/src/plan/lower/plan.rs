@@ -16,13 +16,13 @@ use tidemill_dataset::extend::{has_stream, hidden_in, only_value, reads_stream, 
 use tidemill_dataset::{DataSetError, Result};
 
 use super::{SORT, of_query, until_the_end};
-use crate::plan::late::LateTo;
-use crate::plan::shared::share;
+use crate::plan::common_subplans::share;
+use crate::plan::late_output::LateTo;
 use crate::plan::table::StreamOutput;
-use crate::time::now::NowOfBatch;
+use crate::time::current_time::NowOfBatch;
 
 /// The queries of a job, planned.
-pub(crate) struct Plans {
+pub(crate) struct PlannedQueries {
     pub queries: Vec<Arc<dyn ExecutionPlan>>,
     /// What they have in common; each reads only those before it.
     pub parts: Vec<Arc<dyn ExecutionPlan>>,
@@ -32,7 +32,7 @@ pub(crate) struct Plans {
 /// Plans the queries of a job for one partition, without rules that would take a windowed aggregation apart. Steps
 /// whose late rows are wanted know all columns of their rows. The queries are of one engine, so the session of any of
 /// them does for all.
-pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plans> {
+pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<PlannedQueries> {
     let Some((first, _)) = outputs.first() else {
         return Err(DataSetError::Query("a job needs at least one query to write, but got none".into()));
     };
@@ -52,7 +52,7 @@ pub(crate) async fn plan(outputs: &[StreamOutput], late: &LateTo) -> Result<Plan
         let plan = planned(&state, query, &context).await;
         queries.push(plan.map_err(|error| of_query(error, output, outputs))?);
     }
-    Ok(Plans { queries, parts, context })
+    Ok(PlannedQueries { queries, parts, context })
 }
 
 /// Refuses a sort of a stream. It is looked for before it is planned: one that the next step has no use for is taken

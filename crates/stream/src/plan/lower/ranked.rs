@@ -12,15 +12,15 @@ use datafusion::physical_plan::{ExecutionPlan, displayable};
 use tidemill_dataflow::TaskSpec;
 use tidemill_dataset::Result;
 
-use super::{Flowing, Lower, ROWS, chosen, passes, until_the_end};
-use crate::operators::complete::{CompleteTask, Completion};
-use crate::rows::keyed::Keyed;
+use super::{JobLowering, ROWS, RowFlow, chosen, passes, until_the_end};
+use crate::operators::windowed_plan::{CompleteTask, WindowedPlan};
+use crate::rows::keyed::KeyedRows;
 use crate::rows::steps::PlanStep;
-use crate::time::times::{TimeOf, Times, following};
+use crate::time::times::{StreamTimes, TimeOf, following};
 
 /// What is done to whole groups of rows: a node that looks at partitions of rows, and nodes below it that do so or sort
 /// for it.
-struct Chain<'p> {
+struct RankedSteps<'p> {
     /// The node whose rows they are.
     leaf: &'p Arc<dyn ExecutionPlan>,
     /// The projections and filters among them, the last first.
@@ -29,10 +29,10 @@ struct Chain<'p> {
     keys: Vec<Arc<dyn PhysicalExpr>>,
 }
 
-impl<'p> Chain<'p> {
+impl<'p> RankedSteps<'p> {
     fn of(plan: &'p Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Self {
         let mut below = plan.children()[0];
-        let mut chain = Chain { leaf: below, choices: Vec::new(), keys: keys.to_vec() };
+        let mut chain = RankedSteps { leaf: below, choices: Vec::new(), keys: keys.to_vec() };
         // Projections and filters belong to it only if there is more below them: they are better done where rows come
         // from.
         let (mut choices, mut keys) = (Vec::new(), keys.to_vec());
@@ -55,19 +55,19 @@ impl<'p> Chain<'p> {
             }
             below = below.children()[0];
             if belongs {
-                chain = Chain { leaf: below, choices: choices.clone(), keys: keys.clone() };
+                chain = RankedSteps { leaf: below, choices: choices.clone(), keys: keys.clone() };
             }
         }
     }
 
     /// What tells time behind it, of what does before.
-    fn times(&self, times: &Times) -> Times {
+    fn times(&self, times: &StreamTimes) -> StreamTimes {
         let same = |of: &TimeOf| {
             let is = |key| following(key).is_some_and(|of_key| of_key.is_place(&of.place));
             self.keys.iter().any(is)
         };
         let places = times.places.iter().filter(|of| same(of)).cloned().collect();
-        let times = Times { places, ..times.clone() };
+        let times = StreamTimes { places, ..times.clone() };
         self.choices.iter().rev().filter_map(|step| chosen(step)).fold(times, |times, exprs| times.project(&exprs))
     }
 }
@@ -96,10 +96,10 @@ pub(super) fn partitions(plan: &Arc<dyn ExecutionPlan>) -> Option<Vec<Arc<dyn Ph
     bounded.or_else(|| any.downcast_ref::<WindowAggExec>().map(WindowAggExec::partition_keys))
 }
 
-impl Lower<'_> {
+impl JobLowering<'_> {
     /// A node that looks at whole partitions, of which a key tells time: each is complete when that has passed.
-    pub(super) fn ranked(&mut self, plan: &Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Result<Flowing> {
-        let chain = Chain::of(plan, keys);
+    pub(super) fn ranked(&mut self, plan: &Arc<dyn ExecutionPlan>, keys: &[Arc<dyn PhysicalExpr>]) -> Result<RowFlow> {
+        let chain = RankedSteps::of(plan, keys);
         let rows = self.timed(chain.leaf)?;
         let times = chain.times(&rows.times);
         self.complete(plan, chain.leaf, rows, chain.keys, times)
@@ -110,10 +110,10 @@ impl Lower<'_> {
         &mut self,
         plan: &Arc<dyn ExecutionPlan>,
         leaf: &Arc<dyn ExecutionPlan>,
-        rows: Flowing,
+        rows: RowFlow,
         keys: Vec<Arc<dyn PhysicalExpr>>,
-        times: Times,
-    ) -> Result<Flowing> {
+        times: StreamTimes,
+    ) -> Result<RowFlow> {
         let mut of_keys = rows.times.project(&keys).places;
         if of_keys.is_empty() {
             return Err(until_the_end(
@@ -122,10 +122,10 @@ impl Lower<'_> {
             ));
         }
         let late = rows.times.places.first().cloned();
-        let keyed = Arc::new(Keyed::new(&rows.schema, keys, false, late)?);
+        let keyed = Arc::new(KeyedRows::new(&rows.schema, keys, false, late)?);
         of_keys.iter_mut().for_each(|of| of.place.column += keyed.width);
         let (name, detail) = (self.name("groups"), displayable(plan.as_ref()).one_line().to_string());
-        let shape = Arc::new(Completion {
+        let shape = Arc::new(WindowedPlan {
             keyed: Arc::clone(&keyed),
             rows: Arc::clone(&rows.schema),
             times: of_keys,
@@ -138,6 +138,6 @@ impl Lower<'_> {
         let task = task.detail(detail).input("rows").output(ROWS, plan.schema()).copies(self.copies);
         let task = self.graph.add(task);
         self.keyed(rows, &keyed, task.into(), &name);
-        Ok(Flowing::of(task, self.copies, plan.schema(), times, sources))
+        Ok(RowFlow::of(task, self.copies, plan.schema(), times, sources))
     }
 }

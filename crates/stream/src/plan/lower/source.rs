@@ -16,11 +16,11 @@ use tidemill_dataflow::{TaskId, TaskSpec};
 use tidemill_dataset::extend::SLICE_ROWS;
 use tidemill_dataset::{DataSetError, Result};
 
-use super::{BAD, Branch, Flowing, Lower, ROWS, SinkTask, columns_of};
+use super::{BAD, JobLowering, PlanBranch, ROWS, RowFlow, SinkTask, columns_of};
 use crate::plan::memory::table_stream;
 use crate::plan::table::{StreamExec, StreamSource};
-use crate::rows::steps::Steps;
-use crate::time::times::Times;
+use crate::rows::steps::RowSteps;
+use crate::time::times::StreamTimes;
 
 /// A source of a graph.
 pub(crate) struct SourceTask {
@@ -57,7 +57,7 @@ impl SourceTask {
     }
 
     /// Whether it tells no time, though steps behind it wait for it.
-    pub(crate) fn is_missed(&self) -> bool {
+    pub(crate) fn lacks_event_time(&self) -> bool {
         self.waited && self.source.times.is_none()
     }
 }
@@ -73,8 +73,8 @@ pub(super) fn in_memory(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch
     Ok(memory.partitions().iter().flatten().cloned().collect())
 }
 
-impl Lower<'_> {
-    pub(super) fn source(&mut self, stream: &StreamExec, projected: SchemaRef) -> Result<Flowing> {
+impl JobLowering<'_> {
+    pub(super) fn source(&mut self, stream: &StreamExec, projected: SchemaRef) -> Result<RowFlow> {
         let mut source = stream.source.clone();
         // A stream that is read in two places, as one that is joined with itself is, meets the same bad records in
         // both.
@@ -86,21 +86,21 @@ impl Lower<'_> {
         let task = TaskSpec::source(name.clone(), source.times.clone(), move |copy| make(copy));
         let task = self.graph.add(self.source_task(task, &source));
         let copies = self.copies_of(&source);
-        let mut steps = Steps::default();
+        let mut steps = RowSteps::default();
         let column = source.times.as_ref().map(|times| time_column(&source.schema, &times.column));
-        let mut times = Times::of_source(column.transpose().map_err(DataSetError::Query)?);
+        let mut times = StreamTimes::of_source(column.transpose().map_err(DataSetError::Query)?);
         if let Some(columns) = &stream.projection {
             steps.project(columns, &source.schema)?;
             times = times.project(&columns_of(columns));
         }
         let sources = BTreeSet::from([self.sources.len()]);
         if let Some(bad) = &source.bad_to {
-            let from = Branch { task, steps: Steps::default(), copies };
+            let from = PlanBranch { task, steps: RowSteps::default(), copies };
             self.sink("bad records, sink", &bad.sink, &[from], &bad.schema, BAD);
             self.bad_sinks.push(SinkTask { sink: bad.sink.clone(), sources: sources.clone() });
         }
         self.sources.push(SourceTask { task, task_name: name, source, waited: false });
-        Ok(Flowing { from: vec![Branch { task, steps, copies }], schema: projected, times, sources })
+        Ok(RowFlow { from: vec![PlanBranch { task, steps, copies }], schema: projected, times, sources })
     }
 
     pub(super) fn source_task(&self, task: TaskSpec, source: &StreamSource) -> TaskSpec {
@@ -116,11 +116,11 @@ impl Lower<'_> {
     }
 
     /// A table among streams: it comes, and ends.
-    pub(super) fn table(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<Flowing> {
+    pub(super) fn table(&mut self, plan: &Arc<dyn ExecutionPlan>) -> Result<RowFlow> {
         let rows = in_memory(plan)?;
         let source = table_stream("table", plan.schema(), &rows, None, SLICE_ROWS, 0.0);
         let rows = self.source(&StreamExec { source, projection: None }, plan.schema())?;
         // It ends soon: nobody waits for it.
-        Ok(Flowing { sources: BTreeSet::new(), ..rows })
+        Ok(RowFlow { sources: BTreeSet::new(), ..rows })
     }
 }

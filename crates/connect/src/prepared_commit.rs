@@ -1,0 +1,202 @@
+//! What a checkpoint keeps of a sink: records, to be written when it is durable.
+//!
+//! It is a header (its length in four bytes, then JSON), and the records behind one another: of key, value and, if they
+//! have some, headers each the length and one more in four bytes, or zero for none, then the bytes. Headers are names
+//! and values behind one another, written likewise. Numbers are little-endian.
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tidemill_dataflow::TaskError;
+
+/// What is prepared, but for the records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PreparedHeader {
+    /// What the sink is called where its records go.
+    pub(crate) id: String,
+    /// Where they go.
+    pub(crate) target: String,
+    /// The copy that prepared it.
+    pub(crate) origin: u32,
+    /// Of one run of that copy.
+    pub(crate) run: String,
+    pub(crate) epoch: u64,
+    pub(crate) records: u64,
+    /// Whether each record has headers.
+    #[serde(default)]
+    pub(crate) headed: bool,
+}
+
+/// In a marker.
+const RUNS_MAX: usize = 16;
+
+/// What is kept where records go, with the last of them: the runs that have committed, the newest first, each with its
+/// last epoch. A run that was cut off and comes back late finds itself there, also when the next one has gone on
+/// already.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CommitMarker(Vec<(String, u64)>);
+
+impl CommitMarker {
+    /// Of its text.
+    pub(crate) fn parse(text: &str) -> Self {
+        let words: Vec<&str> = text.split(' ').collect();
+        let run = |pair: &[&str]| Some((pair[0].to_owned(), pair[1].parse().ok()?));
+        CommitMarker(words.chunks_exact(2).filter_map(run).collect())
+    }
+
+    /// Whether it says that this is committed.
+    pub(crate) fn has(&self, header: &PreparedHeader) -> bool {
+        self.0.iter().any(|(run, epoch)| *run == header.run && *epoch >= header.epoch)
+    }
+
+    /// The one that says that this is committed, too.
+    pub(crate) fn with(&self, header: &PreparedHeader) -> Self {
+        let others = self.0.iter().filter(|(run, _)| *run != header.run).cloned();
+        CommitMarker(std::iter::once((header.run.clone(), header.epoch)).chain(others).take(RUNS_MAX).collect())
+    }
+}
+
+impl fmt::Display for CommitMarker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs: Vec<String> = self.0.iter().map(|(run, epoch)| format!("{run} {epoch}")).collect();
+        f.write_str(&runs.join(" "))
+    }
+}
+
+/// A key and a value, or the name and the value of a header.
+pub(crate) type Record<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+
+/// Appends a key, a value, or headers.
+pub(crate) fn put(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
+    out.extend_from_slice(&bytes.map_or(0, |bytes| bytes.len() as u32 + 1).to_le_bytes());
+    out.extend_from_slice(bytes.unwrap_or_default());
+}
+
+/// What a checkpoint keeps.
+pub(crate) fn seal(header: &PreparedHeader, records: &[u8]) -> Bytes {
+    let header = serde_json::to_vec(header).expect("it is made of numbers and texts");
+    let mut bytes = (header.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&header);
+    bytes.extend_from_slice(records);
+    bytes.into()
+}
+
+/// What `seal` made.
+///
+/// # Errors
+/// For bytes that it did not make.
+pub(crate) fn open(bytes: &[u8]) -> Result<(PreparedHeader, &[u8]), TaskError> {
+    let parts =
+        bytes.split_first_chunk().and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
+    let (header, records) = parts.ok_or("the checkpoint has data that no such sink prepared")?;
+    Ok((serde_json::from_slice(header)?, records))
+}
+
+/// The records among bytes that `put` made.
+pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, TaskError>> {
+    with_headers(bytes, false).map(|record| record.map(|(record, _)| record))
+}
+
+/// The records, with the headers of each if they are `headed`.
+pub(crate) fn with_headers(
+    mut bytes: &[u8],
+    headed: bool,
+) -> impl Iterator<Item = Result<(Record<'_>, Option<&[u8]>), TaskError>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let mut parts = || {
+            let record = (take(&mut bytes)?, take(&mut bytes)?);
+            Some((record, if headed { take(&mut bytes)? } else { None }))
+        };
+        let record = parts();
+        if record.is_none() {
+            bytes = &[];
+        }
+        Some(record.ok_or_else(|| "the data that a sink prepared is truncated".into()))
+    })
+}
+
+fn take<'a>(bytes: &mut &'a [u8]) -> Option<Option<&'a [u8]>> {
+    let (len, rest) = bytes.split_first_chunk()?;
+    let (value, rest) = match u32::from_le_bytes(*len) as usize {
+        0 => (None, rest),
+        len => {
+            let (value, rest) = rest.split_at_checked(len - 1)?;
+            (Some(value), rest)
+        }
+    };
+    *bytes = rest;
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was committed must be known for as long as somebody may try again.
+    #[test]
+    fn markers_know_earlier_runs() {
+        let of = |run: &str, epoch| PreparedHeader {
+            id: "i".into(),
+            target: "t".into(),
+            origin: 0,
+            run: run.into(),
+            epoch,
+            records: 1,
+            headed: false,
+        };
+        let mut marker = CommitMarker::parse("");
+        assert!(!marker.has(&of("a", 1)));
+        for (run, epoch) in [("a", 5), ("b", 6), ("b", 7)] {
+            marker = CommitMarker::parse(&marker.with(&of(run, epoch)).to_string());
+        }
+        assert_eq!(marker.to_string(), "b 7 a 5");
+        assert!(marker.has(&of("a", 5)) && marker.has(&of("b", 6)));
+        assert!(!marker.has(&of("a", 6)) && !marker.has(&of("c", 1)));
+        for epoch in 0..100 {
+            marker = marker.with(&of(&format!("r{epoch}"), epoch));
+        }
+        assert_eq!(CommitMarker::parse(&marker.to_string()), marker);
+        assert!(marker.to_string().len() < 1000);
+    }
+
+    /// A checkpoint that is damaged must not be taken for one with fewer records.
+    #[test]
+    fn what_is_cut_is_refused() {
+        let mut header = PreparedHeader {
+            id: "i".into(),
+            target: "t".into(),
+            origin: 1,
+            run: "r".into(),
+            epoch: 7,
+            records: 3,
+            headed: false,
+        };
+        let mut bytes = Vec::new();
+        let texts: [Option<&[u8]>; 6] = [Some(b"k"), Some(b"v"), None, Some(b""), None, None];
+        texts.into_iter().for_each(|text| put(text, &mut bytes));
+        let sealed = seal(&header, &bytes);
+        let (opened, inside) = open(&sealed).unwrap();
+        assert_eq!((&opened, inside), (&header, bytes.as_slice()));
+        let found: Vec<Record<'_>> = records(inside).map(Result::unwrap).collect();
+        assert_eq!(found, [(texts[0], texts[1]), (texts[2], texts[3]), (texts[4], texts[5])]);
+        for len in 0..sealed.len() {
+            let is_whole = open(&sealed[..len])
+                .is_ok_and(|(header, inside)| records(inside).filter(Result::is_ok).count() as u64 == header.records);
+            assert!(!is_whole, "{len}");
+        }
+
+        (header.records, header.headed) = (2, true);
+        let sealed = seal(&header, &bytes);
+        let (opened, inside) = open(&sealed).unwrap();
+        let headed: Vec<_> = with_headers(inside, opened.headed).map(Result::unwrap).collect();
+        assert_eq!(headed, [((texts[0], texts[1]), texts[2]), ((texts[3], texts[4]), texts[5])]);
+        assert!(with_headers(&inside[..inside.len() - 4], true).last().unwrap().is_err());
+        // What releases before this one prepared has no word of it.
+        let before = r#"{"id":"i","target":"t","origin":1,"run":"r","epoch":7,"records":3}"#;
+        assert!(!serde_json::from_str::<PreparedHeader>(before).unwrap().headed);
+    }
+}

@@ -1,0 +1,181 @@
+//! A task that takes what comes, and the source that gives it on: between them is a bounded queue. Who sends may be
+//! answered, when his rows have been taken or when a checkpoint has them.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tidemill_dataflow::TaskError;
+use tidemill_dataflow::stream::source::{Next, Source};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::bad_records::Decoded;
+
+/// Batches that wait to be taken.
+const QUEUE: usize = 64;
+/// Of small batches so many rows are given on together.
+const ROWS_MAX: usize = 8192;
+/// For a job that ends: how long those who were answered have to take it.
+const LAST_WORD: Duration = Duration::from_secs(2);
+
+/// Tells who has sent rows that they have arrived; dropped, that they have not.
+pub(crate) type Answer = oneshot::Sender<()>;
+/// Rows with what is none, and who wants to know.
+pub(crate) type Taken = (Decoded, Option<Answer>);
+/// What the task gives into.
+pub(crate) type Sender = mpsc::Sender<Taken>;
+
+type Run = Box<dyn FnOnce(Sender) -> BoxFuture<'static, Result<(), TaskError>> + Send>;
+
+/// Gives on what there is, when there is room. False: nobody wants more.
+pub(crate) async fn give(sender: &Sender, (rows, bad): Decoded) -> bool {
+    rows.num_rows() == 0 && bad.is_none() || sender.send(((rows, bad), None)).await.is_ok()
+}
+
+/// The source.
+pub(crate) struct LineTap {
+    schema: SchemaRef,
+    /// Until it runs.
+    run: Option<Run>,
+    task: Option<JoinHandle<Result<(), TaskError>>>,
+    taken: mpsc::Receiver<Taken>,
+    sender: Option<Sender>,
+    /// Whether answers wait for checkpoints.
+    waits: bool,
+    told_end: bool,
+    current: Vec<Answer>,
+    /// By the epochs of barriers.
+    pending: BTreeMap<u64, Vec<Answer>>,
+}
+
+impl LineTap {
+    /// Of what `run` takes, until it returns.
+    pub(crate) fn new<F>(schema: SchemaRef, waits: bool, run: impl FnOnce(Sender) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Result<(), TaskError>> + Send + 'static,
+    {
+        let (sender, taken) = mpsc::channel(QUEUE);
+        LineTap {
+            schema,
+            run: Some(Box::new(|sender| Box::pin(run(sender)))),
+            task: None,
+            taken,
+            sender: Some(sender),
+            waits,
+            told_end: false,
+            current: Vec::new(),
+            pending: BTreeMap::new(),
+        }
+    }
+
+    fn answer(answers: Vec<Answer>) {
+        for answer in answers {
+            // Who has gone does not hear it.
+            let _ = answer.send(());
+        }
+    }
+
+    /// How the task has ended.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Result<(), TaskError>> {
+        let Some(task) = &mut self.task else { return Poll::Ready(Ok(())) };
+        let Poll::Ready(ended) = Pin::new(task).poll(context) else { return Poll::Pending };
+        self.task = None;
+        Poll::Ready(ended.unwrap_or_else(|error| Err(format!("the task of a source has died: {error}").into())))
+    }
+}
+
+impl Drop for LineTap {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+impl Source for LineTap {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, TaskError>> {
+        if let (Some(run), Some(sender)) = (self.run.take(), self.sender.take()) {
+            self.task = Some(tokio::spawn(run(sender)));
+        }
+        if !self.waits {
+            // What was given last has been taken.
+            Self::answer(std::mem::take(&mut self.current));
+        }
+        let (mut batches, mut bad, mut rows) = (Vec::new(), Vec::new(), 0);
+        let is_over = loop {
+            match self.taken.poll_recv(context) {
+                Poll::Ready(Some(((batch, wrong), answer))) => {
+                    rows += batch.num_rows() + wrong.as_ref().map_or(0, RecordBatch::num_rows);
+                    batches.push(batch);
+                    bad.extend(wrong);
+                    self.current.extend(answer);
+                    if rows >= ROWS_MAX {
+                        break false;
+                    }
+                }
+                Poll::Ready(None) => break true,
+                Poll::Pending => break false,
+            }
+        };
+        if rows > 0 {
+            self.told_end = false;
+            let bad = bad.first().map(|first| concat_batches(first.schema_ref(), &bad)).transpose()?;
+            return Poll::Ready(Ok(Next::Rows { split: 0, rows: concat_batches(&self.schema, &batches)?, bad }));
+        }
+        if is_over {
+            return self.poll_end(context).map_ok(|()| Next::End);
+        }
+        if !std::mem::replace(&mut self.told_end, true) {
+            return Poll::Ready(Ok(Next::CaughtUp { split: 0, at: Instant::now() }));
+        }
+        Poll::Pending
+    }
+
+    fn barrier(&mut self, epoch: u64) {
+        let answers = std::mem::take(&mut self.current);
+        match self.waits {
+            true => self.pending.entry(epoch).or_default().extend(answers),
+            false => Self::answer(answers),
+        }
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(Vec::new())
+    }
+
+    fn durable(&mut self, epoch: u64) {
+        while let Some(entry) = self.pending.first_entry().filter(|entry| *entry.key() <= epoch) {
+            Self::answer(entry.remove());
+        }
+        if epoch == u64::MAX {
+            Self::answer(std::mem::take(&mut self.current));
+        }
+    }
+
+    fn rereads(&self) -> bool {
+        false
+    }
+
+    fn has_last_words(&self) -> bool {
+        true
+    }
+
+    fn last_words(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
+        Box::pin(async {
+            // The task hears that nobody wants more, and ends when its answers have been sent.
+            self.taken.close();
+            while self.taken.recv().await.is_some() {}
+            let ended = std::future::poll_fn(|context| self.poll_end(context));
+            drop(tokio::time::timeout(LAST_WORD, ended).await);
+            Ok(())
+        })
+    }
+}

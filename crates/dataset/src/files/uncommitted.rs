@@ -1,0 +1,332 @@
+//! A store in which what is written does not appear: objects are uploaded in parts, and the last step, which makes an
+//! object of its parts, is left to whoever commits. (Hadoop's S3A "magic" committer does the same.)
+//!
+//! Until then the parts are invisible; a process that dies leaves them to the store's own clean-up of uploads that
+//! never end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+};
+use tokio::sync::RwLock;
+
+use crate::error::DataSetError;
+use crate::stores::OpenStore;
+
+/// Requests at a time that make objects of uploads, or remove uploads and objects.
+const REQUESTS_MAX: usize = 32;
+
+/// An object whose parts have been uploaded. Any process can complete it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CompletedParts {
+    pub(crate) path: Path,
+    pub(crate) id: MultipartId,
+    /// What the store calls the parts, in order.
+    pub(crate) parts: Vec<String>,
+}
+
+impl CompletedParts {
+    /// Makes the object appear.
+    async fn complete(self, store: &dyn MultipartStore) -> Result<()> {
+        let parts = self.parts.into_iter().map(|content_id| PartId { content_id }).collect();
+        store.complete_multipart(&self.path, &self.id, parts).await.map(|_| ())
+    }
+}
+
+/// Uploads as bytes, for another worker: every text after its length.
+pub(crate) fn encode(uploads: &[CompletedParts]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut text = |text: &str| {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    };
+    for upload in uploads {
+        text(upload.path.as_ref());
+        text(&upload.id);
+        text(&upload.parts.len().to_string());
+        upload.parts.iter().for_each(|part| text(part));
+    }
+    bytes
+}
+
+/// What [`encode`] made; `None` if it did not.
+pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<CompletedParts>> {
+    fn text(bytes: &mut &[u8]) -> Option<String> {
+        let (length, rest) = bytes.split_first_chunk::<8>()?;
+        let (text, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        *bytes = rest;
+        String::from_utf8(text.to_vec()).ok()
+    }
+    let mut uploads = Vec::new();
+    while !bytes.is_empty() {
+        let (path, id) = (Path::parse(text(&mut bytes)?).ok()?, text(&mut bytes)?);
+        let count: usize = text(&mut bytes)?.parse().ok()?;
+        let parts = (0..count).map(|_| text(&mut bytes)).collect::<Option<_>>()?;
+        uploads.push(CompletedParts { path, id, parts });
+    }
+    Some(uploads)
+}
+
+/// Makes all objects appear; the first error ends it.
+pub(crate) async fn complete(store: &OpenStore, uploads: &[CompletedParts]) -> Result<(), (Path, Error)> {
+    let Some(made) = &store.uploads else { return Ok(()) };
+    futures::stream::iter(uploads.iter().cloned())
+        .map(|upload| async move {
+            let path = upload.path.clone();
+            upload.complete(made.as_ref()).await.map_err(|error| (path, error))
+        })
+        .buffer_unordered(REQUESTS_MAX)
+        .try_collect()
+        .await
+}
+
+/// Removes uploads, as far as the store does so.
+pub(crate) async fn abort(store: &OpenStore, uploads: Vec<CompletedParts>) {
+    let Some(made) = &store.uploads else { return };
+    let abort = |upload: CompletedParts| async move {
+        // Whatever led here is the error to tell, and what stays cannot be seen.
+        let _ = made.abort_multipart(&upload.path, &upload.id).await;
+    };
+    futures::stream::iter(uploads).for_each_concurrent(REQUESTS_MAX, abort).await;
+}
+
+/// A store that holds back what is written to it.
+pub(crate) struct UncommittedStore {
+    store: Arc<OpenStore>,
+    uploads: Arc<dyn MultipartStore>,
+    held: Arc<Mutex<UncommittedObjects>>,
+    /// Read by every upload while the store makes it; written by who waits for them.
+    beginnings: Arc<RwLock<()>>,
+}
+
+#[derive(Debug, Default)]
+struct UncommittedObjects {
+    uploads: BTreeMap<u64, UncommittedObject>,
+    begun: u64,
+    /// What the store said when it first refused something; DataFusion does not always pass it on.
+    fault: Option<DataSetError>,
+    /// Nothing is taken any more: what comes late is removed at once.
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct UncommittedObject {
+    path: Path,
+    id: MultipartId,
+    parts: Vec<Option<String>>,
+    /// Whether its writer has ended it.
+    whole: bool,
+}
+
+impl UncommittedStore {
+    /// `None` for a store that takes no uploads.
+    pub(crate) fn new(store: &Arc<OpenStore>) -> Option<Self> {
+        let uploads = Arc::clone(store.uploads.as_ref()?);
+        Some(UncommittedStore { store: Arc::clone(store), uploads, held: Arc::default(), beginnings: Arc::default() })
+    }
+
+    /// What the store first refused, and why.
+    pub(crate) fn fault(&self) -> Option<DataSetError> {
+        self.held().fault.clone()
+    }
+
+    /// Everything that has been written. Uploads that nobody ended are removed.
+    pub(crate) async fn take(&self) -> Vec<CompletedParts> {
+        let entries = std::mem::take(&mut self.held().uploads);
+        let (whole, rest): (Vec<UncommittedObject>, Vec<UncommittedObject>) =
+            entries.into_values().partition(|entry| entry.whole);
+        abort(&self.store, rest.into_iter().map(UncommittedObject::into_upload).collect()).await;
+        whole.into_iter().map(UncommittedObject::into_upload).collect()
+    }
+
+    /// Removes everything, and what writers that have not noticed yet are about to begin.
+    pub(crate) fn discard(&self) -> impl Future<Output = ()> + Send + use<> {
+        let entries = {
+            let mut held = self.held();
+            held.closed = true;
+            std::mem::take(&mut held.uploads)
+        };
+        let (store, beginnings) = (Arc::clone(&self.store), Arc::clone(&self.beginnings));
+        async move {
+            // Those that are being made now are removed as soon as they are.
+            drop(beginnings.write().await);
+            abort(&store, entries.into_values().map(UncommittedObject::into_upload).collect()).await;
+        }
+    }
+
+    fn held(&self) -> std::sync::MutexGuard<'_, UncommittedObjects> {
+        self.held.lock().expect("nothing panics with it locked")
+    }
+
+    async fn begin(&self, path: &Path) -> Result<UncommittedUpload> {
+        let under_way = Arc::clone(&self.beginnings).read_owned().await;
+        if self.held().closed {
+            return Err(given_up());
+        }
+        let (store, uploads, held) = (Arc::clone(&self.store), Arc::clone(&self.uploads), Arc::clone(&self.held));
+        let path = path.clone();
+        // A task of its own: a writer that is dropped while the store makes the upload would leave one that nobody
+        // knows.
+        let begun = tokio::spawn(async move {
+            let _under_way = under_way;
+            let made = uploads.create_multipart(&path).await;
+            let id = made.inspect_err(|error| note(&store, &held, &path, error))?;
+            let entry = UncommittedObject { path: path.clone(), id: id.clone(), parts: Vec::new(), whole: false };
+            let number = {
+                let mut held = held.lock().expect("nothing panics with it locked");
+                let number = held.begun;
+                held.begun += 1;
+                if held.closed { None } else { Some((number, held.uploads.insert(number, entry))) }
+            };
+            let Some((number, _)) = number else {
+                let _ = uploads.abort_multipart(&path, &id).await;
+                return Err(given_up());
+            };
+            Ok(UncommittedUpload { store, uploads, held, number, path, id, parts: 0 })
+        });
+        begun.await.unwrap_or_else(|error| Err(Error::Generic { store: "held", source: Box::new(error) }))
+    }
+}
+
+fn given_up() -> Error {
+    Error::Generic { store: "held", source: "the write was aborted".into() }
+}
+
+impl UncommittedObject {
+    fn into_upload(self) -> CompletedParts {
+        CompletedParts { path: self.path, id: self.id, parts: self.parts.into_iter().flatten().collect() }
+    }
+}
+
+impl fmt::Debug for UncommittedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "what is held back of {:?}", self.store)
+    }
+}
+
+impl fmt::Display for UncommittedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for UncommittedStore {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, _: PutOptions) -> Result<PutResult> {
+        let mut upload = self.begin(location).await?;
+        upload.put_part(payload).await?;
+        upload.complete().await
+    }
+
+    async fn put_multipart_opts(&self, location: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        Ok(Box::new(self.begin(location).await?))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.store.objects.get_opts(location, options).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.store.objects.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.store.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.store.objects.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.store.objects.copy_opts(from, to, options).await
+    }
+}
+
+/// An upload that stays one.
+struct UncommittedUpload {
+    store: Arc<OpenStore>,
+    uploads: Arc<dyn MultipartStore>,
+    held: Arc<Mutex<UncommittedObjects>>,
+    /// Of its entry; some stores give all uploads the same id.
+    number: u64,
+    path: Path,
+    id: MultipartId,
+    parts: usize,
+}
+
+impl fmt::Debug for UncommittedUpload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "upload of {}", self.path)
+    }
+}
+
+fn note(store: &OpenStore, held: &Mutex<UncommittedObjects>, path: &Path, error: &Error) {
+    let mut held = held.lock().expect("nothing panics with it locked");
+    held.fault.get_or_insert_with(|| store.failed(path, error));
+}
+
+/// Changes the entry of an upload, if the write has not been given up.
+fn change(held: &Mutex<UncommittedObjects>, number: u64, with: impl FnOnce(&mut UncommittedObject)) {
+    let mut held = held.lock().expect("nothing panics with it locked");
+    if let Some(entry) = held.uploads.get_mut(&number) {
+        with(entry);
+    }
+}
+
+#[async_trait]
+impl MultipartUpload for UncommittedUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let part = self.parts;
+        self.parts += 1;
+        change(&self.held, self.number, |entry| entry.parts.push(None));
+        let (store, uploads, held) = (Arc::clone(&self.store), Arc::clone(&self.uploads), Arc::clone(&self.held));
+        let (path, id, number) = (self.path.clone(), self.id.clone(), self.number);
+        Box::pin(async move {
+            let made = uploads
+                .put_part(&path, &id, part, data)
+                .await
+                .inspect_err(|error| note(&store, &held, &path, error))?;
+            change(&held, number, |entry| entry.parts[part] = Some(made.content_id));
+            Ok(())
+        })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        change(&self.held, self.number, |entry| entry.whole = true);
+        Ok(PutResult { e_tag: None, version: None })
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.held.lock().expect("nothing panics with it locked").uploads.remove(&self.number);
+        self.uploads.abort_multipart(&self.path, &self.id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uploads_travel() {
+        let upload = |path: &str, parts: &[&str]| CompletedParts {
+            path: Path::from(path),
+            id: "an id\n".into(),
+            parts: parts.iter().map(|&part| part.to_owned()).collect(),
+        };
+        let uploads = vec![upload("a/b c", &["1", ""]), upload("d", &[])];
+        assert_eq!(decode(&encode(&uploads)).unwrap(), uploads);
+        assert_eq!(decode(&[]).unwrap(), []);
+        assert_eq!(decode(&encode(&uploads)[..20]), None);
+        assert_eq!(decode(&[255; 16]), None);
+    }
+}

@@ -1,0 +1,166 @@
+//! Aggregates of windows that are so many rows of each key, in the order in which they come: rows
+//! `[k * slide, k * slide + size)` of the key, for every k. One gives its result with its last row; one that the
+//! stream's end cuts short gives none.
+//!
+//! Windows share panes, as those of time do ([`time_windows`](crate::operators::time_windows)). What is known of a pane
+//! lies in rows: what a batch brought of it, its key, and how many rows the key had had by then. The rows of a key are
+//! a chain, in the order of their panes. When it is long, those of each pane become one, and panes that are over go,
+//! but for the last: it says how many rows the key has had.
+//!
+//! Keys are kept for ever, or for a *time to live*: a row that is so much later than the last of its key begins with it
+//! *anew*, as if the key had had no rows. So does one that comes when the stream's time has passed that, for then the
+//! key may be forgotten; which rows these are does not hang on when it is. What is saved of a key before such a row is
+//! of no use, so that row says so.
+//!
+//! | module  | what is in it                                     |
+//! |---------|---------------------------------------------------|
+//! | `state` | the keys of a copy: what comes, and what it gives |
+//! | `task`  | the operator                                      |
+
+mod state;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::take;
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use datafusion::error::Result;
+use datafusion::physical_expr::PhysicalExpr;
+use tidemill_dataflow::checkpoint::StateSchema;
+
+pub(crate) use task::CountTask;
+
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::LateCount;
+use crate::state::groups::{GroupAggregation, batch};
+use crate::state::state_layout::StateLayout;
+use crate::time::window::Micros;
+
+/// Columns of what is kept, before the keys: how many rows the key had had, and the pane.
+const SEEN: usize = 0;
+const PANE: usize = 1;
+/// Where keys are forgotten: until when the key is remembered, and whether it began anew here.
+const UNTIL: usize = 2;
+const ANEW: usize = 3;
+
+/// How long keys are remembered.
+pub(crate) struct KeyTtl {
+    /// The time of a row.
+    pub time: Arc<dyn PhysicalExpr>,
+    /// How far times to come may lie behind the watermark.
+    pub behind: Micros,
+    /// After the last row.
+    pub ttl: Micros,
+}
+
+/// An aggregation of windows of rows: of a query, the same on all workers.
+pub(crate) struct CountAggregation {
+    of: GroupAggregation,
+    size: i64,
+    slide: i64,
+    /// The rows of a pane.
+    pane: i64,
+    /// For ever if `None`.
+    ttl: Option<KeyTtl>,
+    /// Counts rows that have no time, where they need one.
+    untimed: LateCount,
+    /// What comes: rows with their keys.
+    pub keyed: Arc<KeyedRows>,
+    kept_schema: SchemaRef,
+    output: SchemaRef,
+    window_at: usize,
+}
+
+impl CountAggregation {
+    pub(crate) fn new(
+        of: GroupAggregation,
+        (size, slide): (i64, i64),
+        ttl: Option<KeyTtl>,
+        keyed: KeyedRows,
+        (output, window_at): (SchemaRef, usize),
+        untimed: LateCount,
+    ) -> Self {
+        let number = |name| Field::new(name, DataType::Int64, false);
+        let mut before = vec![number("tidemill seen"), number("tidemill pane")];
+        if ttl.is_some() {
+            before.extend([number("tidemill until"), Field::new("tidemill anew", DataType::Boolean, false)]);
+        }
+        let fields = before.into_iter().map(Arc::new).chain(of.state_schema.fields().iter().cloned());
+        let kept_schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let (mut pane, mut rest) = (size, slide);
+        while rest != 0 {
+            (pane, rest) = (rest, pane % rest);
+        }
+        let keyed = Arc::new(keyed);
+        CountAggregation { of, size, slide, pane, ttl, untimed, keyed, kept_schema, output, window_at }
+    }
+
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        let CountAggregation { size, slide, .. } = self;
+        let keys = if self.ttl.is_some() { ", of keys for a time" } else { "" };
+        StateSchema::new(format!("windows of {size} rows every {slide} rows{keys}"), self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> StateLayout {
+        StateLayout::of_aggregation(&self.of, self.before())
+    }
+
+    /// Columns of what is kept before the keys.
+    fn before(&self) -> usize {
+        if self.ttl.is_some() { ANEW + 1 } else { PANE + 1 }
+    }
+
+    /// How many windows are complete when there are so many rows.
+    fn complete(&self, rows: i64) -> i64 {
+        if rows < self.size { 0 } else { (rows - self.size) / self.slide + 1 }
+    }
+
+    /// Whether all windows of a pane are complete when there are so many rows.
+    fn over(&self, pane: i64, rows: i64) -> bool {
+        pane * self.pane / self.slide < self.complete(rows)
+    }
+
+    /// The columns of what is kept that are keys.
+    fn keys(&self) -> Vec<usize> {
+        (self.before()..self.before() + self.of.keys.len()).collect()
+    }
+
+    /// What is to be kept of panes: the keys of their rows, and states.
+    fn kept(&self, panes: &[CountPane], keys: &[ArrayRef], states: Vec<ArrayRef>) -> Result<RecordBatch> {
+        let number =
+            |of: fn(&CountPane) -> i64| Arc::new(Int64Array::from_iter_values(panes.iter().map(of))) as ArrayRef;
+        let rows = UInt32Array::from_iter_values(panes.iter().map(|pane| pane.row));
+        let mut columns = vec![number(|pane| pane.seen), number(|pane| pane.number)];
+        if self.ttl.is_some() {
+            columns.push(number(|pane| pane.until));
+            columns.push(Arc::new(panes.iter().map(|pane| Some(pane.anew)).collect::<BooleanArray>()));
+        }
+        for key in keys {
+            columns.push(take(key, &rows, None)?);
+        }
+        columns.extend(states);
+        batch(&self.kept_schema, columns, panes.len())
+    }
+}
+
+/// A pane of a key, as some rows know it.
+struct CountPane {
+    key: usize,
+    number: i64,
+    /// Rows that the key had had with the last of them.
+    seen: i64,
+    /// Until when the key is remembered, where keys are forgotten.
+    until: Micros,
+    /// The first of them is the first of the key.
+    anew: bool,
+    /// One of them.
+    row: u32,
+}
+
+fn numbers(column: &ArrayRef) -> &[i64] {
+    column.as_primitive::<Int64Type>().values()
+}

@@ -1,0 +1,212 @@
+//! Groups that are complete when a time has passed, because a key of theirs tells time: such as the results of one
+//! window. Their rows are kept until then; a part of the query's plan is then run over them as over a table. So
+//! whatever a plan can do with groups - rank them, take the first of them, aggregate them again - can be done on a
+//! stream.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
+use datafusion::error::Result;
+use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
+use tidemill_dataflow::operator::{Flow, Released};
+use tidemill_dataflow::stream::EventTime;
+use tidemill_dataflow::{Emit, Operator, TaskContext, TaskError};
+
+use crate::rows::keyed::KeyedRows;
+use crate::rows::late_rows::LateCount;
+use crate::rows::steps::PlanStep;
+use crate::state::expiring_rows::{ExpiringRows, KeptState};
+use crate::state::groups::batch;
+use crate::state::operator_memory::{OperatorMemory, SpillableState};
+use crate::state::state_layout::{StateLayout, fired_by, fired_of, shared};
+use crate::time::times::{TimeOf, until_of};
+use crate::time::window::Micros;
+
+/// Rows that are over are thrown out when there are more than these, and they are half of all.
+const CLEAR_MIN: u32 = 1 << 13;
+
+/// Of a query, the same on all workers.
+pub(crate) struct WindowedPlan {
+    pub keyed: Arc<KeyedRows>,
+    /// Of the rows, before they had keys.
+    pub rows: SchemaRef,
+    /// Among the columns of the keyed rows.
+    pub times: Vec<TimeOf>,
+    pub plan: PlanStep,
+    pub late: LateCount,
+}
+
+impl WindowedPlan {
+    /// What is kept.
+    pub(crate) fn state(&self) -> StateSchema {
+        StateSchema::new("rows of groups", self.layout().fields().collect())
+    }
+
+    fn layout(&self) -> StateLayout {
+        self.keyed.layout(&self.rows, "")
+    }
+}
+
+/// See the module.
+pub(crate) struct CompleteTask {
+    shape: Arc<WindowedPlan>,
+    plan: PlanStep,
+    state: KeptState,
+    now: Micros,
+    /// Among what is kept are groups that are over and have not been given.
+    overdue: bool,
+    /// Rows that are over and still there.
+    over: u32,
+    held: OperatorMemory,
+}
+
+impl CompleteTask {
+    pub(crate) fn new(shape: &Arc<WindowedPlan>, context: &TaskContext) -> Result<Self, TaskError> {
+        let held = OperatorMemory::new(context);
+        let kept = ExpiringRows::new(Arc::clone(&shape.keyed.schema), held.disk());
+        let mut new = CompleteTask {
+            shape: Arc::clone(shape),
+            plan: shape.plan.clone(),
+            state: KeptState::new(kept, shape.keyed.keys()),
+            now: Micros::MIN,
+            overdue: false,
+            over: 0,
+            held,
+        };
+        if let Some(restored) = context.restored() {
+            let reader = shape.layout().reader(&shape.keyed.schema, restored)?;
+            new.now = fired_of(restored)?;
+            for (bucket, table) in new.state.restore(restored)? {
+                // What had been given before is not kept; what a copy that was behind had not given is given yet.
+                let given = fired_by(restored, bucket)?.unwrap_or(new.now);
+                let rows = reader.read(&table)?;
+                let count = rows.num_rows();
+                new.keep(rows, given)?;
+                new.weigh(count)?;
+            }
+            new.state.restored();
+        }
+        Ok(new)
+    }
+
+    /// Keeps rows of groups that have not been given: those that are not over by a time. Returns how many are.
+    fn keep(&mut self, rows: RecordBatch, given: Micros) -> Result<usize, TaskError> {
+        let until = until_of(&self.shape.times, &rows)?;
+        self.overdue |= until.iter().any(|until| (given..self.now).contains(until));
+        if until.iter().all(|&until| until >= given) {
+            self.state.kept.add(rows, until)?;
+            return Ok(0);
+        }
+        // Those without a time are in no group that will ever be complete.
+        let over = until.iter().filter(|&&until| until < given && until > Micros::MIN).count();
+        let wanted = until.iter().map(|&until| Some(until >= given)).collect();
+        let until = until.iter().copied().filter(|&until| until >= given).collect();
+        self.state.kept.add(filter_record_batch(&rows, &wanted)?, until)?;
+        Ok(over)
+    }
+
+    /// Gives the groups that another copy has kept, whose time was behind.
+    fn settle(&mut self, emit: &mut Emit) -> Result<(), TaskError> {
+        if std::mem::take(&mut self.overdue) {
+            let over = self.state.kept.over(Micros::MIN, self.now);
+            self.give(&over, emit)?;
+            self.over += over.len() as u32;
+        }
+        Ok(())
+    }
+
+    /// Gives what the plan makes of these rows.
+    fn give(&mut self, numbers: &[u32], emit: &mut Emit) -> Result<(), TaskError> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let columns = (0..self.shape.keyed.width).map(|column| self.state.kept.gather(column, numbers));
+        let rows = batch(&self.shape.rows, columns.collect::<Result<_>>()?, numbers.len())?;
+        self.plan.apply(rows)?.into_iter().filter(|rows| rows.num_rows() > 0).for_each(|rows| emit.send(rows));
+        Ok(())
+    }
+}
+
+impl SpillableState for CompleteTask {
+    fn held(&mut self) -> &mut OperatorMemory {
+        &mut self.held
+    }
+
+    fn bytes(&self) -> Result<usize, TaskError> {
+        Ok(self.state.kept.bytes())
+    }
+
+    fn spill(&mut self) -> Result<(), TaskError> {
+        self.state.kept.spill()
+    }
+}
+
+impl Operator for CompleteTask {
+    fn on_batch(&mut self, _input: usize, rows: RecordBatch, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        let count = rows.num_rows();
+        let late = self.keep(rows, self.now)?;
+        self.shape.late.add(late);
+        self.weigh(count)?;
+        Ok(Flow::Done)
+    }
+
+    fn on_watermark(&mut self, time: EventTime, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        let over = self.state.kept.over(self.now, time.0);
+        self.now = self.now.max(time.0);
+        self.give(&over, emit)?;
+        self.over += over.len() as u32;
+        if self.over > CLEAR_MIN && self.over > self.state.kept.count() / 2 || self.over == self.state.kept.count() {
+            self.over = 0;
+            self.state.clear(self.now)?;
+        }
+        Ok(Flow::Done)
+    }
+
+    fn on_end(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        let rest = self.state.kept.over(self.now, Micros::MAX);
+        self.give(&rest, emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn before_barrier(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
+        self.settle(emit)?;
+        Ok(Flow::Done)
+    }
+
+    fn moves() -> bool {
+        true
+    }
+
+    fn release(&mut self, buckets: &[u32]) -> Result<Released, TaskError> {
+        self.state.clear(self.now)?;
+        self.over = 0;
+        Ok(self.state.release(buckets)?.into())
+    }
+
+    fn acquire(&mut self, parts: Vec<(u32, Bytes)>) -> Result<(), TaskError> {
+        // What is over and still there has been given, unless another copy has just let go of it; what comes has not.
+        if !self.overdue {
+            self.state.clear(self.now)?;
+            self.over = 0;
+        }
+        for (_, table) in self.state.acquired(&parts)? {
+            let rows = self.state.rows(&table)?;
+            let count = rows.num_rows();
+            self.keep(rows, Micros::MIN)?;
+            self.weigh(count)?;
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
+        let mut snapshot = shared(self.now);
+        snapshot.later = self.state.snapshot(whole);
+        Ok(snapshot)
+    }
+}

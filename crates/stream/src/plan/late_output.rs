@@ -1,0 +1,137 @@
+//! Where rows go that come too late: to sinks of their own, if the job has some. A query does not say which columns
+//! rows have beside those that it uses, so a rule then adds all of them to the window's call, or to the join's
+//! condition, which the planner leaves alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::error::Result;
+use datafusion::logical_expr::{Aggregate, Expr, Join, LogicalPlan};
+use datafusion::optimizer::AnalyzerRule;
+use tidemill_dataset::DataSetError;
+use tidemill_dataset::extend::reads_stream;
+use tidemill_dataset::extend::window_names::is_time_window;
+
+use crate::plan::common_subplans::PartTable;
+use crate::plan::step_names::NamedTable;
+use crate::plan::table::StreamSink;
+use crate::rows::late_rows::LateColumns;
+
+/// Makes the sink for rows that come too late, given what they are.
+pub type MakeLateSink = Arc<dyn Fn(&SchemaRef) -> std::result::Result<StreamSink, DataSetError> + Send + Sync>;
+
+/// Where rows go that come too late, and are not left out.
+#[derive(Clone, Default)]
+pub enum LateTo {
+    /// They are left out, and counted.
+    #[default]
+    Nowhere,
+    /// Those of all windows of rows that come from outside, which are of one kind.
+    Windows(MakeLateSink),
+    /// Those of steps by their names: windows, and sides of joins.
+    Steps(BTreeMap<String, MakeLateSink>),
+}
+
+/// What the names of joins begin with.
+pub(crate) const JOIN: &str = "join";
+
+impl LateTo {
+    /// Whether it takes rows of a step.
+    pub(crate) fn takes(&self, step: &str) -> bool {
+        match self {
+            LateTo::Nowhere => false,
+            LateTo::Windows(_) => !step.starts_with(JOIN),
+            LateTo::Steps(steps) => steps.contains_key(step),
+        }
+    }
+
+    /// What steps are to know all columns of their rows.
+    pub(crate) fn rule(&self) -> Option<KeepLateRows> {
+        match self {
+            LateTo::Nowhere => None,
+            LateTo::Windows(_) => Some(KeepLateRows { windows: true, joins: false }),
+            LateTo::Steps(steps) => {
+                let joins = steps.keys().any(|step| step.starts_with(JOIN));
+                Some(KeepLateRows { windows: steps.keys().any(|step| !step.starts_with(JOIN)), joins })
+            }
+        }
+    }
+}
+
+/// Adds all columns of their rows to the calls of windows and the conditions of joins.
+#[derive(Debug)]
+pub(crate) struct KeepLateRows {
+    windows: bool,
+    joins: bool,
+}
+
+impl AnalyzerRule for KeepLateRows {
+    fn name(&self) -> &'static str {
+        "keep_late_rows"
+    }
+
+    fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> Result<LogicalPlan> {
+        let rewritten = plan.transform_up_with_subqueries(|node| match node {
+            // Windows of results of windows are not for rows that came from outside.
+            LogicalPlan::Aggregate(aggregate)
+                if self.windows && aggregate.group_expr.iter().any(is_time_window) && !has_window(&aggregate.input) =>
+            {
+                let columns: Vec<Expr> = aggregate.input.schema().columns().into_iter().map(Expr::Column).collect();
+                let keys =
+                    aggregate.group_expr.into_iter().map(|key| with_columns(key, &columns)).collect::<Result<_>>()?;
+                let aggregate = Aggregate::try_new(aggregate.input, keys, aggregate.aggr_expr)?;
+                Ok(Transformed::yes(LogicalPlan::Aggregate(aggregate)))
+            }
+            LogicalPlan::Join(join)
+                if self.joins
+                    && !join.on.is_empty()
+                    && [&join.left, &join.right].into_iter().all(|side| is_stream(side)) =>
+            {
+                let sides = [&join.left, &join.right].into_iter();
+                let all = LateColumns::of(sides.flat_map(|side| side.schema().columns()).map(Expr::Column).collect());
+                let filter = join.filter.map_or(all.clone(), |filter| filter.and(all));
+                Ok(Transformed::yes(LogicalPlan::Join(Join { filter: Some(filter), ..join })))
+            }
+            node => Ok(Transformed::no(node)),
+        });
+        Ok(rewritten?.data)
+    }
+}
+
+/// Whether rows come from a stream, or from what several queries have in common, which is one.
+fn is_stream(plan: &LogicalPlan) -> bool {
+    reads_stream(plan) || plan.exists(|node| Ok(PartTable::cut_at(node).is_some())).unwrap_or(false)
+}
+
+fn has_window(plan: &LogicalPlan) -> bool {
+    let found = plan.exists(|node| {
+        Ok(match node {
+            LogicalPlan::Aggregate(of) => of.group_expr.iter().any(is_time_window),
+            // What the query has in common with others was cut out of it, and what has a name lies below that.
+            node => {
+                PartTable::cut_at(node).or_else(|| NamedTable::named_at(node)).is_some_and(|below| has_window(&below))
+            }
+        })
+    });
+    found.unwrap_or(false)
+}
+
+/// A key, its window's call with more arguments, by the name that it had.
+fn with_columns(key: Expr, columns: &[Expr]) -> Result<Expr> {
+    if !is_time_window(&key) {
+        return Ok(key);
+    }
+    let name = key.schema_name().to_string();
+    let call = key.transform_down(|node| {
+        let Expr::ScalarFunction(mut call) = node else { return Ok(Transformed::no(node)) };
+        call.args.extend_from_slice(columns);
+        Ok(Transformed::new(Expr::ScalarFunction(call), true, TreeNodeRecursion::Stop))
+    })?;
+    Ok(match call.data {
+        Expr::Alias(alias) => Expr::Alias(alias),
+        call => call.alias(name),
+    })
+}
