@@ -1,4 +1,4 @@
-"""Durations, as people write them."""
+"""Parses durations as people write them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def micros(length: Duration, what: str, error: type[Exception]) -> int:
     ----------
     length : str, number of seconds or timedelta
     what : str
-        What errors call it: the name of the argument.
+        Name of the argument, for errors.
     error : type
-        What is raised for something else, and for durations that are negative or too long.
+        Exception to raise if `length` is not a duration, is negative, or is too long.
     """
     us = _micros(length)
     # A NaN equals nothing.

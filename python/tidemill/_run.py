@@ -1,11 +1,13 @@
-"""`tidemill.run` and `tidemill.Workers`: functions on workers of their own, from a script or a notebook.
+"""`tidemill.run` and `tidemill.Workers`: run functions on new workers, from a script or a notebook.
 
-The workers are new processes (never forks of this one), joined to a job of their own. Each gets the function by
-cloudpickle through its standard input, which also is its lifeline: when it closes, because this process has ended in
-whatever way, the worker ends. Results come back through another pipe, and what workers print appears here, line by line.
+The workers are new processes (never forks of this one), joined to a job of their own. Each gets the function, pickled
+by cloudpickle, through its standard input. This pipe also is its lifeline: when it closes, because this process has
+ended in any way, the worker ends. Results come back through another pipe, and the workers' output appears here, line by
+line.
 
-`run` starts workers for one call. `Workers` keeps them for the next one as long as every rank returns. An exception on one
-rank may leave the others in the middle of a collective, so it ends the processes, and the next call starts new ones.
+`run` starts workers for one call. `Workers` keeps them for the next call as long as every rank returns. An exception on
+one rank may leave the others in the middle of a collective, so it ends the processes, and the next call starts new
+ones.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception in the worker where it was raised; the ``__cause__`` of what `run` raises."""
+    """The traceback of an exception on the worker that raised it; the ``__cause__`` of the exception that `run` raises."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(rank, text)
@@ -65,40 +67,41 @@ def run(
     memory: str | int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
 ) -> list[R]:
-    """Runs a function on new workers and returns their results. Needs cloudpickle (``pip install "tidemill[run]"``).
+    """Run a function on new workers and return their results. Needs cloudpickle (``pip install "tidemill[run]"``).
 
     Parameters
     ----------
     fn : callable
-        What every worker runs, ``fn(*args, **kwargs)``. It may be defined in a script or a notebook, and reaches the
-        other workers through ``tidemill.init().comm`` or `tidemill.mpi`.
+        Function that every worker calls, ``fn(*args, **kwargs)``. It may be defined in a script or a notebook, and
+        reaches the other workers through ``tidemill.init().comm`` or `tidemill.mpi`.
     *args
         Positional arguments, the same for every worker.
     workers : int, default=4
-        How many workers to start on this host.
+        Number of workers to start on this host.
     kwargs : mapping, optional
         Keyword arguments, the same for every worker.
     threads : int, optional
-        Threads of numerical libraries in each worker; default the worker's share of the cores.
+        Threads of numerical libraries in each worker; by default the worker's share of the cores.
     transport : {"auto", "shm", "tcp"}, optional
         How the workers reach each other.
     memory : str or int, optional
-        Memory of each worker's queries and exchanges, such as ``"2GiB"`` or in bytes, or ``"none"`` for no limit: beyond it they spill
-        to disk. By default ``TIDEMILL_MEMORY``, else four fifths of the machine's, shared among the workers.
+        Memory for each worker's queries and exchanges, such as ``"2GiB"`` or a number of bytes, or ``"none"`` for no
+        limit. Beyond it they spill to disk. By default ``TIDEMILL_MEMORY``, else four fifths of the machine's memory,
+        shared among the workers.
     spill_dir : path, optional
-        Where they spill to; by default ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
+        Folder to spill to; by default ``TIDEMILL_SPILL_DIR``, else the system's folder for temporary files.
 
     Returns
     -------
     list
-        What each worker returned, by rank.
+        Each worker's result, by rank.
 
     Raises
     ------
     Exception
-        What the function raised, if it raised on a worker: the exception where the trouble began, with its rank and
-        traceback in a `RemoteTraceback` as its cause. `DataSetError` if the function, its arguments or its result has a DataSet in it,
-        which belongs to the process that made it. `PeerFailed` if it cannot be pickled or is no `Exception`
+        The exception that the function raised on a worker: the first one, caused by a `RemoteTraceback` with its rank
+        and traceback. `DataSetError` if the function, its arguments or its result contain a DataSet, which belongs to
+        the process that made it. `PeerFailed` if the exception cannot be pickled or is not an `Exception`
         (``sys.exit``).
     TypeError
         If the function or its arguments cannot be pickled.
@@ -107,7 +110,7 @@ def run(
 
     See Also
     --------
-    Workers : workers that stay for several calls.
+    Workers : workers that are kept for several calls.
 
     Examples
     --------
@@ -129,29 +132,29 @@ def run(
 
 
 class Workers:
-    """Workers that stay, to run one function after another. Needs cloudpickle (``pip install "tidemill[run]"``).
+    """Workers that are kept, to run one function after another. Needs cloudpickle (``pip install "tidemill[run]"``).
 
-    Starting a job takes about a second, most of it imports. ``Workers`` pays for that once; use it as a context manager, or end the
-    processes with `close`. They also end when the object is garbage collected, and when this process ends. Waiting for the next
-    call takes no processor time.
+    Starting a job takes about a second, most of it imports. ``Workers`` pays for that once; use it as a context
+    manager, or end the processes with `close`. They also end when the object is garbage collected, and when this
+    process ends. Workers that wait for the next call use no processor time.
 
     Parameters
     ----------
     size : int, default=4
-        How many workers to start on this host.
+        Number of workers to start on this host.
     threads : int, optional
-        Threads of numerical libraries in each worker; default the worker's share of the cores.
+        Threads of numerical libraries in each worker; by default the worker's share of the cores.
     transport : {"auto", "shm", "tcp"}, optional
         How the workers reach each other.
     memory : str or int, optional
-        Memory of each worker's queries and exchanges, as in `tidemill.run`.
+        Memory for each worker's queries and exchanges, as in `tidemill.run`.
     spill_dir : path, optional
-        Where queries spill to beyond it, as in `tidemill.run`.
+        Folder to spill to beyond it, as in `tidemill.run`.
 
     Attributes
     ----------
     size : int
-        How many workers there are.
+        Number of workers.
 
     Raises
     ------
@@ -160,10 +163,10 @@ class Workers:
 
     Notes
     -----
-    All functions run in the same processes and the same job: modules, global variables, the environment and what they cache stay
-    from one call to the next. Workers start with this process's environment and current folder; they follow its
-    ``sys.path`` at each call. What workers print between two calls appears with the next one. A function must complete the requests
-    and receive the messages that it starts: the next one would find them.
+    All functions run in the same processes and the same job: modules, global variables, the environment and caches are
+    kept from one call to the next. Workers start with this process's environment and current folder; they follow its
+    ``sys.path`` at each call. Output that workers print between two calls appears with the next one. A function must
+    complete its requests and receive all messages sent to it: otherwise the next function would receive them.
 
     See Also
     --------
@@ -207,32 +210,32 @@ class Workers:
     def run(
         self, fn: Callable[..., R], *args: Any, kwargs: Mapping[str, Any] | None = None, timeout: Duration | None = None
     ) -> list[R]:
-        """Runs a function on all workers and returns their results. Calls from several threads take turns.
+        """Run a function on all workers and return their results. Calls from several threads take turns.
 
-        After an exception, a timeout or Ctrl-C the processes are ended, since some may be waiting for others; the next call starts
-        new ones, which have nothing of what functions left in the old ones.
+        After an exception, a timeout or Ctrl-C the processes are ended, since some may be waiting for others; the next
+        call starts new ones, without the state of the old ones.
 
         Parameters
         ----------
         fn : callable
-            What every worker runs, ``fn(*args, **kwargs)``, as in `tidemill.run`. Every rank must take part in the same
-            collectives.
+            Function that every worker calls, ``fn(*args, **kwargs)``, as in `tidemill.run`. Every rank must take part
+            in the same collectives.
         *args
             Positional arguments, the same for every worker.
         kwargs : mapping, optional
             Keyword arguments, the same for every worker.
         timeout : str, number of seconds or timedelta, optional
-            How long the function may take, for example ``"1m"`` or 60; without limit by default.
+            Time limit for the function, for example ``"1m"`` or 60; no limit by default.
 
         Returns
         -------
         list
-            What each worker returned, by rank.
+            Each worker's result, by rank.
 
         Raises
         ------
         Exception
-            What the function raised, as in `tidemill.run`.
+            The exception that the function raised, as in `tidemill.run`.
         TypeError
             If the function or its arguments cannot be pickled.
         ValueError
@@ -240,9 +243,9 @@ class Workers:
         TimeoutError
             If the function took longer than `timeout`; the message names the ranks that have not returned.
         WorkerLost
-            If a worker's process has ended, in this call or before. This object is of no more use then.
+            If a worker's process has ended, in this call or before. You cannot use this object afterwards.
         CommError
-            If the workers have been closed, or belong to another process: this one was forked from it.
+            If the workers have been closed, or belong to the process that this one was forked from.
         """
         timeout_s = None if timeout is None else micros(timeout, "timeout", ValueError) / 1_000_000
         payload = _payload("tidemill.Workers.run", fn, args, kwargs)
@@ -271,7 +274,7 @@ class Workers:
                 self._is_running = False
 
     def close(self) -> None:
-        """Ends the workers. A function that another thread runs on them is stopped; its call raises `CommError`."""
+        """End the workers. A function that another thread runs on them is stopped; its call raises `CommError`."""
         self._is_closed = True
         if os.getpid() != self._owner:
             return

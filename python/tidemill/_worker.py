@@ -1,4 +1,6 @@
-"""A worker of `tidemill.run` and `tidemill.Workers`: gets functions on standard input, and sends what came of each down a pipe."""
+"""A worker of `tidemill.run` and `tidemill.Workers`: reads functions from standard input, and writes their results to a
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def main() -> int:
-    """Runs the functions that this process is given, until its standard input closes or one of them is the last."""
+    """Run the functions sent to this process, until its standard input closes or one of them is the last."""
     results = int(sys.argv[1])
     os.set_inheritable(results, False)
     lifeline = os.dup(0)

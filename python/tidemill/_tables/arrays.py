@@ -1,4 +1,4 @@
-"""Tables of NumPy's arrays: what `Table.to_numpy` gives, and what else can be a column."""
+"""Tables of NumPy arrays: the conversions of `Table.to_numpy` and `Table.from_numpy`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _UNITS = {"D": "s", "h": "s", "m": "s", "s": "s", "ms": "ms", "us": "us", "ns": 
 
 
 def table_of_arrays(columns: Mapping[str, Any]) -> NativeTable:
-    """A table of arrays, or of what NumPy makes arrays of, of one length.
+    """Return a table of arrays, or of sequences that NumPy can convert, of one length.
 
     Raises
     ------
     DataSetError
         If a column cannot be made of an array, or lengths differ.
     TypeError
-        If there are no arrays by name.
+        If `columns` is not a mapping of names to arrays.
     """
     if not isinstance(columns, Mapping):
         raise TypeError(f'from_numpy takes arrays by column, {{"x": array}}, not a {type(columns).__name__}')

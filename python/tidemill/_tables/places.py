@@ -1,4 +1,4 @@
-"""Where files are: paths and URLs as people write them, and options of object stores."""
+"""Locations of files: paths and URLs as people write them, and options of object stores."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ StorageOptions = Mapping[str, Any]
 
 
 def at_home(path: str | os.PathLike[str]) -> str:
-    """The path with a leading ``~`` replaced; `Path.expanduser` would take a slash out of URLs."""
+    """Return the path with a leading ``~`` expanded; `Path.expanduser` would remove a slash from URLs."""
     return os.path.expanduser(os.fspath(path))  # noqa: PTH111
 
 
 def as_options(options: StorageOptions | None) -> dict[str, str]:
-    """Options as texts: true and false in the words that stores know."""
+    """Return options as strings: booleans in the words that stores know."""
     given = (options or {}).items()
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL, and not a path."""
+    """Return whether this is a URL rather than a path."""
     return isinstance(path, str) and re.match(r"[A-Za-z0-9+.-]+://", path) is not None
 
 
 def is_read(file: str, path: str, *, folders: bool = True) -> bool:
-    """Whether who reads `path` (a file, a folder, a glob, or a URL that keys of objects begin with) would read `file`, once it is there.
+    """Return whether reading `path` (a file, a folder, a glob, or a URL prefix of object keys) would read `file` once
+    it exists.
 
-    `folders` says whether a glob stands for all that is in a folder that it matches, too.
+    `folders` says whether a glob also matches everything in a folder that it matches.
     """
     if is_url(file) and is_url(path):
         read, parts = path.rstrip("/").split("/"), file.split("/")

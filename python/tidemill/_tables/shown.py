@@ -1,4 +1,4 @@
-"""Rows on display: the `repr` of tables and DataSets, and their HTML in notebooks."""
+"""Display of rows: the `repr` of tables and DataSets, and their HTML in notebooks."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class _TooLong(Exception):
 
 
 def table_text(table: NativeTable) -> str:
-    """The first rows as text, with types."""
+    """Return the first rows as text, with types."""
     shown = table.slice(0, _TABLE_ROWS).format(types=True)
     rest = table.num_rows - _TABLE_ROWS
     return f"{shown}\n... {rest} more rows" if rest > 0 else shown
 
 
 def table_html(table: NativeTable) -> str:
-    """The first rows as HTML, with types."""
+    """Return the first rows as HTML, with types."""
     rest = table.num_rows - _TABLE_ROWS
     return _html(table.slice(0, _TABLE_ROWS), f"... {rest} more rows" if rest > 0 else None)
 
 
 def dataset_text(data: NativeDataSet) -> str:
-    """The schema, and the first rows where they can be had here and now."""
+    """Return the schema, and the first rows if they are available here and now."""
     found = _first_rows(data)
     if isinstance(found, str):
         return f"<DataSet {', '.join(f'{name}: {kind}' for name, kind in data.fields)}; {found}>"
@@ -52,7 +52,7 @@ def dataset_text(data: NativeDataSet) -> str:
 
 
 def dataset_html(data: NativeDataSet) -> str:
-    """The same as HTML."""
+    """Return the same as HTML."""
     found = _first_rows(data)
     if isinstance(found, str):
         return _html(data.empty(), f"DataSet; {found}")
