@@ -1,4 +1,4 @@
-"""`DataSet.describe`: what there is to know of each column, in one table."""
+"""`DataSet.describe`: statistics of each column, in one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joins with what lies outside, by key: a service, a database, a cache; answers are remembered."""
+"""Joins by key with external data: a service, a database, a cache. Answers are cached."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Source = Callable[[list[Any]], "Mapping[Any, Mapping[str, Any] | None] | Iterabl
 
 
 class Lookup:
-    """The step of `DataSet.lookup`: batches with the columns that were found beside them.
+    """The step of `DataSet.lookup`: adds the looked-up columns to batches.
 
     Parameters
     ----------
     source
-        As there; or, if it `takes_rows`, the ``of_rows`` of one.
+        As in `DataSet.lookup`; or, if it `takes_rows`, the ``of_rows`` of such a function.
     keys, how
-        As there.
+        As in `DataSet.lookup`.
     added : NativeTable
-        Of the columns that are added, without rows.
+        The schema of the added columns, as a table without rows.
     cache_rows : int
-        How many keys are remembered, with what was found or that nothing was; those that were used last.
+        Number of most recently used keys to cache, including those for which nothing was found.
     cache_s : float, optional
-        For how long.
+        How long answers stay in the cache, in seconds.
     takes_rows : bool, default=False
-        Whether the source is called with the rows that have the keys.
+        Whether the source takes the rows of the keys.
     """
 
     def __init__(
