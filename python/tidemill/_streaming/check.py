@@ -1,4 +1,6 @@
-"""What is looked at before a job begins: sinks that are in each other's way, and rows that would come back to the sink that wrote them."""
+"""Checks before a job starts: sinks that would interfere with each other, and rows that would return to the sink that
+wrote them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Spec = Mapping[str, Any]
 
 
 def look_at_sinks(described: Iterable[tuple[str, Iterable[str]]], *, loops: bool = False) -> None:
-    """Raise where a job must not begin, unless it may have `loops`; `described` are its sinks, each with the sources that its rows come from."""
+    """Raise if a job must not start; `loops` allows rows to return. `described` are its sinks, each with the sources of
+    its rows.
+    """
     sinks = [(json.loads(sink), [json.loads(source) for source in sources]) for sink, sources in described]
     _check_apart([sink for sink, _ in sinks])
     if not loops:
@@ -37,7 +41,7 @@ def _check_apart(sinks: list[Spec]) -> None:
 
 
 class Way(NamedTuple):
-    """How rows of a sink come to a source."""
+    """A path by which rows of a sink reach a source."""
 
     words: str
     #: Where to write instead.

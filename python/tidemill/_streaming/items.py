@@ -1,8 +1,10 @@
-"""Lists, maps and aggregates that a function keeps of a key: a checkpoint saves of them what has changed, however much there is.
+"""Lists, maps and aggregates that a function keeps for a key. A checkpoint saves only their changes, whatever their
+size.
 
-Items may have a time to live: then it is noted when each was put, in that order, and the first are the first to go. How late the rows are that
-put them is known when time has gone on to them: an item counts from then. Counted from the time before, which may be long ago, it could be
-forgotten as soon as it was put.
+Items may have a time to live, so the time of each insertion is recorded, in this order: the first items expire first.
+How late the rows were that inserted an item is known only once the stream's time has advanced to them, so an item's
+time to live starts then. If it started at the time before, which may lie far in the past, an item could expire as soon
+as it is inserted.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ Fold = Callable[[Any, Any], Any]
 
 
 class Part(NamedTuple):
-    """What is saved of a list, a map or an aggregate: all of it, or what has changed."""
+    """The saved part of a list, a map or an aggregate: all of it, or its changes."""
 
     kind: int
     #: Whether nothing of what was there before is left.
@@ -60,7 +62,7 @@ class Part(NamedTuple):
     times: dict[Any, int] = {}  # noqa: RUF012 (nobody changes it)
 
     def after(self, before: Part | None) -> Part:
-        """All of it, given what it was before, which is used up."""
+        """Return all of it, given the previous state, which is consumed."""
         values = {} if before is None or self.cleared else before.values
         values.update(_found_again(self.values))
         # What is used up may be changed; nothing else has it, unless it is the empty one.
@@ -187,18 +189,18 @@ class Items:
 
 
 class ListState(Items):
-    """A list that a function keeps of a key; see `KeyContext.list_state`."""
+    """A list that a function keeps for a key; see `KeyContext.list_state`."""
 
     __slots__ = ()
     _kind = LIST
 
     def append(self, value: Any) -> None:
-        """Add a value: anything that can be pickled."""
+        """Append a value: any object that can be pickled."""
         # Names are numbers, in order.
         self._put(next(reversed(self._values), -1) + 1, value)
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add values."""
+        """Append several values."""
         for value in values:
             self.append(value)
 
@@ -210,7 +212,7 @@ class ListState(Items):
 
 
 class MapState(Items, MutableMapping[Any, Any]):
-    """A map that a function keeps of a key, which is used like a dict; see `KeyContext.map_state`."""
+    """A map that a function keeps for a key, used like a dict; see `KeyContext.map_state`."""
 
     __slots__ = ()
     _kind = MAP
@@ -248,7 +250,7 @@ _ONLY = 0
 
 
 class AggregateState(Items):
-    """What has been made of the values that a function has added for a key; see `KeyContext.aggregate_state`."""
+    """An accumulator of the values that a function has added for a key; see `KeyContext.aggregate_state`."""
 
     __slots__ = ("_fold", "_initial", "_skips_none")
     _kind = AGGREGATE
@@ -274,7 +276,7 @@ class AggregateState(Items):
         self._initial = 0 if fold == "count" and initial is None else initial
 
     def add(self, value: Any) -> None:
-        """Add a value to the accumulator. Of ``"count"``, ``"sum"``, ``"min"`` and ``"max"`` None is no value."""
+        """Add a value to the accumulator. ``"count"``, ``"sum"``, ``"min"`` and ``"max"`` ignore None."""
         if value is None and self._skips_none:
             return
         before = self.get()
@@ -282,7 +284,9 @@ class AggregateState(Items):
         self._put(_ONLY, value if is_first else self._fold(before, value))
 
     def get(self) -> Any:
-        """Return the accumulator; before any value was added `initial`, which is 0 for ``"count"``, and else by default None."""
+        """Return the accumulator. Before the first value it is `initial`, by default 0 for ``"count"`` and None
+        otherwise.
+        """
         if self._values:
             return self._read(_ONLY)
         # Whoever has it may change it in place, and it is that of all keys.
@@ -293,7 +297,7 @@ class AggregateState(Items):
 
 
 def of_kind(kind: int, values: dict[Any, Any]) -> ListState | MapState | AggregateState:
-    """What was saved."""
+    """Return saved items as an object of their kind."""
     if kind == AGGREGATE:
         return AggregateState(values)
     return ListState(values) if kind == LIST else MapState(values)

@@ -1,4 +1,4 @@
-"""Functions of programs over the rows of each key of a stream, with a state for each key and timers."""
+"""User functions over the rows of each key of a stream, with state and timers for each key."""
 
 from __future__ import annotations
 
@@ -176,22 +176,22 @@ class _Due:
 
 
 class KeyContext:
-    """What a function knows of the key that it is called for; for the time of the call.
+    """State and timers of the key for which a function is called; valid during the call.
 
     Attributes
     ----------
     state : object
-        What the function keeps of the key: anything that can be pickled, or with ``state=`` a dict of its fields; ``None`` at first
-        and to forget it. It may be changed in place.
+        The function's state for the key: any object that can be pickled, or with ``state=`` a dict of its fields.
+        ``None`` at first; set it to ``None`` to forget it. You may change it in place.
     time : datetime or None
-        The stream's time (UTC): every earlier row has come. None before any is known. At the end, when all timers go off, it is that of
-        the latest row, or of the timer where that is later.
+        The stream's time (UTC): every earlier row has come. None before any is known. At the end, when all timers fire,
+        it is that of the latest row, or of the timer if that is later.
     timers : list of datetime
-        The timers that have gone off: that is why the function is called. Empty when it is called for rows.
+        The timers that have fired and caused this call. Empty when the function is called for rows.
     alarms : list of datetime
-        The same of alarms.
+        The alarms that have fired and caused this call.
 
-    A key of which there is neither a state nor a timer, an alarm, an item of a list or map or an aggregate is forgotten.
+    A key is forgotten when it has no state, timer, alarm, list or map item, or aggregate.
     """
 
     __slots__ = ("_alarms", "_clock", "_declared", "_entry", "_now", "_set", "alarms", "state", "time", "timers")
@@ -227,56 +227,59 @@ class KeyContext:
         return _EPOCH + self._clock() * _US
 
     def list_state(self, name: str, ttl: Duration | None = None) -> ListState:
-        """Return a list of the key's own: it can be appended to, iterated over and cleared, and is empty at first.
+        """Return a list of this key: you can append to it, iterate over it and clear it. It is empty at first.
 
-        Checkpoints save what was appended since the last, and items that were read and could have been changed in place. With `ttl` an
-        item is forgotten when the stream's time has gone on for so long since it first went on after the item was appended; what was said
-        last holds.
+        Checkpoints save the items that were appended since the last one, and items that were read and so may have been
+        changed in place. With `ttl`, an item is forgotten when the stream's time has advanced by this much since it
+        first advanced after the item was appended; the `ttl` of the latest call applies.
 
         Raises
         ------
         DataSetError
-            If the key has a map or an aggregate by this name, or ``lists=`` of `process` names no such list.
+            If the key has a map or an aggregate with this name, or ``lists=`` of `process` has no such list.
         """
         return self._items(name, ListState, ttl)
 
     def map_state(self, name: str, ttl: Duration | None = None) -> MapState:
-        """Return a map of the key's own, which is used like a dict and empty at first; the order of its items is not kept.
+        """Return a map of this key, which you use like a dict. It is empty at first; the order of items is not
+        preserved.
 
-        Checkpoints save the items that were put, removed, or read and could have been changed in place since the last. With `ttl` an
-        item is forgotten when the stream's time has gone on for so long since it first went on after the item was put; what was said last
-        holds.
+        Checkpoints save the items that were put, removed, or read (and so may have been changed in place) since the
+        last one. With `ttl`, an item is forgotten when the stream's time has advanced by this much since it first
+        advanced after the item was put; the `ttl` of the latest call applies.
 
         Raises
         ------
         DataSetError
-            If the key has a list or an aggregate by this name, or ``maps=`` of `process` names no such map.
+            If the key has a list or an aggregate with this name, or ``maps=`` of `process` has no such map.
         """
         return self._items(name, MapState, ttl)
 
     def aggregate_state(
         self, name: str, fold: str | Fold, initial: Any = None, ttl: Duration | None = None
     ) -> AggregateState:
-        """Return an aggregate of the key's own: of the values that are added (`add`) it keeps what `fold` makes of them (`get`).
+        """Return an aggregate of this key: it combines the values you `add` with `fold`, and `get` returns the result.
 
         Parameters
         ----------
         name : str
-            One of the key.
+            Name of the aggregate within the key.
         fold : str or callable
-            ``"count"``, ``"sum"``, ``"min"``, ``"max"``, or a function that is called as ``fold(accumulator, value)`` and returns the
-            accumulator with the value, which may be the same object, changed. It is not saved: each call says it anew.
+            ``"count"``, ``"sum"``, ``"min"``, ``"max"``, or a function called as ``fold(accumulator, value)`` that
+            returns the new accumulator, which may be the same object, changed in place. It is not saved: pass it in
+            each call.
         initial : object, optional
-            The accumulator before the first value, a copy for each key; anything that can be pickled. Without it the first value is the
-            accumulator that the second is added to.
+            The accumulator before the first value, copied for each key; any object that can be pickled. By default the
+            first value becomes the accumulator.
         ttl : str, number of seconds or timedelta, optional
-            Forget the accumulator when the stream's time has gone on for so long since it first went on after a value was added; what was
-            said last holds.
+            Forget the accumulator when the stream's time has advanced by this much since it first advanced after a
+            value was added; the `ttl` of the latest call applies.
 
         Raises
         ------
         DataSetError
-            If the key has a list or a map by this name, `fold` is none, or ``aggregates=`` of `process` names no such aggregate.
+            If the key has a list or a map with this name, `fold` is invalid, or ``aggregates=`` of `process` has no
+            such aggregate.
         """
         state = self._items(name, AggregateState, ttl)
         state._fold_by(name, fold, initial)
@@ -300,10 +303,11 @@ class KeyContext:
         return items
 
     def set_timer(self, at: datetime) -> None:
-        """Call the function for this key when the stream's time passes `at`; at once, if it has. One for each time.
+        """Call the function for this key when the stream's time passes `at`; at once, if it already has. There is one
+        timer for each time.
 
-        Before the end the stream's time goes on to its latest row. At the end all timers go off that have been set before, and
-        none that are set then. A source without ``time=`` has no time before its end: set alarms there.
+        Until the end, the stream's time advances to its latest row. At the end all timers fire that were set before,
+        but none that are set then. A source without ``time=`` has no time until it ends: use alarms instead.
         """
         time = _micros(at, "set_timer")
         if time not in self._entry.timers:
@@ -311,14 +315,15 @@ class KeyContext:
             self._set.append(time)
 
     def delete_timer(self, at: datetime) -> None:
-        """Forget a timer; it is no error if there is none."""
+        """Delete a timer; does nothing if it does not exist."""
         self._entry.timers.discard(_micros(at, "delete_timer"))
 
     def set_alarm(self, at: datetime) -> None:
-        """Call the function for this key when the machine's clock (`now`) passes `at`, within a twentieth of a second or so.
+        """Call the function for this key when the machine's clock (`now`) passes `at`, to within about a twentieth of a
+        second.
 
-        One for each time. A job that goes on after a failure goes on with its alarms: those whose time has passed meanwhile go off
-        at once. At the end of the stream all go off that have been set before, whatever the clock says.
+        There is one alarm for each time. A job that resumes after a failure keeps its alarms: those whose time has
+        passed meanwhile fire at once. At the end of the stream all alarms fire that were set before, whatever the time.
         """
         time = _micros(at, "set_alarm")
         if time not in self._entry.alarms:
@@ -326,7 +331,7 @@ class KeyContext:
             self._alarms.append(time)
 
     def delete_alarm(self, at: datetime) -> None:
-        """Forget an alarm; it is no error if there is none."""
+        """Delete an alarm; does nothing if it does not exist."""
         self._entry.alarms.discard(_micros(at, "delete_alarm"))
 
 
@@ -337,9 +342,9 @@ Function = Callable[[Row, list[Row], KeyContext], "Row | Iterable[Row] | None"]
 class Processor:
     """Calls a function for keys; one for each thread. The engine calls its methods, one at a time.
 
-    What is kept of keys is in memory, in the order in which they were touched last. When the engine says that memory runs out
-    (`spill`), those that have not been touched for longest go to a store in `folder`, with their timers; they come back when
-    something comes of them, or when a timer of theirs goes off. `saves` says whether there are snapshots.
+    State is held in memory in order of last use. When the engine signals that memory runs out (`spill`), the least
+    recently used keys move to a store in `folder`, with their timers; they come back when a row of theirs arrives or a
+    timer of theirs fires. `saves` says whether there are snapshots.
     """
 
     def __init__(
@@ -383,7 +388,7 @@ class Processor:
         self._state_bytes = 0.0
 
     def rows(self, keys: NativeTable, buckets: list[int], ends: list[int], rows: NativeTable) -> list[NativeTable]:
-        """Rows have come: of each key those up to its end."""
+        """Process new rows: for each key, those up to its end."""
         made: list[Row] = []
         found = Table(rows).to_pylist()
         columns = [keys.column(name) for name, _ in keys.fields]
@@ -405,7 +410,7 @@ class Processor:
         return self._made(made)
 
     def time(self, now: int) -> tuple[list[NativeTable], bool]:
-        """Time has passed, in microseconds. Returns also whether this must be called again."""
+        """Advance the stream's time, in microseconds. Also returns whether to call this again."""
         # Who goes on may be told a time again that was before its rows.
         goes_on = now > self._now
         self._now = max(now, self._now)
@@ -427,11 +432,11 @@ class Processor:
         return self._made(made), more
 
     def next_alarm(self) -> int | None:
-        """When `ring` is to be called, in microseconds of the machine's clock; None: not before another call."""
+        """Return when to call `ring`, in microseconds of the machine's clock; None for not before another call."""
         return min((at for at in (self._alarms.first(), self._stored_alarm) if at is not None), default=None)
 
     def ring(self) -> tuple[list[NativeTable], bool]:
-        """Alarms may go off. Returns also whether this must be called again."""
+        """Let due alarms fire. Also returns whether to call this again."""
         now = self._clock()
         more = self._bring("alarm", now)
         if self._store is not None:
@@ -446,13 +451,13 @@ class Processor:
         return bool(stored)
 
     def held_bytes(self) -> int:
-        """What is in memory takes so many bytes, about."""
+        """Return the approximate size of the state in memory, in bytes."""
         each = _KEY_BYTES + int(self._state_bytes)
         timers = len(self._timers) + len(self._alarms)
         return len(self._entries) * each + timers * _TIMER_BYTES + len(self._changed) * _GONE_BYTES
 
     def spill(self) -> None:
-        """Put half of what is in memory into the store."""
+        """Move half of the state in memory to the store."""
         count = len(self._entries) // 2
         gone = [key for key in self._changed if key not in self._entries]
         if count < _KEYS_MIN and len(gone) < _KEYS_MIN:
@@ -526,7 +531,9 @@ class Processor:
         self._expire_later(entry, key)
 
     def snapshot(self, whole: bool) -> Iterator[tuple[int, bool, bytes]]:
-        """What is kept, by bucket: what has changed, or all (`whole`: of each bucket); with no bytes, nothing."""
+        """Return the state by bucket: its changes, or all of it (`whole`: of each bucket); without bytes if there is
+        nothing.
+        """
         store, saved = self._store, self._saved
         changed_bytes = sum(one.changed_bytes for one in saved.values())
         whole = whole or changed_bytes > 2 * sum(one.whole_bytes for one in saved.values()) + _CHANGED_BYTES_MIN
@@ -585,7 +592,7 @@ class Processor:
             raise DataSetError(f"{self._name}: a state cannot be pickled: {error}") from error
 
     def release(self, buckets: list[int]) -> Iterator[tuple[int, bytes]]:
-        """Let go of what is kept in these buckets, for another one's `restore`."""
+        """Drop the state of these buckets, for another processor's `restore`."""
         parts: dict[int, list[tuple[Any, ...]]] = {bucket: [] for bucket in buckets}
         for key, entry in list(self._entries.items()):
             if entry.bucket in parts:
@@ -605,7 +612,7 @@ class Processor:
                 yield bucket, value
 
     def restore(self, now: int, bucket: int, parts: list[bytes]) -> None:
-        """Take what was kept: a whole, and the changes since."""
+        """Take over saved state: a whole, and the changes since."""
         self._now = now
         if now < _END:
             self._latest = now

@@ -1,4 +1,6 @@
-"""States, lists, maps and aggregates with names and types: what a function may keep of a key, and what becomes of that of a program before."""
+"""Named and typed states, lists, maps and aggregates: what a function may keep for a key, and how to restore those of
+an earlier program.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ class StateFields:
         }
 
     def wrong(self, state: object) -> str | None:
-        """In words what is wrong with a state, if anything is. ``None`` is none, and so are fields that are not there."""
+        """Return what is wrong with a state, in words, if anything is. ``None`` means no state; fields may be missing."""
         if state is None:
             return None
         if not isinstance(state, dict):
@@ -63,7 +65,7 @@ class StateFields:
         return None
 
     def filled(self, state: Any) -> Any:
-        """A state that was saved, perhaps before it had all of these fields."""
+        """Return a saved state, with None for fields that it did not have yet."""
         if state is None:
             return None
         return {**dict.fromkeys(self._types), **state}
@@ -103,8 +105,8 @@ _ARGUMENTS = {LIST: "lists=", MAP: "maps=", AGGREGATE: "aggregates="}
 
 
 class Declared:
-    """What a function says that it keeps of a key: the fields of its state, its lists, maps and aggregates. What it says nothing of may be
-    anything.
+    """A function's declarations for a key: the fields of its state, its lists, maps and aggregates. Anything undeclared
+    may have any type.
     """
 
     def __init__(
@@ -135,17 +137,17 @@ class Declared:
             }
 
     def columns(self) -> list[tuple[str, str]]:
-        """What a checkpoint says of lists, maps and aggregates."""
+        """Return the schemas of lists, maps and aggregates, for a checkpoint."""
         found = [pair for of in self._items.values() for pair in (of or {}).values()]
         return [column for pair in found for items in pair if items is not None for column in items.columns()]
 
     def check(self, name: str, kind: int) -> Callable[[Any, Any], None] | None:
-        """What looks at names and values of a list, a map or an aggregate; None where they may be anything.
+        """Return the check for names and values of a list, a map or an aggregate; None if they may be anything.
 
         Raises
         ------
         DataSetError
-            If there is no such one.
+            If it was not declared.
         """
         of = self._items[kind]
         if of is None:
@@ -162,6 +164,6 @@ class Declared:
         return check
 
     def filled(self, name: str, kind: int, values: dict[Any, Any]) -> dict[Any, Any]:
-        """Items that were saved, perhaps before they had all of their fields."""
+        """Return saved items, with None for fields that they did not have yet."""
         of = (self._items[kind] or {}).get(name)
         return values if of is None else {name: of[1].filled(value) for name, value in values.items()}

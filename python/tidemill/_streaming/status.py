@@ -1,6 +1,6 @@
-"""Where running streams tell of themselves: a small file for each worker, in a folder of the user on its machine.
+"""Status files of running streams: a small file for each worker, in a folder of the user on the worker's machine.
 
-Worker 0 hears from the others over the links between workers, and its file has what all of them tell.
+Worker 0 gets the status of the others over the links between workers, and writes all of it to its file.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ _BYTES_MAX = 256 << 20
 
 
 def folder() -> Path:
-    """Where the files are, whether it is there or not."""
+    """Return the folder of the status files, whether it exists or not."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"tidemill-{os.getuid()}" / "streams"
 
 
 def place(job: str, comm: Any) -> tuple[str | None, str]:
-    """A worker's file, and what is the same in it all the time. No file where there can be none, which a job can do without.
+    """Return a worker's file, and the constant part of its content. No file if none can be created; a job works without
+    it.
 
-    Collective: other streams may have the same name, so worker 0 draws a number, which all workers tell, and where it is itself.
+    Collective: other streams may have the same name, so worker 0 draws a number, which all workers report, along with
+    worker 0's location.
     """
     member = init()
     host = member.workers[member.rank]["host"]
@@ -130,10 +132,11 @@ def _silent_s(status: dict[str, Any]) -> float:
 
 
 def jobs() -> list[dict[str, Any]]:
-    """What workers tell now: those on this machine, and all others of jobs whose worker 0 is on it.
+    """Return the current status of workers: those on this machine, and all others of jobs whose worker 0 is on it.
 
-    Those on this machine also in which file. Each with ``silent_s``, the seconds since it has told anything, and ``over``, whether its
-    part of the job is: then it tells nothing more. Files that killed workers have left behind are removed.
+    Those on this machine also have their file. Each has ``silent_s``, the seconds since its last report, and ``over``,
+    whether its part of the job has ended, so that it reports nothing more. Files that killed workers have left behind
+    are removed.
     """
     here: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
@@ -182,6 +185,6 @@ def _clear() -> None:
 
 
 def stopping(status: dict[str, Any]) -> tuple[Path, Path]:
-    """The file that asks a job to stop, given what its worker 0 tells, and the one that says that it has."""
+    """Return the file that asks a job to stop, given its worker 0's status, and the file that confirms it."""
     file = Path(status["file"])
     return file.with_suffix(".stop"), file.with_suffix(".stopped")

@@ -1,4 +1,4 @@
-"""States on disk, of keys that nothing has come of for a while: an SQLite database that is nobody else's."""
+"""State of idle keys on disk: a private SQLite database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 1000
 
 
 class Stored(NamedTuple):
-    """What is kept of a key."""
+    """The saved state of a key."""
 
     #: Says which key it is; two keys have two of them.
     name: str
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class Store:
-    """States on disk, by key. Nothing in it outlives the process, so nothing is synchronised or logged."""
+    """States on disk, by key. Nothing in it outlives the process, so it is neither synced nor logged."""
 
     def __init__(self, folder: str) -> None:
         # Few programs need it, and some builds of Python lack it.
@@ -100,13 +100,13 @@ class Store:
         )
 
     def put(self, states: Iterable[Stored]) -> None:
-        """Keep states of keys that have none here."""
+        """Store states of keys that have none here."""
         for state in states:
             self._do("INSERT INTO states VALUES (?, ?, ?, ?, ?, ?, ?)", state)
             self._count += 1
 
     def take(self, name: str) -> Stored | None:
-        """Return the state of a key, which is no longer kept here."""
+        """Remove and return the state of a key."""
         if not self._count:
             return None
         row = self._do("SELECT * FROM states WHERE name = ?", (name,)).fetchone()
@@ -122,7 +122,7 @@ class Store:
         return None if first is None else int(first)
 
     def take_due(self, column: Literal["due", "alarm"], now: int) -> list[Stored]:
-        """Return some states that must be looked at by now, no longer kept here; none when there are no more."""
+        """Remove and return some states that are due by now; none if no more are due."""
         if not self._count:
             return []
         query = f"SELECT * FROM states WHERE {column} <= ? ORDER BY {column} LIMIT ?"
@@ -133,21 +133,21 @@ class Store:
         return found
 
     def values(self, bucket: int, changed: bool) -> Iterator[bytes]:
-        """Iterate over what is kept in a bucket, or over what of it has changed, also by being gone."""
+        """Iterate over the states in a bucket, or over its changes, including removals."""
         where = "changed" if changed else "NOT gone"
         for (value,) in self._do(f"SELECT value FROM states WHERE bucket = ? AND {where}", (bucket,)):
             yield value
 
     def buckets(self, changed: bool) -> set[int]:
-        """Return the buckets of which `values` gives anything."""
+        """Return the buckets for which `values` yields anything."""
         where = "changed" if changed else "NOT gone"
         return {bucket for (bucket,) in self._do(f"SELECT DISTINCT bucket FROM states WHERE {where}")}
 
     def saved(self) -> None:
-        """Remember that a snapshot has all that is kept."""
+        """Record that a snapshot has everything stored here."""
         self._count -= self._do("DELETE FROM states WHERE changed AND gone").rowcount
         self._do("UPDATE states SET changed = 0 WHERE changed")
 
     def drop(self, bucket: int) -> None:
-        """Forget what is kept in a bucket."""
+        """Forget the states in a bucket."""
         self._count -= self._do("DELETE FROM states WHERE bucket = ?", (bucket,)).rowcount

@@ -27,7 +27,7 @@ __all__ = ["explain", "run", "run_plainly"]
 
 
 def explain(queries: list[tuple[NativeDataSet, Any]]) -> str:
-    """The tasks of the job that `run` would run, and what each sink has of its rows; collective. A sink may be None."""
+    """Return the tasks of the job that `run` would run, and the guarantee of each sink; collective. A sink may be None."""
     pairs = [(query, None if sink is None else native_sink(sink), sink_name(sink)) for query, sink in queries]
     return explain_stream(engine(), init().comm, pairs)
 
@@ -45,7 +45,7 @@ def run(
     allow_loops: bool,
     drop_state: Iterable[str],
 ) -> dict[str, Any]:
-    """What `write` and `DataSet.write_stream` do; whoever called them is who warnings are for."""
+    """Run `write` and `DataSet.write_stream`; warnings point at their caller."""
     if not isinstance(name, str) or not name:
         raise DataSetError(f"name must be a non-empty string, not {name!r}")
     if guarantee is not None and guarantee not in get_args(Guarantee):

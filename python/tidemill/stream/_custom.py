@@ -1,8 +1,8 @@
-"""Windows that a function of the program gives.
+"""Windows that a user function assigns.
 
-A window that has an end takes no row after it, so to the engine such windows are ends: each is a tumbling window of a microsecond,
-the last before its end, and its start is one more key. Panes, late rows, early results, checkpoints and keys that move are those of
-the other windows.
+A window with a fixed end takes no row after it, so to the engine such windows are just their ends: each is a tumbling
+window of one microsecond, the last one before its end, and its start is an additional key. Panes, late rows, early
+results, checkpoints and key migration work as for other windows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class CustomWindow(WindowKey):
-    """A key of `group_by` whose windows a function gives. It is no value of its own."""
+    """A key of `group_by` whose windows a function assigns. It cannot be used as a value."""
 
     __slots__ = ("assign", "early", "emit_early_rows", "given", "lateness", "time")
 
@@ -63,7 +63,7 @@ class CustomWindow(WindowKey):
         )
 
     def aggregated(self, data: DataSet, keys: list[Expr], aggregates: list[NativeExpr]) -> DataSet:
-        """Groups by the windows that the function gives."""
+        """Group by the windows that the function assigns."""
         find(keys, aggregates)
         return _aggregated(data, keys, aggregates, self)
 
@@ -81,7 +81,7 @@ def _aggregated(data: DataSet, keys: list[Expr], aggregates: list[NativeExpr], w
 
 
 def assigned(data: DataSet, window: CustomWindow) -> DataSet:
-    """The rows with their windows, a row for each."""
+    """Return the rows with their windows, one row for each window."""
     for name in (_START, _END):
         if name in data.columns:
             raise DataSetError(f"column {name!r} already exists, but windows add one; rename it first")
