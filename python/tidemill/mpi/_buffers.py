@@ -1,8 +1,8 @@
-"""The slow path of messages: everything a caller may pass that is not a plain array.
+"""The slow path of messages: every buffer argument that is not a plain array.
 
-The native code reads plain contiguous arrays, ``[array, MPI.DOUBLE]`` and ``[array, count, MPI.DOUBLE]`` by itself and
+Native code reads plain contiguous arrays, ``[array, MPI.DOUBLE]`` and ``[array, count, MPI.DOUBLE]`` by itself and
 calls `resolve` for the rest: other objects with a buffer, counts with displacements, type characters, and derived
-datatypes, whose items are gathered into a packed array before they leave and scattered after they have arrived.
+datatypes, whose items are packed into an array before sending and unpacked after receiving.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class _Constant:
 
 
 class InPlaceType(_Constant):
-    """The type of ``MPI.IN_PLACE``, which stands for the send buffer of a collective in place."""
+    """Type of ``MPI.IN_PLACE``, which replaces the send buffer of an in-place collective."""
 
 
 class BottomType(_Constant):
-    """The type of ``MPI.BOTTOM``, which stands for no memory."""
+    """Type of ``MPI.BOTTOM``, which stands for no memory."""
 
     def __int__(self) -> int:
         return 0
@@ -59,7 +59,7 @@ class BottomType(_Constant):
 
 
 class BufferAutomaticType(_Constant):
-    """The type of ``MPI.BUFFER_AUTOMATIC``: let buffered sends take what they need, which they always do here."""
+    """Type of ``MPI.BUFFER_AUTOMATIC``: lets buffered sends allocate what they need, which they always do in Tidemill."""
 
 
 IN_PLACE: Final = InPlaceType("IN_PLACE")
@@ -80,16 +80,16 @@ def _no_buffer(given: object) -> str:
 
 
 def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
-    """The memory of an object as a flat array of bytes that shares it.
+    """Return the memory of an object as a flat byte array that shares it.
 
     Raises
     ------
     TypeError
-        If the object has no memory to share, or that of a GPU.
+        If the object has no memory to share, or the memory is on a GPU.
     ValueError
-        If the memory is not contiguous, or read-only where it is to be written.
+        If the memory is not contiguous, or is read-only but must be written.
     BufferError
-        In these cases, if the memory is offered by DLPack.
+        In these cases, if the memory comes from DLPack.
     """
     return _memory(buffer, writable)[0]
 
@@ -158,12 +158,12 @@ def _array_of(buffer: Any) -> NDArray[Any] | None:
 
 
 def datatype_of(given: Any) -> Datatype:
-    """A datatype given as one or by its code.
+    """Return a datatype, given as such or by its code.
 
     Raises
     ------
     KeyError
-        If there is no such datatype.
+        If the datatype does not exist.
     """
     if isinstance(given, Datatype):
         return given
@@ -276,19 +276,19 @@ def _single_base(datatype: Datatype) -> Datatype | None:
 
 
 def resolve(spec: Any, write: bool, update: bool, blocks: int) -> Resolved:
-    """The memory of one message, or of `blocks` equal ones one after another.
+    """Return the memory of one message, or of `blocks` equal consecutive ones.
 
     Parameters
     ----------
     spec : buffer or sequence
-        ``buffer``, ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, (count, displacement)]``, these with a
-        datatype behind, or ``[buffer, count, displacement, datatype]``. The count is that of one block.
+        ``buffer``, ``[buffer, datatype]``, ``[buffer, count]``, ``[buffer, (count, displacement)]``, these followed by
+        a datatype, or ``[buffer, count, displacement, datatype]``. The count is that of one block.
     write : bool
-        Whether the memory is received into.
+        Whether the call receives into the memory.
     update : bool
-        Whether what is there already is part of the call.
+        Whether the call also reads the memory's current content.
     blocks : int
-        Blocks of the call.
+        Number of blocks of the call.
     """
     message = _Spec(spec, vector=False, writable=write)
     layout, datatype = message.layout, message.datatype
@@ -351,14 +351,14 @@ def _is_integer(value: Any) -> bool:
 
 
 def resolve_blocks(spec: Any, write: bool, update: bool, size: int) -> ResolvedBlocks:
-    """The memory of a block for each of `size` ranks.
+    """Return the memory of one block for each of `size` ranks.
 
     Parameters
     ----------
     spec : buffer or sequence
-        ``[buffer, counts]``, ``[buffer, (counts, displacements)]``, these with a datatype behind, or
-        ``[buffer, counts, displacements, datatype]``. One number as counts is the count of every rank; without counts
-        the memory is split evenly, the first ranks getting one more. Without displacements the blocks follow each other.
+        ``[buffer, counts]``, ``[buffer, (counts, displacements)]``, these followed by a datatype, or ``[buffer, counts,
+        displacements, datatype]``. A single number as counts applies to every rank; without counts the memory is split
+        evenly, and the first ranks get the remainder. Without displacements the blocks are consecutive.
     """
     message = _Spec(spec, vector=True, writable=write)
     layout = message.layout
@@ -419,13 +419,14 @@ def _packed_blocks(parts: Sequence[_Part], write: bool, update: bool, element: s
 
 
 def resolve_typed(spec: Any, write: bool, update: bool, size: int) -> ResolvedBlocks:
-    """The memory of a block for each of `size` ranks, each with a datatype of its own; displacements in bytes.
+    """Return the memory of one block for each of `size` ranks, each with its own datatype; displacements in bytes.
 
     Parameters
     ----------
     spec : sequence
         ``[buffer, datatypes]`` (one item each, all at the start), ``[buffer, (counts, displacements), datatypes]`` or
-        ``[buffer, counts, displacements, datatypes]``. Counts or displacements that are ``None`` are as in the first form.
+        ``[buffer, counts, displacements, datatypes]``. Counts or displacements that are ``None`` are as in the first
+        form.
     """
     counts: Any = None
     displacements: Any = None
@@ -468,7 +469,7 @@ _BY_ELEMENT: dict[str, Datatype] = {}
 def apply_user_function(
     function: Callable[[Any, Any, Any], None], left: int, right: int, nbytes: int, datatype: Any, element: str
 ) -> None:
-    """Calls a user's operation on `nbytes` at two addresses; the result is left at the second."""
+    """Call a user's operation on `nbytes` bytes at two addresses; the second gets the result."""
     from tidemill.mpi._buffer import buffer
 
     if datatype is None:
@@ -481,6 +482,6 @@ def apply_user_function(
 
 
 def check_predefined(op: Any, datatype: Datatype) -> None:
-    """That an operation and a derived datatype go together."""
+    """Raise if an operation does not support a derived datatype."""
     if op.is_predefined and not datatype.is_predefined:
         raise fail("ERR_OP", "predefined operations need predefined datatypes")

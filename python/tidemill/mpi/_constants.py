@@ -1,4 +1,4 @@
-"""The integers of MPI: wildcards, kinds and limits. Their values are Tidemill's own; programs use the names.
+"""Integer constants of MPI: wildcards, kinds and limits. The values are specific to Tidemill; use the names.
 
 Source: MPI 4.1 appendix A.1.
 """

@@ -1,6 +1,7 @@
-"""NumPy, imported when it is first used.
+"""NumPy, imported on first use.
 
-A worker joins its job without NumPy, whose import takes three quarters of the start of one that does not need it.
+A worker joins its job without NumPy, whose import would take three quarters of the startup time of programs that do not
+need it.
 """
 
 from __future__ import annotations

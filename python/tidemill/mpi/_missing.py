@@ -1,4 +1,4 @@
-"""The parts of MPI that Tidemill does not have: they can be named and imported; using one says what is missing."""
+"""Unsupported parts of MPI: you can name and import them; using one raises an error that names it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABOUT = {
 
 
 def missing(name: str, about: str) -> NoReturn:
-    """Raises the error for a call that is not there."""
+    """Raise the error for an unsupported call."""
     raise UnsupportedError(
         f"Tidemill has no MPI.{name}: {about} is outside of what tidemill.mpi offers "
         "(communicators, point to point, collectives)"
