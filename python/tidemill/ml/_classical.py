@@ -1,7 +1,9 @@
-"""Classical scaling over all ranks: the leading eigenvectors of the doubly centred squared distances, as a start for SMACOF.
+"""Classical scaling over all ranks: the leading eigenvectors of the doubly centered squared distances, as a start for
+SMACOF.
 
-By a block Krylov subspace: the matrix is never formed, each step is one reading of the distances, and a few steps are enough for a start. The small algebra
-is done by rank 0 and told to the others. Source: Torgerson (1952); Musco and Musco, "Randomized block Krylov methods" (2015).
+Uses a block Krylov subspace: the matrix is never formed, each step reads the distances once, and a few steps suffice
+for a start. Rank 0 does the small linear algebra and sends the results to the others. Source: Torgerson (1952); Musco
+and Musco, "Randomized block Krylov methods" (2015).
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ _NEGLIGIBLE = 1e-6
 
 
 def classical_start(problem: Problem, k: int, rng: np.random.Generator) -> Array:
-    """Positions (n, k) of classical scaling, in the problem's unit, the same on every rank; collective.
+    """Return positions (n, k) of classical scaling, in the problem's unit, the same on every rank; collective.
 
-    A missing distance counts as the root mean square of those that its two points have. Coordinates that no positive eigenvalue is left for
-    are drawn by `rng`, and small; that of rank 0 counts.
+    A missing distance is replaced by the root mean square of its two points' known ones. Coordinates without a positive
+    eigenvalue are small random numbers from `rng`; that of rank 0 is used.
     """
     comm, n = problem.comm, problem.n
     krylov = _Krylov(n, k, rng) if comm.rank == 0 else None

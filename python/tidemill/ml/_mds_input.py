@@ -1,4 +1,6 @@
-"""What users give to `MDS`: parameters, distances or vectors, weights and a start, checked on all ranks before one of them waits for others."""
+"""Checks the input of `MDS` (parameters, distances or vectors, weights and a start) on all ranks before any rank waits
+for others.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """Input that has been looked at; the same on every rank, but for the rows."""
+    """Checked input; the same on every rank, except for the rows."""
 
     problem: Problem
     #: What this rank was given.
@@ -75,7 +77,7 @@ class _Seen:
 
 
 class Input(Estimator):
-    """The part of `MDS` that looks at what it is given."""
+    """The part of `MDS` that checks its input."""
 
     n_components: int
     metric: str | Metric
@@ -277,7 +279,7 @@ class Input(Estimator):
 
 
 def refuse_not_finite(rows: Rows, name: str) -> None:
-    """Raise if a number is not finite: who gives NaN in a matrix of the wrong shape should hear of both, this first."""
+    """Raise if a number is not finite: a matrix with NaN and the wrong shape should report NaN first."""
     for first, last in rows.ranges():
         block = rows.block(first, last)
         if not np.isfinite(block).all():

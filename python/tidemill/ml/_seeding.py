@@ -1,8 +1,8 @@
-"""Where k-means starts: k-means||, greedy k-means++ or random rows, over the rows of all ranks.
+"""Initial centers of k-means over the rows of all ranks: k-means||, greedy k-means++ or random rows.
 
-A row's chance depends on its number among all rows, never on its rank: seeds are the same for any number of workers, up
-to rounding of sums. Numbers that all ranks must agree on come from one generator that is seeded alike everywhere, and are
-drawn in the same order.
+A row's probability depends on its number among all rows, never on its rank: seeds are the same for any number of
+workers, up to rounding of sums. Numbers that all ranks must agree on come from one generator that is seeded identically
+everywhere, and are drawn in the same order.
 
 Source: Arthur and Vassilvitskii, "k-means++" (2007); Bahmani et al., "Scalable k-means++" (2012).
 """
@@ -71,9 +71,9 @@ class _Closest:
 
 
 def plus_plus(shard: Shard, k: int, rng: np.random.Generator, start: Array | None = None) -> Array:
-    """Greedy k-means++: each next seed is the best of a few drawn in proportion to the distance from those before.
+    """Greedy k-means++: each next seed is the best of a few drawn in proportion to the distance from earlier ones.
 
-    Returns (k, d), less the shift. `start` are seeds to begin with.
+    Returns (k, d), minus the shift. `start` are seeds to begin with.
     """
     closest = _Closest(shard)
     if start is not None and len(start):
@@ -95,9 +95,9 @@ def plus_plus(shard: Shard, k: int, rng: np.random.Generator, start: Array | Non
 
 
 def parallel(shard: Shard, k: int, rng: np.random.Generator) -> Array:
-    """k-means||: a few rounds that draw many candidates at once, which k-means++ then thins out to k.
+    """k-means||: a few rounds that draw many candidates at once, which k-means++ then reduces to k.
 
-    Returns (k, d), less the shift.
+    Returns (k, d), minus the shift.
     """
     seed = int(rng.integers(2**63))
     closest = _Closest(shard)
@@ -141,7 +141,7 @@ def _thin_out(shard: Shard, candidates: Array, weights: Array, k: int, rng: np.r
 
 
 def random_rows(shard: Shard, k: int, rng: np.random.Generator) -> Array:
-    """K different rows, by weight; (k, d), less the shift.
+    """Draw k distinct rows, by weight; returns (k, d), minus the shift.
 
     Each row draws a waiting time with its weight as rate, and the k shortest win (Efraimidis and Spirakis, 2006).
     """

@@ -1,10 +1,11 @@
-"""SMACOF over all ranks: majorization of the stress, conjugate gradients for its system, annealing, and interpolation of new points.
+"""SMACOF over all ranks: majorization of the stress, conjugate gradients for its system, annealing, and interpolation
+of new points.
 
-Positions are those of all points, (n, k) float64 in the problem's unit, and the same on every rank to the bit: each rank computes the rows of its points,
-and one Allgatherv of k + 1 numbers a point tells all. Sums that decide something are formed in the points' order, never by a library that may add
-differently on another processor.
+Positions are those of all points, (n, k) float64 in the problem's unit, and bitwise equal on every rank: each rank
+computes the rows of its points, and one Allgatherv of k + 1 numbers per point shares them. Sums that affect decisions
+are formed in the order of points, never by a library that may add differently on another processor.
 
-Numbers in brackets are those of the steps in ``docs/mds.md``.
+Numbers in parentheses refer to the steps in ``docs/mds.md``.
 
 Source: de Leeuw (1977); de Leeuw and Mair (2009); Bae, Qiu and Fox (2010); Ruan and Fox (2013).
 """
@@ -45,7 +46,7 @@ _PLANE = 1e-6
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration did; the same on every rank."""
+    """Summary of one iteration; the same on every rank."""
 
     number: int
     #: Weighted stress, in the user's units; of the distances at this temperature.
@@ -58,7 +59,7 @@ class Iteration:
 
 @dataclass
 class Result:
-    """Where the iterations ended."""
+    """Result of the iterations."""
 
     #: (n, k), in the problem's unit.
     positions: Array
@@ -74,12 +75,12 @@ class Result:
 
 
 def total(values: Array) -> float:
-    """The sum in order, to the bit the same on every rank."""
+    """Return the sum in order, bitwise equal on every rank."""
     return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
 
 
 def totals(values: Array) -> Array:
-    """Sums of the columns of (n, k) in order, to the bit the same on every rank."""
+    """Return the sums of the columns of (n, k) in order, bitwise equal on every rank."""
     result: Array = np.add.accumulate(values, axis=0)[-1]
     return result
 
@@ -156,7 +157,9 @@ class _Passes:
 
 
 def sum_of_squares(problem: Problem) -> float:
-    """The weighted sum over pairs of squared distances, which is the stress of points that all coincide; 0 where all that count are 0."""
+    """Return the weighted sum over pairs of squared distances: the stress if all points coincide; 0 if all weighted
+    distances are 0.
+    """
     passes = _Passes(problem, 1)
     squares = passes.guttman(np.zeros((problem.n, 1)))[1]
     pairs = passes.mass if problem.weights.columns is None else passes.mass**2
@@ -164,10 +167,10 @@ def sum_of_squares(problem: Problem) -> float:
 
 
 def temperatures(problem: Problem, k: int, alpha: float, t_min: float | None) -> list[float]:
-    """The falling temperatures of annealing (10), in the problem's unit, without the 0 at the end.
+    """Return the falling temperatures of annealing (10), in the problem's unit, without the 0 at the end.
 
-    They begin below that at which all distances vanish, ``largest / sqrt(2 k)``, fall by the factor `alpha`, and end before `t_min`, by default a
-    hundredth of the first.
+    They start below the temperature at which all distances vanish, ``largest / sqrt(2 k)``, fall by the factor `alpha`,
+    and end before `t_min`, by default a hundredth of the first.
     """
     first = problem.largest / math.sqrt(2 * k)
     least = 0.01 * first if t_min is None else t_min / problem.unit
@@ -180,15 +183,17 @@ def temperatures(problem: Problem, k: int, alpha: float, t_min: float | None) ->
 
 
 def random_start(problem: Problem, k: int, rng: np.random.Generator, size: float = 0.5) -> Array:
-    """Normal positions, drawn by rank 0; (n, k)."""
+    """Return normal positions, drawn by rank 0; (n, k)."""
     drawn = rng.standard_normal((problem.n, k)) * size if problem.comm.rank == 0 else None
     return drawn if problem.comm.size == 1 and drawn is not None else problem.comm.bcast(drawn, root=0)
 
 
 def spread_out(problem: Problem, start: Array, squares: float) -> Array:
-    """`start`, moved off the place, the line or the plane that its points lie in, if they do and could lie better; collective.
+    """Return `start`, moved off the point, line or plane in which its points lie, if leaving it can improve them;
+    collective.
 
-    B(Z) Z has no coordinate that Z has not, so that SMACOF would never leave it. The moves are the same every time, and the larger the worse the distances are.
+    B(Z) Z has no coordinate that Z does not have, so SMACOF would never leave it. The moves are deterministic, and grow
+    with the error of the distances.
     """
     n, k = start.shape
     flat: Array | None = None
@@ -226,7 +231,8 @@ def smacof(
     rng: np.random.Generator,
     report: Callable[[Iteration], None],
 ) -> Result:
-    """Iterate from `start` at each temperature of `falling` and then at 0, until the stress falls by less than `tol` of itself or `max_iter`.
+    """Iterate from `start` at each temperature of `falling` and then at 0, until the relative decrease of the stress is
+    below `tol` or `max_iter` is reached.
 
     Parameters
     ----------
@@ -234,13 +240,13 @@ def smacof(
     squares : float
         The `sum_of_squares`.
     max_iter : int
-        Most iterations at each temperature.
+        Maximum number of iterations at each temperature.
     acceleration : int
-        Iterations that the acceleration looks back on; 0 for none.
+        Number of past iterations that the acceleration uses; 0 for none.
     rng : Generator
-        For the jitter of annealing; that of rank 0 counts.
+        For the jitter of annealing; that of rank 0 is used.
     report : callable
-        Told of each iteration, on every rank.
+        Called with each iteration, on every rank.
     """
     k = start.shape[1]
     passes = _Passes(problem, k)
@@ -303,18 +309,20 @@ def interpolate(
     max_iter: int,
     tol: float,
 ) -> Array:
-    """Where new points lie best among others that stay (12): (q, k), in the unit of `positions` (n, k).
+    """Return the best positions of new points among others that do not move (12): (q, k), in the unit of `positions`
+    (n, k).
 
-    Each new point minimizes its own weighted stress by majorization, from two starts: the position of its nearest neighbour, and where the distances would
-    intersect if they were exact; and where the others lie in a plane, on a line or in one place, off it. The best end counts.
+    Each new point minimizes its own weighted stress by majorization, from two starts: the position of its nearest
+    neighbor, and the point where the distances would intersect if they were exact; if the other points lie in a plane,
+    on a line or at one point, also from a point off it. The best result is kept.
 
     Parameters
     ----------
     cells, distances
-        The distances (q, n) of the new points, as the kernels keep them and as numbers.
+        The distances (q, n) of the new points, as the kernels store them and as numbers.
     weights : ndarray of shape (n,) or (q, n)
     weighted : bool
-        Whether `cells` have the weights.
+        Whether `cells` contain the weights.
     """
     masses = np.broadcast_to(weights, distances.shape).sum(axis=1)
     nearest = positions[np.where(weights > 0, distances, np.inf).argmin(axis=1)]
