@@ -1,4 +1,4 @@
-"""Columns of a table as what is shown of points, by their names."""
+"""Selects the columns of a table that describe points, by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ __all__ = ["by_name"]
 def by_name(
     points: Any, ids: Any, labels: Any, groups: Any, values: Any, coordinates: Sequence[str] | None
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """Points, ids, labels, groups and values, with columns of the table `points` in the place of their names.
+    """Return points, ids, labels, groups and values, with names replaced by columns of the table `points`.
 
-    Where no name is given all is as it was.
+    Arguments without names are returned unchanged.
 
     Raises
     ------
     ValueError
-        A column that is not there, does not hold numbers where these are needed, or no column that says where points are.
+        If a column does not exist, does not hold numbers where these are needed, or no column gives the positions of
+        points.
     """
     columns = _columns(points)
     grouped, valued = _names(groups, columns), _names(values, columns)

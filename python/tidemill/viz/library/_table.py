@@ -1,4 +1,4 @@
-"""Tables of points: CSV, Parquet and Arrow, read by what reads them for datasets."""
+"""Tables of points: CSV, Parquet and Arrow, read with the readers of DataSets."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _HEADER_BYTES_MAX = 1 << 16
 
 
 def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
-    """Read a table: one cloud, or one for each value of its column of times. Columns are as for `clouds_of_columns`.
+    """Read a table: one cloud, or one for each value of its column of times. Columns are as in `clouds_of_columns`.
 
     Parameters
     ----------
     file : str
-        What messages call it.
+        Name of the file in messages.
     path : Path
-        Where it lies.
+        Path of the file.
     kind : {"csv", "tsv", "parquet", "ipc"}
 
     Raises
     ------
     UploadError
-        It is no such file; for CSV the message has the line.
+        If the file is invalid; for CSV the message gives the line.
     """
     from tidemill import dataset
 

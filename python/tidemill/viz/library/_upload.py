@@ -1,6 +1,6 @@
-"""Finds out what an upload is, and makes a folder of frames of it: a file, several files, or an archive of them.
+"""Detects the type of an upload and converts it to a folder of frames: a file, several files, or an archive of them.
 
-Nothing of an archive is written under a name that it gives: what lies in it is found by name, and unpacked into files that are numbered.
+Names in an archive are never used as paths: its members are found by name, and unpacked into numbered files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RATIO_MAX = 200
 
 @dataclass(frozen=True)
 class Upload:
-    """What became of an upload."""
+    """Result of an upload."""
 
     kind: str
     """Its format: ``csv``, ``text``, ..., or ``series`` of several files."""
@@ -65,16 +65,16 @@ def read_upload(files: Mapping[str, Path], folder: Path, limits: Limits) -> Uplo
     Parameters
     ----------
     files : mapping of str to Path
-        What each file is called, and where it lies. One of them is a plot or an archive; several are a series: the frames
-        of a time-series index if there is one, else in the order of their names.
+        Paths of the files by name. A single file is a plot or an archive; several are a series: the frames of a
+        time-series index if there is one, else in the order of their names.
     folder : Path
-        Where the frames go; nothing in it is of use if this raises.
+        Output folder for the frames; its content is unusable if this raises.
     limits : Limits
 
     Raises
     ------
     UploadError
-        Names the file, the line or field, and the remedy.
+        Naming the file, the line or field, and the remedy.
     """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacked-") as unpacked:
         if len(files) == 1 and _kind(next(iter(files))) == "zip":
