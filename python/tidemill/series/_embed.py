@@ -1,9 +1,11 @@
-"""Windows become frames: distances, an embedding in three dimensions, and its alignment to the frame before, or to another.
+"""Turns windows into frames: distances, an embedding in three dimensions, and its alignment with the previous frame, or
+another.
 
-With ``start="previous"`` every `key_every`-th window, a key, starts from the key before it, and each other window from the window before it. Workers
-make the chains from key to key at the same time (`_relay`), and then turn each to lie on the one before. Which windows are keys depends on their places
-alone, so frames are the same to the bit for any number of workers. Of many series all workers share each window by rows of its distances, and every
-window starts from the one before; there sums of its parts may round otherwise.
+With ``start="previous"`` every `key_every`-th window, a key, starts from the key before it, and each other window from
+the window before it. Workers compute the chains from key to key in parallel (`_relay`), and then align each with the
+one before. Which windows are keys depends only on their positions, so frames are bitwise equal for any number of
+workers. If there are many series, all workers share each window by rows of its distances, and every window starts from
+the one before; in this case sums of its parts may be rounded differently.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ _ACCELERATION = 3
 
 @dataclass
 class Frame:
-    """One window as points in space; the same on every worker.
+    """A window as points in space; the same on every worker.
 
     Attributes
     ----------
@@ -74,24 +76,25 @@ class Frame:
     positions : ndarray of shape (n, 3)
         Aligned.
     change : ndarray of shape (n,)
-        Last value / first value - 1; NaN where the first is not above 0.
+        Last value / first value - 1; NaN if the first is not above 0.
     caps : ndarray of shape (n,) or None
     stress : float
-        The root of the sum of w (d - delta)^2 over that of w d^2, of all pairs: 0 is perfect.
+        Square root of the sum of w (d - delta)^2 divided by that of w d^2, over all pairs: 0 is perfect.
     fit : float
-        How well the frame lies on the one it is aligned to: 1 - sum w |x - y|^2 / sum w |y - mean y|^2 over the ids in both; NaN if there
-        is none. On common points, or given ones, it is how well it would lie if it were stretched as well.
+        Goodness of fit with the frame it is aligned to: 1 - sum w |x - y|^2 / sum w |y - mean y|^2 over the ids in
+        both; NaN if there is none. For common points, or given ones, it is the fit that it would have with scaling.
     mean_distance : float
         Mean of the original distances.
     iterations : int
     heat_map : ndarray of shape (side, side) of int
-        Pairs by projected distance (rows) and original distance (columns), each from 0 to `heat_max`. The side is the root of the number of
-        points, but from 8 to 40: a map of few pairs says no more in more cells, and would take most of a frame's bytes.
+        Pairs by projected distance (rows) and original distance (columns), each from 0 to `heat_max`. The side is the
+        square root of the number of points, limited to 8 to 40: more cells would add no information if there are few
+        pairs, and would take most of a frame's bytes.
     heat_max : float
     filled, dropped : int
         As in `Segment`.
     caps_name : str
-        As of the `Panel`.
+        As in `Panel`.
     """
 
     window: Window
@@ -110,7 +113,7 @@ class Frame:
     caps_name: str = "capital"
 
     def figures(self) -> dict[str, Any]:
-        """What a summary says of the frame, for JSON."""
+        """Return the metrics of a frame for a summary in JSON."""
         return {
             "time": self.window.label,
             "ids": len(self.ids),
@@ -141,34 +144,38 @@ class _Placed:
 
 @dataclass
 class Embedder:
-    """Makes frames of windows, each from where others before it were left; for panels that grow, else `embed` is enough.
+    """Compute frames of windows, continuing from earlier ones, for panels that grow; otherwise use `embed`.
 
     Parameters
     ----------
     kind, of, length : optional
-        As for `distances`.
+        As in `distances`.
     missing_max : float, default=0.05
-        As for `Panel.segment`.
+        As in `Panel.segment`.
     with_references : bool, optional
-        Whether the five series of `REFERENCES` are points too. Default: where they have a meaning, which is with correlation
-        of values or ``length="log"``, and with Euclidean distance of changes. Elsewhere there is none: an even rise has no changes to
-        correlate, it begins at 1 whatever prices are, and of a function of one's own nobody else knows.
+        Whether to add the five series of `REFERENCES` as points. By default they are added if they are meaningful: for
+        correlation of values or with ``length="log"``, and for Euclidean distance of changes. Otherwise they are not: a
+        steady rise has no changes to correlate, it begins at 1 whatever the prices, and the meaning of your own
+        function is unknown.
     weighted : bool, default=True
-        Whether pairs weigh as `weights` says, if the panel has `caps`.
+        Whether to weight pairs with `weights`, if the panel has `caps`.
     start : {"previous", "independent"}, default="previous"
-        From the solution of a window before, new ids between the nearest ones; or each from classical scaling of its own.
+        Start from the solution of an earlier window, with new ids between their nearest ones; or start each window from
+        its own classical scaling.
     key_every : int, default=8
-        With ``start="previous"``: every so many windows one is a key, which starts from the key before it; each other window starts from the
-        window before it. Workers make the windows from one key to the next at the same time. With 1 every window starts from the one before:
-        points move most smoothly, but more than three or four workers wait for each other. The number of workers does not change frames.
+        With ``start="previous"``: one in this many windows is a key, which starts from the key before it; each other
+        window starts from the window before it. Workers compute the windows between keys in parallel. With 1, every
+        window starts from the one before: points move most smoothly, but more than three or four workers wait for each
+        other. The number of workers does not change frames.
     align : {"previous", "first", "common"} or mapping of str to array-like of shape (3,), default="previous"
-        What a frame is turned to, by rotation, reflection and shift: the frame before, the first one, or ``"common"`` points: the ids that all
-        windows have, embedded once over all times of these windows, the first time that frames are made. Or positions by id, as `Frame` has
-        them. Frames aligned to points that do not change depend on no frame before.
+        Base to align frames to, by rotation, reflection and shift: the previous frame, the first one, or ``"common"``
+        points: the ids that all windows have, embedded over all times of these windows when the first frames are
+        computed. You can also pass positions by id, as in `Frame`. Frames aligned to fixed points do not depend on
+        earlier frames.
     annealing : bool, default=False
-        Deterministic annealing in windows that are not started from one before.
+        Deterministic annealing in windows that do not start from an earlier one.
     max_iter, tol : optional
-        As for `tidemill.ml.MDS`.
+        As in `tidemill.ml.MDS`.
     random_state : int, default=0
     """
 
@@ -210,12 +217,13 @@ class Embedder:
             self.with_references = why_no_references(self.kind, self.of, self.length) is None
 
     def frames(self, panel: Panel, windows: Iterable[Window]) -> Iterator[Frame]:
-        """Make a frame of each window, in their order; every worker gets all of them. Collective, to its end.
+        """Compute a frame of each window, in order; every worker gets all of them. Collective, to its end.
 
         Raises
         ------
         SeriesError
-            On every worker: distances that cannot be computed, no window has four ids, one of `REFERENCES` is called like an id, or
+            On every worker: distances that cannot be computed, no window has four ids, one of `REFERENCES` is called
+            like an id, or
         fewer than four ids are common to all windows.
         """
         known = self.past.last is not None
@@ -230,25 +238,27 @@ class Embedder:
         self._check_made(known or not wanted)
 
     def each(self, panel: Panel, windows: Iterable[Window], finish: Callable[[int, Frame], N]) -> Iterator[N]:
-        """Make a frame of each window, and finish it where it was made: no worker gets the frames of others. Collective, to its end.
+        """Compute a frame of each window, and finish it on the worker that computed it: workers do not get each other's
+        frames. Collective, to its end.
 
         Parameters
         ----------
         panel : Panel
         windows : iterable of Window
         finish : callable
-            Called with the number of a frame, counted from the first of this `Embedder`, and the frame, on the worker that made it. What it
-            returns is sent to worker 0. Where all workers share each window, worker 0 alone calls it.
+            Called with the number of a frame, counted from the first of this `Embedder`, and the frame, on the worker
+            that computed it. Its result is sent to worker 0. If all workers share each window, only worker 0 calls it.
 
         Yields
         ------
-        what `finish` returned
-            On worker 0, in the order of windows; nothing on the others, which work until all is done.
+        object
+            On worker 0, the results of `finish` in the order of windows; nothing on the others, which work until
+            everything is done.
 
         Raises
         ------
         SeriesError
-            As `frames`; and where `finish` raised `ValueError` or `OSError`.
+            As in `frames`; also if `finish` raises `ValueError` or `OSError`.
         """
         comm, known = init().comm, self.past.last is not None
         wanted = self._wanted(panel, windows)
@@ -262,7 +272,9 @@ class Embedder:
         self._check_made(known or not wanted)
 
     def news(self, panel: Panel, windows: Iterable[Window]) -> list[NDArray[np.str_]]:
-        """For the frame of each window that has one, the ids of its points that are in no frame before; references behind the others."""
+        """Return, for each window with a frame, the ids of its points that are in no earlier frame; references come
+        last.
+        """
         times_min = self._times_min()
         kept = panel.seen([one for one in windows if one.end - one.begin >= times_min], self.missing_max)
         kept = kept[kept.sum(axis=1) >= IDS_MIN]
@@ -514,14 +526,14 @@ class Embedder:
 
 
 def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[Frame]:
-    """Make a frame of each window of a panel, in their order. Collective, to its end.
+    """Compute a frame of each window of a panel, in order. Collective, to its end.
 
     Parameters
     ----------
     panel : Panel
     windows : iterable of Window
     **options
-        As for `Embedder`.
+        As in `Embedder`.
 
     Yields
     ------

@@ -1,7 +1,7 @@
 """Rows of a long table (id, time, value, further columns) from files, DataSets and Arrow tables.
 
-Each worker gets the rows that it has read, and with each where it stands in the source. So "the earliest" of two rows means the one that stands
-first in the files, however many workers and threads read them.
+Each worker gets the rows that it has read, with the position of each in the source. So "the earliest" of two rows is
+the one that comes first in the files, however many workers and threads read them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _PARTITION = 1 << 40
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what; None: there is none. `notes` say what was left alone, and why."""
+    """Columns by role; None if there is none. `notes` name ignored columns, and why."""
 
     id: str
     time: str
@@ -108,7 +108,7 @@ class Columns:
     notes: tuple[str, ...] = ()
 
     def named(self) -> dict[str, str]:
-        """The columns that there are, by their role."""
+        """Existing columns, by their role."""
         return {role: getattr(self, role) for role in KNOWN if getattr(self, role) is not None}
 
 
@@ -131,7 +131,7 @@ class Rows:
     numbers: dict[str, NDArray[np.float64]]
 
     def where(self, kept: NDArray[np.bool_]) -> Rows:
-        """The rows for which `kept` (n,) is true."""
+        """Return the rows for which `kept` (n,) is true."""
         return replace(
             self,
             codes=self.codes[kept],
@@ -151,14 +151,15 @@ def _plural(role: str) -> str:
 
 
 def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Columns:
-    """Find out which column is what: by the names chosen by role, else by names that are usual.
+    """Assign roles to columns: by the names chosen for roles, else by usual names.
 
-    Beside values that are adjusted, by their name, splits count only if they are chosen; and what was paid is in another column.
+    If values are adjusted, according to their name, splits are used only if chosen, and the price paid is in another
+    column.
 
     Raises
     ------
     SeriesError
-        A chosen column is not there, or no column of ids, times or values can be told by its name.
+        If a chosen column does not exist, or no column has a usual name for ids, times or values.
     """
     there = ", ".join(names)
     found: dict[str, str] = {}
@@ -211,12 +212,12 @@ def open_source(
     null: str | Sequence[str] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[DataSet, Columns]:
-    """Open what series come from, and find its columns. The same on every worker.
+    """Open the source of series, and find its columns. The same on every worker.
 
     Raises
     ------
     DataSetError
-        There is no such file, or it cannot be read.
+        If a file does not exist, or cannot be read.
     SeriesError
         See `find_columns`.
     """
@@ -262,12 +263,13 @@ def _offset(text: str) -> str | None:
 
 
 def files_of(path: str) -> list[str]:
-    """The files that a local path stands for, by the rules of the readers of files and in their order; empty if there are none yet.
+    """Return the files of a local path, by the rules of the file readers and in their order; empty if there are none
+    yet.
 
     Raises
     ------
     SeriesError
-        The path is no glob, or a folder cannot be listed.
+        If the path is not a valid glob, or a folder cannot be listed.
     """
     try:
         # A query orders all files by their whole paths.
@@ -279,7 +281,7 @@ def files_of(path: str) -> list[str]:
 
 
 def format_of(path: str) -> str:
-    """The format of a file, or of the first file of a folder, by its name."""
+    """Return the format of a file, or of the first file of a folder, by its name."""
     place = Path(path)
     if "://" not in path and place.is_dir():
         inside = files_of(path)
@@ -293,7 +295,7 @@ def format_of(path: str) -> str:
 
 
 def delimiter_of(path: str) -> str:
-    """What separates fields of a CSV, by its name."""
+    """Return the field separator of a CSV, by its file name."""
     return "\t" if format_of(path) == "tsv" else ","
 
 
@@ -314,14 +316,15 @@ def _time_type(texts: DataSet, name: str, *, alone: bool = False) -> tuple[str, 
 
 
 def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
-    """Read this worker's share of the rows. Collective; or, if it is `alone`, all of them, and no other worker need call it.
+    """Read this worker's share of the rows. Collective; or, if it is `alone`, read all of them, and other workers need
+    not call it.
 
     Raises
     ------
     SeriesError
-        On every worker: times are neither dates nor whole numbers, nor texts of such.
+        On every worker: if times are neither dates nor integers, nor strings of these.
     DataSetError
-        On every worker: rows that cannot be read; file, line and reason of the first.
+        On every worker: if rows cannot be read; with file, line and reason of the first.
     """
     kind, stamps = data.schema[columns.time], col(columns.time)
     dated, is_text = kind.startswith(("Date", "Timestamp")), "Utf8" in kind
@@ -371,7 +374,9 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
 
 
 def plain_id(text: str) -> str:
-    """An id as it is called: without spaces around it, and a whole number without the ``.0`` of those that became floats, as in pandas."""
+    """Return a normalized id: without surrounding spaces, and integers without the ``.0`` of those that became floats,
+    as in pandas.
+    """
     text = text.strip()
     return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text
 
@@ -383,7 +388,7 @@ def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any
 
 
 def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Take whole numbers such as 20161230 as dates, if every one is one: microseconds since 1970, else None."""
+    """Return integers such as 20161230 as dates, if all are valid dates: microseconds since 1970, else None."""
     if not len(times) or times.min() < 1900_01_01 or times.max() > 2199_12_31:
         return None
     year, month, day = times // 10000, times // 100 % 100, times % 100
@@ -399,7 +404,7 @@ def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
 
 
 def collective_try(comm: Any, work: Callable[[], T]) -> T:
-    """Do what may fail on one worker only; then all raise, so that nobody waits for one that has left.
+    """Run work that may fail on one worker only; then all raise, so that none waits for one that has left.
 
     Raises
     ------
@@ -410,7 +415,7 @@ def collective_try(comm: Any, work: Callable[[], T]) -> T:
 
 
 def open_texts(source: Source) -> DataSet:
-    """Open a table of which all columns of a CSV are texts."""
+    """Open a table, with all columns of a CSV as strings."""
     if hasattr(source, "__arrow_c_stream__"):
         return from_arrow(source)
     path = os.fspath(source)

@@ -1,19 +1,21 @@
-"""Windows become frames on several workers, which hand on what one window needs of those before it.
+"""Turns windows into frames on several workers, which pass on the data that one window needs of earlier ones.
 
-Every `key_every`-th window is a *key*: it starts from the key before it. Each other window starts from the window before it. A key and the windows
-up to the next one are a chain, and chains are dealt to the workers in turn, so that each worker has a chain of its own to work on. Two things go from
-chain to chain: where its key ended, as soon as it did, for the next key; and, when all of its windows are done, the last frame, which the next chain's
-first frame is turned to lie on. Both are short, and the second costs no embedding. Which window is a key depends on its place alone, so any number of
-workers makes the same frames.
+Every `key_every`-th window is a *key*: it starts from the key before it. Each other window starts from the window
+before it. A key and the windows up to the next one are a chain. Chains are assigned to the workers in turn, so that
+each worker has a chain of its own to work on. Two messages pass from chain to chain: the result of its key, as soon as
+it is ready, for the next key; and, when all of its windows are done, the last frame, with which the next chain's first
+frame is aligned. Both are short, and the second needs no embedding. Whether a window is a key depends only on its
+position, so any number of workers computes the same frames.
 
-A frame that is in its place is finished by the worker that made it, and what comes of that goes to all workers or to worker 0 only.
+A frame in its final position is finished by the worker that computed it, and the result goes to all workers or only to
+worker 0.
 
-A worker does not wait for a message while it has other work. What others wait for comes first: chains that can be turned, then a key. Where frames go
-to all workers, one that takes them slowly is not overrun: it turns no chain while it has frames to give out, and the others cannot get further than to
-its next chain.
+A worker does not wait for a message while it has other work. Work that others wait for comes first: chains that can be
+aligned, then a key. If frames go to all workers, a slow consumer is not overrun: it aligns no chain while it has frames
+to yield, and the others cannot get further than its next chain.
 
-When a window fails, all frames before it still come, and then why it failed: every worker raises the same error, and nobody waits for a frame
-that does not come.
+When a window fails, all frames before it are still yielded, followed by the error: every worker raises the same error,
+and none waits for a frame that does not come.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _WRITING = 60
 
 @dataclass(frozen=True)
 class Base:
-    """What a window is started from, or its frame aligned to."""
+    """Points that a window starts from, or that its frame is aligned to."""
 
     ids: NDArray[np.str_]
     #: (n, 3)
@@ -57,7 +59,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Past:
-    """What a window needs of those before it."""
+    """The data that a window needs of earlier ones."""
 
     #: Windows so far, and how many of them have a frame.
     windows: int = 0
@@ -70,11 +72,11 @@ class Past:
     before: Base | None = None
 
     def start(self, key_every: int) -> Base | None:
-        """Where the next window starts."""
+        """Start of the next window."""
         return self.key if self.windows % key_every == 0 else self.before
 
     def behind(self, ended: Base | None, aligned: Base | None, key_every: int) -> Past:
-        """What is past behind one more window, with where it ended and its frame; None where it has no frame."""
+        """Return the past after one more window, given its result and its frame, or None if it has no frame."""
         start = self.start(key_every)
         return Past(
             windows=self.windows + 1,
@@ -92,7 +94,7 @@ Making = Generator["bool | Base | None", "Base | None", M]
 
 
 def make(making: Making[M], start: Base | None) -> M:
-    """Make one window by itself."""
+    """Compute one window by itself."""
     while not next(making):
         pass
     making.send(start)
@@ -109,7 +111,7 @@ def _end(making: Making[M]) -> M:
 
 
 def owner(number: int, size: int) -> int:
-    """Whose chain it is. Every worker has some, so that nobody can get far ahead of one."""
+    """Return the worker of a chain. Every worker has some, so that none can get far ahead of another."""
     length = max(2, -(-_WRITING // size)) * size - 1
     return (number % length + 1) % size
 
@@ -142,26 +144,26 @@ class _Chain(Generic[M]):
 
 
 class Relay(Generic[M, F, N]):
-    """`count` windows, made by several workers. Every worker makes one. Collective.
+    """`count` windows, computed by several workers. Every worker creates one. Collective.
 
     Parameters
     ----------
     comm : communicator
     count : int
     past : Past
-        Before the first window; the same on every worker.
+        The past before the first window; the same on every worker.
     key_every : int
-        Which windows are keys, counted from the first of all.
+        One in this many windows is a key, counted from the first of all.
     chained : bool
         Whether windows start from others.
     begin : callable
-        Begins to make a window, by its number.
+        Starts computing a window, by its number.
     settle : callable
-        Gets what is past and what was made of a window; returns what is past behind it, and its frame or None. Called in order.
+        Takes the past and the result of a window; returns the past after it, and its frame or None. Called in order.
     finish : callable
-        Gets the number of a frame and the frame, on the worker that made it; returns what is given out.
+        Takes the number of a frame and the frame, on the worker that computed it; returns the item to yield.
     everywhere : bool
-        Whether all workers give that out, or worker 0 alone.
+        Whether all workers yield the items, or only worker 0.
     """
 
     def __init__(
@@ -212,14 +214,15 @@ class Relay(Generic[M, F, N]):
         self.sent: dict[str, tuple[int, int]] = {}
 
     def run(self) -> Iterator[N | None]:
-        """Make this worker's windows, and give out what comes of all, in order; None of a window without a frame.
+        """Compute this worker's windows, and yield the items of all, in order; None for a window without a frame.
 
-        Where frames go to worker 0 only, the others give out nothing, and are done when all windows are.
+        If items go to worker 0 only, the others yield nothing, and are done when all windows are.
 
         Raises
         ------
         SeriesError
-            A window, or finishing its frame, raised `ValueError` or `OSError`; on every worker, behind the windows before it.
+            If a window, or finishing its frame, raised `ValueError` or `OSError`; on every worker, after the windows
+            before it.
         """
         try:
             for number in range(self._count if self._takes else 0):
