@@ -1,7 +1,8 @@
-"""Reading each rank's share of a table: CSV (``.gz`` too), Parquet, ``.npy``, and the IDX files of MNIST.
+"""Reads each rank's share of a table: CSV (also ``.gz``), Parquet, ``.npy``, and the IDX files of MNIST.
 
-Text is shared by bytes, and a line belongs to the rank in whose part it begins; Parquet by row groups; ``.npy`` and IDX
-by rows. A compressed file cannot be entered in the middle, so each rank unpacks it up to the end of its part.
+Text is divided by bytes, and a line belongs to the rank in whose part it begins; Parquet is divided by row groups;
+``.npy`` and IDX by rows. A compressed file cannot be entered in the middle, so each rank decompresses it up to the end
+of its part.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DELIMITERS = ",\t;|"
 
 @dataclass(frozen=True)
 class Layout:
-    """How a text file is written."""
+    """Layout of a text file."""
 
     delimiter: str
     header: bool
@@ -50,14 +51,15 @@ def read(comm: Comm, path: Path, choose: Choose, *, delimiter: str | None = None
     Parameters
     ----------
     path : Path
-        The kind of file is found by its name: ``.npy``, ``.parquet`` or ``.pq``, ``idx?-ubyte``, else text.
+        The file name determines the format: ``.npy``, ``.parquet`` or ``.pq``, ``idx?-ubyte``, else text.
     delimiter, header : optional
-        For text: what separates fields, and whether the first line names them; found from the first lines if not given.
+        For text: the field separator, and whether the first line has the column names; by default detected from the
+        first lines.
 
     Raises
     ------
     TableError
-        If the file is missing, empty or not what its name says.
+        If the file is missing, empty or does not match its name.
     """
     name = path.name.removesuffix(".gz")
 

@@ -1,7 +1,6 @@
 """``tidemill kmeans``: cluster a table with k-means on several workers, and draw the clusters.
 
-Each worker reads its own share of the file; nothing is sent between workers but sums. Without a file it clusters a
-generated set.
+Each worker reads its own share of the file; workers exchange only sums. Without a file, it clusters a generated set.
 """
 
 from __future__ import annotations
@@ -40,48 +39,48 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="tidemill kmeans",
         description="Cluster the rows of a table with k-means, on all workers of the job.",
-        epilog="Columns are named as in the header, or numbered from 0: --columns 0,4-10,width",
+        epilog="Name columns as in the header, or number them from 0: --columns 0,4-10,width",
     )
     add = parser.add_argument
     add(
         "file",
         nargs="?",
         type=Path,
-        help=".csv, .tsv or other text (.gz too), .parquet, .npy, or MNIST's idx-ubyte; a generated set if left out",
+        help=".csv, .tsv or other text (also .gz), .parquet, .npy, or MNIST's idx-ubyte (default: a generated set)",
     )
-    add("-k", "--clusters", type=int, metavar="K", help="clusters (default 8; 12 for the generated set)")
+    add("-k", "--clusters", type=int, metavar="K", help="number of clusters (default 8; 12 for the generated set)")
     add("--columns", metavar="LIST", help="columns to use (default: all)")
     add("--drop", metavar="LIST", help="columns to leave out, such as a label")
     add(
         "--text",
         choices=("drop", "one-hot"),
         default="drop",
-        help="text columns: leave out, or one column of 0 and 1 for each value (default %(default)s)",
+        help="text columns: leave them out, or encode each value as a column of 0 and 1 (default %(default)s)",
     )
     add(
         "--categories-max",
         type=int,
         default=200,
         metavar="N",
-        help="most values of a text column with --text one-hot (default %(default)s)",
+        help="maximum number of values of a text column with --text one-hot (default %(default)s)",
     )
     add("--standardize", action="store_true", help="scale each column to mean 0 and standard deviation 1")
     add(
         "--bad-rows",
         choices=("raise", "skip"),
         default="raise",
-        help="rows that cannot be used: stop, or skip and report them (default %(default)s)",
+        help="what to do with rows that cannot be used: stop, or skip and report them (default %(default)s)",
     )
     add("--delimiter", metavar="C", help="field separator of text files (default: detected)")
-    add("--header", choices=("auto", "yes", "no"), default="auto", help="whether the first line names columns")
+    add("--header", choices=("auto", "yes", "no"), default="auto", help="whether the first line has the column names (default %(default)s)")
     add("--dtype", choices=("float32", "float64"), default="float32", help="precision of rows (default %(default)s)")
-    add("--init", choices=("k-means||", "k-means++", "random"), default="k-means||", help="where to start")
-    add("--n-init", type=int, default=1, metavar="N", help="starts; the best wins (default %(default)s)")
+    add("--init", choices=("k-means||", "k-means++", "random"), default="k-means||", help="initial centers (default %(default)s)")
+    add("--n-init", type=int, default=1, metavar="N", help="number of starts; the best result is kept (default %(default)s)")
     add("--max-iter", type=int, default=300, metavar="N", help="maximum number of iterations (default %(default)s)")
-    add("--tol", type=float, default=1e-4, metavar="X", help="stop when centres move less (default %(default)s)")
-    add("--algorithm", choices=("auto", "lloyd", "hamerly", "tree"), default="auto", help="same result, other speed")
+    add("--tol", type=float, default=1e-4, metavar="X", help="stop when centers move less than this (default %(default)s)")
+    add("--algorithm", choices=("auto", "lloyd", "hamerly", "tree"), default="auto", help="algorithm; affects only the speed (default %(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="random seed (default %(default)s)")
-    add("--sample-rows", type=int, default=200_000, metavar="N", help="rows of the generated set")
+    add("--sample-rows", type=int, default=200_000, metavar="N", help="number of rows of the generated set (default %(default)s)")
     add(
         "--out",
         type=Path,
@@ -129,7 +128,7 @@ class _Shown(KMeans):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if the input cannot be used, which rank 0 explains."""
+    """Run the command; the exit code is 0, or 1 if the input cannot be used; rank 0 reports why."""
     arguments = _arguments(argv)
     comm = active()
     try:

@@ -1,6 +1,6 @@
-"""``tidemill nexmark``: run queries of Nexmark over streams on all workers, and compare the answers with DuckDB's.
+"""``tidemill nexmark``: run Nexmark queries over streams on all workers, and compare the answers with DuckDB's.
 
-Events are made by all workers while a query runs, each from its number, so that every run has the same.
+All workers generate events while a query runs, each from its number, so that every run has the same events.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ def _step(text: str) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="tidemill nexmark",
-        description="Run queries of Nexmark over streams on all workers of the job.",
+        description="Run Nexmark queries over streams on all workers of the job.",
         epilog="tidemill nexmark -n 2 --events 1000000 --queries 0-5,8 --check",
     )
     add = parser.add_argument
-    add("--events", type=_count, default=1_000_000, metavar="N", help="how many there are (default 1000000)")
-    add("--queries", type=_numbers, default=list(QUERIES), metavar="LIST", help="which, as 0,3-5 (default: all)")
+    add("--events", type=_count, default=1_000_000, metavar="N", help="number of events (default 1000000)")
+    add("--queries", type=_numbers, default=list(QUERIES), metavar="LIST", help="queries to run, such as 0,3-5 (default: all)")
     add("--step", type=_step, default=100, metavar="TIME", help="event time between two events (default 100us)")
     add(
         "--rate",
         type=_rate,
         default=0.0,
         metavar="X",
-        help="events that come in a second (default: as fast as they go)",
+        help="events per second (default: as fast as possible)",
     )
     add("--check", action="store_true", help="compare each answer with DuckDB's")
     return parser.parse_args(argv)

@@ -1,9 +1,11 @@
-"""Queries 0 to 8 of Nexmark over streams ``person``, ``auction`` and ``bid``, and what they are of tables, in DuckDB's SQL.
+"""Queries 0 to 8 of Nexmark over streams ``person``, ``auction`` and ``bid``, and the same queries over tables, in
+DuckDB's SQL.
 
-Windows are those of the benchmark of Apache Flink's community: 10 seconds, for query 5 sliding by 2. A stream has no result before it is
-final, so two queries say when that is: the winning bid of an auction is known when the ten seconds are over that the auction
-ends in. Query 4 gives averages of the auctions that end in each ten seconds, where Nexmark corrects one average of all auctions
-so far with each bid; query 6 gives a row for each auction that ends.
+Windows are those of the benchmark of Apache Flink's community: 10 seconds, for query 5 sliding by 2. A stream emits
+only final results, so two queries define when a result is final: the winning bid of an auction is known at the end of
+the ten-second window in which the auction ends. Query 4 returns averages of the auctions that end in each window,
+whereas Nexmark updates one average of all auctions so far with each bid; query 6 returns a row for each auction that
+ends.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ QUERIES: dict[int, str | Callable[[Streams], tm.DataSet]] = {
 
 
 def query(number: int, streams: Streams) -> tm.DataSet:
-    """The query of a number over these streams."""
+    """Return the query with this number over these streams."""
     of = QUERIES[number]
     return tm.sql(of, **streams) if isinstance(of, str) else of(streams)
 

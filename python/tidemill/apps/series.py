@@ -1,7 +1,7 @@
-"""``tidemill series``: years of prices as points that move, from a file to the browser.
+"""``tidemill series``: years of prices as moving points, from a file to the browser.
 
-Rows are cleaned, cut into windows, each window is embedded in space and aligned to the one before, and the frames lie in a folder for
-``tidemill view``. Without a file it shows a generated market.
+Rows are cleaned and divided into windows; each window is embedded in space and aligned with the one before; and the
+frames are written to a folder for ``tidemill view``. Without a file, it shows a generated market.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _EPOCH, _EPOCH_MS_MAX, _EPOCH_US_MAX = (np.datetime64(day, "us") for day in ("19
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if the input cannot be used, which rank 0 explains."""
+    """Run the command; the exit code is 0, or 1 if the input cannot be used; rank 0 reports why."""
     options = arguments(argv)
     rank = tidemill.init().rank
     try:

@@ -1,4 +1,4 @@
-"""``tidemill top``: the streams that run on this machine, as they are now."""
+"""``tidemill top``: show the streams that run on this machine."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ class _Flow:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 with ``--once`` or ``--json`` where no stream runs."""
+    """Run the command; the exit code is 0, or 1 with ``--once`` or ``--json`` if no stream runs."""
     parser = Parser(
         prog="tidemill top",
-        description="Show the streams that run on this machine: rates, queues, back-pressure, event time, checkpoints. On the machine of a "
-        "job's worker 0 all its workers are shown, on others those that are there.",
+        description="Show the streams that run on this machine: rates, queues, backpressure, event time, checkpoints. On the machine of a "
+        "job's worker 0, this includes all of its workers; on other machines, only the local ones.",
     )
     parser.add_argument(
-        "--every", type=duration_s, metavar="TIME", help="time between two looks, such as 500ms (default 1s)"
+        "--every", type=duration_s, metavar="TIME", help="refresh interval, such as 500ms (default 1s)"
     )
     parser.add_argument("--once", action="store_true", help="take two samples, print the difference, and exit")
-    parser.add_argument("--workers", action="store_true", help="show each worker by itself, too")
+    parser.add_argument("--workers", action="store_true", help="also show each worker")
     parser.add_argument("--json", action="store_true", help="print one sample of the metrics as JSON and exit")
     options = parser.parse_args(argv)
     if options.json and options.every is not None:

@@ -1,7 +1,7 @@
-"""``tidemill tpch``: run the queries of TPC-H on all workers, and compare the answers with DuckDB's.
+"""``tidemill tpch``: run TPC-H queries on all workers, and compare the answers with DuckDB's.
 
-The data are made once, by worker 0, with the program ``tpchgen-cli``. The queries and data are those of TPC-H, but this is
-no TPC-H benchmark: the times cannot be compared with published results.
+Worker 0 generates the data once, with the program ``tpchgen-cli``. The queries and data are those of TPC-H, but this is
+not a TPC-H benchmark: the times cannot be compared with published results.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ def _cache(scale: float) -> Path:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="tidemill tpch",
-        description="Run the queries of TPC-H on all workers of the job.",
+        description="Run TPC-H queries on all workers of the job.",
         epilog="tidemill tpch -n 2 --scale 0.1 --queries 1,6,10-12 --check",
     )
     add = parser.add_argument
     add("--scale", type=_scale, default=0.1, metavar="X", help="size of the data, about X GB as text (default 0.1)")
-    add("--queries", type=_numbers, default=list(QUERIES), metavar="LIST", help="which, as 1,6,10-12 (default: all)")
+    add("--queries", type=_numbers, default=list(QUERIES), metavar="LIST", help="queries to run, such as 1,6,10-12 (default: all)")
     add(
         "--data",
         type=Path,
         metavar="DIR",
-        help="folder with the tables as Parquet; made if it is not there (default: ~/.cache/tidemill/tpch/scale-X)",
+        help="folder with the tables as Parquet; created if missing (default: ~/.cache/tidemill/tpch/scale-X)",
     )
-    add("--cached", action="store_true", help="read all tables into the workers' memory first, and query those")
+    add("--cached", action="store_true", help="first read all tables into the workers' memory")
     add("--check", action="store_true", help="compare each answer with DuckDB's")
     return parser.parse_args(argv)
 
