@@ -319,9 +319,9 @@ def read_parquet(
     file_column : str, optional
         Name of a column to add with the path or URL of each row's file.
     each_host : bool, default=False
-        As for `read_csv`.
+        As in `read_csv`.
     storage_options : mapping of str to str, optional
-        As for `read_csv`.
+        As in `read_csv`.
 
     Raises
     ------
@@ -457,13 +457,13 @@ def read_records(
     Parameters
     ----------
     paths : str, path-like, or iterable of them
-        As for `read_csv`.
+        As in `read_csv`.
     columns : mapping of str to int
         Length of each column in bytes, in record order.
     each_host : bool, default=False
-        As for `read_csv`.
+        As in `read_csv`.
     storage_options : mapping of str to str, optional
-        As for `read_csv`.
+        As in `read_csv`.
 
     Raises
     ------

@@ -188,7 +188,7 @@ class Graph:
         Parameters
         ----------
         name, schema, outputs, parallelism, per_worker, cores, memory, locations, comm
-            As for `source`.
+            As in `source`.
         function : callable
             Called with an `Input` for each input port, an `Output` for each output port, and a `Context`.
         inputs : iterable of str, or mapping, default=("in",)

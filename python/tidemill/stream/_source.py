@@ -56,7 +56,7 @@ def from_function(
         threads of all workers, and each call of `read` reads one. When a job resumes, you can add splits and remove
         those that have ended. `read` may be called once more for a split that has ended.
     time, max_out_of_orderness, idle_after
-        As for `from_table`. A split counts as idle only when `read` yields None, not while `read` blocks.
+        As in `from_table`. A split counts as idle only when `read` yields None, not while `read` blocks.
     poll_interval : str, number of seconds or timedelta, default="100ms"
         How long to wait after a None before reading on.
     guarantee : {"exactly_once", "at_least_once", "at_most_once"}, default="exactly_once"

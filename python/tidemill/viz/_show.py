@@ -169,12 +169,12 @@ def save_html(
         Output file; an existing file is replaced. For a DataSet, all workers run the query and worker 0 writes the
         file.
     points, frames, times, ids, labels, groups, values, coordinates, title
-        As for `show`.
+        As in `show`.
 
     Raises
     ------
     ValueError, TypeError, FrameError
-        As for `show` and `export_html`.
+        As in `show` and `export_html`.
     """
     with tempfile.TemporaryDirectory(prefix="tidemill-view-") as folder:
         _write(Path(folder), points, frames, times, ids, labels, groups, values, coordinates, title)

@@ -345,7 +345,7 @@ class FrameWriter:
         Parameters
         ----------
         ids, labels, groups
-            As for `write_frame`. In a grouping that you leave out, the points have no category until a frame sets it.
+            As in `write_frame`. In a grouping that you leave out, the points have no category until a frame sets it.
         """
         count = len(ids)
         groupings = {name: self._texts("the points", name, column, count) for name, column in (groups or {}).items()}
