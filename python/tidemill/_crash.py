@@ -75,7 +75,7 @@ def _report(rank: int, error: BaseException, text: str, origin: bool) -> dict[st
 
 
 def _shortened(text: str, length_max: int) -> str:
-    """Return the text, without its middle if it is longer: people read the two ends."""
+    """Return the text, without its middle if it is too long: people read the two ends."""
     if len(text) <= length_max:
         return text
     half = length_max // 2
@@ -83,7 +83,7 @@ def _shortened(text: str, length_max: int) -> str:
 
 
 def _write(folder: str, rank: int, report: dict[str, object]) -> bool:
-    """Write the report so that it is there whole or not at all; whether it is there."""
+    """Write the report atomically; returns whether it exists."""
     try:
         # A worker that does not fail starts sooner without these. They may fail to load where no file can be opened.
         import json

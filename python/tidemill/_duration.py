@@ -42,7 +42,7 @@ def micros(length: Duration, what: str, error: type[Exception]) -> int:
 
 
 def _micros(length: Any) -> float | None:
-    """Microseconds of a length of time, whatever they are; None if it is none."""
+    """Return a duration in microseconds; None if it is not a duration."""
     if hasattr(length, "dtype"):
         length = _of_numpy(length)
     if isinstance(length, timedelta):
@@ -57,7 +57,7 @@ def _micros(length: Any) -> float | None:
 
 
 def _of_numpy(length: Any) -> Any:
-    """Convert a scalar of NumPy to a Python value; None if it is not a duration."""
+    """Convert a NumPy scalar to a Python value; None if it is not a duration."""
     import numpy as np
 
     if not isinstance(length, np.timedelta64):

@@ -103,14 +103,14 @@ def _place() -> str:
 
 
 def _keep_from_children() -> None:
-    """Keeps programs that this worker starts from taking its place in the job."""
+    """Keep programs that this worker starts from taking its place in the job."""
     for name in _OURS:
         os.environ.pop(f"TIDEMILL_{name}", None)
     os.environ[_MARK] = f"{os.getpid()} {_place()}"
 
 
 def _is_child_of_worker() -> bool:
-    """Whether a worker has joined as what the environment describes, and this process is not that worker."""
+    """Return whether a worker has joined with this environment, and this process is not that worker."""
     pid, _, place = os.environ.get(_MARK, "").partition(" ")
     return "TIDEMILL_RANK" not in os.environ and bool(pid) and pid != str(os.getpid()) and place == _place()
 
@@ -229,7 +229,7 @@ def tell_others(traceback_text: str) -> None:
 
 
 def _watch(member: Member) -> None:
-    """Tells the others of an exception that ends this worker, and leaves the job at its end."""
+    """Tell the others of an exception that ends this worker, and leave the job at its end."""
     from tidemill import _crash
 
     process = os.getpid()
@@ -262,7 +262,7 @@ def _at_exit(process: int) -> None:
 
 
 def _locate() -> str | None:
-    """Where the main thread is, outside of this package: ``"app.py:88"``."""
+    """Return where the main thread is, outside of this package: ``"app.py:88"``."""
     # Nothing is imported here: a thread of the native code calls this, maybe while the interpreter ends.
     package = __file__.rpartition(os.sep)[0] + os.sep
     frame = sys._current_frames().get(threading.main_thread().ident or 0)

@@ -348,7 +348,7 @@ def _payload(call: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: M
 
 
 def _settings(memory: str | int | None, spill_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Settings of the workers, as variables."""
+    """Return the workers' settings as environment variables."""
     settings: dict[str, str] = {}
     if memory is not None:
         from tidemill._tables.engine import bytes_of
@@ -379,11 +379,11 @@ class _Worker:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result, or none will come."""
+        """True if there is a result, or none will come."""
         return self.answer is not None or self.pipe.closed
 
     def take_answer(self) -> None:
-        """Looks whether the result is there whole."""
+        """Check whether the result is complete."""
         while self.answer is None and len(self.received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self.received)
             end = _LENGTH.size + length
@@ -398,7 +398,7 @@ class _Worker:
 
 
 class _Processes:
-    """The processes of one job: started on entry, gone on exit."""
+    """The processes of one job: started on entry, ended on exit."""
 
     def __init__(self, count: int, threads: int | None, transport: str | None, settings: Mapping[str, str]) -> None:
         self.count, self.threads, self.transport, self.settings = count, threads, transport, settings
@@ -482,7 +482,9 @@ class _Processes:
             self.selector.register(pipe, selectors.EVENT_READ, (worker, number))
 
     def check(self) -> None:
-        """Raises if a process has ended since the last call. One that could not join the job says so itself, as its answer."""
+        """Raise if a process has ended since the last call. One that could not join the job reports this itself, as its
+        answer.
+        """
         self._take_all()
         for worker in self.all:
             if worker.answer is None and (worker.pipe.closed or worker.process.poll() is not None):
@@ -495,11 +497,13 @@ class _Processes:
         raise WorkerLost(how, worker.rank)
 
     def warm_up(self) -> None:
-        """Makes the workers join their job while this process goes on."""
+        """Make the workers join their job while this process continues."""
         self._send(None, is_last=False)
 
     def give(self, payload: bytes, *, is_last: bool) -> None:
-        """Sends the function to every worker, whose standard input stays open afterwards. Behind the last one the worker leaves the job."""
+        """Send the function to every worker, whose standard input stays open afterwards. After the last function, the
+        worker leaves the job.
+        """
         self._send(payload, is_last=is_last)
 
     def _send(self, payload: bytes | None, *, is_last: bool) -> None:
@@ -512,7 +516,7 @@ class _Processes:
                 worker.process.stdin.flush()
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Waits for all workers; their results, or the exception where trouble began."""
+        """Wait for all workers; return their results, or raise the exception where trouble began."""
         deadline = None if timeout is None else time.monotonic() + timeout
         has_failed = False
         while not all(worker.is_over for worker in self.all):
@@ -539,7 +543,7 @@ class _Processes:
         return worker.pipe.closed
 
     def _read(self, timeout: float | None) -> bool:
-        """Takes what has come, waiting for something if there is nothing; whether there was anything."""
+        """Read available output, waiting if there is none; return whether there was any."""
         events = self.selector.select(timeout)
         for key, _ in events:
             worker, number = key.data
@@ -555,7 +559,7 @@ class _Processes:
         return bool(events)
 
     def _show(self, worker: _Worker, number: int, data: bytes) -> None:
-        """Prints whole lines with the rank in front, where this process prints."""
+        """Print complete lines with the rank in front, where this process prints."""
         *lines, rest = (worker.lines[number] + data).split(b"\n")
         if not data and rest:
             lines, rest = [*lines, rest], b""
@@ -567,7 +571,7 @@ class _Processes:
             target.flush()
 
     def show_output(self) -> None:
-        """Shows what workers that stay have printed up to now, with a last line that has no end."""
+        """Show the output of idle workers so far, including an incomplete last line."""
         self._take_all()
         for worker in self.all:
             for number, rest in worker.lines.items():
@@ -575,20 +579,20 @@ class _Processes:
                     self._show(worker, number, b"\n")
 
     def _take_all(self) -> None:
-        """Takes all that has come, but not for ever from a worker that goes on printing."""
+        """Read all available output, but not forever if a worker keeps printing."""
         end = time.monotonic() + _DRAIN_S
         while self.selector.get_map() and self._read(0) and time.monotonic() < end:
             pass
 
     def hang_up(self) -> None:
-        """Closes the lifelines."""
+        """Close the lifelines."""
         for worker in self.all:
             if worker.process.stdin is not None:
                 with contextlib.suppress(OSError):
                     worker.process.stdin.close()
 
     def finish_output(self) -> None:
-        """Reads what workers that are over have printed last."""
+        """Read the last output of workers that have ended."""
         self.hang_up()
         end = time.monotonic() + _DRAIN_S
         while self.selector.get_map() and (left := end - time.monotonic()) > 0:
@@ -616,7 +620,7 @@ class _Processes:
         return [pickle.loads(pickled) for _, pickled, _ in answers]
 
     def stop(self) -> None:
-        """Ends whoever is left: first by closing the lifeline, then by force."""
+        """End the remaining workers: first by closing the lifeline, then by force."""
         # A forked child has copies of all this, and the processes are not its own.
         if self.is_stopped or os.getpid() != self.owner:
             return
@@ -642,7 +646,9 @@ class _Processes:
         self.selector.close()
 
     def let_go(self) -> None:
-        """Closes a forked child's copies of the pipes: with the lifelines open there, workers would outlive their parent."""
+        """Close a forked child's copies of the pipes: if the lifelines stayed open there, workers would outlive their
+        parent.
+        """
         self.selector.close()
         for worker in self.all:
             for pipe in (worker.process.stdin, worker.pipe, worker.process.stdout, worker.process.stderr):
@@ -669,7 +675,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _with_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which the workers find this very package."""
+    """Return an environment in which the workers find this package."""
     package = str(Path(__file__).absolute().parent.parent)
     before = environment.get("PYTHONPATH", "")
     known = before.split(os.pathsep) if before else []

@@ -75,7 +75,7 @@ class Checkpoint:
             raise DataSetError(f'timeout={self.timeout!r} must be greater than zero, for example "10m"')
 
     def _native(self, *, at_most_once: bool, drop_state: list[str]) -> dict[str, Any]:
-        """The settings as the engine takes them, times in seconds."""
+        """Return the settings as the engine takes them, times in seconds."""
         default_s = 0.1 if at_most_once else 10.0
         interval_s = default_s if self.interval is None else seconds(self.interval, "interval")
         unaligned_s: float | None = None

@@ -110,7 +110,7 @@ class Items:
         self._changed[name] = None
 
     def _live(self, ttl: int | None, times: dict[Any, int] | None = None) -> None:
-        """Say how long items live, and when each was put, if that was saved."""
+        """Set the time to live of items and, if saved, their insertion times."""
         if times is None:
             if ttl == self._ttl:
                 return
@@ -124,11 +124,11 @@ class Items:
         self._times = OrderedDict(sorted(known.items(), key=lambda item: (item[1] == NEVER, item[1])))
 
     def _is_fresh(self) -> bool:
-        """Whether any was put since time went on last."""
+        """Return whether any item was put since time last advanced."""
         return next(reversed(self._times.values()), None) == NEVER
 
     def _count_from(self, now: int) -> bool:
-        """Time has gone on: what was put since it last did has its time to live from now on. Whether there is any."""
+        """Start the time to live of items put since time last advanced, and return whether there are any."""
         fresh = list(itertools.takewhile(lambda name: self._times[name] == NEVER, reversed(self._times)))
         self._times.update(dict.fromkeys(fresh, now))
         # Else who goes on gives them their time to live anew.
@@ -136,7 +136,7 @@ class Items:
         return bool(fresh)
 
     def _expire(self, now: int) -> None:
-        """Forget items that were put too long ago."""
+        """Forget expired items."""
         if self._ttl is None:
             return
         has_had = bool(self._values)
@@ -150,7 +150,7 @@ class Items:
             self.clear()
 
     def _expires(self, now: int) -> int | None:
-        """When the next item has to go, or is to be looked at again."""
+        """Return when the next item expires or must be checked again."""
         if self._ttl is None or not self._times:
             return None
         first = next(iter(self._times.values()))
@@ -174,7 +174,7 @@ class Items:
         self._cleared = True
 
     def _part(self, whole: bool) -> Part:
-        """What is to be saved; `whole`: all of it."""
+        """Return the part to save; `whole`: all of it."""
         if whole:
             return Part(self._kind, True, self._values, [], self._ttl, dict(self._times))
         values = {name: self._values[name] for name in self._changed if name in self._values}
@@ -183,7 +183,7 @@ class Items:
         return Part(self._kind, self._cleared, values, gone, self._ttl, times)
 
     def _saved(self) -> None:
-        """What has changed so far is saved, or need not be."""
+        """Mark all changes as saved."""
         self._changed.clear()
         self._cleared = False
 
@@ -263,7 +263,7 @@ class AggregateState(Items):
         self._skips_none = False
 
     def _fold_by(self, name: str, fold: str | Fold, initial: Any) -> None:
-        """Say how values are added."""
+        """Set how to add values."""
         if callable(fold):
             self._fold, self._initial, self._skips_none = fold, initial, False
             return
@@ -304,14 +304,14 @@ def of_kind(kind: int, values: dict[Any, Any]) -> ListState | MapState | Aggrega
 
 
 def _name(name: Any) -> Any:
-    """A name as it is kept: a NaN is unlike any other, but one that is always the same object is like itself."""
+    """Return a name in canonical form: NaN is unequal to any value, but a single NaN object is found again."""
     if isinstance(name, float) and name != name:
         return math.nan
     return tuple(map(_name, name)) if type(name) is tuple else name
 
 
 def _found_again(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Items that were pickled, by names as they are kept."""
+    """Return unpickled items, with their names in canonical form."""
     if any(issubclass(kind, (float, tuple)) for kind in set(map(type, values))):
         return {_name(name): value for name, value in values.items()}
     return values

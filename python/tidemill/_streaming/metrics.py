@@ -139,7 +139,7 @@ def serving(job_id: str) -> Iterator[None]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *values: Any) -> None:
-            """Say nothing: each look would be a line on standard error."""
+            """Do nothing: each request would be a line on standard error."""
 
     try:
         server = http.server.ThreadingHTTPServer(where, Handler)

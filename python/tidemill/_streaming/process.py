@@ -49,7 +49,7 @@ _Kind = TypeVar("_Kind", ListState, MapState, AggregateState)
 
 
 class _Kept(NamedTuple):
-    """What is saved of a key: pickled as a tuple, which may be shorter by what is as it is here."""
+    """The saved data of a key: pickled as a tuple, without trailing default values."""
 
     state: Any
     timers: list[int]
@@ -60,7 +60,7 @@ class _Kept(NamedTuple):
     items: dict[str, tuple[Any, ...]] = {}  # noqa: RUF012
 
     def after(self, before: _Kept | None) -> _Kept:
-        """All that is kept, given what was before, which is used up."""
+        """Return all data, given the previous data, which is consumed."""
         items = {} if self.whole or before is None else dict(before.items)
         for name, part in self.items.items():
             old = items.get(name)
@@ -70,7 +70,7 @@ class _Kept(NamedTuple):
 
 @dataclass(slots=True)
 class _Entry:
-    """What is kept of a key."""
+    """The data of a key in memory."""
 
     bucket: int
     state: Any = None
@@ -87,25 +87,25 @@ class _Entry:
     expires: int | None = None
 
     def next_expiry(self, now: int) -> int | None:
-        """When the first of its items has to go, or is to be looked at again."""
+        """Return when the first of its items expires or must be checked again."""
         return min((at for items in self.items.values() if (at := items._expires(now)) is not None), default=None)
 
     def has_fresh(self) -> bool:
-        """Whether any of its items was put since time went on last."""
+        """Return whether any of its items was put since time last advanced."""
         return any(items._is_fresh() for items in self.items.values())
 
     def count_from(self, now: int) -> bool:
-        """Time has gone on to what has come since it last did. Whether items changed by that."""
+        """Start the time to live of items put since time last advanced. Returns whether items changed."""
         if self.touched == _NEVER:
             self.touched = now
         return sum(items._count_from(now) for items in self.items.values()) > 0
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to keep."""
+        """Return whether there is nothing to keep."""
         return self.state is None and not self.timers and not self.alarms and not any(self.items.values())
 
     def kept(self, whole: bool) -> tuple[Any, ...]:
-        """What is saved; not `whole`: of lists, maps and aggregates what has changed."""
+        """Return the data to save; unless `whole`, only changes of lists, maps and aggregates."""
         whole = whole or self.whole
         timers, alarms = sorted(self.timers), sorted(self.alarms)
         if not self.items and not alarms:
@@ -115,7 +115,7 @@ class _Entry:
         return (self.state, timers, self.touched, alarms, whole, some)
 
     def saved(self) -> None:
-        """A snapshot has it, or there are none."""
+        """Mark the entry as saved."""
         self.whole = False
         for items in self.items.values():
             items._saved()
@@ -123,7 +123,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Saved:
-    """What snapshots have of a bucket: a whole, and changes since."""
+    """The data of a bucket in snapshots: a whole, and changes since."""
 
     whole_bytes: int = 0
     changed_bytes: int = 0
@@ -131,7 +131,7 @@ class _Saved:
 
 
 class _Due:
-    """Keys by the time at which something of them is due. What is due no longer stays until somebody says so (`keep`)."""
+    """Keys by the time at which something of them is due. Stale entries stay until they are purged (`keep`)."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, _Key]] = []
@@ -143,7 +143,7 @@ class _Due:
         return len(self._heap)
 
     def add(self, at: int, key: _Key) -> None:
-        """Note a time of a key."""
+        """Add a time of a key."""
         self._count += 1
         heapq.heappush(self._heap, (at, self._count, key))
 
@@ -152,7 +152,9 @@ class _Due:
         return self._heap[0][0] if self._heap else None
 
     def until(self, now: int) -> Iterator[tuple[int, _Key]]:
-        """Iterate over what is due by now, also if it was added only meanwhile; at the end over what is there."""
+        """Iterate over keys that are due by now, including those added meanwhile; and then over those that exist at the
+        end.
+        """
         if now == _END:
             # A function that sets its next timer each time would go on for ever.
             heap, self._heap = sorted(self._heap), []
@@ -163,11 +165,11 @@ class _Due:
             yield at, key
 
     def has_doubled(self) -> bool:
-        """Whether there is twice as much as `keep` left, so that much of it may be due no longer."""
+        """Return whether there are twice as many entries as `keep` left, so that many may be stale."""
         return len(self._heap) > self._keep_at
 
     def keep(self, is_due: Callable[[int, _Key], bool]) -> None:
-        """Forget all others, and what is there twice: it was deleted and noted again."""
+        """Remove stale and duplicate entries, which come from times that were deleted and set again."""
         # Of these the first.
         left = {(at, key): count for at, count, key in sorted(self._heap, reverse=True) if is_due(at, key)}
         # In order it is a heap.
@@ -444,7 +446,7 @@ class Processor:
         return self._made(self._ring(now)), more
 
     def _bring(self, column: Literal["due", "alarm"], now: int) -> bool:
-        """Bring keys back from the store that something is due of. Whether there were any."""
+        """Load due keys from the store. Returns whether there were any."""
         stored = [] if self._store is None else self._store.take_due(column, now)
         for state in stored:
             self._keep(state)
@@ -490,7 +492,7 @@ class Processor:
         return Stored(_name(key), entry.bucket, due, alarm, changed is not None, False, value)
 
     def _fetch(self, key: _Key) -> _Entry | None:
-        """The entry of a key that may be in the store."""
+        """Return the entry of a key that may be in the store."""
         stored = None if self._store is None else self._store.take(_name(key))
         if stored is None:
             return None
@@ -498,7 +500,7 @@ class Processor:
         return self._entries.get(key)
 
     def _keep(self, stored: Stored) -> None:
-        """Keep in memory what was in the store."""
+        """Keep in memory an entry that was in the store."""
         key, kept = pickle.loads(stored.value)
         key = _key(key)
         if stored.changed:
@@ -573,13 +575,13 @@ class Processor:
             store.saved()
 
     def _buckets(self) -> set[int]:
-        """The buckets in which there is anything."""
+        """Return the buckets that contain anything."""
         stored = set() if self._store is None else self._store.buckets(changed=False)
         return stored | {entry.bucket for entry in self._entries.values()}
 
     def _long(self) -> set[int]:
-        """The buckets of which too many changes have been saved. To save any whole all keys are looked through, so if there is one, those
-        that will soon be are among them.
+        """Return the buckets with too many saved changes. Saving any whole iterates over all keys, so if there is one,
+        buckets that are close to the limit are included.
         """
         if all(one.changes < _CHANGES_MAX for one in self._saved.values()):
             return set()
@@ -628,7 +630,9 @@ class Processor:
             self._add(key, bucket, one if self._fields is None else one._replace(state=self._fields.filled(one.state)))
 
     def _is_timer(self, at: int, key: _Key) -> bool:
-        """Whether something of the key in memory is still due then: functions delete timers, and keys go."""
+        """Return whether something of a key in memory is still due at that time: functions delete timers, and keys
+        disappear.
+        """
         entry = self._entries.get(key)
         return entry is not None and (at in entry.timers or at in (entry.looked_at, entry.expires))
 
@@ -637,24 +641,24 @@ class Processor:
         return entry is not None and at in entry.alarms
 
     def _look_at(self, entry: _Entry, key: _Key) -> None:
-        """See to it that a key is forgotten when nothing has come for too long."""
+        """Make sure that a key is forgotten when nothing has come for too long."""
         if entry.looked_at is None and self._ttl is not None:
             entry.looked_at = self._touched(entry) + self._ttl
             self._timers.add(entry.looked_at, key)
 
     def _touched(self, entry: _Entry) -> int:
-        """When rows came last, or the time before them if that is not known yet."""
+        """Return when rows last came, or the time before them if that is not known yet."""
         return self._now if entry.touched == _NEVER else entry.touched
 
     def _expire_later(self, entry: _Entry, key: _Key) -> None:
-        """See to it that items are forgotten whose time has come."""
+        """Make sure that items are forgotten when they expire."""
         at = entry.next_expiry(self._now)
         if at is not None and (entry.expires is None or at < entry.expires):
             entry.expires = at
             self._timers.add(at, key)
 
     def _due(self) -> list[Row]:
-        """Call the function for timers that have gone off; forget what nobody has touched for too long."""
+        """Call the function for timers that have fired; forget keys that have been idle for too long."""
         made: list[Row] = []
         for at, key in self._timers.until(self._now):
             entry = self._entries.get(key)
@@ -683,7 +687,7 @@ class Processor:
         return made
 
     def _ring(self, now: int) -> list[Row]:
-        """Call the function for alarms that have gone off."""
+        """Call the function for alarms that have fired."""
         made: list[Row] = []
         for at, key in self._alarms.until(now):
             entry = self._entries.get(key)
@@ -747,7 +751,7 @@ def _name(key: _Key) -> str:
 
 
 def _states(part: bytes) -> Iterator[tuple[Iterable[Any], tuple[Any, list[int], int] | None]]:
-    """What was pickled one after the other: keys with what was kept of them, and lists of these."""
+    """Yield consecutive pickles: keys with their data, and lists of these."""
     file = io.BytesIO(part)
     while file.tell() < len(part):
         found = pickle.load(file)
@@ -755,7 +759,7 @@ def _states(part: bytes) -> Iterator[tuple[Iterable[Any], tuple[Any, list[int], 
 
 
 def _bytes_of(one: object, level: int = 0) -> float:
-    """What an object and all that is in it take in memory, about: of much a part is looked at."""
+    """Return the approximate size in memory of an object with everything in it; large containers are sampled."""
     size = float(sys.getsizeof(one))
     if isinstance(one, Mapping):
         inside: Iterable[object] = itertools.chain.from_iterable(one.items())

@@ -14,7 +14,7 @@ _ENOUGH = "tidemill-show-has-enough-rows"
 
 
 class _First:
-    """A sink for so many rows, all on worker 0."""
+    """A sink for a number of rows, all on worker 0."""
 
     #: Read by the engine.
     _copies_max = 1

@@ -72,7 +72,9 @@ class StateFields:
 
 
 class _Items:
-    """What items of one list or map are, names of a map, and an aggregate: fields, or one without a name for a value that is none."""
+    """Types of the items of a list or map, of the names of a map, and of an aggregate: fields, or a single type without
+    a name.
+    """
 
     def __init__(self, what: str, of: ItemType, resolve: Resolve, *, has_items: bool = True) -> None:
         if not isinstance(of, (str, Mapping)) or not of:
@@ -85,18 +87,18 @@ class _Items:
         self._fields = StateFields(resolve(self._types), "the program")
 
     def columns(self) -> list[tuple[str, str]]:
-        """What a checkpoint says of them."""
+        """Return their schema, for a checkpoint."""
         return [(f"{self._what}, {name}" if name else self._what, of) for name, of in self._types.items()]
 
     def check(self, value: Any) -> None:
-        """Raise what is wrong with a value, if anything is."""
+        """Raise if a value is invalid."""
         wrong = self._fields.wrong({"": value} if self._is_plain else value)
         if wrong is not None:
             wrong = f"is {value!r}, but must be {self._types['']}" if self._is_plain else wrong
             raise DataSetError(f"{self._value} {wrong}")
 
     def filled(self, value: Any) -> Any:
-        """A value that was saved, perhaps before it had all of these fields."""
+        """Return a saved value, with None for fields that it did not have yet."""
         return value if self._is_plain else self._fields.filled(value)
 
 

@@ -63,7 +63,7 @@ def place(job: str, comm: Any) -> tuple[str | None, str]:
 
 
 def _file() -> str | None:
-    """A file of this process that is not there yet. What killed workers have left behind is removed meanwhile."""
+    """Return a new file of this process, and remove files that killed workers have left behind."""
     where = folder()
     try:
         # The umask may have taken away from the mode, never added to it.
@@ -78,9 +78,9 @@ def _file() -> str | None:
 
 
 def _is_own(where: Path) -> bool:
-    """Whether a folder and the one that it is in are this user's, and nobody else can write there.
+    """Return whether a folder and its parent belong to this user, and nobody else can write there.
 
-    In the folder for temporary files somebody else may have been first, with a link, or with a folder of files of their own.
+    In the folder for temporary files, another user may have created a link, or a folder with their own files.
     """
     for path in (where.parent, where):
         try:
@@ -93,14 +93,14 @@ def _is_own(where: Path) -> bool:
 
 
 def _told(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file, which has to be this user's own.
+    """Return the lines of a file, which must belong to this user.
 
     Raises
     ------
     OSError
-        It is gone, a link, or of somebody else.
+        If it does not exist, is a link, or belongs to another user.
     ValueError
-        It is no such file.
+        If it is not a status file.
     """
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as data:
         found = os.fstat(data.fileno())
@@ -115,14 +115,15 @@ def _told(file: Path) -> list[dict[str, Any]]:
 
 
 def _up_s() -> float:
-    """The seconds since this machine was started, which nobody can set."""
+    """Return the seconds since this machine was started, a clock that nobody can set."""
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
 def _silent_s(status: dict[str, Any]) -> float:
-    """The seconds since a worker of this machine has written `status`.
+    """Return the seconds since a worker of this machine has written `status`.
 
-    By its clock, set forward by a day, all workers would look as if they had been silent for a day, and their files would be removed.
+    With the wall clock, setting it a day ahead would make all workers look silent for a day, and their files would be
+    removed.
     """
     told_s: float | None = status.get("up_s")
     if told_s is not None and (silent_s := _up_s() - told_s) > -1:
@@ -170,7 +171,7 @@ def jobs() -> list[dict[str, Any]]:
 
 
 def _clear() -> None:
-    """Remove what jobs that were asked to stop have left behind, when nobody waits for it any more."""
+    """Remove files that stopped jobs have left behind, when nobody waits for them any more."""
     for kind in ("stop", "stopped", "new"):
         for file in folder().glob(f"*.{kind}"):
             if not _OURS.fullmatch(file.name):

@@ -122,7 +122,7 @@ def run_plainly(call: str, query: NativeDataSet, sink: Any) -> None:
 
 @contextmanager
 def _figures(job_id: str) -> Iterator[None]:
-    """Serve figures of the job from worker 0, if they are wanted; that it cannot is an error on every worker. Collective."""
+    """Serve metrics of the job from worker 0, if requested; failure is an error on every worker. Collective."""
     job = init()
     with ExitStack() as serving:
         failed: str | None = None
@@ -139,7 +139,7 @@ def _figures(job_id: str) -> Iterator[None]:
 
 
 def _late_sinks(late_output: Any) -> list[tuple[str | None, Any]]:
-    """Where late rows go: by step, or one sink for all windows."""
+    """Return the sinks for late rows: by step, or one for all windows."""
     if late_output is None:
         return []
     if not isinstance(late_output, Mapping):

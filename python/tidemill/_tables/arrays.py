@@ -81,7 +81,7 @@ def _array(name: str, values: Any) -> numpy.ndarray:
 
 
 def _one(name: str, array: numpy.ndarray) -> NativeTable:
-    """A table of this column."""
+    """Return a table with this column."""
     import numpy as np
 
     if isinstance(array, np.ma.MaskedArray):
@@ -116,7 +116,7 @@ def _listed(name: str, values: list[Any]) -> NativeTable:
 
 
 def _lists(name: str, array: numpy.ndarray) -> NativeTable:
-    """Rows of arrays of two axes or more as lists of a fixed size, as `to_numpy` gives those of numbers."""
+    """Convert rows of arrays with two or more axes to fixed-size lists, the inverse of `to_numpy` for numbers."""
     rows, size = array.shape[0], array.shape[1]
     if array.dtype.kind == "O" or size == 0:
         return _listed(name, array.tolist())
@@ -124,7 +124,7 @@ def _lists(name: str, array: numpy.ndarray) -> NativeTable:
 
 
 def _times(name: str, array: numpy.ndarray) -> NativeTable:
-    """Times by their counts, which are exact in any unit; NaT is null."""
+    """Convert times by their counts, which are exact in any unit; NaT is null."""
     import numpy as np
 
     unit, _ = np.datetime_data(array.dtype)

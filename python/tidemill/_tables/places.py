@@ -59,7 +59,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path are those of a glob, of which ``**`` is any number of them."""
+    """Return whether the parts of a path match those of a glob, in which ``**`` stands for any number of them."""
     if not pattern:
         return not parts
     if pattern[0] == "**":

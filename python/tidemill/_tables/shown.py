@@ -27,7 +27,7 @@ _CELL_MAX = 80
 
 
 class _TooLong(Exception):
-    """A query takes longer than a display may."""
+    """A query takes longer than a display may take."""
 
 
 def table_text(table: NativeTable) -> str:
@@ -64,10 +64,10 @@ def _more(found: NativeTable) -> str:
 
 
 def _first_rows(data: NativeDataSet) -> NativeTable | str:
-    """A row more than are shown, or why there are none.
+    """Return one row more than is shown, or why there are none.
 
-    An object is displayed by one worker, a debugger or a traceback, at any time: it runs nothing that others take part in, that takes
-    long, that leaves something behind, or that fails.
+    An object may be displayed by one worker, a debugger or a traceback, at any time: displaying must not run anything
+    collective, slow or with side effects, and must not fail.
     """
     if data.is_stream():
         return "a stream: write_stream(print) shows its rows"

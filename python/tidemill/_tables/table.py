@@ -181,7 +181,7 @@ class Table:
 
 
 def _time_type(kind: str) -> str | None:
-    """NumPy's type for one of Arrow's that counts units of time."""
+    """Return the NumPy dtype of an Arrow type that counts units of time."""
     if kind.startswith("Date"):
         return {"Date32": "M8[D]", "Date64": "M8[ms]"}[kind]
     found = re.match(r"(Timestamp|Duration)\((s|ms|µs|ns)\b", kind)
@@ -189,7 +189,7 @@ def _time_type(kind: str) -> str | None:
 
 
 def _of_values(values: list[Any], kind: str) -> numpy.ndarray:
-    """An array of Python values of a type of Arrow's: of lists of numbers that have one length, one of two axes."""
+    """Return an array of Python values of an Arrow type; with two axes for lists of numbers of equal length."""
     import numpy as np
 
     found = re.fullmatch(r"FixedSizeList\((\d+) x (?:non-null )?(U?Int\d+|Float\d+|Boolean)\)", kind)

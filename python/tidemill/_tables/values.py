@@ -35,7 +35,7 @@ def from_values(make: Callable[[list[list[Any]]], NativeTable], columns: list[li
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists in place of arrays, wherever they are in it; itself if there is none."""
+    """Return the value with lists instead of arrays, at any depth; the value itself if it has none."""
     import numpy as np
 
     if isinstance(value, np.ndarray):

@@ -271,7 +271,7 @@ _RISING_MIN = 6
 
 
 def _is_header(first: list[str], body: list[list[str]], number_columns: list[bool]) -> tuple[bool, str | None]:
-    """Whether the first line names columns, and what to tell the user if that is a guess.
+    """True if the first line names columns, and what to tell the user if that is a guess.
 
     `body` has the other lines of the sample, all as wide as `number_columns`.
     """
@@ -316,13 +316,13 @@ _MISSING = frozenset(
 
 
 def _is_whole(field: str) -> bool:
-    """Whether a field is written as a whole number, without sign or fraction."""
+    """True if a field is written as a whole number, without sign or fraction."""
     field = field.strip()
     return field.isascii() and field.isdigit()
 
 
 def _counts(fields: Iterable[str]) -> bool:
-    """Whether fields are whole numbers that count up by one: 0, 1, 2 or 2019, 2020."""
+    """True if fields are whole numbers that count up by one: 0, 1, 2 or 2019, 2020."""
     fields = list(fields)
     if not fields or not all(map(_is_whole, fields)):
         return False
@@ -331,7 +331,7 @@ def _counts(fields: Iterable[str]) -> bool:
 
 
 def _rises(fields: Iterable[str]) -> bool:
-    """Whether fields are numbers, each larger than the one before."""
+    """True if fields are numbers, each larger than the one before."""
     fields = list(fields)
     return all(map(_is_number, fields)) and all(float(a) < float(b) for a, b in itertools.pairwise(fields))
 

@@ -133,7 +133,7 @@ def _looked(looks: Looks, told: Iterable[Status]) -> Looks:
 
 
 def _lacks_rates(looks: Looks) -> bool:
-    """Whether somebody has told once, and is about to tell more."""
+    """True if somebody has told once, and is about to tell more."""
     return any(before is None and not status["over"] and not _is_quiet(status) for before, status in looks.values())
 
 
@@ -254,7 +254,7 @@ class _Step:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a function of the program within a task."""
+        """True if it is a function of the program within a task."""
         return " in " in self.name
 
     def row_ms(self) -> float | None:

@@ -244,7 +244,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values are equal but for rounding: of floats in general, of decimals in their last place."""
+    """True if two values are equal but for rounding: of floats in general, of decimals in their last place."""
     if not (_is_fraction(value) and _is_fraction(other)):
         return bool(value == other)
     # An average of decimals is a decimal of limited places here, and a float in DuckDB.

@@ -137,7 +137,7 @@ def write(data: DataSet, table: str, connection: Connection, if_exists: Literal[
 
 
 def _together(work: Callable[[], Any], call: str) -> Any:
-    """What `work` makes, if it fails on no worker. Collective."""
+    """Return the result of `work` if it fails on no worker. Collective."""
     missing: list[ModuleNotFoundError] = []
 
     def error(said: str, rank: int | None) -> Exception:
@@ -163,7 +163,7 @@ def _together(work: Callable[[], Any], call: str) -> Any:
 
 
 def _opened(connection: Connection) -> Any:
-    """A context with the connection, which ends with it unless it was given open."""
+    """Context manager for the connection, which closes it unless it was passed open."""
     if isinstance(connection, str):
         scheme, colon, rest = connection.partition(":")
         driver = _DRIVERS.get(scheme.lower())
@@ -208,7 +208,7 @@ def _read(connection: Connection, query: str) -> Table:
 
 
 def _parts(connection: Connection, query: str, column: str, count: int) -> list[str]:
-    """A query for each worker, which together have all rows."""
+    """Return a query for each worker, which together return all rows."""
     name = '"' + column.replace('"', '""') + '"'
     inner = f"({query.strip().rstrip(';')}\n) as tidemill_rows"  # it may end with a comment
     found = _read(connection, f"select min({name}) as low, max({name}) as high from {inner}").to_pylist()[0]
@@ -231,7 +231,7 @@ def _parts(connection: Connection, query: str, column: str, count: int) -> list[
 
 
 def _between(low: Any, high: Any, at: int, count: int) -> Any:
-    """The end of part `at` of `count`."""
+    """Return the end of part `at` of `count`."""
     if isinstance(low, int):
         return low + (high - low + 1) * at // count
     if isinstance(low, float):
@@ -248,9 +248,9 @@ def _literal(value: Any) -> str:
 
 
 def _alike(part: Table) -> Table:
-    """The same rows, of types that all workers' parts have in common. Collective.
+    """Return the same rows, with common types of all workers' parts. Collective.
 
-    A database without types, such as SQLite, gives those of the rows it has found.
+    Databases without types, such as SQLite, derive them from the rows they return.
     """
     comm = init().comm
     empty, rows = part.slice(0, 0), len(part)

@@ -81,7 +81,7 @@ def own_files(
 
 
 def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None:
-    """Refuse columns of other names, or in another order: values would come to other columns."""
+    """Raise if columns have other names or another order: values would go to other columns."""
     wanted = [name for name, _ in schemas[0].fields]
     for schema, file in zip(schemas, files, strict=True):
         names = [name for name, _ in schema.fields]
@@ -93,7 +93,7 @@ def _check_headers(schemas: Sequence[NativeTable], files: Sequence[str]) -> None
 
 
 def _told(job: Job, make: Callable[[], T]) -> list[T]:
-    """What every worker makes; where one cannot, all say why, and on which host."""
+    """Return every worker's result; if one fails, all raise its error with its host."""
 
     def error(said: str, rank: int | None) -> DataSetError:
         return DataSetError(said if rank is None else f"{said} (on host {job.workers[rank]['host']})")
@@ -102,7 +102,7 @@ def _told(job: Job, make: Callable[[], T]) -> list[T]:
 
 
 def _shares(found: Sequence[Sequence[_File]], hosts: Sequence[int]) -> list[list[str]]:
-    """Of each worker the files that it reads: the largest first, each by whoever of a host that has it has the least to read."""
+    """Assign files to workers: largest first, each to the worker with the least to read on a host that has it."""
     there: dict[_File, set[int]] = {}
     for host, files in enumerate(found):
         for file in files:

@@ -77,7 +77,7 @@ class Lookup:
         return [rows.beside(beside.cast(self._added))]
 
     def _find(self, rows: NativeTable, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
-        """What is known, or found, of the keys of rows."""
+        """Return the cached or found answers for the keys of rows."""
         # A key that is null is no key.
         wanted = [key for key in dict.fromkeys(keys) if not _is_null(key)]
         found, missing = {}, []

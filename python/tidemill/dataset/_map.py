@@ -384,7 +384,7 @@ def map_tables(data: DataSet, name: str, function: OnTable, schema: Schema | Non
 
 
 def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
-    """What the function makes of some rows, for its schema. An action; worker 0 finds out for all."""
+    """Return the function's result for some rows, for its schema. An action; worker 0 runs it for all."""
     if data._native.is_stream():
         raise DataSetError(
             f"{name}: a stream has no first rows to find out from; give schema={{...}}, as types by column"
@@ -423,7 +423,9 @@ def _called(function: Callable[[Row], Any], row: Row, name: str) -> Any:
 
 
 def _first_wrong(make: Callable[[int], object], count: int, error: Exception) -> tuple[int, Exception]:
-    """The first of `count` things that cannot be with those before it, and why: ``make(count)`` has failed with `error`."""
+    """Return the first of `count` things that is incompatible with those before it, and why: ``make(count)`` has failed
+    with `error`.
+    """
     fine = 0
     while fine + 1 < count:
         half = (fine + count) // 2
@@ -436,9 +438,10 @@ def _first_wrong(make: Callable[[int], object], count: int, error: Exception) ->
 
 
 def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[..., Any]:
-    """The function, called again with the same arguments when it fails, `retries` times at most.
+    """Return the function with retries: it is called again with the same arguments when it fails, at most `retries`
+    times.
 
-    Rows, keys and lists are the same each time, also where a call before has changed those that it was given.
+    Rows, keys and lists are the same each time, even if an earlier call has modified its arguments.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise DataSetError(f"retries must be a non-negative integer, not {retries!r}")
@@ -476,7 +479,7 @@ def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> 
 
 
 def _reduced(rows: list[Row], schema: Schema, name: str) -> NativeTable:
-    """A table of rows that a function has made of several each."""
+    """Return a table of rows, each of which a function has combined from several."""
     try:
         return table_of_rows(rows, schema)
     except Exception as error:
@@ -485,7 +488,7 @@ def _reduced(rows: list[Row], schema: Schema, name: str) -> NativeTable:
 
 
 def _hashable(value: Any) -> Any:
-    """The same of lists, and of structs, which are dicts here."""
+    """Return a hashable equivalent of lists, and of structs, which are dicts here."""
     if isinstance(value, list):
         return tuple(map(_hashable, value))
     if isinstance(value, dict):

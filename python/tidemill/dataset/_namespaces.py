@@ -159,7 +159,9 @@ class Strings:
 
 
 def _literally(new: str, *, groups: bool = False) -> str:
-    """What the engine is to put in place of a match, for which a dollar sign is special, too; with Python's references to `groups`."""
+    """Return a replacement for the engine, to which a dollar sign is special, too; with Python's references to
+    `groups`.
+    """
     if not groups:
         return new.replace("$", "$$")
     return re.sub(r"\\(\d+)|\\(\\)|\$", lambda found: f"${{{found[1]}}}" if found[1] else found[2] or "$$", new)

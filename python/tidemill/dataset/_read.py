@@ -66,7 +66,7 @@ def _read(
     one_header: bool = False,
     partition_schema: Mapping[str, str] | None = None,
 ) -> DataSet:
-    """The rows of files that `read` reads: the same on all hosts, or those of each."""
+    """Return the rows of the files that `read` reads: the same on all hosts, or those of each."""
     given = optional_schema(schema)
     if each_host:
         data = DataSet(own_files(paths, read, schema=given, one_header=one_header))
@@ -76,7 +76,7 @@ def _read(
 
 
 def _with_partitions(data: DataSet, schema: Mapping[str, str]) -> DataSet:
-    """Columns that folders name, which are texts, as other types."""
+    """Convert columns from folder names, which are strings, to other types."""
     missing = [name for name in schema if name not in data.columns]
     if missing:
         raise DataSetError(

@@ -133,7 +133,7 @@ def plain_kind(kind: str) -> str:
 
 
 def _family(kind: str) -> str:
-    """Types that an array has together."""
+    """Return the name of the family of types that one array can hold."""
     kind = plain_kind(kind)
     if kind.startswith(("Int", "UInt", "Float", "Decimal")):
         return "number"

@@ -201,7 +201,7 @@ class DataSetWriters:
 
 
 def _as_one_type(data: NativeDataSet) -> NativeDataSet:
-    """With all columns of the type that NumPy makes of theirs, if there is one."""
+    """Return the data with all columns promoted to NumPy's common type, if there is one."""
     import numpy as np
 
     kinds = [kind.lower().replace("boolean", "bool") for _, kind in data.fields]
@@ -258,7 +258,7 @@ def _write_one(
     storage_options: StorageOptions | None,
     **layout: Any,
 ) -> int:
-    """Write one file: a folder beside it, which worker 0 then puts together. Collective."""
+    """Write one file: write a folder beside it, which worker 0 then joins. Collective."""
     from tidemill._job import init
 
     place = at_home(path)
@@ -272,7 +272,7 @@ def _write_one(
     job, file = init(), Path(place)
 
     def agreed(work: Callable[[], Any]) -> Any:
-        """What worker 0 does or fails with, on all."""
+        """Return worker 0's result on all workers, or raise its error."""
         done: tuple[Any, str | None] = (None, None)
         if job.rank == 0:
             try:
@@ -325,7 +325,7 @@ def _write_one(
 
 
 def _by_numbers(file: Path) -> list[tuple[int, str]]:
-    """Sorts ``part-2`` before ``part-10``."""
+    """Sort key that puts ``part-2`` before ``part-10``."""
     words = re.split(r"(\d+)", file.name)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
 
@@ -339,7 +339,7 @@ def _header(names: list[str], delimiter: str) -> bytes:
 
 
 def _compressed(text: bytes, compression: str) -> bytes:
-    """As a part of its own, which may be put before others of its kind."""
+    """Compress data as a self-contained part, so that parts can be concatenated."""
     if not compression:
         return text
     # Some builds of Python lack one.

@@ -472,7 +472,7 @@ class Graph:
             raise GraphError(str(error)) from None
 
     def _agree(self, job: Job, make: Callable[[], Any]) -> Any:
-        """What every worker makes for itself; where one cannot, all say why."""
+        """Return this worker's result if all succeed; otherwise all raise."""
 
         def says(error: Exception) -> str:
             if isinstance(error, GraphError):
@@ -535,7 +535,7 @@ def _memory(given: Any) -> int:
 
 
 def _check_calls(each: bool, retries: Any, comm: bool, inputs: list[str]) -> None:
-    """How often a function is called."""
+    """Check how often a function is called."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise GraphError(f"retries={retries!r} must be a non-negative number of calls")
     if retries and comm:
@@ -547,7 +547,7 @@ def _check_calls(each: bool, retries: Any, comm: bool, inputs: list[str]) -> Non
 
 
 def _hosts(given: Any) -> list[list[str]]:
-    """The hosts of each copy's data."""
+    """Return the hosts of each copy's data."""
     found = _parts(given)
     hosts = None if found is None else [_parts(one) for one in found]
     made = [] if hosts is None else [one for one in hosts if one is not None]
@@ -557,7 +557,7 @@ def _hosts(given: Any) -> list[list[str]]:
 
 
 def _parts(given: Any) -> list[Any] | None:
-    """What is in a sequence; of a text, which is one of letters, nothing was meant."""
+    """Return the items of a sequence; a string, which is a sequence of letters, is rejected."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
 
 
@@ -583,7 +583,7 @@ def _outputs(task: str, schema: object, outputs: Mapping[str, object] | None) ->
 
 
 def _check_function(task: str, function: Callable[..., Any], ports: list[str]) -> None:
-    """Whether a function takes its ports and the context: else every copy would fail."""
+    """Check that a function takes its ports and the context: otherwise every copy would fail."""
     if not callable(function):
         raise GraphError(f"task {task!r}: {function!r} is not callable", task)
     for one in function, type(function).__call__:
@@ -607,7 +607,7 @@ def _failed(said: str, rank: int | None) -> GraphError:
 
 
 def _shared(job: Job, values: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
-    """What the copies of all workers have returned."""
+    """Return the results of the copies of all workers."""
 
     def says(error: Exception) -> str:
         tasks = ", ".join(values)

@@ -58,7 +58,7 @@ class Input:
         return self._pending.popleft()
 
     def _next(self) -> NativeTable | None:
-        """What comes next, as it came."""
+        """Return the next message in native form."""
         self._used = True
         came = self._copy.receive(self._port)
         return None if came is None else came[1]
@@ -104,7 +104,7 @@ class Output:
 
     @property
     def wanted(self) -> bool:
-        """Whether any receiver still accepts messages: an unbounded source should end when none does."""
+        """True if any receiver still accepts messages: an unbounded source should end when none does."""
         return self._copy.wanted(self._port)
 
     def flush(self) -> None:
@@ -155,7 +155,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the run has been aborted: a long-running function should check this and return."""
+        """True if the run has been aborted: a long-running function should check this and return."""
         return self._copy.cancelled
 
     def receive(self) -> tuple[str, Any] | None:
@@ -230,7 +230,7 @@ def starter(
 def _with_each(
     function: Callable[..., Any], rows: Input, outs: Sequence[Output], context: Context, retries: int
 ) -> None:
-    """Calls a function with every message. What it sends leaves when it has returned, where it may be called again."""
+    """Call a function for every message. If it may be called again, its output is sent only after it has returned."""
     held: list[Callable[[], None]] = []
     for out in outs:
         out._held = held if retries else None
@@ -255,7 +255,7 @@ def _with_each(
 
 
 def _done(work: Callable[[], None]) -> None:
-    """What a port does; of an exchange's function that fails in it, its own exception."""
+    """Perform an operation of a port; raise the original exception if a function of an exchange fails in it."""
     try:
         work()
     except GraphError:
@@ -301,7 +301,7 @@ def _call(copy: NativeCopy, body: Callable[[NativeCopy], Any]) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """What happened in a line, and where below it, beginning with the program's own code."""
+    """Return an exception in one line, and its location below, starting in the user's code."""
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     where: TracebackType | None = error.__traceback__
     while where is not None and where.tb_frame.f_code.co_filename.startswith(_PACKAGE):

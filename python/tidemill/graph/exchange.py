@@ -53,7 +53,7 @@ class Exchange:
         self._by_column = by_column
 
     def _native(self, source: PortType) -> NativeExchange:
-        """The exchange of what a port sends."""
+        """Return the native exchange for a port's messages."""
         if self._by_column and source.kind != "table":
             raise GraphError(
                 f"{self!r} needs columns, but the port sends {source.kind}; give it a schema of columns, such as "

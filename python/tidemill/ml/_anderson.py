@@ -75,13 +75,13 @@ class Anderson:
 
 
 def _sums(rows: Array) -> list[float]:
-    """The sum of each row, in order."""
+    """Return the sum of each row, in order."""
     sums: list[float] = np.add.accumulate(rows, axis=1)[:, -1].tolist()
     return sums
 
 
 def _solved(products: list[list[float]], right: list[float]) -> list[float] | None:
-    """Solve the normal equations by Cholesky's method; None where they are singular."""
+    """Solve the normal equations by Cholesky's method; None if they are singular."""
     count = len(right)
     added = _REGULAR * sum(products[place][place] for place in range(count))
     lower: list[list[float]] = []

@@ -45,7 +45,7 @@ def classical_start(problem: Problem, k: int, rng: np.random.Generator) -> Array
 
 
 class _Gram:
-    """-1/2 J D J, D the squared distances and J centring; without points that have no weight."""
+    """-1/2 J D J, where D holds the squared distances and J is centering; without points that have no weight."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -69,13 +69,13 @@ class _Gram:
         return result
 
     def _product(self, coefficients: str, points: Array) -> Array:
-        """The coefficients times `points`, from their Laplacian."""
+        """Return the coefficients times `points`, from their Laplacian."""
         found = self._laplacian(coefficients, points)
         result: Array = np.ascontiguousarray(found[:, -1:] * points - found[:, :-1])
         return result
 
     def times(self, points: Array) -> Array:
-        """The product with (n, b); collective."""
+        """Return the product with (n, b); collective."""
         points = self._centred(points)
         product = self._product("squares", points)
         if self.missing:
@@ -86,7 +86,7 @@ class _Gram:
 
 
 class _Krylov:
-    """Rank 0's part: the basis so far, and what the leading eigenvectors in it are."""
+    """Rank 0's part: the basis so far, and its leading eigenvectors."""
 
     def __init__(self, n: int, k: int, rng: np.random.Generator) -> None:
         self.k, self.rng, self.steps = k, rng, 0
@@ -98,7 +98,7 @@ class _Krylov:
         self.result: Array | None = None
 
     def take(self, product: Array) -> None:
-        """Take in the product with the block, and make the next block or the result."""
+        """Add the product with the block, and return the next block or the result."""
         self.steps += 1
         self.basis = np.concatenate([self.basis, self.block], axis=1)
         self.products = np.concatenate([self.products, product], axis=1)

@@ -364,7 +364,7 @@ def fill(cells: native.MdsDistances, pool: native.KernelPool, rows: Rows | None,
 
 
 def _here(comm: Comm, work: Callable[[], native.MdsDistances]) -> native.MdsDistances:
-    """The result of `work` on this rank; where it fails on one, every rank raises."""
+    """Return the result of `work` on this rank; if it fails on one, every rank raises."""
     mine: list[native.MdsDistances] = []
     collective_try(comm, lambda: mine.append(work()))
     return mine[0]
@@ -385,8 +385,8 @@ def _checked(problem: Problem, storage: str | None = None, rounding: float = ROU
 def _check_symmetry(problem: Problem, weights: bool, tolerance: float) -> None:
     """Raise on every rank unless each pair has the same distance, or weight, in both directions.
 
-    Each two ranks exchange what they hold of each other's points, in pieces: rank r sends to r + s what r + s compares, for each distance
-    s half round the ring.
+    Each pair of ranks exchanges its parts of each other's points, in pieces: rank r sends to r + s what r + s compares,
+    for each distance s halfway around the ring.
     """
     comm, cells, counts = problem.comm, problem.cells, problem.counts
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -434,7 +434,7 @@ def _check_symmetry(problem: Problem, weights: bool, tolerance: float) -> None:
 
 
 def _check_connected(problem: Problem) -> None:
-    """Raise on every rank unless weights hold all points together: otherwise parts could lie anywhere."""
+    """Raise on every rank unless weights connect all points: otherwise parts could be anywhere."""
     comm = problem.comm
     parents: NDArray[np.uint32] = problem.cells.components()
     for other in comm.allgather(parents) if comm.size > 1 else ():
@@ -453,7 +453,7 @@ def _check_connected(problem: Problem) -> None:
 
 
 def _join(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The finest partition that both are finer than; each names for every point the first of its part."""
+    """Return the finest partition that is coarser than both; each maps every point to the first of its part."""
     while True:
         joined = a.copy()
         # The least part that any point of a part of `b` is in, and the other way round, until nothing changes.

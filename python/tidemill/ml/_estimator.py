@@ -35,7 +35,7 @@ class ConvergenceWarning(UserWarning):
 
 
 def _sklearn_class(name: str, ours: type[Any]) -> type[Any]:
-    """Our class, made also scikit-learn's of the same name where scikit-learn is loaded."""
+    """Return our class, derived also from scikit-learn's class of the same name if scikit-learn is loaded."""
     module = sys.modules.get("sklearn.exceptions")
     if module is None:
         return ours
@@ -107,7 +107,7 @@ class Estimator:
 
 
 def _names(x: object) -> NDArray[np.object_] | None:
-    """The column names of a table, if it has them and all are strings."""
+    """Return the column names of a table, if it has them and all are strings."""
     columns = getattr(x, "columns", None)
     if columns is None or callable(columns):
         return None

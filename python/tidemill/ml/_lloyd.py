@@ -112,10 +112,10 @@ def lloyd(
 
 
 def _refill(shard: Shard, fit: native.KMeansFit, centres: Array, sums: Array, totals: Array) -> None:
-    """Give each empty cluster one of the rows that are farthest from their centres, as scikit-learn does.
+    """Give each empty cluster one of the rows that are farthest from their centers, like scikit-learn.
 
-    Changes `sums` and `totals`, alike on every rank. A row that is alone in its cluster stays there. Where fewer rows
-    than empty clusters lie off their centres, the rest stay empty.
+    Changes `sums` and `totals` identically on every rank. A row that is alone in its cluster stays there. If fewer rows
+    than empty clusters differ from their centers, the remaining clusters stay empty.
     """
     k = len(totals)
     empty = np.flatnonzero(totals <= 0)

@@ -68,7 +68,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a rank's input is found to be, for all to know."""
+    """Properties of a rank's input, shared with all."""
 
     shape: tuple[int, int]
     names: NDArray[np.object_] | None
@@ -129,7 +129,9 @@ class Input(Estimator):
                 refuse(name, f"a str among {set(values)}{'.' if hint else ''}{hint}".rstrip("."))
 
     def _prepare(self, comm: Comm, X: Any, weights: Any, rounding: float | None = None) -> Prepared:
-        """Check input and parameters on all ranks, and keep this rank's distances; `rounding`: see `from_table`. Collective."""
+        """Check input and parameters on all ranks, and store this rank's distances; `rounding`: see `from_table`.
+        Collective.
+        """
         name = type(self).__name__
         given: list[Rows] = []
         threads: list[native.KernelPool] = []
@@ -193,7 +195,7 @@ class Input(Estimator):
         names: NDArray[np.object_] | None,
         rounding: float | None,
     ) -> Prepared:
-        """Distances by the user's function, of this rank's rows from all; collective."""
+        """Compute distances of this rank's rows to all, with the user's function; collective."""
         name, kept = type(self).__name__, []
 
         def look() -> int:
@@ -257,7 +259,7 @@ class Input(Estimator):
         return problem
 
     def _given(self, comm: Comm, init: Any, n: int) -> Array | None:
-        """Positions to start from: rank 0's, if they were given."""
+        """Return rank 0's initial positions, if given."""
 
         def check() -> Array | None:
             if init is None:

@@ -92,7 +92,7 @@ class NewPoints(Input):
         return self._among(rows, self._new_weights(weights, rows.shape[0]))
 
     def _among(self, rows: Rows, given: Weights) -> Array:
-        """`transform` of what has been looked at."""
+        """Run `transform` on checked input."""
         threads, n = pool(self.n_threads), len(self.positions_)
         positions = self.positions_ / self._unit
         out = np.empty((rows.shape[0], self.n_components))
@@ -136,7 +136,9 @@ class NewPoints(Input):
     def _new_cells(
         self, threads: native.KernelPool, rows: Rows, weights: Weights, first: int
     ) -> tuple[native.MdsDistances, Array]:
-        """Distances of some new points, the first of which is `first`: as kernels keep them, and as numbers; both in the unit."""
+        """Return distances of some new points, the first of which is `first`: as kernels store them, and as numbers;
+        both in the unit.
+        """
         count, n = rows.shape[0], len(self.positions_)
         if self._vectors is None or self._mean is None:
             largest = table(rows, threads, None, weights, at=first)

@@ -125,7 +125,9 @@ def procrustes(
 
 
 def _nearest_to_identity(u: Array, vt: Array, rank: int, mirrored: bool = False) -> Array:
-    """``U V'``, with the directions beyond `rank`, which may be turned freely, as near to the identity as they can be."""
+    """Return ``U V'``, with the directions beyond `rank`, which may be rotated freely, as close to the identity as
+    possible.
+    """
     k = len(u)
     core = u[:, :rank] @ vt[:rank]
     if rank == k:

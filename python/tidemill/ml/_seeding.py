@@ -26,7 +26,7 @@ _OVERSAMPLING = 2.0
 
 
 class _Closest:
-    """Each row's squared distance to the nearest seed so far, and which one it is."""
+    """Each row's squared distance to the nearest seed so far, and the index of that seed."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -36,7 +36,7 @@ class _Closest:
         self.seeds = np.empty((0, shard.d))
 
     def add(self, seeds: Array) -> float:
-        """Take in more seeds; the new sum of weight times distance over all ranks."""
+        """Add seeds; return the new sum of weight times distance over all ranks."""
         if len(self.seeds) == 0:
             self.distances.fill(np.inf)
         s = self.shard
@@ -48,13 +48,13 @@ class _Closest:
         return float(allreduce(s.comm, np.array([self.potential]))[0])
 
     def potentials(self, trials: Array) -> Array:
-        """What `add` would return for each of the trials alone."""
+        """Return the result that `add` would have for each of the trials alone."""
         s = self.shard
         local = native.kmeans_potentials(s.pool, s.x, s.shift, s.weights, trials, self.distances)
         return allreduce(s.comm, np.array(local))
 
     def pick(self, chances: NDArray[np.float64]) -> NDArray[np.int64]:
-        """For each number in [0, 1) the row at that part of the running sum of weight times distance."""
+        """Return, for each number in [0, 1), the row at that fraction of the running sum of weight times distance."""
         s = self.shard
         ends = np.cumsum(s.comm.allgather(self.potential))
         targets = chances * ends[-1]
@@ -124,7 +124,7 @@ def parallel(shard: Shard, k: int, rng: np.random.Generator) -> Array:
 
 
 def _thin_out(shard: Shard, candidates: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
-    """K of the weighted candidates, by k-means++ and a few steps of Lloyd's on them; on one rank alone."""
+    """Return k of the weighted candidates, by k-means++ and a few steps of Lloyd's on them; on one rank alone."""
     from tidemill.ml._job import active, using
 
     with using(None):

@@ -86,7 +86,7 @@ def totals(values: Array) -> Array:
 
 
 class _Passes:
-    """One reading of all distances, or weights, each."""
+    """Operations that read all distances, or weights, once each."""
 
     def __init__(self, problem: Problem, k: int) -> None:
         self.problem = problem
@@ -108,13 +108,15 @@ class _Passes:
         return rows.copy() if rows is self.local else rows
 
     def laplacian(self, points: Array) -> Array:
-        """V (3) times `points`, and the degrees in one more column."""
+        """Return V (3) times `points`, and the degrees in one more column."""
         p = self.problem
         p.cells.laplacian(p.pool, "weights", np.ascontiguousarray(points), self.local)
         return self._gathered()
 
     def guttman(self, z: Array, shift: float = 0.0) -> tuple[Array, float]:
-        """B(Z) Z (4) and the stress (1) of `z`, both of distances less `shift` (9). Of weights of columns, each row of the former less the row's own weight."""
+        """Return B(Z) Z (4) and the stress (1) of `z`, both for distances minus `shift` (9). For column weights, the
+        rows of the former omit the factor of the row's own weight.
+        """
         p = self.problem
         p.cells.guttman(p.pool, z[p.own], z, self.columns, shift, self.local)
         rows = self._gathered()
@@ -122,14 +124,14 @@ class _Passes:
         return rows[:, :-1], 0.5 * total(stresses)
 
     def solve(self, b: Array, z: Array) -> Array:
-        """The X that minimizes the majorizing function: V X = B(Z) Z (5)."""
+        """Return the X that minimizes the majorizing function: V X = B(Z) Z (5)."""
         if self.columns is not None:
             # (7), and where all are 1 (6): w_ij = u_i u_j makes V = m diag(u) - u u', m the sum of u. Where u'X = 0, which a translation brings about, V X = m diag(u) X.
             return b / self.mass
         return self._conjugate_gradients(b, z)
 
     def _conjugate_gradients(self, b: Array, z: Array) -> Array:
-        """(8), for all coordinates at once, preconditioned by the degrees (Jacobi)."""
+        """Solve by conjugate gradients (8), for all coordinates at once, preconditioned by the degrees (Jacobi)."""
         x = z.copy()
         residual = b - self.laplacian(x)[:, :-1]
         preconditioned = residual / self.degrees
@@ -353,7 +355,9 @@ def _majorize(
     max_iter: int,
     tol: float,
 ) -> tuple[Array, Array]:
-    """Each row's positions and stress after iterating (13) until none moves by more than `tol` of its root mean squared error."""
+    """Return each row's positions and stress after iterating (13) until none moves by more than `tol` of its root mean
+    squared error.
+    """
     z = np.ascontiguousarray(start)
     out = np.empty((len(z), z.shape[1] + 1))
     cells.guttman(pool, z, positions, columns, 0.0, out)
@@ -370,7 +374,9 @@ def _majorize(
 
 
 def _intersection(positions: Array, distances: Array, weights: Array) -> Array:
-    """Where |x - x_j|^2 = delta_j^2 would hold, as equations linear in x and |x|^2, by weighted least squares; (q, k) (Gower, 1968)."""
+    """Return where |x - x_j|^2 = delta_j^2 would hold, as equations linear in x and |x|^2, by weighted least squares;
+    (q, k) (Gower, 1968).
+    """
     k = positions.shape[1]
     squares = np.einsum("nk,nk->n", positions, positions)
     rows = np.concatenate([2 * positions, -np.ones((len(positions), 1))], axis=1)
@@ -382,8 +388,9 @@ def _intersection(positions: Array, distances: Array, weights: Array) -> Array:
 
 
 def _off_hull(meeting: Array, positions: Array, distances: Array, weights: Array) -> list[Array]:
-    """One more start, if for some rows the x_j that count lie in a plane, on a line or in one place, which neither majorization nor the equations of
-    `_intersection` lead off: these rows of `meeting`, as far off it as is left of the squared distances.
+    """Return another start if for some rows the x_j with weight lie in a plane, on a line or at one point, which
+    neither majorization nor the equations of `_intersection` leave: these rows of `meeting`, moved off it by the
+    remainder of the squared distances.
     """
     lifted = None
     everything = np.broadcast_to(weights, distances.shape)

@@ -155,7 +155,7 @@ def weights_and_rest(
 
 
 def _beside(table: Table, found: dict[str, NDArray[Any]]) -> NativeTable:
-    """The columns of a table, and arrays as more of them."""
+    """Return the columns of a table, with arrays as additional ones."""
     taken = [name for name in found if name in table.schema]
     if taken:
         raise ValueError(f"there is a column {taken[0]!r} already: drop it, or give the result another name")

@@ -306,7 +306,9 @@ class KMeans(Estimator):
         return np.array([f"kmeans{i}" for i in range(len(self.cluster_centers_))], dtype=object)
 
     def _taken(self, X: Any, sample_weight: Any, columns: Sequence[str] | None) -> tuple[Any, Any]:
-        """Rows and weights of this worker. Of a DataSet the query runs here, before anything can fail on one worker only."""
+        """Return rows and weights of this worker. For a DataSet the query runs here, before anything can fail on one
+        worker only.
+        """
         if is_table(X):
             return weights_and_rest(X, columns, sample_weight, type(self).__name__)
         if columns is not None:
@@ -314,16 +316,16 @@ class KMeans(Estimator):
         return X, sample_weight
 
     def _fitted_columns(self, X: Any) -> list[str]:
-        """The columns of a table that the model was fitted to."""
+        """Return the columns of a table that the model was fitted on."""
         self._check_fitted()
         return fitted_columns(self, X)
 
     def _chosen(self, X: Any) -> Any:
-        """Of a Table the columns that the model was fitted to."""
+        """Return the columns of a Table that the model was fitted on."""
         return local_rows(X, self._fitted_columns(X), type(self).__name__) if is_table(X) else X
 
     def _rows(self, x: NDArray[Any]) -> Shard:
-        """Rows of a query, whose columns were chosen by name."""
+        """Return rows of a query, whose columns were chosen by name."""
         names = getattr(self, "feature_names_in_", None)
         return self._shard(x if names is None else NamedRows(x, list(names)))
 
@@ -338,7 +340,7 @@ class KMeans(Estimator):
         )
 
     def _report(self, iteration: Iteration) -> None:
-        """Told of each iteration, on every rank; a subclass may show progress."""
+        """Called for each iteration, on every rank; a subclass may show progress."""
         if self.verbose and active().rank == 0:
             print(f"Iteration {iteration.number}, inertia {iteration.inertia:.6g}, {iteration.changed} rows moved.")
 
@@ -381,7 +383,9 @@ class KMeans(Estimator):
     def _prepare(
         self, X: Any, sample_weight: ArrayLike | None
     ) -> tuple[Shard, float, float, NDArray[np.object_] | None]:
-        """Check input and parameters on all ranks; the rows, their sum of squares, the tolerance and column names."""
+        """Check input and parameters on all ranks; return the rows, their sum of squares, the tolerance and column
+        names.
+        """
         comm = active()
         name = type(self).__name__
 
@@ -440,7 +444,7 @@ class KMeans(Estimator):
         return shard, squares, float(self.tol * max(variances.mean(), 0.0)), names
 
     def _start(self, shard: Shard, rng: np.random.Generator) -> Array:
-        """Centres to start from, less the shift, the same on every rank."""
+        """Return initial centers, minus the shift, the same on every rank."""
         k = self.n_clusters
         if isinstance(self.init, str):
             method = {
@@ -471,7 +475,7 @@ class KMeans(Estimator):
 
     @staticmethod
     def _seen(shard: Shard, centres: Array) -> Array:
-        """Centres with the shift, rounded to the dtype of the rows."""
+        """Return centers with the shift, rounded to the dtype of the rows."""
         result: Array = (centres + shard.shift).astype(shard.x.dtype).astype(np.float64)
         return result
 
@@ -483,7 +487,7 @@ class KMeans(Estimator):
         return np.ascontiguousarray(centres - self._shift.astype(np.float64))
 
     def _shard(self, X: Any, sample_weight: ArrayLike | None = None, empty_allowed: bool = False) -> Shard:
-        """Rows to be compared with the centres of a fitted model, alone."""
+        """Return rows to compare with the centers of a fitted model, on this rank alone."""
         self._check_fitted()
         x, names = matrix(X, type(self).__name__, empty_allowed)
         if empty_allowed and len(x) == 0:
@@ -502,7 +506,7 @@ class KMeans(Estimator):
 
 @dataclass
 class _Checked:
-    """What a rank's input is found to be; all but the arrays is told to the others."""
+    """Properties of a rank's input; the others get everything except the arrays."""
 
     n: int
     d: int

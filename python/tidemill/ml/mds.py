@@ -217,7 +217,7 @@ class MDS(NewPoints):
         return self
 
     def _place(self: Self, prepared: Prepared, init: Any) -> Self:
-        """`fit`, of input that has been looked at: all that depends on where it starts. Collective."""
+        """Run `fit` on checked input: everything that depends on the start. Collective."""
         comm, problem, everything = prepared.problem.comm, prepared.problem, prepared.squares
         start = self._given(comm, init, problem.n)
         rng = np.random.default_rng(self._seed)
@@ -271,7 +271,9 @@ class MDS(NewPoints):
         return self
 
     def _follow(self, prepared: Prepared) -> None:
-        """Place the points whose own weight is 0 among the others, as if they were new: the loop ends when the others lie where they should. Collective."""
+        """Place the points whose own weight is 0 among the others, as if they were new: the loop ends when the others
+        are placed. Collective.
+        """
         problem, u = prepared.problem, self._columns
         if u.all() or not u.any():
             return
@@ -305,7 +307,9 @@ class MDS(NewPoints):
         return embedding
 
     def _taken(self, X: Any, columns: Sequence[str] | None) -> Any:
-        """Rows of this worker. Of a DataSet the query runs here, before anything can fail on one worker only."""
+        """Return the rows of this worker. For a DataSet the query runs here, before anything can fail on one worker
+        only.
+        """
         name = type(self).__name__
         if is_table(X) and self.metric != "precomputed":
             return local_rows(X, columns, name)
@@ -327,14 +331,14 @@ class MDS(NewPoints):
         )
 
     def _report(self, iteration: Iteration) -> None:
-        """Told of each iteration, on every rank; a subclass may show progress."""
+        """Called for each iteration, on every rank; a subclass may show progress."""
         if self.verbose and active().rank == 0:
             at = f", temperature {iteration.temperature:.4g}" if iteration.temperature else ""
             print(f"Iteration {iteration.number}, stress {iteration.stress:.6g}{at}.")
 
 
 class _Watched:
-    """Tells the estimator of each iteration, and shows a bar on rank 0's terminal if the fit takes long."""
+    """Reports each iteration to the estimator, and shows a bar on rank 0's terminal if the fit takes long."""
 
     def __init__(self, estimator: MDS, comm: Comm, n: int, starts: int) -> None:
         self.estimator, self.n, self.starts = estimator, n, starts

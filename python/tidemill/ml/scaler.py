@@ -26,14 +26,16 @@ _BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class _Parts:
-    """Of each feature (d,): the weight of its values that are there, their mean, and the sum of squares about it."""
+    """For each feature (d,): the weight of its non-missing values, their mean, and the sum of squares about it."""
 
     weight: Array
     mean: Array
     squares: Array
 
     def merged(self, other: _Parts) -> _Parts:
-        """The parts of both. Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979)."""
+        """Return the merged parts. Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm"
+        (1979).
+        """
         weight = self.weight + other.weight
         share = np.divide(other.weight, weight, out=np.zeros_like(weight), where=weight > 0)
         way = other.mean - self.mean
@@ -41,7 +43,7 @@ class _Parts:
 
 
 def _parts(x: NDArray[Any], weights: Array | None) -> _Parts:
-    """The parts of some rows (n, d), block by block; NaN is no value."""
+    """Return the parts of some rows (n, d), block by block; NaN counts as missing."""
     d = x.shape[1]
     total = _Parts(np.zeros(d), np.zeros(d), np.zeros(d))
     for first in range(0, len(x), _BLOCK_ROWS):

@@ -75,7 +75,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @classmethod
     def _takes(cls, comm: Comm) -> bool:
-        """Whether another communicator can be one of this class."""
+        """True if another communicator can be one of this class."""
         return True
 
     def _identity(self) -> object:
@@ -111,12 +111,12 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @property
     def is_inter(self) -> bool:
-        """Whether this is an intercommunicator."""
+        """True if this is an intercommunicator."""
         return self.Is_inter()
 
     @property
     def is_intra(self) -> bool:
-        """Whether this is an intracommunicator."""
+        """True if this is an intracommunicator."""
         return self.Is_intra()
 
     def Get_topology(self) -> int:
@@ -128,7 +128,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @property
     def is_topo(self) -> bool:
-        """Whether this communicator has a topology."""
+        """True if this communicator has a topology."""
         return self.Get_topology() != c.UNDEFINED
 
     @classmethod

@@ -358,12 +358,12 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
 
     @property
     def is_predefined(self) -> bool:
-        """Whether the datatype is predefined by MPI."""
+        """True if the datatype is predefined by MPI."""
         return self._token is None or self._predefined_name is not None or self._combiner in _F90
 
     @property
     def is_named(self) -> bool:
-        """Whether the datatype is predefined by MPI."""
+        """True if the datatype is predefined by MPI."""
         self._check_usable()
         return self._combiner == c.COMBINER_NAMED
 

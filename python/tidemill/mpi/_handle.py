@@ -81,7 +81,7 @@ class Handle:
         return self.__reduce_ex__(2)
 
     def _is_constant(self) -> bool:
-        """Whether this is one of the names of the module itself, and no copy of it."""
+        """True if this is one of the names of the module itself, and no copy of it."""
         from tidemill.mpi import MPI
 
         return self._predefined_name is not None and vars(MPI).get(self._predefined_name) is self

@@ -124,12 +124,12 @@ class Op(_tidemill.Operation, Handle):
 
     @property
     def is_commutative(self) -> bool:
-        """Whether the operation is commutative."""
+        """True if the operation is commutative."""
         return self.Is_commutative()
 
     @property
     def is_predefined(self) -> bool:
-        """Whether the operation is predefined by MPI."""
+        """True if the operation is predefined by MPI."""
         return self._token is None or self._predefined_name is not None
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:

@@ -346,7 +346,7 @@ class Embedder:
             )
 
     def _is_shared(self, panel: Panel) -> bool:
-        """Whether all workers share each window."""
+        """True if all workers share each window."""
         return self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX
 
     def _sharing(self, panel: Panel) -> Any:

@@ -139,7 +139,7 @@ class _Chain(Generic[M]):
 
     @property
     def is_begun(self) -> bool:
-        """Whether its first window has been placed."""
+        """True if its first window has been placed."""
         return bool(self.made) or self.stage == "placed" or self.failure is not None
 
 
@@ -264,33 +264,33 @@ class Relay(Generic[M, F, N]):
 
     # --- what there is to do ---------------------------------------------------------------------------------------------
     def _is_lost(self, number: int) -> bool:
-        """Whether nothing will come of a window, as it or one before it has failed."""
+        """True if nothing will come of a window, as it or one before it has failed."""
         return self._failed is not None and number >= self._failed[0]
 
     def _is_over(self) -> bool:
-        """Whether others need nothing more of this worker, nor it of them."""
+        """True if others need nothing more of this worker, nor it of them."""
         if self._turned or (self._failed is None and self.past is None):
             return False
         return not self._begun and not self._left
 
     def _is_due(self) -> bool:
-        """Whether a chain can be turned."""
+        """True if a chain can be turned."""
         return bool(self._begun) and self._begun[0].is_done and self._begun[0].number in self._pasts
 
     def _may_begin(self) -> bool:
-        """Whether a chain can be begun: others wait for its key."""
+        """True if a chain can be begun: others wait for its key."""
         if not self._left or len(self._begun) >= _BEGUN_MAX:
             return False
         return not self._chained or self._left[0].number in self._starts
 
     def _may_measure(self) -> bool:
-        """Whether the next chain's first window can be taken further to where it needs its start."""
+        """True if the next chain's first window can be taken further to where it needs its start."""
         if not self._left or len(self._begun) >= _BEGUN_MAX:
             return False
         return self._left[0].failure is None and self._left[0].stage != "ready"
 
     def _is_urgent(self) -> bool:
-        """Whether others wait for what this worker could do, or will."""
+        """True if others wait for what this worker could do, or will."""
         return self._is_due() or self._may_begin()
 
     def _work(self) -> bool:

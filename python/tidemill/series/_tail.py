@@ -377,7 +377,7 @@ class FileTail:
 
 
 def _is_whole(file: BinaryIO, size: int) -> bool:
-    """Whether the end of a Parquet file is there."""
+    """True if the end of a Parquet file is there."""
     if size < _PARQUET_BYTES_MIN:
         return False
     file.seek(-len(_PARQUET), os.SEEK_END)

@@ -65,7 +65,7 @@ class _Span:
 
     @property
     def by_calendar(self) -> bool:
-        """Whether it is weeks, months or years."""
+        """True if it is weeks, months or years."""
         return self.unit in ("w", "mo", "y")
 
 
@@ -153,7 +153,7 @@ def _extent(stamps: NDArray[Any]) -> str:
 
 
 def _may_go_on(stamps: NDArray[Any]) -> bool:
-    """Whether the last day may get further times: not where all times so far are at the same time of day, as of daily data."""
+    """True if the last day may get further times: not where all times so far are at the same time of day, as of daily data."""
     clock = stamps - stamps.astype("datetime64[D]")
     # One time alone tells nothing.
     return len(stamps) < 2 or bool((clock != clock[0]).any())

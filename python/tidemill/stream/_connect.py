@@ -69,7 +69,7 @@ def bad(on_error: OnError, quarantine: Quarantine | None, path: str | None = Non
 
 
 def _takes_texts(sink: object) -> bool:
-    """Whether a sink has no way to write bytes and lists."""
+    """Return whether a sink cannot write bytes and lists."""
     spec = json.loads(sink.spec) if isinstance(sink, Connector) else {}
     return spec.get("kind") == "redis" or (spec.get("kind"), spec.get("format")) == ("files", "csv")
 
@@ -229,14 +229,14 @@ def from_files(
 
 
 def _whole_millis(length: Duration, name: str) -> int:
-    """Milliseconds of a pause, which is one at least."""
+    """Return the milliseconds of an interval, at least one."""
     if micros(length, name) < 1000:
         raise DataSetError(f"{name}={length!r} is too short a pause: use at least a millisecond")
     return micros(length, name) // 1000
 
 
 def _is_there(path: str) -> bool:
-    """Whether a path or a glob names something; not looked for in stores."""
+    """Return whether a path or a glob matches anything; stores are not checked."""
     # A pattern may be absolute, which `Path.glob` refuses.
     return "://" in path or Path(path).exists() or any(True for _ in glob.iglob(path, recursive=True))  # noqa: PTH207
 
@@ -406,7 +406,7 @@ def _topic(topic: str) -> str:
 
 
 def _start(start: str | datetime) -> Any:
-    """Where reading begins, as the engine takes it."""
+    """Return where reading begins, as the engine takes it."""
     if isinstance(start, datetime):
         return {"timestamp_ms": _millis(start)}
     if start not in ("earliest", "latest"):
@@ -415,7 +415,7 @@ def _start(start: str | datetime) -> Any:
 
 
 def _millis(at: datetime) -> int:
-    """The first millisecond that is not before a time; brokers know none before 1970."""
+    """Return the first millisecond that is not before a time; brokers know none before 1970."""
     at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
     return max(0, -((datetime(1970, 1, 1, tzinfo=timezone.utc) - at) // timedelta(milliseconds=1)))
 
@@ -518,7 +518,7 @@ def to_kafka(
 
 
 def _headers(given: Headers) -> list[tuple[str | None, str]]:
-    """Columns with the names of their headers; None is the name of one that has names, too."""
+    """Return columns with the names of their headers; None for a column that contains names, too."""
     columns: list[tuple[str | None, str]] = []
     for part in [given] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else given:
         columns += part.items() if isinstance(part, Mapping) else [(None, part)]

@@ -69,7 +69,7 @@ class CustomWindow(WindowKey):
 
 
 def _aggregated(data: DataSet, keys: list[Expr], aggregates: list[NativeExpr], window: CustomWindow) -> DataSet:
-    """Groups by `keys`, of which one is the window, and what is wanted of each."""
+    """Group by `keys`, one of which is the window, and aggregate."""
     data = assigned(data, window)
     how = ("sliding", 1, 1, window.lateness, window.early, None, window.emit_early_rows)
     native = window_of((col(_END) - _MICROSECOND)._native, *how)
@@ -172,7 +172,7 @@ def _without_time(batch: pyarrow.RecordBatch, names: list[str]) -> pyarrow.Recor
 
 
 def _array(pyarrow: Any, array: Any) -> Any:
-    """An array of Arrow, of anything that is one, or can be made into one."""
+    """Return an Arrow array, converting if necessary."""
     if isinstance(array, pyarrow.ChunkedArray):
         return array.combine_chunks()
     return array if isinstance(array, pyarrow.Array) else pyarrow.array(array)

@@ -217,7 +217,7 @@ class RedisLookup:
 
 
 def _table(keys: list[Any]) -> NativeTable:
-    """Keys as rows; of what types they are is seen from the values."""
+    """Return keys as rows, with types inferred from the values."""
     columns = zip(*(key if isinstance(key, tuple) else (key,) for key in keys), strict=True)
     table = NativeTable.from_lists([(str(at), list(values), None) for at, values in enumerate(columns)])
     for name, kind in table.fields:

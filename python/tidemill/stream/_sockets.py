@@ -23,7 +23,7 @@ __all__ = ["from_socket", "from_webhook", "from_websocket"]
 
 
 def _port(port: int) -> int:
-    """The number of a port. Of 0 the system would choose one, and nobody would be told which."""
+    """Return the number of a port. Port 0 is refused: the system would choose one that nobody would know."""
     if isinstance(port, bool) or not isinstance(port, Integral) or not 1 <= port <= 65_535:
         raise DataSetError(f"port={port!r} must be a port, an integer from 1 to 65535")
     return int(port)

@@ -133,7 +133,7 @@ _END = object()
 
 @contextmanager
 def _named(of: str) -> Iterator[None]:
-    """Errors of the function say which split it was."""
+    """Add the split to errors of the function."""
     try:
         yield
     except Exception as error:
@@ -145,7 +145,7 @@ _UNITS = {"s": 0, "ms": 1, "us": 2, "\N{MICRO SIGN}s": 2, "ns": 3}
 
 
 def _may_be(found: str, wanted: str) -> bool:
-    """Whether values of a type, as Arrow calls it, are none but those of another one when they are cast."""
+    """Return whether all values of one Arrow type survive a cast to another."""
     if found.startswith("Dictionary("):
         # Of its indexes and its values.
         return _may_be(found[:-1].partition(", ")[2], wanted)
@@ -169,7 +169,7 @@ def _may_be(found: str, wanted: str) -> bool:
 
 
 class _Reader:
-    """What reads a split, called by the engine."""
+    """Reads a split; called by the engine."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Reader:
         self._rows = iter(found)
 
     def next(self) -> tuple[NativeTable | None, bytes] | None:
-        """Rows and the position behind them; no rows, if there are none at the moment; None at the end."""
+        """Return rows and the position after them; no rows if there are none at the moment; None at the end."""
         with _named(self._of):
             found = next(self._rows, _END)
         if found is _END:

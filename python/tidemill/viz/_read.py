@@ -93,7 +93,7 @@ class FrameReader:
 
     @property
     def named(self) -> bool:
-        """Whether points have ids of their own."""
+        """True if points have ids of their own."""
         return not self._ids.empty
 
     @property

@@ -298,7 +298,7 @@ def _named(name: str, given: Any) -> dict[str, Any]:
 
 
 def _is_sequence(given: Any) -> bool:
-    """Whether these are arrays, and not categories or numbers."""
+    """True if these are arrays, and not categories or numbers."""
     if isinstance(given, list | tuple):
         return len(given) > 0 and np.ndim(given[0]) == 1
     return isinstance(given, np.ndarray) and given.ndim == 2

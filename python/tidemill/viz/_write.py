@@ -641,7 +641,7 @@ class FrameRecorder(FrameWriter):
 
 
 def _is_none(kind: object) -> bool:
-    """Whether there is no category: None, or NaN, which alone differs from itself, or what pandas has in place of both."""
+    """True if there is no category: None, or NaN, which alone differs from itself, or what pandas has in place of both."""
     try:
         return kind is None or bool(kind != kind)
     except TypeError:
