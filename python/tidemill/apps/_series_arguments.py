@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _add_general(parser: Parser) -> None:
-    """What is read, and where frames go."""
+    """Add options for input and output."""
     add = parser.add_argument
     add("file", nargs="*", help="CSV (also .gz, .zst, ...), Parquet, Arrow or JSON lines; a file, folder or glob with a row for each id and time "
         "(default: a generated market)")  # fmt: skip
@@ -70,7 +70,7 @@ def _add_general(parser: Parser) -> None:
 
 
 def _add_columns(parser: Parser) -> None:
-    """Which column is what, and how fields of CSV are told apart."""
+    """Add options for columns, and for the fields of CSV."""
     add = parser.add_argument_group("columns", "by default found by their usual names").add_argument
     for role, what in zip(
         ROLES,
@@ -91,7 +91,7 @@ def _add_columns(parser: Parser) -> None:
 
 
 def _add_cleaning(parser: Parser) -> None:
-    """How rows are cleaned."""
+    """Add options for cleaning rows."""
     add = parser.add_argument_group("cleaning").add_argument
     add("--negative", choices=("absolute", "missing", "keep"), default="absolute", help="what to do with values below 0 (default "
         "%(default)s: the minus sign marks a mean of bid and ask)")  # fmt: skip
@@ -110,13 +110,23 @@ def _add_cleaning(parser: Parser) -> None:
         metavar="FRACTION",
         help="largest fraction of a window that may be filled in (default %(default)s)",
     )
-    add("--bad-rows", choices=("raise", "skip"), default="raise", help="what to do with rows that cannot be read (default %(default)s)")
+    add(
+        "--bad-rows",
+        choices=("raise", "skip"),
+        default="raise",
+        help="what to do with rows that cannot be read (default %(default)s)",
+    )
 
 
 def _add_embedding(parser: Parser) -> None:
-    """How windows are measured, embedded and aligned."""
+    """Add options for measuring, embedding and aligning windows."""
     add = parser.add_argument_group("distances and embedding").add_argument
-    add("--distance", choices=("correlation", "euclidean"), default="correlation", help="distance between series (default %(default)s)")
+    add(
+        "--distance",
+        choices=("correlation", "euclidean"),
+        default="correlation",
+        help="distance between series (default %(default)s)",
+    )
     add("--of", choices=("changes", "differences", "values"), default="changes", help="what to compare: changes of the logarithm "
         "from one time to the next, differences, or the values themselves (default %(default)s)")  # fmt: skip
     add(
@@ -134,7 +144,11 @@ def _add_embedding(parser: Parser) -> None:
         "so that workers need not wait for each other; 1 turns this off and moves points most smoothly (default %(default)s)")  # fmt: skip
     add("--align", default="previous", metavar="{previous,first,common,FILE}", help="what to align frames to: the previous frame, the "
         "first frame, the ids present in all windows (embedded over all times), or a table of ids and their x, y, z (default %(default)s)")  # fmt: skip
-    add("--annealing", action="store_true", help="use deterministic annealing in windows that do not start from an earlier one")
+    add(
+        "--annealing",
+        action="store_true",
+        help="use deterministic annealing in windows that do not start from an earlier one",
+    )
     add("--max-iter", type=int, default=300, metavar="N", help="maximum iterations per window (default %(default)s)")
     add(
         "--tol",
@@ -146,9 +160,11 @@ def _add_embedding(parser: Parser) -> None:
 
 
 def _add_shown(parser: Parser) -> None:
-    """What the page shows."""
+    """Add options for the page."""
     add = parser.add_argument_group("display").add_argument
-    add("--groups", metavar="FILE", help="table with a row for each id: its sector, ..., and optionally a column 'name'")
+    add(
+        "--groups", metavar="FILE", help="table with a row for each id: its sector, ..., and optionally a column 'name'"
+    )
     add("--group-id", metavar="COLUMN", help="column of ids in the --groups table")
     add(
         "--glyph",
@@ -170,7 +186,7 @@ def _add_shown(parser: Parser) -> None:
 
 
 def _add_following(parser: Parser) -> None:
-    """How a source that grows is followed."""
+    """Add options for following a growing source."""
     add = parser.add_argument_group("following").add_argument
     add(
         "--follow",
@@ -187,7 +203,7 @@ def _add_following(parser: Parser) -> None:
 
 
 def _add_sample(parser: Parser) -> None:
-    """What the generated market is like."""
+    """Add options for the generated market."""
     add = parser.add_argument_group("the generated market").add_argument
     add("--sample-ids", type=int, default=240, metavar="N", help="number of stocks (default %(default)s)")
     add("--sample-days", type=int, default=1000, metavar="N", help="number of trading days (default %(default)s)")
@@ -195,7 +211,7 @@ def _add_sample(parser: Parser) -> None:
 
 
 def _check_options(parser: Parser, options: argparse.Namespace) -> None:
-    """End the command where options do not go together."""
+    """End the command if options cannot be combined."""
     if options.settle is not None and not options.follow:
         parser.error("--settle is for --follow")
     if options.follow and len(options.file) != 1:
@@ -224,7 +240,7 @@ def _check_options(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _glyphs(parser: Parser, given: Sequence[str]) -> dict[str, str]:
-    """The shape of each id that is drawn large."""
+    """Return the shape of each id to draw large."""
     glyphs: dict[str, str] = {}
     for text in given:
         name, _, glyph = text.partition("=")

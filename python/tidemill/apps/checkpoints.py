@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="option for the store of a URL, as in storage_options= of tidemill.stream.Checkpoint; repeat for each option. With --copy, both stores get it. "
         "Pass secrets through the environment: anyone who can list processes can see the command line",
     )
-    parser.add_argument("--epoch", type=int, metavar="N", help="with --copy: copy the checkpoint of this epoch instead of the newest")
+    parser.add_argument(
+        "--epoch", type=int, metavar="N", help="with --copy: copy the checkpoint of this epoch instead of the newest"
+    )
     # It is no job of several workers; the launcher's option is taken as others take it.
     parser.add_argument("-n", "--workers", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -89,7 +91,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """A text in one line: names may hold what a terminal takes for commands."""
+    """Return text in one line: names may contain terminal commands."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 

@@ -21,7 +21,9 @@ _ROUNDS = 5
 
 
 def _one_way(comm: Any, peer: int, nbytes: int, repeats: int) -> float:
-    """Seconds for one message of ``nbytes`` between rank 0 and ``peer``: the median of a few rounds of ping-pong."""
+    """Return the seconds for one message of ``nbytes`` between rank 0 and ``peer``: the median of a few rounds of
+    ping-pong.
+    """
     data = np.zeros(nbytes, np.uint8)
     times = []
     for _ in range(_ROUNDS):

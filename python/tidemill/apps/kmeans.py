@@ -72,15 +72,48 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="what to do with rows that cannot be used: stop, or skip and report them (default %(default)s)",
     )
     add("--delimiter", metavar="C", help="field separator of text files (default: detected)")
-    add("--header", choices=("auto", "yes", "no"), default="auto", help="whether the first line has the column names (default %(default)s)")
+    add(
+        "--header",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="whether the first line has the column names (default %(default)s)",
+    )
     add("--dtype", choices=("float32", "float64"), default="float32", help="precision of rows (default %(default)s)")
-    add("--init", choices=("k-means||", "k-means++", "random"), default="k-means||", help="initial centers (default %(default)s)")
-    add("--n-init", type=int, default=1, metavar="N", help="number of starts; the best result is kept (default %(default)s)")
+    add(
+        "--init",
+        choices=("k-means||", "k-means++", "random"),
+        default="k-means||",
+        help="initial centers (default %(default)s)",
+    )
+    add(
+        "--n-init",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of starts; the best result is kept (default %(default)s)",
+    )
     add("--max-iter", type=int, default=300, metavar="N", help="maximum number of iterations (default %(default)s)")
-    add("--tol", type=float, default=1e-4, metavar="X", help="stop when centers move less than this (default %(default)s)")
-    add("--algorithm", choices=("auto", "lloyd", "hamerly", "tree"), default="auto", help="algorithm; affects only the speed (default %(default)s)")
+    add(
+        "--tol",
+        type=float,
+        default=1e-4,
+        metavar="X",
+        help="stop when centers move less than this (default %(default)s)",
+    )
+    add(
+        "--algorithm",
+        choices=("auto", "lloyd", "hamerly", "tree"),
+        default="auto",
+        help="algorithm; affects only the speed (default %(default)s)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="random seed (default %(default)s)")
-    add("--sample-rows", type=int, default=200_000, metavar="N", help="number of rows of the generated set (default %(default)s)")
+    add(
+        "--sample-rows",
+        type=int,
+        default=200_000,
+        metavar="N",
+        help="number of rows of the generated set (default %(default)s)",
+    )
     add(
         "--out",
         type=Path,
@@ -213,7 +246,7 @@ def _silent(_: str) -> None:
 
 
 def _load(comm: Comm, arguments: argparse.Namespace) -> tuple[Features, NDArray[np.bool_], list[Bad], int]:
-    """Read this rank's numbers, which of its rows they are, and the bad rows of all ranks."""
+    """Read this rank's numbers, their row numbers, and the bad rows of all ranks."""
     if arguments.file is None:
         x = _generate(comm, arguments.sample_rows, arguments.seed)
         return Features(x, ["x", "y"], []), np.ones(len(x), dtype=bool), [], 0
@@ -242,9 +275,9 @@ def _listed(file: Path, bad: list[Bad], count: int, most: int = 10) -> str:
 
 
 def _generate(comm: Comm, rows: int, seed: int) -> Array:
-    """Make this rank's part of the generated set: a dozen round and stretched clouds in the plane.
+    """Generate this rank's part of the data set: a dozen round and elongated clouds in the plane.
 
-    Every rank makes all and keeps its part, so that the set does not depend on the number of workers.
+    Every rank generates all and keeps its part, so that the set does not depend on the number of workers.
     """
     rng = np.random.default_rng(seed)
     middles = rng.uniform(-10, 10, (_CLOUDS, 2))
@@ -272,7 +305,7 @@ def _write(
     summary: dict[str, Any],
     title: str,
 ) -> None:
-    """Labels from every rank into one file, each in its place; the rest by rank 0."""
+    """Write labels from every rank to one file, each in its place; rank 0 writes the rest."""
     counts = comm.allgather(len(good))
     labels_file = out / "labels.npy"
 

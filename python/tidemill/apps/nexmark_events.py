@@ -44,7 +44,7 @@ _STATES = "AZ,CA,ID,OR,WA,WY"
 
 
 def _bits(of: str, skip: int, count: int) -> str:
-    """So many bits of a number, which may be negative: a number that is not."""
+    """Return some bits of a number, which may be negative, as a nonnegative number."""
     return f"(({of} >> {skip}) & {(1 << count) - 1})"
 
 
@@ -53,13 +53,13 @@ def _one_of(words: str, number: str) -> str:
 
 
 def _text(at: str, length: object) -> str:
-    """A text of at most 512 letters; `at` is below 1024."""
+    """Return a string of at most 512 letters; `at` is below 1024."""
     # Of a view, texts are slices: nothing is copied.
     return f"substr(arrow_cast('{_LETTERS}', 'Utf8View'), 1 + {at}, {length})"
 
 
 def _price(bits: str) -> str:
-    """Cents, from a dollar to a million of them: as many of each order of magnitude. Made of 20 bits."""
+    """Return a price in cents, from one dollar to a million, uniform over orders of magnitude, from 20 bits."""
     return f"cast(round(100 * power(10.0, 6.0 * {bits} / {1 << 20}.0)) as bigint)"
 
 
@@ -92,7 +92,7 @@ _PERSON = f"""
 
 
 def _person_of(hot: str, chosen: str, hot_place: int) -> str:
-    """The id of a hot person, or of any that is active."""
+    """Return the id of a hot person, or of any active one."""
     active = f"least(epoch + 1, {_ACTIVE_PERSONS})"
     anybody = f"epoch + 1 - {active} + {chosen} % ({active} + {_LEAD})"
     return f"{_FIRST_ID} + case when {hot} > 0 then epoch / {_HOT_OF} * {_HOT_OF} + {hot_place} else {anybody} end"

@@ -94,13 +94,13 @@ def query(number: int, streams: Streams) -> tm.DataSet:
 
 
 def _average_of_last_ten(winning: tm.DataSet) -> tm.DataSet:
-    """Of each auction that has ended: the average price of the last ten of its seller, itself included."""
+    """For each auction that has ended: the average price of the last ten of its seller, including itself."""
     schema = {"seller": "int64", "auction": "int64", "price": "float64"}
     return winning.key_by("seller").process(_last_ten, schema)
 
 
 def _last_ten(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> list[dict[str, Any]]:
-    """Auctions of ten seconds come in any order, so they wait until these are over."""
+    """Auctions within ten seconds come in any order, so they wait for the end of these."""
     state: tuple[list[tuple[Any, ...]], list[int]] = context.state or ([], [])
     waiting, prices = state
     for row in rows:

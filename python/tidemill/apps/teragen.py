@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = Parser(prog="tidemill teragen", description="Generate random 100-byte records on all workers of the job.")
     parser.add_argument("folder", type=Path, help="output folder; must not exist")
-    parser.add_argument("--records", type=int, required=True, metavar="N", help="number of records; ten million are 1 GB")
+    parser.add_argument(
+        "--records", type=int, required=True, metavar="N", help="number of records; ten million are 1 GB"
+    )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default %(default)s)")
     options = parser.parse_args(argv)
     if options.records < 0:

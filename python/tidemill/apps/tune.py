@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--budget", type=duration_s, default=0.02, metavar="TIME", help="time for each measurement (default 20ms)"
     )
-    parser.add_argument("--largest", type=int, default=8 << 20, metavar="BYTES", help="largest message size to measure (default 8 MiB)")
+    parser.add_argument(
+        "--largest", type=int, default=8 << 20, metavar="BYTES", help="largest message size to measure (default 8 MiB)"
+    )
     options = parser.parse_args(argv)
 
     job = tm.init()

@@ -44,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--demo", action="store_true", help="write a generated market into the folder first")
     add("--points", type=int, default=600, metavar="N", help="points of the generated market (default %(default)s)")
     add("--frames", type=int, default=120, metavar="N", help="frames of the generated market (default %(default)s)")
-    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s); any address other than loopback requires --token, --token-file or TIDEMILL_TOKEN")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default %(default)s); any address other than loopback requires --token, --token-file or TIDEMILL_TOKEN",
+    )
     add("--port", type=int, default=0, help="port to listen on (default: a free one)")
     add(
         "--token",
@@ -98,17 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _token(options: argparse.Namespace) -> str | None:
-    """The token that was given in any way."""
+    """Return the token, given in any way."""
     if options.token_file is not None:
         return str(options.token_file.read_text().strip())
     return options.token or os.environ.get("TIDEMILL_TOKEN") or None
 
 
 def _be_interrupted() -> None:
-    """Let Ctrl-C and SIGTERM interrupt what is done from now on, the second of them end the process; and see that it does end.
+    """Let Ctrl-C and SIGTERM interrupt the program from now on, and a second one end the process for certain.
 
-    Also where whoever started the process has SIGINT ignored or blocked, as scripts have in what they start in the background: who sends
-    it means this server.
+    This works even if the parent process ignores or blocks SIGINT, as scripts do for background processes: a signal
+    sent to this process is meant for this server.
     """
 
     def interrupt(*_: object) -> None:

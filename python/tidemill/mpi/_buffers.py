@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Constant:
-    """A constant of its own type, equal to itself alone, also after pickling."""
+    """A constant with its own type, equal only to itself, even after pickling."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -95,7 +95,7 @@ def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
-    """Bytes of a buffer, and the code of the datatype it implies (``None``: none)."""
+    """Return the bytes of a buffer, and the code of the datatype it implies (``None`` if none)."""
     array = _array_of(buffer)
     if array is None:
         raise TypeError(_no_buffer(buffer))
@@ -122,7 +122,9 @@ def _empty() -> Bytes:
 
 
 def _unusable(array: NDArray[Any], text: str) -> Exception:
-    """The error of memory that cannot be sent as it is, as mpi4py raises it: of NumPy's class, or DLPack's for its tensors."""
+    """Return the error for memory that cannot be sent as it is, as in mpi4py: NumPy's class, or DLPack's for its
+    tensors.
+    """
     from tidemill.mpi._dlpack import TensorMemory
 
     return BufferError(text) if isinstance(array.base, TensorMemory) else ValueError(text)
@@ -174,7 +176,7 @@ def datatype_of(given: Any) -> Datatype:
 
 
 class _Spec:
-    """The parts of a message: buffer, counts, displacements, datatype; those not given are ``None``."""
+    """The parts of a message: buffer, counts, displacements, datatype; omitted ones are ``None``."""
 
     def __init__(self, spec: Any, *, vector: bool, writable: bool) -> None:
         counts: Any = None
@@ -224,7 +226,7 @@ class _Spec:
         self.layout: Layout = self.datatype._laid()
 
     def default_count(self) -> int:
-        """Items in the memory, when no count is given."""
+        """Return the number of items in the memory, if no count is given."""
         return self._items_after(0)
 
     def _items_after(self, offset_bytes: int) -> int:
@@ -240,7 +242,7 @@ class _Spec:
         return length // extent
 
     def check(self, offset_bytes: int, count: int) -> None:
-        """That `count` items from `offset_bytes` lie within the memory."""
+        """Check that `count` items from `offset_bytes` are within the memory."""
         if count == 0:
             return
         if not self.has_memory:
@@ -253,7 +255,7 @@ class _Spec:
 
 
 def _element(datatype: Datatype) -> tuple[str, int]:
-    """What a contiguous datatype is made of for the native code, and how many of it."""
+    """Return the element type of a contiguous datatype for native code, and the number of elements."""
     if datatype._element is not None:
         return datatype._element, 1
     layout = datatype._laid()
@@ -264,7 +266,7 @@ def _element(datatype: Datatype) -> tuple[str, int]:
 
 
 def _single_base(datatype: Datatype) -> Datatype | None:
-    """The predefined datatype that a derived one repeats, if it is only one."""
+    """Return the predefined datatype that a derived one repeats, if it is only one."""
     if datatype.is_named:
         return datatype
     bases = {id(base): base for base in map(_single_base, datatype.Get_contents()[3])}
@@ -392,7 +394,7 @@ def _starts(counts: list[int]) -> list[int]:
 
 
 class _Part:
-    """`count` items of a layout at the start of `memory`."""
+    """The first `count` items of a layout in `memory`."""
 
     def __init__(self, layout: Layout, memory: Bytes, count: int) -> None:
         self.layout, self.memory, self.count = layout, memory, count
@@ -403,7 +405,7 @@ class _Part:
 
 
 def _packed_blocks(parts: Sequence[_Part], write: bool, update: bool, element: str, each: int) -> ResolvedBlocks:
-    """Blocks one after another in memory of their own."""
+    """Consecutive blocks in memory of their own."""
     starts = _starts([part.nbytes for part in parts])
     packed: Bytes = np.zeros(sum(part.nbytes for part in parts), np.uint8)
     if update or not write:

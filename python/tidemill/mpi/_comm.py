@@ -36,7 +36,7 @@ _NAMES = {"world": "MPI_COMM_WORLD", "self": "MPI_COMM_SELF"}
 
 
 class _State:
-    """What handles of one communicator share besides the native one."""
+    """State that handles of one communicator share, in addition to the native one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @classmethod
     def _takes(cls, comm: Comm) -> bool:
-        """True if another communicator can be one of this class."""
+        """Return whether another communicator can have this class."""
         return True
 
     def _identity(self) -> object:
@@ -220,7 +220,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
     # New ones.
 
     def _make(self, native: _tidemill.Comm | None, kind: type[Comm] | None = None) -> Any:
-        """A handle for a new native communicator, ``COMM_NULL`` for none."""
+        """Return a handle for a new native communicator, ``COMM_NULL`` for none."""
         kind = kind or type(self)
         if native is None:
             return COMM_NULL if kind is Comm else kind()
@@ -231,7 +231,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         return self._inherit(self._make(self._dup()))
 
     def _inherit(self, new: Any) -> Any:
-        """Passes on the topology."""
+        """Pass on the topology."""
         new._state.topology = self._state.topology
         return new
 
@@ -270,7 +270,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
     @classmethod
     def _plain(cls) -> type[Comm]:
-        """The class of parts of it: without the topology."""
+        """Return the class of its parts: without the topology."""
         return Intracomm
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
@@ -554,7 +554,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
 
 class _Both:
-    """Drives the request of a receive and a send that go together."""
+    """Drives the request of a combined receive and send."""
 
     def __init__(self, receive: Request, send: Request) -> None:
         self.requests = [receive, send]
@@ -581,7 +581,9 @@ def _both(receive: Request, send: Request) -> Request:
 
 
 def _add_persistent() -> None:
-    """``Send_init`` and its like: a persistent request starts the non-blocking call of the same name again and again."""
+    """Add ``Send_init`` and the like: a persistent request that starts the nonblocking call of the same name
+    repeatedly.
+    """
     names = ["Send", "Recv", "Bsend", "Ssend", "Rsend"]
     names += ["Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv", "Alltoall"]
     names += ["Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter_block", "Reduce_scatter"]

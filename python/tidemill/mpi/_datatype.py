@@ -408,7 +408,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         *,
         bounds: tuple[int, int] | None = None,
     ) -> Any:
-        """`counts[i]` items at each of `displacements[i]` bytes; bounds from the items unless given."""
+        """Return `counts[i]` items at each of `displacements[i]` bytes; bounds from the items unless given."""
         layout = self._laid()
         displacements, counts = np.asarray(displacements, np.int64), np.asarray(counts, np.int64)
         if displacements.size != counts.size:
@@ -694,7 +694,9 @@ _f90_made: dict[tuple[int, tuple[int, ...]], Datatype] = {}
 
 
 def _f90(combiner: int, name: str, digits: tuple[int, ...]) -> Datatype:
-    """A datatype chosen by digits: a handle of its own, that is predefined but has no name. Source: MPI 4.1 section 19.1.5."""
+    """Return a datatype chosen by digits: a separate handle, predefined but without a name. Source: MPI 4.1 section
+    19.1.5.
+    """
     made = _f90_made.get((combiner, digits))
     if made is None:
         made = _f90_made[combiner, digits] = Datatype(predefined[name])
@@ -764,7 +766,7 @@ def _decode(datatype: Datatype) -> tuple[Datatype, str, dict[str, Any]]:
 
 
 def _remade(kind: type[Datatype], combiner: str, base: Datatype, arguments: dict[str, Any], name: str) -> Any:
-    """Makes a derived datatype again after pickling."""
+    """Restore a derived datatype after pickling."""
     if combiner == "STRUCT":
         made = kind.Create_struct(**arguments)
     elif combiner == "DUP":

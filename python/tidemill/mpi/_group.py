@@ -155,7 +155,7 @@ class Group(Handle):
 
 
 def _members_of(kind: type[Group] | None, name: str) -> Group:
-    """Makes a predefined group, or a copy of one, again after pickling."""
+    """Restore a predefined group, or a copy of one, after pickling."""
     from tidemill.mpi._handle import _predefined
 
     found: Group = _predefined(name)

@@ -51,7 +51,7 @@ class Handle:
     _number: int = 0
 
     def _identity(self) -> object:
-        """What is compared; ``None`` for null handles."""
+        """Return the identity to compare; ``None`` for null handles."""
         raise NotImplementedError
 
     def __bool__(self) -> bool:
@@ -81,7 +81,7 @@ class Handle:
         return self.__reduce_ex__(2)
 
     def _is_constant(self) -> bool:
-        """True if this is one of the names of the module itself, and no copy of it."""
+        """Return whether this is one of the names of the module itself, not a copy of it."""
         from tidemill.mpi import MPI
 
         return self._predefined_name is not None and vars(MPI).get(self._predefined_name) is self
@@ -130,14 +130,14 @@ class Handle:
 
 
 def _predefined(name: str) -> Any:
-    """Finds a predefined handle again after pickling."""
+    """Find a predefined handle after pickling."""
     from tidemill import mpi
 
     return getattr(mpi, name)
 
 
 def _copy(kind: type[Handle], name: str) -> Any:
-    """Makes a copy of a predefined handle again after pickling."""
+    """Copy a predefined handle after pickling."""
     return kind(_predefined(name))  # type: ignore[call-arg]
 
 

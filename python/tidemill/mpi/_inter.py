@@ -387,7 +387,7 @@ class Intercomm(Comm):
 
 
 def _point_to_point() -> None:
-    """Point to point on the bridge, with ranks moved by the offset."""
+    """Point-to-point call on the bridge, with ranks moved by the offset."""
 
     def sending(name: str) -> Any:
         native = getattr(Comm, name)
@@ -425,12 +425,12 @@ def _receiving() -> None:
     def receive(
         self: Intercomm, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
     ) -> None:
-        """As `Comm.Recv`, from the other group."""
+        """Like `Comm.Recv`, from the other group."""
         Comm.Recv(self, buf, self._to(source), tag, status)
         self._from(status)
 
     def irecv(self: Intercomm, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
-        """As `Comm.Irecv`, from the other group."""
+        """Like `Comm.Irecv`, from the other group."""
         return _moved(self, Comm.Irecv(self, buf, self._to(source), tag))
 
     def irecv_parcel(self: Intercomm, source: int, tag: int, finish: Any) -> Request:
@@ -446,18 +446,18 @@ def _receiving() -> None:
         recvtag: int = c.ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """As `Comm.Sendrecv`, with the other group."""
+        """Like `Comm.Sendrecv`, with the other group."""
         Comm.Sendrecv(self, sendbuf, self._to(dest), sendtag, recvbuf, self._to(source), recvtag, status)
         self._from(status)
 
     def probe(self: Intercomm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """As `Comm.Probe`, from the other group."""
+        """Like `Comm.Probe`, from the other group."""
         found = Comm.Probe(self, self._to(source), tag, status)
         self._from(status)
         return bool(found)
 
     def iprobe(self: Intercomm, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """As `Comm.Iprobe`, from the other group."""
+        """Like `Comm.Iprobe`, from the other group."""
         found = bool(Comm.Iprobe(self, self._to(source), tag, status))
         if found:
             self._from(status)
@@ -486,7 +486,7 @@ _receiving()
 
 
 class _Moved:
-    """Drives a receive whose status is told in ranks of the other group."""
+    """Drives a receive whose status uses ranks of the other group."""
 
     def __init__(self, comm: Intercomm, request: Request) -> None:
         self.offset, self.request = comm._offset, request
@@ -542,7 +542,7 @@ def _blocks(resolver: Any, spec: Any, write: bool, blocks: int) -> tuple[list[By
 
 
 def _like(spec: Any) -> Any:
-    """Room for the result of a reduction of such a message."""
+    """Allocate memory for the result of a reduction of such a message."""
     _memory, count, element, _, datatype = resolve(spec, False, False, 1)
     return [np.zeros(count * _size(element), np.uint8), datatype]
 

@@ -14,7 +14,7 @@ __all__ = ["np"]
 
 
 class _Numpy(types.ModuleType):
-    """Stands for NumPy; what has been used once is found as fast as in a module."""
+    """Stands for NumPy; attributes that have been used once are found as fast as in a module."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib.import_module("numpy"), name)

@@ -131,7 +131,7 @@ def _slots(count: int) -> Memory:
 
 
 def _read(slots: Memory) -> Iterator[bytes | None]:
-    """The pickle in every slot; ``None`` for large ones."""
+    """Return the pickle in every slot; ``None`` for large ones."""
     memory = slots.tobytes()
     for start in range(0, len(memory), SLOT_BYTES):
         used = memory[start] | memory[start + 1] << 8
@@ -153,7 +153,7 @@ def bcast(comm: Comm, obj: Any, root: int) -> Any:
 
 
 def _bcast_large(comm: Comm, pickled: Pickled | None, root: int) -> Any:
-    """Broadcasts the lengths of pickle and arrays, the pickle, and each array into its final memory."""
+    """Broadcast the lengths of pickle and arrays, the pickle, and each array into its final memory."""
     if pickled is not None:
         lengths = np.array([len(pickled.body), *(array.nbytes for array in pickled.arrays)], np.int64)
         comm.Bcast(np.array([lengths.size]), root)
@@ -186,7 +186,7 @@ def gather(comm: Comm, obj: Any, root: int) -> list[Any] | None:
 
 
 def _found(comm: Comm, rank: int, body: bytes | None, own: Slot, tag: int) -> Any:
-    """A rank's object: from its slot, this rank's own, or received now."""
+    """Return a rank's object: from its slot, this rank's own, or received now."""
     if body is not None:
         return pickle.loads(body)
     return own.pickled.copied() if rank == comm.rank else _take(comm, rank, tag)
@@ -206,7 +206,7 @@ def scatter(comm: Comm, objs: Sequence[Any] | None, root: int) -> Any:
 
 
 def _give_large(comm: Comm, slots: Sequence[Slot], tag: int) -> Callable[[], Any]:
-    """Begins to send the large objects to their ranks; what it returns waits for that."""
+    """Start sending the large objects to their ranks; the result waits for completion."""
     sends = [
         _give(comm, slot.pickled, rank, tag) for rank, slot in enumerate(slots) if slot.is_large and rank != comm.rank
     ]
@@ -222,7 +222,7 @@ def as_many(size: int, objs: Sequence[Any] | None) -> list[Any]:
 
 
 def _gathered(comm: Comm, slot: Slot) -> list[bytes | None]:
-    """Everybody's pickle, if it is small."""
+    """Return all ranks' pickles, where small."""
     room = _slots(comm.size)
     comm.Allgather(slot.bytes(), room)
     return list(_read(room))
@@ -263,7 +263,7 @@ def fold(objects: Sequence[Any], op: Combine) -> Any:
 
 
 def _all_if_small(comm: Comm, slot: Slot) -> list[Any] | None:
-    """All objects if everybody's is small; else none, on every rank."""
+    """Return all objects if all ranks' are small; otherwise none, on every rank."""
     bodies = _gathered(comm, slot)
     small = [body for body in bodies if body is not None]
     return [pickle.loads(body) for body in small] if len(small) == len(bodies) else None
@@ -271,7 +271,7 @@ def _all_if_small(comm: Comm, slot: Slot) -> list[Any] | None:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Others wait for what is made here: they are told when the operation or a pickle raises."""
+    """Context in which others wait for this rank's data: they are told when the operation or a pickle raises."""
     try:
         yield
     except BaseException as error:
@@ -281,7 +281,7 @@ def _telling() -> Iterator[None]:
 
 
 def _reduce_in_tree(comm: Comm, obj: Any, op: Combine) -> Any:
-    """Combines large objects towards rank 0 along a binomial tree, in rank order. The result is rank 0's alone."""
+    """Combine large objects along a binomial tree towards rank 0, in rank order. Only rank 0 gets the result."""
     rank, size, distance = comm.rank, comm.size, 1
     while distance < size:
         if rank & distance:

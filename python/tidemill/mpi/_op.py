@@ -11,7 +11,7 @@ from tidemill.mpi._handle import Handle
 
 
 def _located(better: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
-    """The pair with the better value; of equal values, the one with the lower index."""
+    """Return the pair with the better value; of equal values, the one with the lower index."""
 
     def choose(x: Any, y: Any) -> Any:
         (u, i), (v, j) = x, y

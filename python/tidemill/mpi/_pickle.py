@@ -82,7 +82,9 @@ class Pickle:
         return body, [buffer.frombuffer(array, array.readonly) for array in arrays]
 
     def _apart(self, obj: Any, protocol_min: int = 0) -> tuple[bytes, list[memoryview]]:
-        """The same as `dumps_oob`, with the memory as a message takes it; no array is apart in a protocol before 5."""
+        """Like `dumps_oob`, with the memory in the form that messages take; protocols before 5 keep all arrays in the
+        pickle.
+        """
         arrays: list[memoryview] = []
         protocol = -1 if self._protocol is None else self._protocol
         if protocol >= 0:

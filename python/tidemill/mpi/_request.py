@@ -255,7 +255,7 @@ class Request(_tidemill.Request, Numbered):
 
 
 def _room(statuses: list[Status] | None, count: int) -> list[Status]:
-    """A status for each of `count` requests, added to the caller's list as needed; empty if he wants none."""
+    """Return a status for each of `count` requests, added to the caller's list as needed; empty if there is no list."""
     if statuses is None:
         return []
     more = [Status() for _ in range(count - len(statuses))]
@@ -266,7 +266,7 @@ def _room(statuses: list[Status] | None, count: int) -> list[Status]:
 
 
 def _waiting(look: Callable[[], T], done: Callable[[T], bool], requests: Sequence[Request] = ()) -> T:
-    """Looks until done. Between looks it sleeps until one of `requests` is over, if all are native; else it naps."""
+    """Poll until done. Between polls, sleep until one of `requests` completes, if all are native; else sleep briefly."""
     looks = 0
     while not done(answer := look()):
         if requests and _tidemill.Request._wait_any(requests):
@@ -356,7 +356,7 @@ class Prequest(Request):
 
 
 class _General:
-    """What a generalized request consists of; drives its `Grequest`."""
+    """The state of a generalized request; drives its `Grequest`."""
 
     def __init__(self, functions: Sequence[Callable[..., Any] | None], args: Any, kwargs: Any) -> None:
         self.query_fn, self.free_fn, self.cancel_fn = functions

@@ -95,7 +95,7 @@ class Topocomm(Intracomm):
         return comm.Get_topology() != c.UNDEFINED
 
     def _neighbours(self) -> tuple[list[int], list[int]]:
-        """Ranks to receive from, and to send to."""
+        """Return the ranks to receive from, and to send to."""
         topology = self._state.topology
         if topology is None:
             raise fail("ERR_TOPOLOGY", "the communicator has no topology")
@@ -203,7 +203,7 @@ for _name in ("allgather", "allgatherv", "alltoall", "alltoallv", "alltoallw"):
 
 
 class _Neighbours:
-    """Drives the request of a collective among neighbours."""
+    """Drives the request of a neighborhood collective."""
 
     source = None
     tag = nbytes = 0
@@ -223,11 +223,11 @@ class _Neighbours:
         return True
 
     def cancel(self) -> None:
-        """Collectives are not cancelled."""
+        """Do nothing: collectives are not cancelled."""
 
 
 def _equal(spec: Any, write: bool, blocks: int) -> tuple[list[Any], Any]:
-    """Equal blocks of a message."""
+    """Return equal blocks of a message."""
     if blocks == 0:
         return [], None
     memory, count, element, unpack, _ = resolve(spec, write, write, blocks)
@@ -236,13 +236,13 @@ def _equal(spec: Any, write: bool, blocks: int) -> tuple[list[Any], Any]:
 
 
 def _copies(spec: Any, blocks: int) -> tuple[list[Any], Any]:
-    """The same message for everybody."""
+    """Return the same message for all."""
     memory, count, element, _, _ = resolve(spec, False, False, 1)
     return [memory[: count * _size(element)]] * blocks, None
 
 
 def _blocks(resolver: Any, spec: Any, write: bool, blocks: int) -> tuple[list[Any], Any]:
-    """Blocks of different lengths."""
+    """Return blocks of different lengths."""
     if blocks == 0:
         return [], None
     memory, counts, displacements, element, unpack = resolver(spec, write, write, blocks)
@@ -454,7 +454,7 @@ def create_dist_graph(
 
 
 def _with_topology(comm: Intracomm, count: int, kind: type[Topocomm], topology: Any) -> Any:
-    """A communicator of the first `count` ranks, in order, with a topology."""
+    """Return a communicator of the first `count` ranks, in order, with a topology."""
     native = comm._split(0 if comm.rank < count else None, comm.rank)
     if native is None:
         return COMM_NULL
@@ -486,7 +486,7 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
 
 
 def _most_equal(total: int, parts: int) -> tuple[int, ...]:
-    """Factors of `total` whose largest is smallest, and so on."""
+    """Return factors of `total` whose largest is smallest, and so on."""
     if parts == 0:
         return ()
     best: tuple[int, ...] | None = None

@@ -42,7 +42,7 @@ def turned(
 
 
 def _common(ids: NDArray[np.str_], others: NDArray[np.str_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where those are that are in both, in each."""
+    """Return the positions of the common ids, in each."""
     if np.array_equal(ids, others):
         return np.arange(len(ids)), np.arange(len(ids))
     known = {name: place for place, name in enumerate(others.tolist())}

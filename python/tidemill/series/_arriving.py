@@ -43,7 +43,7 @@ _Cells = dict[str, list[Any]]
 
 
 class _Closed(Exception):
-    """Ends the stream when nobody wants its rows any more."""
+    """Ends the stream when its rows are no longer needed."""
 
 
 class StreamTail:
@@ -222,7 +222,7 @@ class StreamTail:
 
 
 def _told(failure: Exception) -> str:
-    """What a stream failed with, in the words of series."""
+    """Return a stream's error in the terms of series."""
     return str(failure).replace(
         'on_error "skip" or "quarantine" continues', '--bad-rows skip (on_error="skip" of the source) continues'
     )

@@ -121,7 +121,7 @@ def clean(
 
 @dataclass(frozen=True)
 class _Cleaning:
-    """What every step of `clean` needs: who works, by which rules, and where it says what it did."""
+    """Common data of all steps of `clean`: the communicator, the rules, and the counts."""
 
     comm: Any
     rules: Rules
@@ -143,7 +143,9 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """The rows that this worker has read, and the ids and times of all workers, by which rows are numbered alike everywhere."""
+    """The rows that this worker has read, and the ids and times of all workers, which define the same numbers
+    everywhere.
+    """
 
     rows: _Rows
     ids: list[str]
@@ -201,7 +203,7 @@ def _numbered(cleaning: _Cleaning, rows: Rows) -> _Numbered:
 
 
 def _exchanged(cleaning: _Cleaning, numbered: _Numbered) -> _Rows:
-    """Send each row to the worker that has its id; rows come in their order, or if they have none, in that of their values."""
+    """Send each row to the worker that owns its id; rows keep their order, or are ordered by value if they have none."""
     comm, rows = cleaning.comm, numbered.rows
     codes, places, order, numbers = rows.codes, rows.places, rows.order, rows.numbers
     columns: list[NDArray[Any]] = [codes, places, *([] if order is None else [order]), *numbers.values()]
@@ -226,7 +228,7 @@ def _exchanged(cleaning: _Cleaning, numbered: _Numbered) -> _Rows:
 
 
 def _pivoted(cleaning: _Cleaning, numbered: _Numbered, rows: _Rows) -> _Own:
-    """Clean the rows of this worker's ids, and put them where they belong."""
+    """Clean the rows of this worker's ids, and arrange them by series and time."""
     ids, times, own = numbered.ids[numbered.own], numbered.times, numbered.own
 
     def shaped() -> tuple[Array, Array | None, list[Split], dict[str, int]]:
@@ -239,7 +241,9 @@ def _pivoted(cleaning: _Cleaning, numbered: _Numbered, rows: _Rows) -> _Own:
 
 
 def _adjusted(cleaning: _Cleaning, numbered: _Numbered, own: _Own) -> None:
-    """Divide values before splits by their ratios, in place, and say which splits were found and which are flat."""
+    """Divide values before splits by their ratios, in place, and return the splits that were found and those that are
+    flat.
+    """
     comm, rules, report = cleaning.comm, cleaning.rules, cleaning.report
     flat: list[Split] = []
     if rules.splits == "column":
@@ -259,7 +263,7 @@ def _adjusted(cleaning: _Cleaning, numbered: _Numbered, own: _Own) -> None:
 
 
 def _counted(cleaning: _Cleaning, own: _Own, *, is_in_order: bool) -> None:
-    """Count gaps, and add up what all workers have counted."""
+    """Count gaps, and add up the counts of all workers."""
     report = cleaning.report
     filled = ~np.isnan(own.values)
     lives = filled.any(axis=1)
@@ -357,7 +361,7 @@ def pivot(
 
 
 def _worth(numbers: dict[str, Array], value: Array) -> Array | None:
-    """What each row says that its series is worth; NaN where it does not, None where no row can."""
+    """Return the worth of the series in each row; NaN if unknown, None if no row can have one."""
     if "cap" in numbers:
         return numbers["cap"]
     price = np.abs(numbers.get("price", value))
@@ -369,7 +373,7 @@ def _worth(numbers: dict[str, Array], value: Array) -> Array | None:
 
 
 def _gathered(comm: Any, stamps: NDArray[Any], ids: list[str], values: Array, caps: Array | None) -> Panel:
-    """The whole panel on every worker, without series and times that have no value at all."""
+    """Return the whole panel on every worker, without series and times that have no values at all."""
 
     def whole(own: Array) -> Array:
         if comm.size == 1:

@@ -162,7 +162,8 @@ def _above_zero(values: Array, what: str, remedy: str) -> None:
 
 
 def _scale(values: Array, of: Of) -> Array:
-    """The size (n,) of the numbers that were rounded before they were compared, on which it depends what a spread of rounding is.
+    """Return the magnitude (n,) of the numbers that were rounded before they were compared, which determines their
+    rounding error.
 
     Changes are differences of logarithms of numbers that were rounded themselves.
     """
@@ -174,9 +175,10 @@ def _scale(values: Array, of: Of) -> Array:
 
 
 def _standard(values: Array, scale: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Columns of mean 0 and length 1, so that products of them are correlations; 0 where a column is constant, and which are.
+    """Return columns of mean 0 and length 1, whose products are correlations, 0 for constant columns; and which columns
+    are constant.
 
-    A column is constant if it spreads by no more than rounding does in numbers as large as `scale` (n,).
+    A column is constant if its spread is no more than the rounding error of numbers as large as `scale` (n,).
     """
     centred = values - values.mean(axis=0)
     # The mean of large numbers is rounded by more than these differ.

@@ -128,7 +128,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class _Raw:
-    """A frame that is not turned yet, and what turns it."""
+    """A frame that is not yet aligned, and the data to align it."""
 
     frame: Frame
     weight: Array
@@ -136,7 +136,7 @@ class _Raw:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A frame in its place, and where its window ended, before it was turned."""
+    """An aligned frame, and the positions of its window before alignment."""
 
     frame: Frame
     ended: Base
@@ -286,7 +286,7 @@ class Embedder:
         return found
 
     def _wanted(self, panel: Panel, windows: Iterable[Window]) -> list[Window]:
-        """The windows that are long enough; the others are left out. Finds what their frames are aligned to. Collective."""
+        """Return the windows that are long enough, without the others. Finds the base of their frames. Collective."""
         taken = [name for name in REFERENCES if self.with_references and name in panel.ids]
         if taken:
             raise SeriesError(
@@ -307,7 +307,9 @@ class Embedder:
         return wanted
 
     def _common(self, panel: Panel, wanted: list[Window]) -> Base | None:
-        """The ids that all windows with a frame have, embedded over all of their times; None if no window has one. Collective."""
+        """Return the ids that all windows with a frame have, embedded over all of their times; None if no window has a
+        frame. Collective.
+        """
         comm = init().comm
         seen = panel.seen(wanted, self.missing_max)
         framed = seen.sum(axis=1) >= IDS_MIN
@@ -338,7 +340,7 @@ class Embedder:
         return found
 
     def _check_made(self, fine: bool) -> None:
-        """Raise where there is no frame at all."""
+        """Raise if there is no frame at all."""
         if not fine and self.past.last is None:
             raise SeriesError(
                 f"no window has {IDS_MIN} ids of which at most {100 * self.missing_max:g} % of the values are missing; "
@@ -346,29 +348,33 @@ class Embedder:
             )
 
     def _is_shared(self, panel: Panel) -> bool:
-        """True if all workers share each window."""
+        """Return whether all workers share each window."""
         return self.start == "previous" and len(panel.ids) > ALONE_IDS_MAX
 
     def _sharing(self, panel: Panel) -> Any:
-        """The communicator of those who make a window together, with a clock; None where each window has one worker."""
+        """Return the communicator of the workers that compute a window together, with a clock; None if each window has
+        one worker.
+        """
         if not self._is_shared(panel):
             return None
         comm = init().comm
         return comm if comm.size == 1 else _Timed(comm, self)
 
     def _keys(self, panel: Panel) -> int:
-        """Every how many windows one is a key: where all share each window, nobody waits for one."""
+        """Return the interval between keys: if all workers share each window, none waits for one."""
         return 1 if self._is_shared(panel) else self.key_every
 
     def _times_min(self) -> int:
-        """How many times a window has at least: of fewer than two numbers all series correlate alike."""
+        """Return the minimum number of times in a window: with fewer than two numbers, all series correlate equally."""
         compared = 1 if callable(self.kind) or self.kind == "euclidean" else 2
         return compared if callable(self.kind) or self.of == "values" else compared + 1
 
     def _made(
         self, panel: Panel, wanted: list[Window], finish: Callable[[int, _Placed], N], everywhere: bool
     ) -> Iterator[N | None]:
-        """What becomes of each window: on every worker if `everywhere`, else on worker 0, and the others yield nothing."""
+        """Yield the result for each window: on every worker if `everywhere`, else on worker 0, and the others yield
+        nothing.
+        """
         comm = init().comm
         shared, key_every = self._is_shared(panel), self._keys(panel)
         if comm.size > 1 and not shared:
@@ -409,7 +415,7 @@ class Embedder:
                 yield made
 
     def _settled(self, past: Past, raw: _Raw | None, key_every: int) -> tuple[Past, _Placed | None]:
-        """Turn a frame to lie on one before; and what is past behind it."""
+        """Align a frame with an earlier one; also return the past after it."""
         if raw is None:
             return past.behind(None, None, key_every), None
         frame = raw.frame
@@ -422,7 +428,7 @@ class Embedder:
         return past.behind(ended, Base(frame.ids, positions), key_every), _Placed(frame, ended)
 
     def _frame(self, comm: Any, panel: Panel, window: Window) -> Making[_Raw | None]:
-        """Cut, measure and embed a window, by the workers of `comm`; None: by this one."""
+        """Cut, measure and embed a window, by the workers of `comm`; None for this worker alone."""
         with self.phases.timed("distances"):
             segment = panel.segment(window, self.missing_max)
         if len(segment.ids) < IDS_MIN:
@@ -489,7 +495,7 @@ class Embedder:
         return _Raw(frame, weight)
 
     def _points(self, panel: Panel, segment: Segment) -> tuple[NDArray[np.str_], Array, Array | None]:
-        """Ids, values and caps of a window, references behind the others."""
+        """Return ids, values and caps of a window, with references last."""
         if not self.with_references:
             return segment.ids, segment.values, segment.caps
         times = panel.times[segment.window.begin : segment.window.end]
@@ -500,7 +506,7 @@ class Embedder:
         return ids, values, caps
 
     def _compare(self, comm: Any, apart: Array, positions: Array, own: slice) -> tuple[NDArray[np.int64], float, float]:
-        """Heat map, its range, and the mean distance, of all workers."""
+        """Return heat map, its range, and the mean distance, over all workers."""
         top = 2.0
         if self.kind != "correlation" or self.length != "one":
             top = float(max(apart.max(initial=0.0), *(block.max() for _, block in _shown(positions, own)), 0.0))
@@ -545,7 +551,7 @@ def embed(panel: Panel, windows: Iterable[Window], **options: Any) -> Iterator[F
 
 @contextmanager
 def _naming(window: Window, ids: NDArray[np.str_]) -> Iterator[None]:
-    """Say of errors in which window they are, and call points by their ids."""
+    """Add the window to errors, and name points by their ids."""
     try:
         yield
     except ValueError as error:
@@ -554,7 +560,9 @@ def _naming(window: Window, ids: NDArray[np.str_]) -> Iterator[None]:
 
 
 def _shown(positions: Array, own: slice) -> Iterator[tuple[slice, Array]]:
-    """Distances of points to all, of a few rows at a time: what is made of them is still in the processor's cache."""
+    """Yield distances of points to all, a few rows at a time, so that they are still in the processor's cache when
+    used.
+    """
     squares = (positions**2).sum(axis=1)
     for begin in range(own.start, own.stop, _BLOCK_ROWS):
         rows = slice(begin, min(own.stop, begin + _BLOCK_ROWS))
@@ -565,14 +573,14 @@ def _shown(positions: Array, own: slice) -> Iterator[tuple[slice, Array]]:
 
 
 def _cells(apart: Array, top: float, side: int) -> NDArray[np.intp]:
-    """The place of each distance along a side of a heat map that ends at `top`."""
+    """Return the index of each distance along a side of a heat map that ends at `top`."""
     places = apart * (side / top)
     return np.minimum(places, side - 1, out=places).astype(np.intp)
 
 
 def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous: Base | None) -> Array | None:
-    """Where an embedding starts: (n, 3), ids of the frame before where they were, new ones among their nearest; None without one, or if it
-    has them all in one place.
+    """Return the start of an embedding: (n, 3), with ids of the earlier frame at their positions and new ones among
+    their nearest; None without an earlier frame, or if it has all of them at one point.
     """
     if previous is None:
         return None
@@ -606,7 +614,7 @@ def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous
 
 
 class _Timed:
-    """A communicator that adds up what its calls take, waiting for other workers included."""
+    """A communicator that adds up the time of its calls, including waits for other workers."""
 
     def __init__(self, comm: Any, owner: Embedder) -> None:
         self._comm, self._owner = comm, owner

@@ -237,7 +237,9 @@ class Follower:
             self._count()
 
     def _take_digests(self, rows: NewRows) -> None:
-        """Chain what the rows of each new time are to what was before, by id and, of one id, as they came."""
+        """Chain the digest of the rows of each new time with the previous one, by id and, within an id, in order of
+        arrival.
+        """
         names = np.array(rows.ids)[rows.codes]
         order = np.lexsort((names, rows.times))
         names, times = names[order], rows.times[order]

@@ -306,7 +306,7 @@ class FrameFolder:
             writer.add_points(ids, labels=labels, groups=groups)
 
     def _meet(self) -> None:
-        """Hear whether all could be written."""
+        """Check on all workers whether all could be written."""
 
         def told() -> None:
             failure, self._failure = self._failure, None
@@ -330,7 +330,7 @@ class FrameFolder:
                 self._failure = error
 
     def _columns(self, frame: Frame) -> dict[str, Any]:
-        """What a frame is to a `FrameWriter`."""
+        """Return the columns of a frame for a `FrameWriter`."""
         groups, labels = self._said_of(frame.ids)
         values = {self._own_name("change in %"): 100 * frame.change}
         if frame.caps is not None:
@@ -348,13 +348,13 @@ class FrameFolder:
         }
 
     def _own_name(self, name: str) -> str:
-        """What a column that is added is called: another one if the groups have one of its name."""
+        """Return the name of an added column: a different one if the groups already have it."""
         while name in self._groups.groupings:
             name += " (computed)"
         return name
 
     def _said_of(self, ids: NDArray[np.str_]) -> tuple[dict[str, NDArray[np.str_]], list[str]]:
-        """The groups and labels of ids; of most frames they are those of the frame before."""
+        """Return the groups and labels of ids, which for most frames are those of the previous one."""
         if self._said is None or not np.array_equal(self._said[0], ids):
             names = ids.tolist()
             groups = {

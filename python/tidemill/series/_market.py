@@ -114,7 +114,7 @@ def write_market(folder: str | PathLike[str], ids: int = 240, days: int = 1000, 
 
 
 def _tickers(rng: np.random.Generator, count: int) -> list[str]:
-    """Different words of three or four letters."""
+    """Return distinct words of three or four letters."""
     letters = np.array(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
     found: dict[str, None] = {}
     while len(found) < count:

@@ -146,7 +146,7 @@ def _plain(name: str) -> str:
 
 
 def _plural(role: str) -> str:
-    """What a message calls the numbers of a role."""
+    """Return how messages name the numbers of a role."""
     return {"shares": "shares", "split_shares": "second factors of splits"}.get(role, f"{role}s")
 
 
@@ -257,7 +257,7 @@ def open_source(
 
 
 def _offset(text: str) -> str | None:
-    """The offset from UTC of a time that is a text; None if there is none."""
+    """Return the offset from UTC of a time given as a string; None if there is none."""
     found = re.search(r"\d\d:\d\d.*([+-]\d\d:?\d\d)$", text.strip())
     return None if found is None or not found[1].strip("+-0:") else found[1]
 
@@ -300,7 +300,9 @@ def delimiter_of(path: str) -> str:
 
 
 def _time_type(texts: DataSet, name: str, *, alone: bool = False) -> tuple[str, str]:
-    """The type of times that are texts, by what the first ones look like, and one that says so. Collective, or `alone`, as for `read_rows`."""
+    """Return the type of times given as strings, judging by the first ones, and an example of it. Collective, or
+    `alone`, as in `read_rows`.
+    """
     texts = texts.select(col(name).cast("str")).filter(col(name).is_not_null()).limit(20)
     if alone:
         first = collect_in_order(texts._native, alone=True)[0].column(name)
@@ -382,7 +384,7 @@ def plain_id(text: str) -> str:
 
 
 def _coded(table: NativeTable, column: str) -> tuple[NDArray[np.int32], list[Any]]:
-    """A column as numbers of its distinct values, and these: no Python object for each row."""
+    """Return a column as numbers of its distinct values, and these values: avoids a Python object for each row."""
     codes, distinct = table.codes(column)
     return np.frombuffer(codes, dtype=np.int32), [value for value in distinct.column(column) if value is not None]
 

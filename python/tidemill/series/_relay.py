@@ -247,7 +247,9 @@ class Relay(Generic[M, F, N]):
             self._leave()
 
     def _part(self) -> None:
-        """Wait until all have come to the end, as what a worker has sent may be lost when its program ends; and fail if one has failed."""
+        """Wait until all workers have come to the end, since messages of a worker may be lost when its program ends;
+        raise if one has failed.
+        """
         begin = time.perf_counter()
         failed = [one for one in self._comm.allgather(self._failed) if one is not None]
         self.waited_s += time.perf_counter() - begin
@@ -255,7 +257,9 @@ class Relay(Generic[M, F, N]):
             raise SeriesError(min(failed)[1])
 
     def _leave(self) -> None:
-        """Leave nothing behind, also where frames are not taken to their end, or something has failed; without waiting for others."""
+        """Leave nothing behind, even if frames are not consumed to the end, or something has failed; without waiting
+        for others.
+        """
         # A job that has failed, or is over, has said so, or will.
         with suppress(CommError):
             while self._comm.iprobe():
@@ -264,37 +268,37 @@ class Relay(Generic[M, F, N]):
 
     # --- what there is to do ---------------------------------------------------------------------------------------------
     def _is_lost(self, number: int) -> bool:
-        """True if nothing will come of a window, as it or one before it has failed."""
+        """Return whether a window has no result, because it or one before it has failed."""
         return self._failed is not None and number >= self._failed[0]
 
     def _is_over(self) -> bool:
-        """True if others need nothing more of this worker, nor it of them."""
+        """Return whether this worker and the others need nothing more of each other."""
         if self._turned or (self._failed is None and self.past is None):
             return False
         return not self._begun and not self._left
 
     def _is_due(self) -> bool:
-        """True if a chain can be turned."""
+        """Return whether a chain can be aligned."""
         return bool(self._begun) and self._begun[0].is_done and self._begun[0].number in self._pasts
 
     def _may_begin(self) -> bool:
-        """True if a chain can be begun: others wait for its key."""
+        """Return whether a chain can be started: others wait for its key."""
         if not self._left or len(self._begun) >= _BEGUN_MAX:
             return False
         return not self._chained or self._left[0].number in self._starts
 
     def _may_measure(self) -> bool:
-        """True if the next chain's first window can be taken further to where it needs its start."""
+        """Return whether the next chain's first window can be advanced to the point where it needs its start."""
         if not self._left or len(self._begun) >= _BEGUN_MAX:
             return False
         return self._left[0].failure is None and self._left[0].stage != "ready"
 
     def _is_urgent(self) -> bool:
-        """True if others wait for what this worker could do, or will."""
+        """Return whether others wait, or will wait, for work of this worker."""
         return self._is_due() or self._may_begin()
 
     def _work(self) -> bool:
-        """Do one thing, what others wait for first; False if there is nothing to do."""
+        """Do one piece of work, starting with work that others wait for; False if there is nothing to do."""
         if self._is_due():
             self._turn(self._begun.popleft())
         elif self._may_begin():
@@ -311,7 +315,7 @@ class Relay(Generic[M, F, N]):
         return True
 
     def _open(self, chain: _Chain[M]) -> None:
-        """Begin a chain: place its key."""
+        """Start a chain: place its key."""
         chain.start = self._starts.pop(chain.number) if self._chained else None
         while not chain.is_begun:
             self._step(chain)
@@ -319,7 +323,7 @@ class Relay(Generic[M, F, N]):
         self._begun.append(self._left.popleft())
 
     def _step(self, chain: _Chain[M]) -> None:
-        """Take the next window of a chain a step further."""
+        """Advance the next window of a chain by one step."""
         number = chain.begin + len(chain.made)
         try:
             if chain.making is None:
@@ -342,7 +346,7 @@ class Relay(Generic[M, F, N]):
             chain.failure = str(error)
 
     def _turn(self, chain: _Chain[M]) -> None:
-        """Put the windows of a chain behind those before it, and hand on what is past."""
+        """Align the windows of a chain with those before it, and pass on the past."""
         past, number = self._pasts.pop(chain.number), chain.begin
         failure = chain.failure
         for made in chain.made:
@@ -362,7 +366,7 @@ class Relay(Generic[M, F, N]):
             self._send(owner(chain.number + 1, self._comm.size), "past", chain.number + 1, past)
 
     def _end_one(self) -> None:
-        """Finish a frame, and tell who gives it out."""
+        """Finish a frame, and notify the worker that yields it."""
         number, place, frame = self._turned.popleft()
         try:
             made = None if frame is None else self._finish(place, frame)
@@ -382,7 +386,7 @@ class Relay(Generic[M, F, N]):
 
     # --- messages --------------------------------------------------------------------------------------------------------
     def _take_in(self) -> None:
-        """Receive all that has come."""
+        """Receive all messages that have arrived."""
         while self._comm.iprobe():
             self._receive()
 
@@ -395,7 +399,7 @@ class Relay(Generic[M, F, N]):
         self._note(*pickle.loads(self._comm.recv()))
 
     def _note(self, kind: str, number: int, what: Any) -> None:
-        """Take in a message: of a chain ("key", "past") or of a window."""
+        """Process a message: of a chain ("key", "past") or of a window."""
         if kind == "key":
             self._starts[number] = what
         elif kind == "past":

@@ -199,7 +199,7 @@ class FileTail:
         return not self._is_behind and time.monotonic() - self._quiet_since >= self._settle_s
 
     def _read(self, settled: bool) -> None:
-        """Let the whole lines that are new wait, as rows; at most `_PIECE_BYTES` of a file at a time."""
+        """Queue new complete lines as rows; at most `_PIECE_BYTES` of a file at a time."""
         paths = files_of(self._path)
         self._order = {path: place for place, path in enumerate(paths)}
         self._is_behind = self._is_partial = self._is_cut = False
@@ -256,7 +256,7 @@ class FileTail:
             self._waiting.setdefault(path, []).extend(rows)
 
     def _table(self, path: str, state: _File) -> list[_Row]:
-        """The rows of a Parquet file."""
+        """Return the rows of a Parquet file."""
         if state.offset:
             raise SeriesError(f"{path} has grown since it was read: rows that are new go into a file of their own")
         try:
@@ -275,7 +275,7 @@ class FileTail:
         return [(codes[code], times[place], row) for code, place, row in places]
 
     def _agree(self, path: str, columns: Columns) -> None:
-        """All files have the same columns."""
+        """Check that all files have the same columns."""
         if self.columns is not None and columns != self.columns:
             raise SeriesError(
                 f"{path} has other columns than the files before: {columns.named()}, not {self.columns.named()}"
@@ -343,7 +343,7 @@ class FileTail:
         state.width = len(names)
 
     def _row(self, state: _File, fields: list[str]) -> _Row | None:
-        """A row; None if it has no id or no time."""
+        """Return a row; None if it has no id or no time."""
         assert state.fields is not None
         if len(fields) != state.width:
             raise ValueError(f"{state.width} values expected, {len(fields)} found")
@@ -362,7 +362,7 @@ class FileTail:
         return text in self._null
 
     def _time(self, text: str) -> int:
-        """A time; what the first one is, all are: a date, or a whole number, of which those like 20161230 are dates."""
+        """Return a time. All have the type of the first one: a date, or an integer; integers like 20161230 are dates."""
         is_whole = re.fullmatch(r"-?\d+", text) is not None
         micros = date_of_number(int(text)) if is_whole else _date(text)
         if self._dated is None:
@@ -377,7 +377,7 @@ class FileTail:
 
 
 def _is_whole(file: BinaryIO, size: int) -> bool:
-    """True if the end of a Parquet file is there."""
+    """Return whether the end of a Parquet file exists."""
     if size < _PARQUET_BYTES_MIN:
         return False
     file.seek(-len(_PARQUET), os.SEEK_END)
@@ -391,7 +391,7 @@ def date_of_number(number: int) -> int | None:
 
 
 def _date(text: str) -> int | None:
-    """Microseconds since 1970, in UTC."""
+    """Return microseconds since 1970, in UTC."""
     found = _TIME.fullmatch(text)
     if found is None:
         return None

@@ -45,7 +45,7 @@ class _Span:
 
     @classmethod
     def of(cls, text: str | int, what: str) -> _Span:
-        """Read one as people write it."""
+        """Parse a length as people write it."""
         found = re.fullmatch(r"\s*(\d+)\s*(d|r|w|mo|y)?\s*", str(text))
         if not found or int(found[1]) < 1:
             raise SeriesError(
@@ -55,17 +55,17 @@ class _Span:
 
     @property
     def months(self) -> int:
-        """How many, of years and months; else 0."""
+        """Number of months, for years and months; else 0."""
         return self.count * {"mo": 1, "y": 12}.get(self.unit, 0)
 
     @property
     def weeks(self) -> int:
-        """How many, of weeks; else 0."""
+        """Number of weeks; 0 for other units."""
         return self.count if self.unit == "w" else 0
 
     @property
     def by_calendar(self) -> bool:
-        """True if it is weeks, months or years."""
+        """True for weeks, months and years."""
         return self.unit in ("w", "mo", "y")
 
 
@@ -153,14 +153,18 @@ def _extent(stamps: NDArray[Any]) -> str:
 
 
 def _may_go_on(stamps: NDArray[Any]) -> bool:
-    """True if the last day may get further times: not where all times so far are at the same time of day, as of daily data."""
+    """Return whether the last day may get further times: not if all times so far are at the same time of day, as in
+    daily data.
+    """
     clock = stamps - stamps.astype("datetime64[D]")
     # One time alone tells nothing.
     return len(stamps) < 2 or bool((clock != clock[0]).any())
 
 
 def _by_count(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> list[tuple[int, int]]:
-    """Edges in rows. Where days are counted, each counted thing is a day, with all rows of it; `is_open`: the last may get more."""
+    """Return edges in rows. If days are counted, each item is a day, with all of its rows; `is_open`: the last may get
+    more.
+    """
     whole = len(stamps)
     if "d" in (span.unit, step.unit):
         if span.unit != step.unit:
@@ -176,8 +180,8 @@ def _by_count(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> 
 
 
 def _by_calendar(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) -> list[tuple[int, int]]:
-    """Edges in rows of windows that last so many weeks, months or years. The last may lack the day that would begin the next, unless its
-    own last day `is_open`.
+    """Return edges in rows of windows that last a number of weeks, months or years. The last may lack the day that
+    would begin the next, unless its own last day `is_open`.
     """
     if not len(stamps):
         return []

@@ -61,13 +61,15 @@ def by_name(
 
 
 def _columns(points: Any) -> list[str] | None:
-    """The names of a table's columns. pandas, Polars and Tidemill say ``columns``; of Arrow these are the arrays."""
+    """Return the names of a table's columns. pandas, Polars and Tidemill have ``columns``, which in Arrow are the
+    arrays.
+    """
     names = getattr(points, "column_names", getattr(points, "columns", None))
     return None if names is None or callable(names) else [str(name) for name in names]
 
 
 def _names(given: Any, columns: list[str] | None) -> dict[str, str] | None:
-    """What columns are called, and their names; None if these are no names of columns."""
+    """Return the titles of columns, and their names; None if these are not names of columns."""
     if isinstance(given, str):
         return {given: given}
     if isinstance(given, Mapping) and given and all(isinstance(name, str) for name in given.values()):
@@ -88,7 +90,7 @@ def _column(points: Any, name: str) -> NDArray[Any]:
 
 
 def _numbers(column: NDArray[Any]) -> NDArray[np.float64] | None:
-    """A column as numbers, NaN where there is none; None if it holds something else."""
+    """Return a column as numbers, NaN for nulls; None if it holds something else."""
     if column.dtype.kind in "fiu":
         return column.astype(np.float64)
     if column.dtype != object or not all(

@@ -117,7 +117,7 @@ def _index(ask: Ask, folder: Path, query: dict[str, str]) -> None:
 
 
 def _points(folder: Path, query: dict[str, str]) -> list[dict[str, Any]]:
-    """What points are called and their categories: of rows, of ids, or of those that a text is found in."""
+    """Return the names and categories of points: by row, by id, or those that match a text."""
     reader = FrameReader(folder)
     if "rows" in query:
         rows = [row for row in _rows(query["rows"]) if row < reader.points]

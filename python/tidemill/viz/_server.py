@@ -95,7 +95,7 @@ class Server:
 
 
 class _FolderSite:
-    """One folder of frames, and the groups that its readers make."""
+    """A folder of frames, and its viewers' groups."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self.folder, self.token = folder, token
@@ -116,7 +116,7 @@ class _FolderSite:
             _frames_api.answer(ask, self.folder, path, query)
 
     def _selections(self, ask: Ask, name: str, query: dict[str, str]) -> bytes:
-        """All groups, after the change that was asked for."""
+        """Return all groups, after making the requested change."""
         folder = self.folder
         if ask.command == "GET" and not name:
             return _selections.told(_selections.read(folder))

@@ -62,7 +62,9 @@ class View:
             self.close()
 
     def _repr_html_(self) -> str:
-        """Show the page in a notebook: by its URL, which the browser has to reach, or with ``embed=True`` as part of the notebook."""
+        """Show the page in a notebook: by its URL, which the browser must reach, or with ``embed=True`` as part of the
+        notebook.
+        """
         source = f'src="{html.escape(self.url)}"' if self._page is None else f'srcdoc="{html.escape(self._page)}"'
         return f'<iframe {source} width="100%" height="620" style="border:0" allowfullscreen></iframe>'
 
@@ -195,7 +197,7 @@ def _write(
     coordinates: Sequence[str] | None,
     title: str,
 ) -> None:
-    """Check what `show` was given, and write it as frames into a folder."""
+    """Check the arguments of `show`, and write them as frames into a folder."""
     if (points is None) == (frames is None):
         raise ValueError("show points or frames: give one of them")
     if points is not None:
@@ -261,7 +263,7 @@ def _points(name: str, given: Any) -> NDArray[np.float64]:
 
 
 def _embedded(folder: Path) -> str:
-    """The page with the frames in it."""
+    """Return the page with the frames in it."""
     with tempfile.TemporaryDirectory(prefix="tidemill-page-") as made:
         path = Path(made) / "page.html"
         export_html(folder, path)
@@ -275,7 +277,9 @@ def _embedded(folder: Path) -> str:
 
 
 def _by_frame(name: str, given: Any, frames: int | None) -> Callable[[int], dict[str, Any]]:
-    """Return what gives the columns of each frame; `frames` is None where there is one array of points, and so nothing to choose from."""
+    """Return a function that gives the columns of each frame; `frames` is None if there is a single array of points,
+    and so no choice.
+    """
     columns = _named(name, given)
     changing = {column for column, array in columns.items() if frames is not None and _is_sequence(array)}
     for column in changing:
@@ -298,14 +302,14 @@ def _named(name: str, given: Any) -> dict[str, Any]:
 
 
 def _is_sequence(given: Any) -> bool:
-    """True if these are arrays, and not categories or numbers."""
+    """Return whether these are arrays, not categories or numbers."""
     if isinstance(given, list | tuple):
         return len(given) > 0 and np.ndim(given[0]) == 1
     return isinstance(given, np.ndarray) and given.ndim == 2
 
 
 def _projection(first: Any) -> Any:
-    """Return a function onto three columns: the same for all frames, so that what moves has moved."""
+    """Return a projection onto three columns: the same for all frames, so that points move only if they have changed."""
     width = first.shape[1]
     if width <= 3:
         return lambda array: np.pad(array, ((0, 0), (0, 3 - width)))

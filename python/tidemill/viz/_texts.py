@@ -88,7 +88,7 @@ class Texts:
         rows_of: Callable[[NDArray[np.uint32], NDArray[np.uint8], bytes, int], list[int]],
         fits: Callable[[str, str], bool],
     ) -> list[int]:
-        """The first rows whose texts fit, by their bytes or, of other letters than ASCII, one by one."""
+        """Return the first rows whose strings match, by their bytes or, if the text has non-ASCII letters, one by one."""
         found: list[int] = []
         folded = wanted.lower()
         for begin, offsets, data in self._pieces():
@@ -119,7 +119,7 @@ class Texts:
         return found
 
     def _pieces(self) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.uint8]]]:
-        """The first row, offsets and bytes of some texts at a time."""
+        """Yield the first row, offsets and bytes of some strings at a time."""
         for begin, (offsets, data) in zip(self._begins, self._parts, strict=True):
             for first in range(0, len(offsets) - 1, _ROWS_AT_ONCE):
                 yield begin + first, np.asarray(offsets[first : first + _ROWS_AT_ONCE + 1]), data
@@ -132,7 +132,7 @@ def _same(
     wanted: bytes,
     folded: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.int64]:
-    """Return those of the rows whose texts, long enough, begin with these bytes."""
+    """Return the rows whose strings, which are long enough, begin with these bytes."""
     for place, letter in enumerate(wanted):
         if not rows.size:
             break

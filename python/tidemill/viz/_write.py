@@ -106,7 +106,7 @@ class FrameWriter:
         self._know(categories or {})
 
     def _set_up(self, categories: Mapping[str, Sequence[str]]) -> None:
-        """Begin without points, frames and categories; `categories` are those that will be known."""
+        """Start without points, frames and categories; `categories` are those known in advance."""
         self._rows: dict[str, int] = {}
         #: Points known so far. If they have no ids of their own, `_rows` stays empty.
         self._known = 0
@@ -134,7 +134,7 @@ class FrameWriter:
         self._check_names("categories", categories, {})
 
     def _know(self, categories: Mapping[str, Sequence[str]]) -> None:
-        """Take in categories behind those that are known."""
+        """Add categories after the known ones."""
         for grouping, names in categories.items():
             known = self._categories.setdefault(grouping, {})
             for name in names:
@@ -157,7 +157,7 @@ class FrameWriter:
         self._append(header)
 
     def _take_groups(self) -> None:
-        """Note what readers' groups are of, by id, before the frames are replaced."""
+        """Note the members of viewers' groups, by id, before the frames are replaced."""
         try:
             groups = _selections.read(self.folder)
             old = FrameReader(self.folder) if groups else None
@@ -383,7 +383,7 @@ class FrameWriter:
             raise FrameError(f"{self.folder} has lost its {INDEX}: were the frames removed while they were written?")
 
     def _check_names(self, place: str, groups: Collection[str], values: Collection[str]) -> None:
-        """Refuse names of groupings and values that the page could not tell apart."""
+        """Refuse names of groupings and values that the page could not distinguish."""
         if _selections.GROUPING in groups:
             raise FrameError(
                 f"{place}: {_selections.GROUPING!r} is what the page calls the groups that its readers make; give the grouping another name"
@@ -393,7 +393,7 @@ class FrameWriter:
             raise FrameError(f"{place}: {min(both)!r} is both a grouping and a value; give one of them another name")
 
     def _find(self, place: str, ids: Any, count: int) -> tuple[NDArray[np.int64], list[str] | None]:
-        """Return the row of each point, new ones counted on behind the known, and the names that are new."""
+        """Return the row of each point, with new points numbered after the known ones, and the new names."""
         if self._named is not None and self._named != (ids is not None):
             had = "had" if self._named else "had no"
             raise FrameError(f"{place}: earlier frames {had} ids, so all must have {'ids' if self._named else 'none'}")
@@ -422,7 +422,7 @@ class FrameWriter:
         return rows, list(added)
 
     def _sample(self, tensors: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Write an even sample of a frame; returns what the index says of it."""
+        """Write an even sample of a frame; returns its entry for the index."""
         strata = min(_STRATA, max(1, round(_STRATA * _SAMPLE_POINTS / self._known)))
         taken = rows % _STRATA < strata
         part = {name: tensor if name in ("heat_map", "present") else tensor[taken] for name, tensor in tensors.items()}
@@ -459,7 +459,9 @@ class FrameWriter:
         return pairs
 
     def _texts(self, place: str, name: str, column: ArrayLike, count: int) -> tuple[NDArray[np.uint16], dict[str, int]]:
-        """Return the codes of categories, and all that there are then: new ones get codes behind those that there are."""
+        """Return the codes of categories, and the resulting list of all categories: new ones get codes after the
+        existing ones.
+        """
         given = np.asarray(column)
         if given.shape != (count,):
             raise FrameError(f"{place}: grouping {name!r} has shape {given.shape} for {count} points")
@@ -490,7 +492,7 @@ class FrameWriter:
         labels: Any,
         groupings: dict[str, NDArray[np.uint16]],
     ) -> None:
-        """Write the points that were not there before, and the categories that are new."""
+        """Write the new points, and the new categories."""
         count = int(new.sum())
         for grouping, known in self._categories.items():
             told = self._told.get(grouping, 0)
@@ -532,7 +534,7 @@ class FrameWriter:
         return _format.pack_codes(codes, len(self._categories[grouping]))
 
     def _carry(self, names: list[str] | None, count: int) -> None:
-        """Put points that have come into the groups that readers had made of them in the frames before."""
+        """Put new points into the viewers' groups of which they were members in the earlier frames."""
         if (names is not None) != self._carried_named:
             return
         begin = self._known - count
@@ -551,7 +553,7 @@ class FrameWriter:
             warnings.warn(f"{self.folder}: groups that readers had made are lost: {error}", stacklevel=4)
 
     def _append(self, line: dict[str, Any]) -> None:
-        """Add a line to the index, in one write: a reader takes no line whose end is not there."""
+        """Append a line to the index in one write: readers ignore an incomplete line."""
         self._append_text(json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
 
     def _append_text(self, text: str) -> None:
@@ -641,7 +643,7 @@ class FrameRecorder(FrameWriter):
 
 
 def _is_none(kind: object) -> bool:
-    """True if there is no category: None, or NaN, which alone differs from itself, or what pandas has in place of both."""
+    """Return whether a value means no category: None, or NaN, the only value unequal to itself, or pandas' NA."""
     try:
         return kind is None or bool(kind != kind)
     except TypeError:
@@ -660,7 +662,7 @@ def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np
 
 
 def _usual(numbers: NDArray[np.float64]) -> list[float]:
-    """Return below which numbers 5 % of them lie, half, and 95 %, in 32 bits' digits: the page lays its colours between these."""
+    """Return the 5th, 50th and 95th percentiles, in 32-bit precision: the page's color scale spans them."""
     few = numbers[:: len(numbers) // _QUANTILES_OF + 1]
     return [float(f"{number:.7g}") for number in np.quantile(few, [0.05, 0.5, 0.95])]
 

@@ -121,7 +121,7 @@ def clouds_of_columns(file: str, columns: Mapping[str, Sequence[Any]]) -> list[C
 
 
 def _frames(file: str, whole: Cloud, times: Sequence[Any]) -> list[Cloud]:
-    """Take points apart by their time: numbers and dates in their order, texts in that of the file."""
+    """Split points by their time: numbers and dates in order, strings in the order of the file."""
     if any(_is_none(time) for time in times):
         row = next(number for number, time in enumerate(times, 1) if _is_none(time))
         raise UploadError(f"{file}, row {row}: the time is empty; give each row one, or leave out the column")
@@ -205,7 +205,7 @@ def _is_none(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a cell as people write it: a whole number without the point that a column with gaps gives it."""
+    """Return a cell as people write it: an integer without the decimal point that a column with gaps gives it."""
     if value is None or value != value:
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()

@@ -164,7 +164,7 @@ class Library(Said):
 
     @contextlib.contextmanager
     def _making(self) -> Any:
-        """Give a folder to make a plot in, which is gone afterwards unless it was moved to where plots are."""
+        """Provide a folder to create a plot in, which is removed afterwards unless it was moved to the plots."""
         made = self._plots / f".new-{secrets.token_hex(8)}"
         with self.uploading():
             try:
@@ -319,7 +319,7 @@ class Library(Said):
         shutil.rmtree(gone, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Remove what is left of uploads that never ended; while others are at work, only what is old."""
+        """Remove the remains of interrupted uploads; while other programs are at work, only old ones."""
         try:
             with _locked(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 self._remove_left(0.0)

@@ -175,7 +175,7 @@ class LibrarySite:
 
 
 class _Looking:
-    """What the token of a share may ask."""
+    """The requests that the token of a share permits."""
 
     def __init__(self, library: Library, version: int | None) -> None:
         self.library, self.version = library, version
@@ -193,7 +193,7 @@ def _shown(library: Library, id: str, only: int | None) -> dict[str, Any]:
 
 
 def _looked(library: Library, ask: Ask, id: str, query: dict[str, str], rest: str, only: int | None) -> None:
-    """Answer what only looks: a version's changes, or frames."""
+    """Answer read-only requests: a version's changes, or frames."""
     kind, _, which = rest.partition("/")
     if kind == "frames":
         _frames_api.answer(ask, library.frames(id), which, query)
@@ -206,7 +206,7 @@ def _looked(library: Library, ask: Ask, id: str, query: dict[str, str], rest: st
 
 
 def _fields(told: dict[str, Any], **types: type) -> dict[str, Any]:
-    """Return the fields that were told; one that is unknown or of another type is refused."""
+    """Return the given fields; an unknown one, or one of another type, is refused."""
     kept = {}
     for name, value in told.items():
         kind = types.get(name)

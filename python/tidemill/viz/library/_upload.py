@@ -132,7 +132,7 @@ def _kind(name: str) -> str:
 
 
 def _series(files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
-    """Return the files that are frames, in their order, and what the frames are called."""
+    """Return the files that are frames, in order, and the names of the frames."""
     if not files:
         raise UploadError("the upload has no file in it")
     names = list(files)
@@ -149,7 +149,7 @@ def _series(files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
 
 
 def _indexed(index: str, files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
-    """Read a time-series index: on each line the name of a file, and behind a tab what the frame is called."""
+    """Read a time-series index: on each line the name of a file and, after a tab, the name of the frame."""
     # Names are those of files beside the index, wherever in an archive that is.
     beside = PurePosixPath(index).parent
     left = dict.fromkeys(name for name in files if name != index)
@@ -178,7 +178,7 @@ def _indexed(index: str, files: Mapping[str, Path]) -> list[tuple[str, str | Non
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Order names as people do: 2 before 10."""
+    """Sort key that orders names as people do: 2 before 10."""
     parts = re.split(r"(\d{1,18})", name)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 

@@ -71,7 +71,7 @@ def read_xml(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
 
 
 class _Reader:
-    """Takes elements as they come; what a point or cluster has so far lies in `fields`."""
+    """Handles elements as they come; `fields` holds the fields of the current point or cluster."""
 
     def __init__(self, file: str, limits: Limits) -> None:
         self.file, self.limits = file, limits
