@@ -29,8 +29,8 @@ pub struct JobOptions {
     #[arg(long, value_name = "T", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
 
-    /// Memory of each worker, such as 512MiB or 2GiB, or none for no limit; beyond it, queries and exchanges spill to disk
-    /// [default: 80 % of the machine's memory, shared by its workers]
+    /// Memory of each worker, such as 512MiB or 2GiB, or none for no limit; beyond it, queries and exchanges spill to
+    /// disk [default: 80 % of the machine's memory, shared by its workers]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub memory: Option<MemoryOption>,
 

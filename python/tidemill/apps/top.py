@@ -116,7 +116,7 @@ def _told_s(status: Status) -> float:
 
 
 def _running_s(status: Status) -> float:
-    """How long a stream has run on a worker."""
+    """Return how long a stream has run on a worker, in seconds."""
     if status.get("up_s") and status.get("begun_up_s"):
         return float(status["up_s"] - status["begun_up_s"])
     return float(status["at_s"] - status["begun_s"])

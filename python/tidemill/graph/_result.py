@@ -13,7 +13,7 @@ __all__ = ["EdgeReport", "Result"]
 
 @dataclass(frozen=True)
 class EdgeReport:
-    """This worker's counters for one edge, or for one part of an exchange that has several.
+    """Counters of this worker for one edge, or for one part of an exchange that has several.
 
     Attributes
     ----------

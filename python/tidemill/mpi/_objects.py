@@ -271,7 +271,7 @@ def _all_if_small(comm: Comm, slot: Slot) -> list[Any] | None:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Context in which others wait for this rank's data: they are told when the operation or a pickle raises."""
+    """Context in which other ranks wait for this rank's data: if the operation or a pickle raises, they learn about it."""
     try:
         yield
     except BaseException as error:

@@ -90,7 +90,7 @@ class Tail(Protocol):
 
 @dataclass
 class _File:
-    """How far a file has been read."""
+    """Reading position in a file."""
 
     offset: int = 0
     line: int = 0
