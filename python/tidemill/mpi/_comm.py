@@ -602,7 +602,7 @@ def persistent(name: str) -> Callable[..., Prequest]:
 
     call.__name__, call.__qualname__ = f"{name}_init", f"Comm.{name}_init"
     call.__doc__ = (
-        f"A persistent request that does `{nonblocking}` with these arguments whenever it is started.\n\n"
+        f"Return a persistent request that runs `{nonblocking}` with these arguments each time it is started.\n\n"
         "Source: MPI 4.1 sections 3.9 and 6.13."
     )
     return call
