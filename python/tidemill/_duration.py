@@ -8,8 +8,8 @@ from typing import Any
 
 __all__ = ["Duration", "micros"]
 
-#: A text such as ``"250ms"``, ``"10s"``, ``"5m"``, ``"1h30m"``, ``"1d"``; a number of seconds; a `datetime.timedelta`. Numbers and
-#: lengths of time may be those of NumPy and pandas.
+#: A string such as ``"250ms"``, ``"10s"``, ``"5m"``, ``"1h30m"``, ``"1d"``; a number of seconds; or a
+#: `datetime.timedelta`. NumPy and pandas numbers and durations are accepted, too.
 Duration = str | int | float | timedelta
 
 _UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}

@@ -91,7 +91,7 @@ _OTHERS = (
     "MASTER_PORT",
 )
 _MARK = "TIDEMILL_JOINED"
-#: Variables of one worker of one job. All others are settings, which go for programs that it starts as well.
+#: Variables of one worker of one job. All others are settings, which also apply to programs that it starts.
 OF_A_WORKER = frozenset(
     f"TIDEMILL_{name}"
     for name in (*_OURS, "BOOTSTRAP", "BOUND", "CRASH_DIR", "JOINED", "RESTART", "TERMINAL", "THREADS")

@@ -35,17 +35,17 @@ __all__ = [
     "of_kind",
 ]
 
-#: What the engine says of time before there is any; of an item, that time has not gone on since it was put.
+#: The engine's value for a time before any is known; for an item, that time has not advanced since it was put.
 NEVER = -(2**63)
 
 #: What nobody can change in place.
 _FIXED = frozenset((type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta))
 
 
-#: What items can be; saved as these numbers.
+#: Kinds of items, saved as these numbers.
 MAP, LIST, AGGREGATE = 0, 1, 2
 
-#: An accumulator and a value to the accumulator with that value.
+#: Combines an accumulator and a value into a new accumulator.
 Fold = Callable[[Any, Any], Any]
 
 

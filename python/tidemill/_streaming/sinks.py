@@ -14,7 +14,7 @@ from tidemill._tidemill import NativeTable
 
 __all__ = ["Connector", "Guarantee", "Sink", "native_sink", "sink_name"]
 
-#: What becomes of a row when its job fails and goes on.
+#: Delivery guarantee for rows when a job fails and resumes.
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 

@@ -30,9 +30,9 @@ _CLASSES: tuple[tuple[str, tuple[type, ...]], ...] = (
 )
 
 
-#: What an item of a list or a map is: one value of a type, or a dict with fields.
+#: Type of an item of a list or a map: one value of a type, or a dict with fields.
 ItemType = str | Mapping[str, str]
-#: Fields with their types as Arrow names them.
+#: Fields with the names of their Arrow types.
 Resolve = Callable[[Mapping[str, str]], list[tuple[str, str]]]
 
 

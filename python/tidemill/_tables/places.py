@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["StorageOptions", "as_options", "at_home", "is_read", "is_url"]
 
-#: What an object store has to be told, beside what the environment says: ``{"aws_region": "eu-central-1"}``.
+#: Options of an object store, in addition to environment variables: ``{"aws_region": "eu-central-1"}``.
 StorageOptions = Mapping[str, Any]
 
 

@@ -25,7 +25,7 @@ __all__ = [
 
 #: A row: values by column.
 Row = dict[str, Any]
-#: Types by column, or what has ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
+#: Types by column, or an object with ``__arrow_c_schema__``, such as a ``pyarrow.Schema``.
 Schema = Mapping[str, str] | Any
 
 

@@ -11,7 +11,7 @@ from tidemill.dataset import DataSet, DataSetError
 
 __all__ = ["SHAPES", "from_url", "is_stream", "named", "why_not_followed"]
 
-#: By scheme, what a URL looks like.
+#: Forms of URLs, by scheme.
 SHAPES = {
     "redis": "redis://HOST:PORT/NUMBER?streams=KEY,KEY",
     "rediss": "rediss://HOST:PORT/NUMBER?streams=KEY,KEY",

@@ -14,9 +14,9 @@ from tidemill.viz import GLYPHS
 
 __all__ = ["ROLES", "arguments"]
 
-#: What columns are, each named by an option.
+#: Roles of columns, each with an option.
 ROLES = ("id", "time", "value", "cap", "shares", "volume", "split", "split_shares", "price")
-#: Seconds without a row after which the last time is over.
+#: Seconds without a row after which the last time is complete.
 SETTLE_S = 2.0
 
 

@@ -123,7 +123,7 @@ _WON = f"""
     group by all
 """
 
-#: What DuckDB is asked where the query itself is not what it understands.
+#: DuckDB's version of queries that it does not understand.
 ANSWERS: dict[int, str] = {
     4: f"select category, closing, avg(price) from ({_WON}) group by all",
     5: """

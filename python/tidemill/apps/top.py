@@ -20,9 +20,9 @@ from tidemill.apps._plain import plain
 __all__ = ["main"]
 
 Status = dict[str, Any]
-#: What a worker told before, if that is known, and what it tells now: rates are what they differ by.
+#: A worker's previous status, if known, and its current one: rates are computed from their difference.
 Look = tuple[Status | None, Status]
-#: Looks by the job and the worker.
+#: Samples by job and worker.
 Looks = dict[tuple[str, int], Look]
 
 _FLOW = ("rows/s", "remote/s", "queued", "blocked")

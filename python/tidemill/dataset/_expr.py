@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Expr", "GroupKey", "IntoExpr", "as_expr", "call", "col", "columns", "flat", "lit", "names_of", "sort_keys"]
 
-#: A column's name where a column is meant, else a literal.
+#: A column name where a column is expected, otherwise a literal.
 IntoExpr = Union["Expr", str, Any]
-#: What `str` means outside of `Expr`, where it is a property.
+#: The type `str`, for use in `Expr`, where `str` is a property.
 Text = str
 
 

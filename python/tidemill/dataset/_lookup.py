@@ -13,8 +13,8 @@ from tidemill._tidemill import NativeTable
 
 __all__ = ["Lookup", "Source"]
 
-#: Rows of some keys, each a dict or None: in their order, or by key. One that has a method ``of_rows`` is called by that, with a table and
-#: the names of the columns that are its rows' keys: for who has to know the types of values.
+#: Returns rows for keys, each a dict or None: in the order of the keys, or by key. If it has a method ``of_rows``, that
+#: is called instead, with a table and the names of its key columns, for sources that need the types of values.
 Source = Callable[[list[Any]], "Mapping[Any, Mapping[str, Any] | None] | Iterable[Mapping[str, Any] | None]"]
 
 

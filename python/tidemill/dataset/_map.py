@@ -48,7 +48,8 @@ __all__ = [
 # Query threads call functions of the program; none may be doing so when the interpreter ends.
 atexit.register(end_calls)
 
-#: What makes tables of a table; the second, where it is there, is one without rows that says what columns were found at first.
+#: Returns tables for a table; the second argument, if present, is a table without rows that has the columns found at
+#: first.
 OnTable = Callable[[NativeTable, "NativeTable | None"], list[NativeTable]]
 
 #: Rows that are looked at to find out what a function returns.

@@ -48,7 +48,7 @@ class ArrowSchema(Protocol):
 
 Schema = Mapping[str, str] | ArrowSchema
 
-#: What becomes of rows that cannot be read.
+#: How to handle rows that cannot be read.
 OnError = Literal["raise", "skip", "quarantine"]
 
 

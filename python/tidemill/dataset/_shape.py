@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["concat", "filled", "pivoted", "plain_kind", "unpivoted"]
 
-#: What a cell of a pivoted table may be made of its values.
+#: Aggregates for the cells of a pivoted table.
 Made = Literal["first", "last", "sum", "mean", "min", "max", "median", "count"]
 
 #: Beyond this a pivoted table is a mistake most likely, and slow to plan.

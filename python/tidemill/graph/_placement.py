@@ -10,7 +10,7 @@ from tidemill.graph._errors import GraphError
 
 __all__ = ["Placement", "Plan", "TaskInfo", "WorkerInfo", "checked"]
 
-#: For each task the worker of each of its copies.
+#: For each task, the worker of each of its copies.
 Plan = dict[str, list[int]]
 
 
@@ -64,7 +64,7 @@ class WorkerInfo:
     location: str | None = None
 
 
-#: A placement by name, a plan, or a function that makes one; the same on every worker.
+#: The name of a placement, a plan, or a function that returns one; the same on every worker.
 Placement = (
     str | Mapping[str, Sequence[int]] | Callable[[list[TaskInfo], list[WorkerInfo]], Mapping[str, Sequence[int]]]
 )

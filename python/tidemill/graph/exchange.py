@@ -41,7 +41,7 @@ __all__ = [
 
 #: A column, or several.
 Columns: TypeAlias = "str | Sequence[str]"
-#: Operations by column; one operation, or a function of two, for whole messages.
+#: Operations by column; or one operation, or a function of two, for whole messages.
 How: TypeAlias = "Mapping[str, str] | str | Callable[[Any, Any], Any]"
 
 

@@ -37,14 +37,14 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-#: From here on squares may overflow float64, or the sum of many.
+#: Above this, squares or sums of many may overflow float64.
 SQUARED_MAX = 1e150
 
 #: Bytes of the blocks that input is read in, and that ranks exchange.
 _BLOCK_BYTES = 8 << 20
 
-#: Part of the largest distance by which those of a pair may differ, and that of a point to itself be off 0: what rounding leaves of distances
-#: that were formed from large squares, in float32 and in float64.
+#: Tolerance, as a fraction of the largest distance, for the asymmetry of a pair and for nonzero diagonal elements: the
+#: rounding error of distances computed from large squares, in float32 and in float64.
 ROUNDING = 1e-4
 _ROUNDING_FLOAT64 = 1e-6
 #: The same of weights, in parts of the largest.
@@ -70,7 +70,8 @@ class Rows:
             yield first, min(first + step, self.shape[0])
 
 
-#: Distances (m, n) between the rows of two arrays (m, d) and (n, d), float64; as ``scipy.spatial.distance.cdist`` gives them.
+#: Returns distances (m, n) between the rows of two arrays (m, d) and (n, d), float64; like
+#: ``scipy.spatial.distance.cdist``.
 Metric = Callable[[Array, Array], Any]
 
 

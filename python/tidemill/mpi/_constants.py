@@ -77,7 +77,7 @@ THREAD_FUNNELED: Final = 1
 THREAD_SERIALIZED: Final = 2
 THREAD_MULTIPLE: Final = 3
 
-#: The version of the standard whose calls are offered (those this package has, see `tidemill.mpi`).
+#: Version of the MPI standard whose calls are provided (as far as this package supports them, see `tidemill.mpi`).
 VERSION: Final = 4
 SUBVERSION: Final = 0
 

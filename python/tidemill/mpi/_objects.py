@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Combine = Op | Callable[[Any, Any], Any]
 
-#: Bytes of a slot; the first two say how much of it is used.
+#: Bytes of a slot; the first two give the used length.
 SLOT_BYTES = 512
 _LARGE = 0xFFFF
 #: Tags of the hidden traffic. Order per pair makes one enough for each pattern.

@@ -18,7 +18,7 @@ from tidemill.series._relay import Base
 
 __all__ = ["IDS_MIN", "base_of", "read_positions", "turned", "write_positions"]
 
-#: With fewer points three dimensions say nothing.
+#: With fewer points, three dimensions carry no information.
 IDS_MIN = 4
 _AXES = ("x", "y", "z")
 

@@ -25,7 +25,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-#: What is compared: day-to-day changes of the logarithm, differences, or the values themselves.
+#: Quantity to compare: changes of the logarithm from one time to the next, differences, or the values themselves.
 Of = Literal["changes", "differences", "values"]
 #: L in the distance: 1, or 10 |log(last / first)|.
 Length = Literal["one", "log"]
@@ -33,7 +33,8 @@ Length = Literal["one", "log"]
 Function = Callable[[Array, slice], Array]
 Kind = Literal["correlation", "euclidean"] | Function
 
-#: Series to compare with, by name, and the rate a of each: one that rises grows by the factor 1 + a/250 a day, one that falls shrinks by it.
+#: Reference series by name, with the rate a of each: a rising one grows by the factor 1 + a/250 per day, a falling one
+#: shrinks by it.
 REFERENCES: dict[str, float] = {
     "constant": 0.0,
     "+0.1 a year": 0.1,

@@ -48,17 +48,17 @@ __all__ = ["KEY_EVERY", "Embedder", "Frame", "embed"]
 
 N = TypeVar("N")
 
-#: Cells along a side of a heat map, at least and at most.
+#: Minimum and maximum number of cells along a side of a heat map.
 HEAT_SIDE_MIN, HEAT_SIDE_MAX = 8, 40
 #: Rows of distances between points that are counted at a time.
 _BLOCK_ROWS = 64
-#: With more series all workers share each window.
+#: With more series than this, all workers share each window.
 ALONE_IDS_MAX = 2000
 #: Placed series that a new one is put between.
 _NEIGHBOURS = 5
 #: Points no farther from each other than this part of their coordinates are in one place, but for rounding.
 _ONE_PLACE = 1e-12
-#: Every so many windows one starts from the key before it.
+#: One in this many windows starts from the key before it.
 KEY_EVERY = 8
 #: Iterations that the embedding looks back on.
 _ACCELERATION = 3

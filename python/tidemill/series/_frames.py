@@ -25,7 +25,7 @@ from tidemill.viz._write import FrameRecorder, Recorded
 
 __all__ = ["CHANGE_BINS", "ChangeBins", "FrameFolder", "Groups", "read_groups"]
 
-#: Edges of the bins of relative change in value, in percent, up and down alike.
+#: Edges of the bins of relative change in value, in percent, symmetric about 0.
 CHANGE_BINS = (10.0, 20.0, 50.0)
 #: Columns of a table of groups that have names of series rather than groups of them.
 _LABELS = ("label", "name", "company", "security", "description", "title")

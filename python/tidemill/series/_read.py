@@ -61,7 +61,7 @@ T = TypeVar("T")
 #: A file, a folder, a glob, several of them, a DataSet, or a table of any library with the Arrow PyCapsule interface.
 Source = Any
 
-#: Names that columns are looked for by, without regard to case, spaces and underscores; the first one found counts.
+#: Usual names of columns, ignoring case, spaces and underscores; the first match is used.
 KNOWN: dict[str, tuple[str, ...]] = {
     "id": ("id", "ticker", "symbol", "permno", "series", "name", "key"),
     "time": ("time", "date", "datetime", "timestamp", "day"),
@@ -77,7 +77,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }
 _NEEDED = ("id", "time", "value")
 
-#: What files are, by how their names end, before what tells that they are compressed; all others are CSV.
+#: Formats by file name suffix, before any suffix for compression; all other files are CSV.
 FORMATS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".arrow", ".ipc", ".feather", ".arrows"), "ipc"),

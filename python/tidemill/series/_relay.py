@@ -88,8 +88,8 @@ class Past:
         )
 
 
-#: A window in the making: yields False where it may be left for other work, True when it needs its start, is sent that, yields where it ended
-#: (None if it has no frame), and goes on to its end.
+#: A window being computed: yields False if it may be suspended for other work; yields True when it needs its start,
+#: which is then sent to it; yields its result (None if it has no frame); and runs to its end.
 Making = Generator["bool | Base | None", "Base | None", M]
 
 

@@ -45,7 +45,7 @@ class Rules:
             raise SeriesError(f"split_is is 'ratio' or 'added', not {self.split_is!r}")
 
 
-#: Each rule, and what it did, in the order in which they are applied.
+#: Each rule and its effect, in the order in which they are applied.
 RULES = {
     "unreadable": "rows that cannot be read: left out",
     "without_key": "rows without id or time: left out",

@@ -43,11 +43,11 @@ __all__ = [
     "to_kafka",
 ]
 
-#: How brokers of Kafka are told user and password.
+#: SASL mechanism for Kafka brokers.
 Sasl = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-#: What is known of a record of Kafka besides its value.
+#: Fields of a Kafka record other than its value.
 Metadata = Literal["topic", "partition", "offset", "timestamp", "key", "headers"]
-#: Where headers come from: a column that has all of a record, columns by the names of headers, or several of these.
+#: Source of headers: a column that holds all headers of a record, columns by header name, or several of these.
 Headers: TypeAlias = "str | Mapping[str, str] | Iterable[str | Mapping[str, str]]"
 
 

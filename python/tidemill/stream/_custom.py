@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assign", "CustomWindow", "assigned"]
 
-#: Times of rows, and columns, to starts and ends of windows.
+#: Maps times of rows, and columns, to starts and ends of windows.
 Assign = Callable[..., tuple[Any, Any]]
 
 #: Columns of rows that have been put into windows.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["from_rabbitmq", "to_rabbitmq"]
 
-#: What is known of a message besides its bytes.
+#: Fields of a message other than its body.
 Metadata = Literal["exchange", "routing_key", "timestamp", "message_id", "correlation_id", "redelivered", "headers"]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["from_redis", "redis_lookup", "to_redis"]
 
-#: The fields of a hash by name, or that there is none.
+#: The fields of a hash by name; None if it does not exist.
 Found = Mapping[str, str | None] | None
 
 

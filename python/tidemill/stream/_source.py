@@ -20,8 +20,8 @@ from tidemill.stream._time import Time, times
 
 __all__ = ["Read", "from_function"]
 
-#: Called with a split and the position that it goes on behind, which is None at the split's beginning. It gives, again and again, rows and
-#: the position behind them, or None when there is nothing at the moment; when it ends, the split has.
+#: Called with a split and the position to resume after, which is None at the beginning of the split. Yields rows with
+#: the position after them, or None when there is nothing at the moment; the split ends when it returns.
 Read = Callable[[str, Any], Iterable["tuple[list[Row] | Table | Any, Any] | None"]]
 
 

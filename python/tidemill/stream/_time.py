@@ -20,7 +20,7 @@ class TimeColumn:
     watermark: str | None = None
 
 
-#: What a source takes as ``time``: a column, or what `processing_time` or `punctuated_watermarks` returns.
+#: Argument ``time`` of a source: a column, or the result of `processing_time` or `punctuated_watermarks`.
 Time = str | TimeColumn
 
 

@@ -19,9 +19,9 @@ from tidemill.viz._write import OURS
 
 __all__ = ["export_html", "write_page"]
 
-#: Most that frames may take: browsers hold a page as text, and base64 takes a third more.
+#: Maximum size of frames: browsers hold a page as text, and base64 adds a third.
 BYTES_MAX = 256 << 20
-#: What the page calls that which a library knows of the plot.
+#: The page's name for a library's information about the plot.
 ABOUT = "about.json"
 
 

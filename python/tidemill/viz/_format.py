@@ -43,9 +43,9 @@ INDEX = "index.jsonl"
 FORMAT = "tidemill-frames"
 VERSION = 1
 
-#: Steps of a quantized number: what a coordinate is off by is at most half of its box / STEPS.
+#: Steps of a quantized number: the error of a coordinate is at most half of its box / STEPS.
 STEPS = 65_534
-#: A quantized value that is not there, and the code of a point that is in no category.
+#: Marks a missing quantized value, and is the code of a point without a category.
 MISSING = 65_535
 
 #: Longest header of a file of tensors that is read.

@@ -20,15 +20,15 @@ __all__ = ["BYTES_MAX", "GROUPING", "NAME", "Groups", "change", "checked", "dele
 
 NAME = "selections.json"
 
-#: What the page calls them as a grouping.
+#: The page's name for them as a grouping.
 GROUPING = "my groups"
 
-#: Most that all groups of a folder may take.
+#: Maximum size of all groups of a folder.
 BYTES_MAX = 32 << 20
 _GROUPS_MAX = 64
 _NAME_CHARACTERS_MAX = 80
 
-#: Rows of points by the name of their group, in the order in which groups were made.
+#: Rows of points by the name of their group, in the order of creation.
 Groups = dict[str, list[int]]
 
 

@@ -23,9 +23,9 @@ from tidemill.viz._write import FrameWriter, check_size
 
 __all__ = ["View", "save_html", "show"]
 
-#: Where points are: an array, or a table whose columns can be named.
+#: Positions of points: an array, or a table whose columns can be named.
 Points = ArrayLike | DataSet | Table
-#: Categories or numbers of points: an array, arrays by name or for each frame; or of a table names of columns.
+#: Categories or numbers of points: an array, arrays by name or for each frame; or for a table, names of columns.
 Columns = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | str | Sequence[str] | Mapping[str, str]
 
 #: Most that a page in a notebook may take: it is kept in the notebook's file, and sent whole.

@@ -24,7 +24,7 @@ from tidemill.viz._read import FrameReader
 
 __all__ = ["GLYPHS", "OURS", "FrameRecorder", "FrameWriter", "Recorded", "check_size"]
 
-#: How a chosen point may be drawn.
+#: Shapes of marked points.
 GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
 
 #: Largest size of a position or value. Pages and readers keep these in 32 bits, which end at 3.4e38, and subtract them.
@@ -33,7 +33,7 @@ _NUMBER_MAX = 1e37
 #: Longest side of a heat map.
 HEAT_SIDE_MAX = 1024
 
-#: Frames of more points than this have a sample beside them, of about so many points, which the page shows while things move.
+#: Frames of more points than this also have a sample of about `_SAMPLE_POINTS`, which the page shows during animation.
 SAMPLE_FROM = 1_000_000
 _SAMPLE_POINTS = 200_000
 #: Rows are dealt out to so many heaps (the page has them in memory one behind the other); a sample is the first few heaps.

@@ -24,7 +24,7 @@ from tidemill.viz._write import GLYPHS
 
 __all__ = ["BYTES_MAX", "checked", "folded"]
 
-#: Most that the changes of a version may take as JSON.
+#: Maximum size of a version's changes as JSON.
 BYTES_MAX = 16 << 20
 _COUNT_MAX = 100_000
 _TEXT_MAX = 1000

@@ -26,7 +26,7 @@ from tidemill.viz.library._xml import read_xml
 
 __all__ = ["FORMATS", "Upload", "read_upload"]
 
-#: What files are, by the end of their names.
+#: Formats by file name suffix.
 FORMATS: Mapping[str, str] = {
     ".csv": "csv",
     ".tsv": "tsv",
