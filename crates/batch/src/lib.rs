@@ -1,5 +1,5 @@
-//! Batches on one worker: what happens to Arrow `RecordBatch`es where they are. No task and no other worker is known
-//! here.
+//! Batches on one worker: operations on Arrow `RecordBatch`es in place. This crate knows neither tasks nor other
+//! workers.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

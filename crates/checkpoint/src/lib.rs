@@ -1,5 +1,5 @@
-//! Checkpoints: what all copies of a job kept when one barrier passed them, durable as a whole or not at all. A
-//! protocol and where its results lie: no task and no connection is known here.
+//! Checkpoints: the state of all copies of a job at one barrier, durable as a whole or not at all. This crate has the
+//! protocol and the storage of its results; it knows neither tasks nor connections.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
@@ -16,11 +16,11 @@
 //! | [`store`]       | where checkpoints lie: a folder, or any object store                           |
 //! | `settings`      | how a job makes checkpoints                                                    |
 //!
-//! A checkpoint's way: worker 0's coordinator *injects* a barrier; every source saves where it stands and sends the
-//! barrier behind what it has sent; every task *aligns* its inputs on it, saves what it keeps and sends it on. One that
-//! takes too long is *hurried*: it overtakes rows, which are saved as *in flight*. Copies write their snapshots to the
-//! store themselves, in the background, and *report* what they wrote. When all have, the coordinator writes the
-//! manifest, which makes the checkpoint be there, and tells everybody that it is *durable*: sinks then commit.
+//! Life of a checkpoint: worker 0's coordinator *injects* a barrier. Every source saves its position and sends the
+//! barrier after its rows; every task *aligns* its inputs on it, saves its state and forwards it. A barrier that takes
+//! too long is *hurried*: it overtakes rows, which are saved as *in flight*. Copies write their snapshots to the store
+//! in the background, and *report* what they wrote. When all have reported, the coordinator writes the manifest, which
+//! creates the checkpoint, and announces that it is *durable*: sinks then commit.
 
 pub mod coordinator;
 pub mod lease;

@@ -1,4 +1,4 @@
-//! Batches between tasks, as they come: task graphs over Arrow `RecordBatch`es, run by the workers of a communicator.
+//! Task graphs over Arrow `RecordBatch`es, run by the workers of a communicator.
 //!
 //! Modules, lowest first:
 //!
@@ -26,14 +26,13 @@
 //! | [`placement`]       | which worker runs which copy; graphs printed and drawn                            |
 //! | `run`               | the runner: lowers a graph, starts copies, moves bytes, resumes from checkpoints  |
 //!
-//! What happens to batches on one worker is in `tidemill-batch`, of which this crate shows the names that programs
-//! need.
+//! Operations on batches within one worker are in `tidemill-batch`; this crate re-exports the names that programs need.
 //!
-//! One batch's way: a copy's `send` asks the edge's mover where rows go, takes credit from the stream's account, puts a
-//! small batch that is not the first of its turn together with those behind it (`flow/send/lane.rs`, `task/turn.rs`), and
-//! either hands it to the queue of a copy of this worker as it is, or encodes it into a frame and gives it to the link.
-//! The receiver's pump lets it land in aligned memory and puts it into the queue of its copy, which verifies and
-//! decodes it when it takes it; that gives the credit back.
+//! Path of a batch: a copy's `send` asks the edge's mover for the targets of rows, takes credit from the stream's
+//! account, combines a small batch that is not the first of its turn with those after it (`flow/send/lane.rs`,
+//! `task/turn.rs`), and either puts it as it is into the queue of a copy on this worker, or encodes it into a frame for
+//! the link. The receiver's pump reads the frame into aligned memory and puts it into the queue of its copy, which
+//! verifies and decodes it when it takes it, and returns the credit.
 
 pub mod checkpoint;
 pub mod exchange;

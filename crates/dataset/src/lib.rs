@@ -1,5 +1,4 @@
-//! What people write: lazy tables, expressions and SQL. The work is DataFusion's; this crate gives it names, checks and
-//! errors that people can use.
+//! Lazy tables, expressions and SQL. DataFusion does the work; this crate adds an API, checks and helpful errors.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

@@ -1,9 +1,9 @@
-//! Records of JSON to rows of Arrow.
+//! Converts JSON records to Arrow rows.
 //!
-//! Arrow's decoder reads all JSON into columns of all types; it keeps every value of a record, wanted or not, and reads
-//! the columns from that. Here is what reads most records in one pass, several times as fast ([`RowReader`]), and
-//! leaves the others to Arrow's; and what finds values that Arrow's would cut ([`LossDetector`]). Texts of CSV become
-//! values by [`LosslessReader`], which cuts nothing either.
+//! Arrow's decoder reads any JSON into columns of any type, but it stores every value of a record, needed or not,
+//! before it builds the columns. [`RowReader`] reads most records in a single pass, several times as fast, and leaves
+//! the others to Arrow's decoder. [`LossDetector`] finds values that Arrow's decoder would truncate. [`LosslessReader`]
+//! converts CSV text to values without loss, too.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

@@ -1,8 +1,8 @@
 //! The `tidemill` command.
 //!
-//! `tidemill run` starts the workers of a job on this host and stays with them until the last has ended;
-//! `tidemill info` says what the machine offers. The Python console script hands its arguments to [`main`] and exits
-//! with what it returns, so everything here runs inside a Python process that is otherwise idle.
+//! `tidemill run` starts the workers of a job on this host and waits until the last has ended; `tidemill info`
+//! describes the machine. The Python console script passes its arguments to [`main`] and exits with the returned code,
+//! so everything here runs inside a Python process that is otherwise idle.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

@@ -1,13 +1,13 @@
-//! What this process may use of its machine: CPUs and where they are, the CPU quota of its container, and its affinity
-//! mask.
+//! The resources of its machine that this process may use: CPUs and their topology, the CPU quota of its container, and
+//! its affinity mask.
 //!
 //! This crate is the only reader of `/sys/devices/system/{cpu,node}`, of the CPU quotas of cgroups, and of the affinity
 //! mask of a process. Everything below a root folder is a parameter ([`Machine::read`]), so that tests run on recorded
 //! trees.
 //!
 //! A *CPU* is what Linux numbers: a hardware thread. A *core* has one or more of them. The affinity mask is the
-//! universe: nothing here ever names a CPU outside of it. A cgroup's cpuset needs no reading of its own, because the
-//! kernel takes it into account in the mask.
+//! universe: nothing here ever names a CPU outside of it. A cgroup's cpuset need not be read separately, because the
+//! kernel applies it to the mask.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

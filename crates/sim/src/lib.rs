@@ -1,5 +1,5 @@
-//! The simulated network: what a collective would cost on machines we do not have, and a transport on which one seed
-//! replays a whole job.
+//! The simulated network: the cost of a collective on machines that are not available, and a transport on which one
+//! seed replays a whole job.
 //!
 //! Modules, lowest first; each uses only those above it:
 //!

@@ -1,9 +1,9 @@
-//! Rows of several batches, put together: in any order, which sorts and merges end with, or in theirs, as exchanges by
-//! row do.
+//! Gathers rows of several batches: in any order, as the last step of sorts and merges, or in batch order, for
+//! exchanges by row.
 //!
-//! Where, in any order, the rows lie all over the memory, each would cost a cache miss for each column, one after the
-//! other. So what a row holds is asked for some rows before its turn (software prefetching), and many misses are under
-//! way at once. Values of a fixed length, texts and binaries are copied here; other types go by Arrow's `interleave`.
+//! In any order, rows are scattered over memory, and each would cost a cache miss per column, one after the other. So
+//! each row's data is prefetched a few rows ahead (software prefetching), and many misses overlap. Fixed-length values,
+//! strings and binaries are copied here; other types use Arrow's `interleave`.
 
 use std::cell::LazyCell;
 use std::mem::MaybeUninit;

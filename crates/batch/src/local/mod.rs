@@ -1,4 +1,4 @@
-//! The work of exchanges on one worker: sorting, merging, reducing and joining rows, in a bounded part of its memory.
+//! The work of exchanges on one worker: sorting, merging, reducing and joining rows, within a memory budget.
 //!
 //! | module    | what is in it                                                      |
 //! |-----------|--------------------------------------------------------------------|

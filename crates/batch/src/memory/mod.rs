@@ -1,5 +1,5 @@
-//! Memory is budgeted: one governor per worker knows what operators hold and how large the process really is, and
-//! answers who asks for more. In this order, as memory runs out:
+//! Memory budget: one governor per worker tracks what operators hold and the real size of the process, and decides on
+//! requests for more. As memory runs out, in this order:
 //!
 //! 1. [`MemoryLevel::Slow`]: streams into this worker get less credit, so that sources slow down;
 //! 2. [`MemoryLevel::Spill`]: operators that can are told to write to disk instead of growing;
@@ -7,13 +7,12 @@
 //!    its budget and the machine is nearly out of memory ([`Governor::overdrawn`]). The kernel's out-of-memory killer
 //!    never decides.
 //!
-//! What the process holds is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts
-//! miss queues, batches on their way, the allocator's slack and whatever else the program does. Pages of files do not
-//! count: the kernel lets go of them when anybody needs memory, and operators that look again at what they have written
-//! to disk map it.
+//! The size of the process is read from `/proc/self/status`, at most every few milliseconds: the operators' own counts
+//! miss queues, batches in flight, the allocator's slack and everything else in the program. File pages do not count:
+//! the kernel reclaims them when memory is needed, and operators map the files that they have spilled.
 //!
-//! What goes to disk has checksums, that of frames ([`SpillFile`]), of blocks ([`BlockFile`]) or of pages ([`verify`]):
-//! a disk that returns something else is an error of who reads it.
+//! Spilled data has checksums: of frames ([`SpillFile`]), of blocks ([`BlockFile`]) or of pages ([`verify`]). If a disk
+//! returns corrupt data, the reader gets an error.
 
 mod allocations;
 mod blocks;

@@ -1,5 +1,5 @@
-//! Memory that frames lie in, on their way out and where they have landed. Large rooms are used again: the kernel gives
-//! and takes memory of that size by page, and a fault for each page takes longer than to fill it.
+//! Memory for frames, outgoing and received. Large rooms are reused: the kernel hands out memory of that size page by
+//! page, and a page fault takes longer than filling the page.
 
 mod space;
 

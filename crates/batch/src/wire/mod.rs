@@ -1,14 +1,14 @@
-//! What crosses workers: frames, each a header and a body, several to a message.
+//! The wire format between workers: frames, each a header and a body, several per message.
 //!
 //! ```text
 //!  0     4     8     12    16      20      24    32     40     48         56       64
 //!  | magic | kind | run | edge | source | target | seq | rows | length | checksum | 0 | body ... | 0 to a multiple of 64 |
 //! ```
 //!
-//! Little endian. The checksum (XXH3) covers header and body; a frame that is read where it was written may have none.
-//! A frame begins at a multiple of 64 of its message, so a body can be used where it landed. The body of a batch is a
-//! piece of an Arrow IPC stream without its schema, which both ends know from the graph; a dictionary is sent when it
-//! changes, not with every batch.
+//! Little endian. The checksum (XXH3) covers header and body; a frame that is read on the worker that wrote it may have
+//! none. A frame begins at a multiple of 64 bytes of its message, so a body can be used in place. The body of a batch
+//! is a piece of an Arrow IPC stream without its schema, which both ends know from the graph; a dictionary is sent when
+//! it changes, not with every batch.
 
 mod codec;
 

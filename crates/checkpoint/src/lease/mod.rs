@@ -1,5 +1,5 @@
-//! The lease on a place in an object store: as long as one job has it, others are refused. (In a folder a lock does
-//! that.)
+//! The lease on a place in an object store: while one job holds it, others are refused. (In a folder, a lock does
+//! this.)
 //!
 //! | module       | what is in it                                                                   |
 //! |--------------|---------------------------------------------------------------------------------|
@@ -8,11 +8,11 @@
 //! | `process`    | which process holds it, and when it is certain that it is gone                  |
 //! | `simulation` | several that want it, with clocks, delays and failures from one seed; for tests |
 //!
-//! Output that appears in a store has a mark beside it that is held in the same way, by an [`Asker`] of its own. Here
-//! is the lease on checkpoints: a thread of its own, with a client of its own, so that nothing that the job does, or
-//! that holds up its threads, keeps it from renewing. Who cannot renew in time, because the store is away or the
-//! process was stopped, commits nothing until it has renewed, and ends if another has taken the place meanwhile. That
-//! is what keeps others out; what keeps a checkpoint right if it fails, the claims, is in `store`.
+//! Output in a store has a mark beside it that is held in the same way, by its own [`Asker`]. This module has the lease
+//! on checkpoints. It runs on its own thread with its own client, so that nothing in the job can keep it from renewing.
+//! A job that cannot renew in time, because the store is unreachable or the process was stopped, commits nothing until
+//! it has renewed, and ends if another job has taken the place meanwhile. The lease keeps others out; the claims in
+//! `store` keep checkpoints correct if it fails.
 
 mod asker;
 mod process;

@@ -1,4 +1,4 @@
-//! What rides in streams between batches, and what several streams' marks say together.
+//! Marks that travel in streams between batches, and the combination of several streams' marks.
 //!
 //! | module       | what is in it                                                              |
 //! |--------------|----------------------------------------------------------------------------|

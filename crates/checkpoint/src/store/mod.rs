@@ -1,4 +1,4 @@
-//! Where checkpoints lie: a folder, or any object store.
+//! Storage of checkpoints: a folder, or any object store.
 //!
 //! ```text
 //! epochs/00000000000000000042            the manifest of epoch 42; it is there when the checkpoint is
@@ -8,16 +8,16 @@
 //! lock, or in an object store lease      whose place it is
 //! ```
 //!
-//! One job at a time has the place: in a folder it holds a lock on a file, in an object store a `lease`. A second one
-//! is refused. Should there be two all the same, where a store knows no conditions or somebody has removed the lease,
-//! the claims keep checkpoints right:
+//! One job at a time owns the place: in a folder it holds a lock on a file, in an object store a `lease`. A second one
+//! is refused. If there are two nevertheless, because a store lacks conditional writes or somebody has removed the
+//! lease, the claims keep checkpoints correct:
 //!
-//! Of two runs that write to one place the later one is right: each makes a *claim* before it looks what is there,
-//! writes manifests that say whose they are, and looks behind each whether there is a later claim before it takes it
-//! for durable. So a run that was taken for dead either has written a manifest before its successor looked, which then
-//! goes on from it, or finds the successor's claim, and ends; a manifest that it leaves behind comes before all of the
-//! successor's, whatever its epoch, for the successor's first is the one that it goes on from, made its own. A manifest
-//! is created, never replaced. Objects are removed when no manifest that is kept refers to them.
+//! Of two runs that write to one place, the later one wins. Each makes a *claim* before it lists the place, writes
+//! manifests that name their owner, and after each manifest checks for a later claim before it considers the manifest
+//! durable. So a run that was presumed dead has either written a manifest before its successor listed the place, which
+//! then resumes from it, or it finds the successor's claim, and ends. A manifest that it leaves behind precedes all of
+//! the successor's, whatever its epoch, because the successor's first manifest is the one that it resumes from, under
+//! its own name. A manifest is created, never replaced. Objects are removed when no retained manifest refers to them.
 
 use std::collections::BTreeSet;
 use std::fs::File;

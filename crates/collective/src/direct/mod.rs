@@ -10,8 +10,8 @@
 //!
 //! Large allreduces read the peers' memory instead, see [`large`]. bcast, reduce and allreduce of more than a slot go
 //! in chunks, one turn each, and a rank may be at the next chunk while others are at this one. Operands are combined in
-//! rank order, so any operation will do, and the result does not depend on timing. Messages win for large payloads and
-//! many ranks; [`choose`] decides, from what every rank knows alike.
+//! rank order, so any operation works, and the result does not depend on timing. Messages are faster for large payloads
+//! and many ranks; [`choose`] decides, based on data that is the same on every rank.
 //!
 //! Source: the flat shared-memory collectives of Open MPI's `sm` and MPICH's release/gather (Jain et al., SC 2018),
 //! with the stamp in the data's cache line.

@@ -1,15 +1,15 @@
 //! The tuner: which algorithm, and which chunk, runs a collective.
 //!
-//! A [`TuneTable`] of measured rules decides; where it has none, the algorithm with the least estimated cost under a
-//! [`CostModel`] does. All ranks of a communicator must use equal tables, or their schedules will not fit together:
-//! read the file on one rank and pass its text to the others ([`TuneTable::to_text`], [`TuneTable::parse`]).
+//! A [`TuneTable`] of measured rules decides; without a rule, the algorithm with the lowest estimated cost under a
+//! [`CostModel`] is used. All ranks of a communicator must use equal tables, or their schedules will not match: read
+//! the file on one rank and pass its text to the others ([`TuneTable::to_text`], [`TuneTable::parse`]).
 //!
 //! # File format, version 2
 //!
-//! TOML; `tidemill tune` writes it, people may edit it. Without `bytes_max` a rule has no upper end, without
-//! `chunk_bytes` there are no chunks, without `order` it is `"any"`. On one host `blocking` may name an algorithm
-//! without messages (`"shared_memory"`, `"single_copy"`) for calls that block; those that do not, and workers that
-//! share no memory, go by `algorithm`.
+//! TOML; `tidemill tune` writes it, and you may edit it. Without `bytes_max` a rule has no upper limit, without
+//! `chunk_bytes` there are no chunks, and `order` defaults to `"any"`. On one host, `blocking` may name an algorithm
+//! without messages (`"shared_memory"`, `"single_copy"`) for blocking calls; nonblocking calls, and workers that do not
+//! share memory, use `algorithm`.
 //!
 //! ```toml
 //! version = 2
@@ -19,8 +19,9 @@
 //! ]
 //! ```
 //!
-//! A rule answers calls of its collective and its order class with up to `bytes_max` bytes. Of the rank counts that
-//! have rules the largest that is not above the call's is taken, else the smallest; likewise, first, for hosts.
+//! A rule applies to calls of its collective and its order class with up to `bytes_max` bytes. Of the rank counts that
+//! have rules, the largest that does not exceed the call's is used, else the smallest; the number of hosts is matched
+//! first, in the same way.
 
 mod estimate;
 mod file;

@@ -1,4 +1,4 @@
-//! Checkpoints of a run: what `tidemill-checkpoint` decides and keeps, carried out by workers.
+//! Checkpoints of a run: workers carry out the decisions of `tidemill-checkpoint`.
 //!
 //! | module       | what is in it                                                                  |
 //! |--------------|--------------------------------------------------------------------------------|

@@ -1,4 +1,4 @@
-//! Exchanges: how what leaves one task reaches another. An edge of a graph names one.
+//! Exchanges: how the output of one task reaches another. Each edge of a graph names one.
 //!
 //! | exchange           | who gets a row                                                     | made of                         |
 //! |--------------------|--------------------------------------------------------------------|---------------------------------|
@@ -16,7 +16,7 @@
 //!
 //! [`Broadcast`] from several copies is an all-gather: every copy gets what all copies sent.
 //!
-//! Each is a type of its own, in a file of its own, and lowers itself to movers and stages; programs can add theirs.
+//! Each is a type in its own file, and lowers itself to movers and stages; programs can add their own.
 
 mod broadcast;
 mod direct;

@@ -1,8 +1,8 @@
-//! The flow: a graph lowered to what runs, copies of tasks with their workers, and edges that only move.
+//! The flow: a graph lowered to executable form: copies of tasks with their workers, and edges that only move data.
 //!
 //! Every exchange becomes one or more *movers* and, where it also works on rows (a reduction, a sort, a join),
-//! *stages*: tasks like those people write, placed beside the tasks they serve. So there is one way in which anything
-//! runs, blocks, fails and is counted. Edges between copies of one process hand batches over as they are.
+//! *stages*: tasks like those of users, placed beside the tasks they serve. So everything runs, blocks, fails and is
+//! counted in the same way. Edges between copies of one process pass on batches without copying.
 
 mod handover;
 mod lower;

@@ -1,8 +1,8 @@
-//! The task graph: what every worker builds in the same way, before anything runs.
+//! The task graph, which every worker builds in the same way before anything runs.
 //!
-//! Tasks have named ports; an edge joins output ports to an input port and names an exchange, which says who gets which
-//! rows. A graph is plain data plus the functions of its tasks: checking it ([`check`]), lowering it to copies and
-//! movers (`run`), printing and drawing it with its placement ([`crate::placement`]) are apart.
+//! Tasks have named ports; an edge connects output ports to an input port and names an exchange, which determines the
+//! target of each row. A graph is plain data plus the functions of its tasks. Other modules check it ([`check`]), lower
+//! it to copies and movers (`run`), and print and draw it with its placement ([`crate::placement`]).
 
 pub mod check;
 pub(crate) mod fingerprint;

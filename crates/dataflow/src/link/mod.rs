@@ -1,13 +1,13 @@
 //! Links: all edges' traffic between two workers, over one context of a communicator.
 //!
-//! Sending needs no thread of its own: whoever has a frame queues it, locks the engine and pushes what the link takes.
-//! While messages are under way, further frames wait in the link's queue, and small ones leave together in one message:
-//! a busy link coalesces by itself, an idle one delays nothing. Receiving is a task of the engine ([`Pump`]), run by
-//! whichever thread drives it.
+//! Sending needs no separate thread: the sender queues a frame, locks the engine and pushes as much as the link
+//! accepts. While messages are in flight, further frames wait in the link's queue, and small ones are combined into one
+//! message: a busy link coalesces automatically, an idle one delays nothing. Receiving is a task of the engine
+//! ([`Pump`]), run by whichever thread drives it.
 //!
-//! Locks: the engine's, then a queue's. Nothing that is dropped by the engine locks either: what comes back that way
-//! (credit, room on a link) is noted in atomics or in `credits` and `dirty`, and looked at by the next pump. Memory
-//! goes back to the [`Rooms`], whose own lock is held for that alone, or is noted as to be returned to its lender.
+//! Lock order: the engine's, then a queue's. Values that the engine drops take neither lock: what they return (credit,
+//! room on a link) is recorded in atomics or in `credits` and `dirty`, and processed by the next pump. Memory returns
+//! to the [`Rooms`], whose own lock is held only for this, or is marked for return to its lender.
 
 mod credit;
 mod loans;

@@ -1,5 +1,5 @@
-//! Operators: tasks without a loop of their own. One driver feeds them batches, sends what they emit with
-//! back-pressure, and flushes exchanges when there is nothing to do.
+//! Operators: tasks without a loop of their own. One driver feeds them batches, sends their output with backpressure,
+//! and flushes exchanges when idle.
 
 mod handover;
 

@@ -1,5 +1,5 @@
-//! Placement: which worker runs which copy of which task. A placement is asked once per run, on every worker, and must
-//! answer the same everywhere; its answer, the [`Plan`], is data that can be printed, kept and given back.
+//! Placement: which worker runs which copy of which task. A placement is called once per run, on every worker, and must
+//! return the same [`Plan`] everywhere; a plan is data that can be printed, saved and passed in again.
 //!
 //! | placement      | puts a copy                                                                       |
 //! |----------------|-----------------------------------------------------------------------------------|

@@ -1,8 +1,8 @@
 //! Running a graph: the runner makes the flow, starts this worker's copies, and moves bytes until all are done.
 //!
-//! The thread that calls [`Runner::run`] becomes the worker's I/O thread: it sits in the endpoint's wait, which polls
-//! for a moment and then sleeps. Copies run on the runner's pool, or on threads of their own. A run ends when every
-//! worker has sent its last frame to every other; so nothing of one run is left on the links when the next one begins.
+//! The thread that calls [`Runner::run`] becomes the worker's I/O thread: it waits in the endpoint, which polls for a
+//! moment and then sleeps. Copies run on the runner's pool, or on their own threads. A run ends when every worker has
+//! sent its last frame to every other, so no data of one run is left on the links when the next one begins.
 
 mod copy;
 mod fault;

@@ -1,4 +1,4 @@
-//! Copies of tasks: what a copy knows of itself and of its run, how it waits, and how it is cancelled.
+//! Copies of tasks: a copy's context and run, waiting, and cancellation.
 
 mod cancel;
 mod context;

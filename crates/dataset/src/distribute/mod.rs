@@ -1,8 +1,8 @@
-//! Queries on all workers of a job. Every worker plans the same query, for as many partitions as the job has threads;
-//! the plan is cut into stages ([`stages`]), the stages become tasks of a dataflow graph with a copy for each
-//! partition, the cuts become its exchanges.
+//! Queries on all workers of a job. Every worker plans the same query, with one partition for each thread of the job.
+//! The plan is split into stages ([`stages`]), which become tasks of a dataflow graph with a copy for each partition;
+//! the cuts become its exchanges.
 //!
-//! A plan with a step that is not known to run in several processes runs whole, on worker 0, and `explain` says why.
+//! A plan with a step that is not known to support several processes runs entirely on worker 0, and `explain` says why.
 
 mod analyze;
 mod arrival;

@@ -1,4 +1,4 @@
-//! Steps of plans that this crate adds to DataFusion's, or does in their place.
+//! Physical plan steps that this crate adds to DataFusion's, or that replace them.
 //!
 //! Each module uses only those above it in this table.
 //!

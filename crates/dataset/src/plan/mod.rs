@@ -1,4 +1,4 @@
-//! What queries mean: expressions, SQL, and the rules that DataFusion plans them by. Nothing here runs.
+//! Semantics of queries: expressions, SQL, and planning rules for DataFusion. Nothing here executes.
 //!
 //! Each module uses only those above it in this table.
 //!

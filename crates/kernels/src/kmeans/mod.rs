@@ -1,8 +1,8 @@
 //! K-means: Lloyd's algorithm on the rows of one worker.
 //!
-//! A [`KmeansFit`] keeps labels, bounds and sums between steps. Each [`KmeansFit::step`] gives every row its nearest
-//! centre and leaves the sums and weights of the clusters; the caller adds those of all workers (one all-reduce) and
-//! divides.
+//! A [`KmeansFit`] keeps labels, bounds and sums between steps. Each [`KmeansFit::step`] assigns every row to its
+//! nearest center and computes the sums and weights of the clusters; the caller adds those of all workers (one
+//! all-reduce) and divides.
 //!
 //! | algorithm | work of a step                                             | chosen for                        |
 //! |-----------|------------------------------------------------------------|-----------------------------------|
@@ -10,7 +10,7 @@
 //! | `hamerly` | the rows whose bounds fail, by the distance tile           | many features                     |
 //! | `tree`    | the leaves of a k-d tree that more than one centre reaches | few features, many centres        |
 //!
-//! All give the same labels: see `exact`. `rows` says what the kernels see, `tile` is the inner loop.
+//! All give the same labels: see `exact`. `rows` is the kernels' input, `tile` is the inner loop.
 
 mod assign;
 mod bounds;

@@ -1,4 +1,4 @@
-//! Multidimensional scaling: what SMACOF asks of the distances from one worker's points to all points.
+//! Multidimensional scaling: SMACOF's operations on the distances from one worker's points to all points.
 //!
 //! | module        | what                                                                                   |
 //! |---------------|----------------------------------------------------------------------------------------|
@@ -10,8 +10,8 @@
 //!
 //! Distances are seen in units in which none exceeds 1, and so are positions: nothing overflows or cancels in `f32`
 //! that did not in the user's units. Sums run in `f32` within a few thousand cells and in `f64` beyond. A row's sums
-//! depend on nothing but the row and the positions, whichever thread or worker has it: results are the same to the bit
-//! for any number of both.
+//! depend only on the row and the positions, whichever thread or worker has it: results are bitwise equal for any
+//! number of both.
 
 mod cells;
 mod check;

@@ -1,4 +1,4 @@
-//! `tidemill info`: what this machine offers a job, what is wrong with it, and how to put that right.
+//! `tidemill info`: the resources that this machine offers a job, its problems, and their remedies.
 //!
 //! Every line is an [`InfoItem`], gathered without starting a job; the text and the JSON are two renderings of the same
 //! list.

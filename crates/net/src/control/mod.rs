@@ -1,12 +1,12 @@
-//! The control plane: who is in the job, exchanges at start-up, small messages, and news of workers that end.
+//! The control plane: membership of the job, exchanges at startup, small messages, and notice of workers that end.
 //!
 //! A star around rank 0. At start-up [`ControlPlane`] is driven by its caller ([`ControlPlane::allgather`]);
 //! [`ControlPlane::start`] hands it to a native thread of its own that sleeps unless something happens, never touches
-//! Python, and exchanges heartbeats, so that a worker is not taken for dead because its main thread is busy.
+//! Python, and exchanges heartbeats, so that a worker is not presumed dead because its main thread is busy.
 //!
-//! A worker that ends without [`ControlHandle::leave`] is `Lost`, seen by rank 0 as the end of its connection and told
-//! to all within milliseconds; a host that falls silent is lost after the failure timeout. When rank 0 itself is lost
-//! everybody sees it, and the control plane is over.
+//! A worker that ends without [`ControlHandle::leave`] is `Lost`: rank 0 sees the end of its connection and notifies
+//! all within milliseconds. A host that becomes silent is lost after the failure timeout. When rank 0 itself is lost,
+//! all workers notice it, and the control plane ends.
 
 mod driver;
 pub(crate) mod exchange;

@@ -1,8 +1,8 @@
 //! Sleep and wake-up of a worker, across processes and threads.
 //!
-//! The owner arms its [`Doorbell`], looks once more for work, and sleeps: on a futex, or, if it also waits for file
-//! descriptors, in `ppoll` on them and a pipe. Whoever hands it work rings its [`DoorbellHandle`], which costs a fence
-//! and a load while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
+//! The owner arms its [`Doorbell`], checks once more for work, and sleeps: on a futex, or, if it also waits for file
+//! descriptors, in `ppoll` on them and a pipe. A sender of work rings its [`DoorbellHandle`], which costs a fence and a
+//! load while the owner is awake. `word.rs` holds the argument that no wake-up is lost.
 //!
 //! ```text
 //! loop {

@@ -1,8 +1,8 @@
 //! The endpoint: a worker's one handle on its peers. Wraps the [`Engine`] in a lock and adds waiting.
 //!
-//! A blocking call drives progress itself, so a small message pays for no hand-over between threads: it polls for a
-//! moment, then yields its core to whoever can use it, then sleeps on the worker's doorbell, which peers ring. A
-//! background thread drives only while requests are pending and no call is.
+//! A blocking call drives progress itself, so a small message needs no handover between threads: the call polls for a
+//! moment, then yields its core, then sleeps on the worker's doorbell, which peers ring. A background thread drives
+//! progress only while requests are pending and no call is blocking.
 
 mod background;
 mod contexts;

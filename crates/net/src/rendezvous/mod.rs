@@ -1,9 +1,9 @@
 //! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and a [`ControlPlane`] comes
 //! out.
 //!
-//! Rank 0 listens, the others connect again and again until the timeout. Strangers, port scans, garbage and wrong
-//! secrets are refused, logged and harmless ([`gate`]). What goes wrong for one worker is told to all that have come,
-//! so that every error names the same culprit.
+//! Rank 0 listens, and the others retry their connections until the timeout. Strangers, port scans, garbage and wrong
+//! secrets are refused, logged and harmless ([`gate`]). If one worker fails, all that have connected are told, so that
+//! every error names the same culprit.
 //!
 //! | module         | what                                                        |
 //! |----------------|-------------------------------------------------------------|

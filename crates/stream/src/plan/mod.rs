@@ -1,4 +1,4 @@
-//! From a query to a graph of tasks.
+//! Turns a query into a graph of tasks.
 //!
 //! Each module uses only those above it in this table.
 //!

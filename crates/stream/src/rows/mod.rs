@@ -1,4 +1,4 @@
-//! What happens to rows between operators.
+//! Processing of rows between operators.
 //!
 //! Each module uses only those above it in this table, but `keyed` and `late_rows` use each other.
 //!

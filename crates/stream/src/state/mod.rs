@@ -1,4 +1,4 @@
-//! What operators keep: in memory, on disk, and in checkpoints.
+//! State of operators: in memory, on disk, and in checkpoints.
 //!
 //! Each module uses only those above it in this table.
 //!

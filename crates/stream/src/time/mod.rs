@@ -1,4 +1,4 @@
-//! Event time: windows, and which columns of a plan tell time.
+//! Event time: windows, and the time columns of a plan.
 //!
 //! Each module uses only those above it in this table, but `window_assigner` and `window` use each other.
 //!

@@ -1,19 +1,19 @@
-//! Checkpoints in a simulation: one seed is one story of a job, from its first run to its end, in one thread and
-//! without a clock. The coordinator, alignment, watermarks, manifests, the store's rules and the dealing on restore are
-//! the real ones, the store an object store in memory. What is modelled is what they depend on: copies ([`copies`],
-//! which do what the drivers of sources, operators and sinks do), streams and control frames ([`job`]), each in order
-//! by itself and in any order between them, however late.
+//! Checkpoints in a simulation: one seed determines the story of a job, from its first run to its end, in one thread
+//! and without a clock. The coordinator, alignment, watermarks, manifests, the store's rules and the distribution on
+//! restore are the real ones; the store is an object store in memory. Their environment is modeled: copies ([`copies`],
+//! which act like the drivers of sources, operators and sinks), streams and control frames ([`job`]), each in order by
+//! itself and in any order between them, with any delay.
 //!
-//! The story may have crashes at any step, with another number of copies afterwards; a job that is taken for dead and
-//! goes on beside its successor; manifests and states that cannot be written, are cut short, are written although the
-//! writer was told otherwise, or land when their job is long gone; a clock that jumps, so that checkpoints are given
-//! up; control frames that come twice; barriers that stop the job, asked for at any time and more than once; sources
-//! without rows; sinks that are full and ask for a checkpoint; buckets that move, or are asked to move where they
-//! cannot.
+//! The story may have crashes at any step, with another number of copies afterwards; a job that is presumed dead and
+//! continues beside its successor; manifests and states that cannot be written, are truncated, are written although the
+//! write seemed to fail, or arrive long after their job has ended; a clock that jumps, so that checkpoints are
+//! abandoned; duplicate control frames; barriers that stop the job, requested at any time and more than once; sources
+//! without rows; sinks that are full and ask for a checkpoint; buckets that move, or are asked to move to invalid
+//! owners.
 //!
-//! Always: what a manifest says of each split, each key and each sink fits together; nothing is visible outside that no
-//! checkpoint has; each key's rows are visible once and in order; a copy gets rows of its own buckets only, and has
-//! what is kept of them; who asked for buckets to move is answered. And when faults stop, the job comes to its end.
+//! Invariants: a manifest is consistent over all splits, keys and sinks; nothing is visible outside that is not in a
+//! checkpoint; each key's rows are visible once and in order; a copy gets only rows of its own buckets, and has their
+//! state; every request to move buckets gets an answer. And when faults stop, the job ends.
 //!
 //! `SIMULATION_SEED=17 cargo test -p tidemill-dataflow simulation` tells the story of seed 17.
 

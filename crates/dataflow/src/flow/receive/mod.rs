@@ -1,5 +1,5 @@
-//! The way into a copy: an edge puts what the link brings, or a copy of this worker sends, into the inlet of its
-//! target, and an input verifies and decodes what it takes from there, which gives the credit back.
+//! Receiving in a copy: an edge puts batches from the link, or from a copy on this worker, into the inlet of its
+//! target; an input takes them from there, verifies and decodes them, and returns the credit.
 
 pub(in crate::flow) mod edge;
 pub(in crate::flow) mod inlet;

@@ -1,5 +1,5 @@
-//! The way out of a copy: an output asks where rows go, and a lane for each target takes credit, packs small batches
-//! and hands them to the copy's queue on this worker, or to the link to another.
+//! Sending from a copy: an output determines the targets of rows, and a lane for each target takes credit, packs small
+//! batches and passes them to the target's queue on this worker, or to the link to another.
 
 mod biased;
 mod lane;

@@ -1,12 +1,11 @@
-//! Joins within the memory budget. DataFusion's own ([`planned`]) hold their build side, the left one, in memory, and
-//! when it does not fit they end the query; or, of those without keys, some spill, but give out left rows once for each
-//! partition of the other side.
+//! Joins within the memory budget. DataFusion's own joins ([`planned`]) hold their build side, the left one, in memory,
+//! and fail the query when it does not fit; some joins without keys spill, but return left rows once for each partition
+//! of the other side.
 //!
-//! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, it is handed
-//! to DataFusion's join as it is, and so is the other side: nothing is copied. If not, both sides go to disk, parted by
-//! the hash of their keys, and each pair of parts becomes a join of its own ([`pairs`]); without keys there is one
-//! pair. Steps above may count on the order that rows of the other side had: those of the pairs are sorted so again
-//! ([`order`]).
+//! [`JoinExec`] collects the build side, of each partition, or the one that all of them share. If it fits, both sides
+//! are passed to DataFusion's join without copying. If not, both sides are written to disk, partitioned by the hash of
+//! their keys, and each pair of partitions is joined separately ([`pairs`]); without keys there is one pair. Steps
+//! above may rely on the order of rows of the other side, so the results of the pairs are sorted again ([`order`]).
 
 mod build;
 mod order;

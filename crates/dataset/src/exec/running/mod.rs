@@ -1,9 +1,8 @@
 //! Window functions of rows in order, whole batches at a time.
 //!
-//! DataFusion's step keeps a state for each partition and asks for one row's value after the other, which costs more
-//! than all else where partitions are small. Rows come sorted: here the places where partitions and peers (rows of one
-//! place in the order) begin are found for a batch at once, and each function goes over all of its rows in a loop of
-//! its own.
+//! DataFusion's step keeps a state for each partition and computes one row's value after the other, which dominates the
+//! cost if partitions are small. Since rows come sorted, this module finds the starts of partitions and peers (rows
+//! that are equal in the order) for a whole batch, and each function processes all rows of the batch in a loop.
 //!
 //! | module       | what                                                                                      |
 //! |--------------|-------------------------------------------------------------------------------------------|

@@ -1,6 +1,6 @@
-//! Arrays in NumPy's files, read in shares: a header, then records of a fixed length, or one column behind the other.
-//! `header` says which, `values` makes columns of the bytes: of those that a query wants, which alone are read where
-//! each lies by itself.
+//! Arrays in NumPy files, read in shares: a header, then fixed-length records, or one column after the other. `header`
+//! parses the layout; `values` converts bytes to the columns that a query needs. If columns are stored separately, only
+//! these are read.
 
 mod header;
 mod values;

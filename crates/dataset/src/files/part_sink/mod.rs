@@ -1,5 +1,5 @@
-//! Files of our own formats, one for each partition, in the order of the partitions: by a [`DataSink`] that writes rows
-//! in their order.
+//! Files in Tidemill's own formats, one for each partition, in the order of the partitions, written by a [`DataSink`]
+//! that keeps the order of rows.
 //!
 //! | format    | columns                              | file                                   |
 //! |-----------|--------------------------------------|----------------------------------------|

@@ -1,5 +1,5 @@
-//! What numbers mean, where DataFusion means something else: a sum or product that does not fit is an error, all NaNs
-//! are one value, and what has left a window's frame leaves no trace.
+//! Semantics of numbers that differ from DataFusion's: overflow of a sum or product is an error, all NaNs are equal,
+//! and values that have left a window's frame leave no trace.
 //!
 //! | module       | what                                                                          |
 //! |--------------|-------------------------------------------------------------------------------|

@@ -1,5 +1,5 @@
-//! Queries as they are planned. What would be planned otherwise than SQL means it, or left out in silence, is an error,
-//! which names what to write instead.
+//! Planning of queries. Anything that would be planned contrary to SQL's semantics, or silently ignored, is an error
+//! that names an alternative.
 //!
 //! | module           | what                                                              |
 //! |------------------|-------------------------------------------------------------------|

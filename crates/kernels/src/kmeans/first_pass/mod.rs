@@ -1,12 +1,12 @@
-//! A first look at which centre is nearest, in whole numbers of few bits: much faster than in floating point, with an
-//! error that is bounded. Rows that it leaves open go on to the distance tile.
+//! A first pass that finds the nearest center in small integers: much faster than in floating point, with a bounded
+//! error. Rows that it cannot decide go to the distance tile.
 //!
 //! | module  | multiply-adds a cycle | numbers            | needs             |
 //! |---------|-----------------------|--------------------|-------------------|
 //! | `tiles` | 340                   | two 8-bit digits   | AMX (Linux)       |
 //! | `pairs` | 64                    | 16 bits            | AVX-512 VNNI      |
 //!
-//! Beside them the tile makes 32 in `f32` and 16 in `f64`, with AVX-512.
+//! For comparison, the tile does 32 in `f32` and 16 in `f64`, with AVX-512.
 
 #[cfg(target_os = "linux")]
 mod amx;

@@ -1,9 +1,9 @@
 //! Lloyd's step in few features, by a k-d tree over the rows: most rows are assigned by the leaf, not one by one.
 //!
-//! The tree is built once for a fit. A step walks it from the top with the centres that may be nearest to some point of
-//! a node's box; a centre that is farther than another from the whole box drops out. Where one centre is left, all rows
-//! below belong to it, and if they did before, nothing is done. Only in leaves that two or more centres reach are
-//! points compared, vector by vector, with those few centres.
+//! The tree is built once for a fit. A step descends from the root with the centers that may be nearest to some point
+//! of a node's box; a center that is farther than another from the whole box drops out. If one center is left, all rows
+//! below belong to it, and if they did before, nothing is done. Only in leaves with two or more remaining centers are
+//! points compared, vector by vector, with those few centers.
 //!
 //! Invariant: a leaf's `owner` is the label of all its points, or `MIXED`, and then `labels` holds one for each point.
 //! Near ties are decided as everywhere (see `exact`), so labels are those of the dense step.

@@ -1,12 +1,12 @@
-//! Aggregates of windows of time that give what they have with every so many rows of a key, and once more when they are
-//! over.
+//! Aggregates of time windows with early results: one after every given number of rows of a key, and a final one at the
+//! end.
 //!
-//! To know that a key's window has had so many rows, its owner gets rows, not what was made of them where they were
-//! read. What is known of a window and a key is a *chain* of states: those that each batch brought, cut where a result
-//! is due, and how many rows there had been by then. A result puts the states of a chain together, up to its rows.
-//! Then, and when a chain is long, they are put together for good: a *total* begins the chain anew, and what is behind
-//! it is thrown out now and then. So a result costs what has come since the last, and which rows it is of hangs on
-//! nothing but the order in which they came: a job that goes on, or keys that move, change nothing.
+//! To count the rows of a key's window, its owner gets rows, not partial aggregates. The state of a window and a key is
+//! a *chain* of states: those of each batch, cut where a result is due, with the number of rows up to there. A result
+//! combines the states of a chain up to its rows. Then, and when a chain is long, they are merged permanently: a
+//! *total* starts a new chain, and the states before it are discarded from time to time. So the cost of a result
+//! depends on the rows since the last one, and its rows depend only on their order of arrival: resuming a job or moving
+//! keys changes nothing.
 
 mod groups;
 

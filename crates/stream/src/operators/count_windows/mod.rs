@@ -1,16 +1,16 @@
-//! Aggregates of windows that are so many rows of each key, in the order in which they come: rows
-//! `[k * slide, k * slide + size)` of the key, for every k. One gives its result with its last row; one that the
-//! stream's end cuts short gives none.
+//! Aggregates of count windows: a number of rows of each key, in order of arrival: rows `[k * slide, k * slide + size)`
+//! of the key, for every k. A window produces its result with its last row; windows that are not full when the stream
+//! ends produce none.
 //!
-//! Windows share panes, as those of time do ([`time_windows`](crate::operators::time_windows)). What is known of a pane
-//! lies in rows: what a batch brought of it, its key, and how many rows the key had had by then. The rows of a key are
-//! a chain, in the order of their panes. When it is long, those of each pane become one, and panes that are over go,
-//! but for the last: it says how many rows the key has had.
+//! Windows share panes, as those of time do ([`time_windows`](crate::operators::time_windows)). The state of a pane
+//! consists of rows: a batch's contribution, its key, and the number of rows of the key up to then. The rows of a key
+//! form a chain, in the order of their panes. When it is long, the rows of each pane are merged, and completed panes
+//! are removed, except the last one, which gives the number of rows of the key.
 //!
-//! Keys are kept for ever, or for a *time to live*: a row that is so much later than the last of its key begins with it
-//! *anew*, as if the key had had no rows. So does one that comes when the stream's time has passed that, for then the
-//! key may be forgotten; which rows these are does not hang on when it is. What is saved of a key before such a row is
-//! of no use, so that row says so.
+//! Keys are kept forever, or for a *time to live*: a row that is at least this much later than the last of its key
+//! *restarts* the key, as if it had had no rows. So does a row that comes after the stream's time has passed that
+//! point, because the key may have been forgotten by then; which rows restart a key does not depend on when it is
+//! forgotten. State of a key that was saved before such a row is obsolete, and the row is marked to say so.
 //!
 //! | module  | what is in it                                     |
 //! |---------|---------------------------------------------------|

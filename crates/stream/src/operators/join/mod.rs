@@ -1,7 +1,7 @@
 //! Joins of two streams on equal keys. Each side's rows are kept, and meet those of the other as they come (a
-//! *symmetric hash join*). A condition that bounds the time between partners, such as `b.at <= a.at + '1 hour'`, says
-//! how long a row can still find any: then it is thrown out, and if it has found none and the join wants it all the
-//! same, it is given then. A [time to live](ttl) is such a condition, too.
+//! *symmetric hash join*). A condition that bounds the time between partners, such as `b.at <= a.at + '1 hour'`,
+//! determines how long a row can still match. After that, the row is discarded; if it has not matched and the join
+//! keeps such rows, it is emitted then. A [time to live](ttl) is such a condition, too.
 //!
 //! Source: Wilschut and Apers, "Dataflow query execution in a parallel main-memory environment" (1991); of bounds from
 //! conditions: Golab and Özsu, "Processing sliding window multi-joins in continuous queries over data streams" (2003).

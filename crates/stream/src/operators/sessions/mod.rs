@@ -1,15 +1,15 @@
-//! Aggregates of sessions: of each key, rows that follow each other within a gap. A session is `[first, last + gap)`,
-//! and is over when that time has passed. Then its result is given. With an allowed lateness it is kept for so long
-//! after that: a late row that is near it, or is near two and makes them one, lets the result come again when time goes
-//! on. One of which all that has passed is forgotten. A result stands for all of its key before it whose windows are
-//! within its own: sessions only grow, and those that are known never overlap.
+//! Aggregates of sessions: for each key, rows that are less than a gap apart. A session is `[first, last + gap)`, and
+//! ends when that time has passed. Then its result is emitted. With an allowed lateness, it is kept for this much
+//! longer: a late row that extends it, or merges two sessions, emits the result again when time advances. A session is
+//! forgotten when its lateness has passed. A result replaces earlier ones of the same key whose windows lie within its
+//! own: sessions only grow, and live sessions never overlap.
 //!
-//! What is known of a session so far is a row: its first and last time, what has been told of it, its key, states. Rows
-//! of one session meet when all are put in order of key and time, and those closer than the gap become one. The first
-//! half does that to each batch, the second to all it has of a key, whenever one of its sessions may be over.
+//! The state of a session is a row: its first and last time, what has been emitted, its key, and states. Sorting rows
+//! by key and time brings those of one session together, and rows closer than the gap are merged. The first half does
+//! this for each batch, the second for all rows of a key, whenever one of its sessions may have ended.
 //!
-//! A row is late when its session would be forgotten, together with all that is known of it: one that is near a session
-//! that is kept belongs to that.
+//! A row is late if its session would already be forgotten, with everything known of it; a row close to a live session
+//! belongs to that one.
 //!
 //! | module    | what is in it                                       |
 //! |-----------|-----------------------------------------------------|

@@ -1,18 +1,19 @@
 //! Aggregates of windows, in two halves. The first, beside the source, aggregates what one copy sees; the second, at
-//! the copy that owns a key, puts the halves together and lets windows *fire* when the watermark has passed their end.
+//! the copy that owns a key, combines the halves and lets windows *fire* when the watermark has passed their end.
 //!
 //! Windows share *panes*: stretches of time that no window's border cuts. A row goes into one pane, however many
-//! windows overlap there, and a window is put together of its panes when it fires: of [coarser ones](pane_tree), where
+//! windows overlap there, and a window is combined from its panes when it fires: from [coarser ones](pane_tree) if
 //! there are many.
 //!
-//! The first half keeps nothing over a barrier: it sends what it has. The second keeps of each pane the table that
-//! grows, and beneath it tables of states that do not change any more. A barrier cuts the growing one off: that is what
-//! has changed since the last, all of it, and the snapshot; so a checkpoint costs what has changed, and copies nothing.
-//! When memory runs out the tables go to disk, and windows are put together of them a few buckets of keys at a time.
+//! The first half keeps no state across a barrier: it sends everything. For each pane, the second half keeps a growing
+//! table, and below it tables of states that no longer change. A barrier freezes the growing one, which has exactly the
+//! changes since the last barrier and becomes the snapshot; so the cost of a checkpoint is proportional to the changes,
+//! and nothing is copied. When memory runs out, the tables are written to disk, and windows are combined from them a
+//! few buckets of keys at a time.
 //!
-//! Windows that give early results at steps of event time have panes that no end of a step cuts: a result at a step is
-//! put together of the panes before its end, so it is the same whatever else has come by then. It is of the keys that
-//! have rows in the step.
+//! Windows with early results at steps of event time have panes that no end of a step cuts: a result at a step is
+//! combined from the panes before its end, so it does not depend on what else has arrived by then. It covers the keys
+//! that have rows in the step.
 //!
 //! Source of panes: Li, Maier, Tufte, Papadimos and Tucker, "No pane, no gain" (2005); of tables that a checkpoint cuts
 //! off: O'Neil, Cheng, Gawlick and O'Neil, "The log-structured merge-tree" (1996).
