@@ -35,8 +35,8 @@ _PARQUET_CODECS = {
 
 
 class DataSetWriters:
-    """The writing methods of `DataSet`. The folder appears when everything is written; unless you set `overwrite`, it
-    must not exist.
+    """The writing methods of `DataSet`. An output folder appears when everything is written; unless you set
+    `overwrite`, it must not exist.
     """
 
     __slots__ = ("_native",)

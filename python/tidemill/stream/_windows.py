@@ -180,10 +180,10 @@ def window(
         Such results are deterministic: failures and the rate of rows do not change them. A row that comes after its
         interval has passed is in the next result. Not available for sessions.
     emit_early_rows : int, optional
-        Instead of `emit_early_every`: emit the current result of a key after every this many of its rows in the window,
-        with exactly these rows, and at the end of the window as usual. Such results are deterministic: failures do not
-        change them. For sessions: whenever a session has this many rows that no result has included. For other windows,
-        it cannot be combined with `allowed_lateness`.
+        Instead of `emit_early_every`: emit the current result of a key each time this many more of its rows are in the
+        window, computed from exactly those rows, and at the end of the window as usual. Such results are deterministic:
+        failures do not change them. For sessions: whenever a session has this many rows that no result has included.
+        For other windows, it cannot be combined with `allowed_lateness`.
 
     Examples
     --------
