@@ -5,7 +5,7 @@
 //! | module              | what is in it                                                                     |
 //! |---------------------|-----------------------------------------------------------------------------------|
 //! | `sync`              | the atomics and locks that tests replace                                          |
-//! | `shown`             | what people are shown of what they have written                                   |
+//! | `shown`             | users' text for display, without passwords                                        |
 //! | [`work`]            | how busy the steps of a job are                                                   |
 //! | [`metrics`]         | what is counted on every edge                                                     |
 //! | [`overlay`]         | trees of workers                                                                  |

@@ -1,4 +1,4 @@
-//! What people are shown of what they have written.
+//! Display of text that users have written.
 
 /// A text that may have URLs in it, without their passwords: it may end in a log.
 pub fn without_passwords(text: &str) -> String {

@@ -16,10 +16,10 @@
 //! | `options`  | The command line                                                        |
 //! | `sink`     | Bytes to a terminal, pipe or file without ever blocking the event loop  |
 //! | `terminal` | What is typed, to rank 0                                                |
-//! | `contract` | The environment that tells a worker who it is                           |
+//! | `contract` | The environment that gives a worker its identity                        |
 //! | `guard`    | The process that ends the workers if the launcher itself is killed      |
 //! | `info`     | Version, processors, limits, and what is wrong with them                |
-//! | `notes`    | What the launcher itself says                                           |
+//! | `notes`    | Messages of the launcher itself                                         |
 //! | `restarts` | How often a failed job is started again                                 |
 //! | `signals`  | Signals as bytes in a pipe                                              |
 //! | `worker`   | One worker process: program, environment, start                         |

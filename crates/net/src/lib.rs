@@ -9,7 +9,7 @@
 //! | `rank`        | The number of a worker within its job                        |
 //! | `frame`       | A 32-byte header and a payload: all that crosses a transport |
 //! | `notice`      | Lines on standard error that no error carries                |
-//! | `secret`      | What the workers of one job know and nobody else               |
+//! | `secret`      | The shared secret of a job's workers                           |
 //! | `fork`        | What `fork` must not break                                   |
 //! | `sync`        | The atomics of the lock-free files, which loom replaces      |
 //! | `threads`     | Native threads that take no signals                          |
@@ -22,7 +22,7 @@
 //! | `ring`        | A single-producer, single-consumer ring of frames            |
 //! | `transport`   | The trait that all transports implement                      |
 //! | `local`       | The transport between workers of one host                    |
-//! | `control`     | The control plane: who is in the job, and who has left       |
+//! | `control`     | The control plane: membership of the job                     |
 //! | `environment` | What launchers leave in the environment                      |
 //! | `rendezvous`  | How workers join a job                                       |
 //! | `tcp`         | The transport between hosts                                  |

@@ -2,8 +2,8 @@
 //! requests for more. As memory runs out, in this order:
 //!
 //! 1. [`MemoryLevel::Slow`]: streams into this worker get less credit, so that sources slow down;
-//! 2. [`MemoryLevel::Spill`]: operators that can are told to write to disk instead of growing;
-//! 3. a refusal, an error that names the operator that holds most; also where nobody asks, when the process is beyond
+//! 2. [`MemoryLevel::Spill`]: operators that support it spill to disk instead of growing;
+//! 3. a refusal, an error that names the operator that holds most; also without a request, when the process is beyond
 //!    its budget and the machine is nearly out of memory ([`Governor::overdrawn`]). The kernel's out-of-memory killer
 //!    never decides.
 //!

@@ -3,10 +3,10 @@
 //!
 //! | module       | what is in it                                                                   |
 //! |--------------|---------------------------------------------------------------------------------|
-//! | `protocol`   | who holds the place: decisions without a clock or a store, and why they are right |
-//! | `asker`      | who asks the store and tells the time                                           |
-//! | `process`    | which process holds it, and when it is certain that it is gone                  |
-//! | `simulation` | several that want it, with clocks, delays and failures from one seed; for tests |
+//! | `protocol`   | the holder of the place: decisions without clock or store, and their proof        |
+//! | `asker`      | access to the store and the clock                                               |
+//! | `process`    | the process that holds it, and when it is certainly gone                        |
+//! | `simulation` | several applicants, with clocks, delays and failures from one seed; for tests   |
 //!
 //! Output in a store has a mark beside it that is held in the same way, by its own [`Asker`]. This module has the lease
 //! on checkpoints. It runs on its own thread with its own client, so that nothing in the job can keep it from renewing.

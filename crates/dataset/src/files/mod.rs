@@ -13,10 +13,10 @@
 //! | `per_host_files`   | tables of files that only some hosts have             |
 //! | `places`           | where checkpoints and streams of objects lie          |
 //! | `uncommitted`      | uploads that are complete but not yet visible         |
-//! | `local_files`      | what the disk says of local files                     |
+//! | `local_files`      | metadata of local files                               |
 //! | `paths`            | which files paths and URLs stand for                  |
-//! | `ipc_check`        | what Arrow IPC files say about their sizes            |
-//! | `output_lease`     | marks who writes into a folder                        |
+//! | `ipc_check`        | checks of sizes in Arrow IPC files                    |
+//! | `output_lease`     | marks the writer of a folder                          |
 //! | `schema_evolution` | Parquet and Arrow files of different schemas          |
 //! | `lines`            | pieces of text files, in blocks of whole lines        |
 //! | `malformed_rows`   | which rows cannot be read                             |

@@ -6,9 +6,9 @@
 //!
 //! | algorithm | work of a step                                             | chosen for                        |
 //! |-----------|------------------------------------------------------------|-----------------------------------|
-//! | `lloyd`   | all rows against all centres; few features: by `columns`   | few features and centres          |
+//! | `lloyd`   | all rows against all centers; few features: by `columns`   | few features and centers          |
 //! | `hamerly` | the rows whose bounds fail, by the distance tile           | many features                     |
-//! | `tree`    | the leaves of a k-d tree that more than one centre reaches | few features, many centres        |
+//! | `tree`    | the leaves of a k-d tree that more than one center reaches | few features, many centers        |
 //!
 //! All give the same labels: see `exact`. `rows` is the kernels' input, `tile` is the inner loop.
 

@@ -6,12 +6,12 @@
 //! |------------------|--------------------------------------------------------------|
 //! | `time_windows`   | aggregates of windows                                        |
 //! | `windowed_plan`  | groups that are complete when a time has passed              |
-//! | `count_windows`  | aggregates of so many rows of each key                       |
+//! | `count_windows`  | aggregates of count windows                                  |
 //! | `distinct`       | each key once                                                |
 //! | `join`           | joins of two streams                                         |
-//! | `process`        | functions of programs over the rows of each key              |
+//! | `process`        | user functions over the rows of each key                     |
 //! | `sessions`       | aggregates of sessions                                       |
-//! | `count_triggers` | aggregates of windows with a result after every so many rows |
+//! | `count_triggers` | aggregates of windows with early results by row count        |
 
 pub(crate) mod count_triggers;
 pub(crate) mod count_windows;

@@ -7,8 +7,8 @@
 //! | `current_time`    | the time of day                           |
 //! | `window_assigner` | the stretches of time that windows are    |
 //! | `window`          | which windows a row belongs to            |
-//! | `time_bound`      | what a program says about columns of time |
-//! | `times`           | which columns tell time                   |
+//! | `time_bound`      | a program's declarations on time columns  |
+//! | `times`           | the time columns of a plan                |
 
 pub(crate) mod current_time;
 pub(crate) mod time_bound;

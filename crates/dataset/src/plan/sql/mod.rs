@@ -3,11 +3,11 @@
 //!
 //! | module           | what                                                              |
 //! |------------------|-------------------------------------------------------------------|
-//! | `dialect`        | IS DISTINCT FROM binds as the standard says                       |
+//! | `dialect`        | precedence of IS DISTINCT FROM, as in the standard                |
 //! | `decorrelate`    | subqueries as joins; `one_row` is the check of scalar ones        |
 //! | `lateral`        | LATERAL, where only subqueries within it read the table beside it |
 //! | `timestamps`     | TIMESTAMP in microseconds                                         |
-//! | `between`        | BETWEEN over what is drawn anew at each use                       |
+//! | `between`        | BETWEEN over random expressions                                   |
 //! | `merged_columns` | the columns of joins with USING, and NATURAL ones                 |
 //! | `names`          | names of columns that a query does not name                       |
 //! | `hidden_keys`    | columns that a query orders by and does not show                  |

@@ -14,7 +14,7 @@
 //! | module    | what is in it                                       |
 //! |-----------|-----------------------------------------------------|
 //! | `state`   | the sessions of a copy: what comes, goes and is due |
-//! | `by_rows` | results with every so many rows                     |
+//! | `by_rows` | early results by row count                          |
 //! | `task`    | the second half                                     |
 
 mod by_rows;
