@@ -21,12 +21,12 @@ use object_store::{Error, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_storage::ObjectFolder;
 
 use super::folders::PartitionFolders;
 use super::prepared;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::hash;
-use crate::objects::ObjectFolder;
 
 /// Of a part, but for the last one: stores take none that are smaller than 5 MiB.
 const PART_BYTES: usize = 8 << 20;
@@ -132,7 +132,7 @@ impl Sink for UploadSink {
         Box::pin(async {
             let (objects, path) = (&self.objects, self.objects.path.clone().join(format!("{}0", self.name)));
             let upload = objects.ask(&path, || objects.uploads.create_multipart(&path)).await?;
-            objects.ask(&path, || objects.uploads.abort_multipart(&path, &upload)).await
+            Ok(objects.ask(&path, || objects.uploads.abort_multipart(&path, &upload)).await?)
         })
     }
 
@@ -167,7 +167,7 @@ async fn commit(objects: &ObjectFolder, uploaded: UploadedFile) -> Result<(), Ta
     let complete = async || match objects.uploads.complete_multipart(&path, &upload, parts.clone()).await {
         Ok(_) => Ok(true),
         // Perhaps it was completed before.
-        Err(error) => match objects.store.head(&path).await {
+        Err(error) => match objects.store.objects.head(&path).await {
             Ok(_) => Ok(true),
             Err(Error::NotFound { .. }) if is_gone(&error) => Ok(false),
             Err(_) => Err(error),
@@ -177,7 +177,7 @@ async fn commit(objects: &ObjectFolder, uploaded: UploadedFile) -> Result<(), Ta
         true => Ok(()),
         false => Err(format!(
             "{}: neither the upload nor the object exists: rows of the checkpoint are lost",
-            objects.shown(&path)
+            objects.store.shown(&path)
         )
         .into()),
     }
@@ -190,31 +190,24 @@ fn is_gone(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use object_store::memory::InMemory;
+    use tidemill_storage::{ObjectStores, StorageOptions};
 
     use super::*;
 
     /// A commit that is done again must change nothing, and one of what is lost must not pass for done.
     #[tokio::test]
     async fn commits_may_be_repeated() {
-        let store = Arc::new(InMemory::new());
-        let objects = ObjectFolder {
-            store: Arc::clone(&store) as _,
-            uploads: store as _,
-            path: Path::from("out"),
-            name: "memory://".into(),
-        };
+        let objects =
+            ObjectStores::default().locate("memory:///out", &StorageOptions::new()).unwrap().folder().unwrap();
         let path = Path::from("out/part-0-u1.jsonl");
         let upload = objects.uploads.create_multipart(&path).await.unwrap();
         let part = objects.uploads.put_part(&path, &upload, 0, Bytes::from_static(b"x\n").into()).await.unwrap();
         let uploaded = UploadedFile { object: path.to_string(), upload, parts: vec![part.content_id] };
-        assert!(objects.store.head(&path).await.is_err(), "nothing appears before the checkpoint is durable");
+        assert!(objects.store.objects.head(&path).await.is_err(), "nothing appears before the checkpoint is durable");
         commit(&objects, uploaded.clone()).await.unwrap();
         commit(&objects, uploaded.clone()).await.unwrap();
-        assert_eq!(objects.store.get(&path).await.unwrap().bytes().await.unwrap(), "x\n");
-        objects.store.delete(&path).await.unwrap();
+        assert_eq!(objects.store.objects.get(&path).await.unwrap().bytes().await.unwrap(), "x\n");
+        objects.store.objects.delete(&path).await.unwrap();
         assert!(commit(&objects, uploaded).await.unwrap_err().to_string().contains("are lost"));
     }
 }

@@ -18,6 +18,8 @@ use url::Url;
 use super::prepare::{ResultDivision, prepare};
 use super::stages::{StageRole, StagedPlan};
 use super::{ActionError, ResultTarget, Watch, WorkerGroup};
+use tidemill_storage::{StorageOptions, StoreLocation};
+
 use crate::dataset::DataSet;
 use crate::engine::Engine;
 use crate::error::DataSetError;
@@ -27,7 +29,6 @@ use crate::files::commit::{
 use crate::files::output::OutputFormat;
 use crate::files::uncommitted::{CompletedParts, abort, decode, encode};
 use crate::files::write::{empty_file, part_sinks, written};
-use crate::stores::{StorageOptions, StoreLocation};
 
 /// What is written.
 struct WriteQuery<'a> {

@@ -23,6 +23,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tidemill_storage::{StorageOptions, StoreLocation, is_bucket, local_path, within};
 use tokio::runtime::Handle;
 use url::Url;
 
@@ -33,7 +34,6 @@ use crate::files::output::OutputFormat;
 use crate::files::output_lease::{OutputLease, key_at};
 use crate::files::paths::{is_there, resolved};
 use crate::files::uncommitted::{CompletedParts, UncommittedStore, abort, complete};
-use crate::stores::{StorageOptions, StoreLocation, is_bucket, local_path, within};
 
 /// The object that says that output is whole, as other programs look for it.
 const SUCCESS: &str = "_SUCCESS";
@@ -292,7 +292,7 @@ impl UncommittedFolder {
         let (held, at, path) = (Arc::clone(&self.store), self.at.clone(), self.at.path.clone().join(name));
         async move {
             let put = held.put(&path, bytes.into()).await;
-            put.map(|_| ()).map_err(|error| at.store.failed(&path, &error))
+            put.map(|_| ()).map_err(|error| at.store.failed(&path, &error).into())
         }
     }
 }
@@ -381,7 +381,7 @@ impl ObjectCommit {
             if removed.is_ok() && as_before {
                 let _ = mark.remove().await;
             }
-            return Err(store.failed(&at, &error));
+            return Err(store.failed(&at, &error).into());
         }
         remove(&self.at, old.into_iter().filter(|key| *key != success).collect()).await?;
         if !mark.is_ours().await? {
@@ -410,7 +410,7 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
         match at.store.objects.get(&success).await {
             Ok(_) => Ok(true),
             Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => Ok(false),
-            Err(error) => Err(at.store.failed(&success, &error)),
+            Err(error) => Err(at.store.failed(&success, &error).into()),
         }
     };
     let Some(mark) = OutputLease::take(&at, &write_id()).await? else { return is_whole.await };
@@ -441,7 +441,7 @@ async fn existing(at: &StoreLocation, count_max: usize) -> Result<Vec<Key>> {
             Ok(Some(meta)) => found.push(meta.location),
             Ok(None) => break,
             Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => break,
-            Err(error) => return Err(store.failed(path, &error)),
+            Err(error) => return Err(store.failed(path, &error).into()),
         }
     }
     Ok(found)
@@ -458,7 +458,7 @@ async fn remove(at: &StoreLocation, keys: Vec<Key>) -> Result<()> {
     while let Some(one) = removed.next().await {
         match one {
             Ok(_) | Err(Error::NotFound { .. }) => {}
-            Err(error) => return Err(at.store.failed(&at.path, &error)),
+            Err(error) => return Err(at.store.failed(&at.path, &error).into()),
         }
     }
     Ok(())
@@ -469,7 +469,7 @@ mod tests {
     use super::*;
     use crate::engine::EngineConfig;
     use crate::files::paths::UNFINISHED;
-    use tidemill_dataflow::checkpoint::Process;
+    use tidemill_storage::lease::Process;
 
     fn engine() -> Arc<Engine> {
         let config = EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None };

@@ -1,7 +1,7 @@
 //! The mark of output that is about to appear in a store: who has put it, and whether its writer lives.
 //!
 //! Output appears there object by object, with the mark beside it, which is held as the lease on checkpoints is
-//! ([`tidemill_dataflow::checkpoint::lease`]): whoever takes it is certain that its writer is dead, and a writer whose
+//! ([`tidemill_storage::lease`]): whoever takes it is certain that its writer is dead, and a writer whose
 //! mark was taken, as it had only stood still, finds out and stops. Unlike a lease, it is for readers, too: it is there
 //! also in stores that know no conditions, and is removed at the end; and who writes over what is there takes it from
 //! whoever has it.
@@ -13,13 +13,13 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
-use tidemill_dataflow::checkpoint::lease::{Asker, ClaimOutcome, StoreAnswer, is_gone};
+use tidemill_storage::StoreLocation;
+use tidemill_storage::lease::{Asker, ClaimOutcome, StoreAnswer, is_gone};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::error::{DataSetError, Result};
 use crate::files::paths::UNFINISHED;
-use crate::stores::StoreLocation;
 
 /// A mark that this process has put.
 pub(crate) struct OutputLease {
@@ -162,7 +162,7 @@ impl OutputLease {
         drop(self.asker.lock().await.take());
         match self.at.store.objects.delete(&self.key).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.at.store.failed(&self.key, &error)),
+            Err(error) => Err(self.at.store.failed(&self.key, &error).into()),
         }
     }
 

@@ -17,10 +17,10 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
+use tidemill_storage::OpenStore;
 use tokio::sync::RwLock;
 
 use crate::error::DataSetError;
-use crate::stores::OpenStore;
 
 /// Requests at a time that make objects of uploads, or remove uploads and objects.
 const REQUESTS_MAX: usize = 32;
@@ -272,7 +272,7 @@ impl fmt::Debug for UncommittedUpload {
 
 fn note(store: &OpenStore, held: &Mutex<UncommittedObjects>, path: &Path, error: &Error) {
     let mut held = held.lock().expect("nothing panics with it locked");
-    held.fault.get_or_insert_with(|| store.failed(path, error));
+    held.fault.get_or_insert_with(|| store.failed(path, error).into());
 }
 
 /// Changes the entry of an upload, if the write has not been given up.
