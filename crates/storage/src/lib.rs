@@ -9,6 +9,7 @@
 //! | `address`  | URLs in their parts, and URLs of objects                           |
 //! | `client`   | clients of stores, made from a URL, options and the environment    |
 //! | `store`    | an open store, places in it, and what its errors mean              |
+//! | `uploads`  | objects whose parts are uploaded, and which appear when completed  |
 //! | `registry` | the stores that a process has opened                               |
 //! | [`lease`]  | who holds an object: one at a time, wherever the others are        |
 //!
@@ -34,6 +35,7 @@ pub mod lease;
 mod registry;
 mod shown;
 mod store;
+mod uploads;
 
 pub use address::{is_url, local_path, within};
 pub use client::StorageOptions;
@@ -41,3 +43,4 @@ pub use error::StorageError;
 pub use registry::{ObjectStores, shown_url};
 pub use shown::without_passwords;
 pub use store::{ObjectFolder, OpenStore, StoreLocation, is_bucket, is_denied};
+pub use uploads::UploadedParts;

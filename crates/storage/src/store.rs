@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use object_store::{Error, ObjectStore};
+use object_store::{Error, ObjectStore, ObjectStoreExt};
 use url::Url;
 
 use crate::address::within;
@@ -122,7 +122,25 @@ impl fmt::Debug for ObjectFolder {
     }
 }
 
+impl fmt::Display for ObjectFolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.store.shown(&self.path))
+    }
+}
+
 impl ObjectFolder {
+    /// How many bytes an object has; `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`ObjectFolder::ask`].
+    pub async fn size(&self, path: &Path) -> Result<Option<u64>, StorageError> {
+        let head = async || match self.store.objects.head(path).await {
+            Err(Error::NotFound { .. }) => Ok(None),
+            found => found.map(|object| Some(object.size)),
+        };
+        self.ask(path, head).await
+    }
+
     /// Sends a request about `path`, again and again while the store may be away, for a minute.
     ///
     /// # Errors

@@ -154,14 +154,8 @@ async fn keys(objects: &ObjectFolder) -> Result<Vec<String>, TaskError> {
         .filter(|path| is_seen(path))
         .map(|path| objects.store.shown(path))
         .collect();
-    if found.is_empty() && !place.as_ref().is_empty() {
-        let head = async || match objects.store.objects.head(place).await {
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            found => found.map(|_| true),
-        };
-        if objects.ask(place, head).await? {
-            found.push(objects.store.shown(place));
-        }
+    if found.is_empty() && !place.as_ref().is_empty() && objects.size(place).await?.is_some() {
+        found.push(objects.store.shown(place));
     }
     Ok(found)
 }

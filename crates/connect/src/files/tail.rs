@@ -296,11 +296,7 @@ impl FileTail {
     /// How many bytes an object has; `None`: it is not there.
     fn object_size(&self) -> Result<Option<u64>, TaskError> {
         let FileBytes::Object { objects, path, waiter } = &self.held else { unreachable!("it is a file") };
-        let head = async || match objects.store.objects.head(path).await {
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            found => found.map(|object| Some(object.size)),
-        };
-        Ok(waiter.wait(objects.ask(path, head))??)
+        Ok(waiter.wait(objects.size(path))??)
     }
 
     /// How many bytes the file has, and whether its path is no longer its own. `None`: it is not there, or another one

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
-use tidemill_storage::StoreLocation;
+use tidemill_storage::ObjectFolder;
 use tidemill_storage::lease::{Asker, ClaimOutcome, StoreAnswer, is_gone};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
@@ -23,7 +23,7 @@ use crate::files::paths::UNFINISHED;
 
 /// A mark that this process has put.
 pub(crate) struct OutputLease {
-    at: StoreLocation,
+    at: ObjectFolder,
     key: Key,
     /// Whether there was one when it was put: what it stands beside was not whole.
     pub(crate) was_there: bool,
@@ -32,12 +32,12 @@ pub(crate) struct OutputLease {
 }
 
 /// Where the mark of output lies.
-pub(crate) fn key_at(at: &StoreLocation) -> Key {
+pub(crate) fn key_at(at: &ObjectFolder) -> Key {
     at.path.clone().join(UNFINISHED)
 }
 
 /// Who asks for the mark of write `id`.
-fn asker(at: &StoreLocation, id: &str) -> Asker {
+fn asker(at: &ObjectFolder, id: &str) -> Asker {
     let (store, key) = (Arc::clone(&at.store), key_at(at));
     let says = move |error: &Error| store.failed(&key, error).to_string();
     Asker::new(Arc::clone(&at.store.objects), key_at(at), (id, "output"), says).anyhow()
@@ -53,7 +53,7 @@ impl OutputLease {
     ///
     /// # Errors
     /// `Io`, where there is one and it is not to be written over, or the store says no.
-    pub(crate) async fn put(at: &StoreLocation, id: &str, overwrite: bool) -> Result<Self> {
+    pub(crate) async fn put(at: &ObjectFolder, id: &str, overwrite: bool) -> Result<Self> {
         let (mut asker, mut was_there) = (asker(at, id), false);
         loop {
             match asker.step(|_| overwrite).await {
@@ -75,7 +75,7 @@ impl OutputLease {
         }
     }
 
-    fn of(at: &StoreLocation, was_there: bool, asker: Asker) -> Self {
+    fn of(at: &ObjectFolder, was_there: bool, asker: Asker) -> Self {
         OutputLease { at: at.clone(), key: key_at(at), was_there, asker: Mutex::new(Some(asker)) }
     }
 
@@ -83,7 +83,7 @@ impl OutputLease {
     ///
     /// # Errors
     /// `Io`, if the store does not let us.
-    pub(crate) async fn take(at: &StoreLocation, id: &str) -> Result<Option<Self>> {
+    pub(crate) async fn take(at: &ObjectFolder, id: &str) -> Result<Option<Self>> {
         let (mut asker, mut told) = (self::asker(at, id), false);
         loop {
             match asker.step(is_gone).await {
