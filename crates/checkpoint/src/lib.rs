@@ -38,7 +38,6 @@ mod rebalance;
 mod settings;
 mod snapshot;
 
-pub use lease::Process;
 pub use manifest::{Entry, Key, Manifest, TaskState};
 pub use marks::{Barrier, Control, EventTime, Mark};
 pub use rebalance::{Moved, Rebalance};

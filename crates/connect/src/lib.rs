@@ -22,7 +22,6 @@
 //! | `idleness`        | Splits that have nothing at the moment                        |
 //! | `encode`          | Rows to bytes                                                 |
 //! | `read_ahead`      | A thread that reads ahead                                     |
-//! | `objects`         | Object stores, opened by the caller                           |
 //! | `rate`            | The generator                                                 |
 //! | `avro`            | Avro records                                                  |
 //! | `decode`          | Bytes to rows                                                 |
@@ -40,10 +39,11 @@
 //!
 //! ```
 //! use serde_json::json;
-//! use tidemill_connect::no_objects;
-//! let source = tidemill_connect::source(&json!({"kind": "rate", "rows": 1000, "splits": 2}), None, &no_objects)?;
+//! use tidemill_storage::ObjectStores;
+//! let stores = ObjectStores::default();
+//! let source = tidemill_connect::source(&json!({"kind": "rate", "rows": 1000, "splits": 2}), None, &stores)?;
 //! assert_eq!((source.copies_max, source.guarantee), (2, tidemill_connect::Guarantee::ExactlyOnce));
-//! let error = tidemill_connect::source(&json!({"kind": "rate", "row": 1000}), None, &no_objects).unwrap_err();
+//! let error = tidemill_connect::source(&json!({"kind": "rate", "row": 1000}), None, &stores).unwrap_err();
 //! assert!(error.to_string().starts_with("generator: no option `row`, expected one of `rows`"));
 //! # Ok::<(), tidemill_connect::ConnectError>(())
 //! ```
@@ -62,7 +62,6 @@ mod hash;
 mod headers;
 mod idleness;
 mod kafka;
-mod objects;
 mod options;
 mod prepared_commit;
 mod rabbitmq;
@@ -81,11 +80,11 @@ use arrow::datatypes::SchemaRef;
 use serde_json::Value;
 pub use tidemill_dataflow::stream::sink::{Guarantee, MakeSink};
 pub use tidemill_dataflow::stream::source::{ListFiles, MakeSource};
+use tidemill_storage::ObjectStores;
 
 pub use self::redis::RedisHashes;
 pub use bad_records::BadRecords;
 pub use error::ConnectError;
-pub use objects::{ObjectFolder, OpenObjects, no_objects};
 
 /// A source that can be made.
 #[derive(Clone)]
@@ -139,14 +138,14 @@ impl fmt::Debug for SinkSpec {
 }
 
 /// The source that `spec` describes: an object with its `kind` and that kind's options. `schema` says what its rows
-/// are, where they do not say it themselves; `open` opens object stores.
+/// are, where they do not say it themselves; `stores` has the object stores that are open.
 ///
 /// Nothing outside is asked, besides files of certificates, and a registry for the schema of Avro values that nobody
 /// gave; all else is asked when one is made.
 ///
 /// # Errors
 /// `Kind` and `Option` name what is wrong and what would be right.
-pub fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Result<SourceSpec, ConnectError> {
+pub fn source(spec: &Value, schema: Option<SchemaRef>, stores: &ObjectStores) -> Result<SourceSpec, ConnectError> {
     match options::kind(spec, "source", &SOURCES)? {
         "rate" => rate::source(spec, schema),
         "rabbitmq" => rabbitmq::source(spec, schema),
@@ -154,21 +153,21 @@ pub fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Re
         "socket" => sockets::tcp(spec, schema),
         "webhook" => sockets::webhook(spec, schema),
         "websocket" => sockets::websocket(spec, schema),
-        "files" => files::source(spec, schema, open),
+        "files" => files::source(spec, schema, stores),
         "kafka" => kafka::source(spec, schema),
         other => unreachable!("{other} is not a kind of source"),
     }
 }
 
-/// The sink that `spec` describes, for rows of `schema`; `open` opens object stores.
+/// The sink that `spec` describes, for rows of `schema`; `stores` has the object stores that are open.
 ///
 /// Nothing outside is asked; that is done when one is made.
 ///
 /// # Errors
 /// As [`source`].
-pub fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Result<SinkSpec, ConnectError> {
+pub fn sink(spec: &Value, schema: &SchemaRef, stores: &ObjectStores) -> Result<SinkSpec, ConnectError> {
     match options::kind(spec, "sink", &SINKS)? {
-        "files" => files::sink(spec, schema, open),
+        "files" => files::sink(spec, schema, stores),
         "kafka" => kafka::sink(spec, schema),
         "rabbitmq" => rabbitmq::sink(spec, schema),
         "redis" => redis::sink(spec, schema),

@@ -83,7 +83,8 @@ fn hashes_are_written_once() {
         assert!(!error.contains("sharkfish"), "{error}");
     });
     set["url"] = json!("rediss:/:sharkfish@x");
-    let error = tidemill_connect::sink(&set, &counts(), &tidemill_connect::no_objects).unwrap_err().to_string();
+    let error =
+        tidemill_connect::sink(&set, &counts(), &tidemill_storage::ObjectStores::default()).unwrap_err().to_string();
     assert!(error.contains("`url` must be") && !error.contains("sharkfish"), "{error}");
 }
 

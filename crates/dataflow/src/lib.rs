@@ -5,7 +5,6 @@
 //! | module              | what is in it                                                                     |
 //! |---------------------|-----------------------------------------------------------------------------------|
 //! | `sync`              | the atomics and locks that tests replace                                          |
-//! | `shown`             | users' text for display, without passwords                                        |
 //! | [`work`]            | how busy the steps of a job are                                                   |
 //! | [`metrics`]         | what is counted on every edge                                                     |
 //! | [`overlay`]         | trees of workers                                                                  |
@@ -53,7 +52,6 @@ pub mod fuzzing;
 mod link;
 mod partitioner;
 mod run;
-mod shown;
 mod source_progress;
 mod sync;
 pub mod task;
@@ -68,6 +66,5 @@ pub use operator::{Emit, Operator};
 pub use overlay::Overlay;
 pub use placement::{Plan, WorkerInfo};
 pub use run::{Look, Progress, Runner, Settings, WorkerStatus};
-pub use shown::without_passwords;
 pub use task::{TaskContext, wait_in_copy};
 pub use tidemill_batch::{BatchError, RouteMap, ends, floats, keys, memory, prefetch, route_map};

@@ -24,6 +24,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tidemill_dataflow::memory::{Governor, MemorySettings, Reservation, address_bytes_left};
+use tidemill_storage::{ObjectStores, StorageOptions, StoreLocation};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::AbortHandle;
 
@@ -42,7 +43,6 @@ use crate::plan::numbers::{CheckArithmetic, CompareFloats, DecimalsAsFloats, agg
 use crate::plan::optimizer::{ListsOfColumns, logical_rules, physical_rules};
 use crate::plan::sql::planning_functions;
 use crate::plan::times::{DatesAsTimes, time_functions};
-use crate::stores::{StorageOptions, StoreLocation, StoreRegistry};
 
 /// Between looks at what a query that somebody waits for does to the machine.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -96,7 +96,7 @@ pub struct Engine {
     /// Those that whoever made the engine brought along.
     functions: Vec<ScalarUDF>,
     governor: Governor,
-    stores: StoreRegistry,
+    stores: ObjectStores,
     bad_rows: Arc<BadRows>,
     partitions: usize,
 }
@@ -301,7 +301,7 @@ impl Engine {
             context,
             functions,
             governor,
-            stores: StoreRegistry::default(),
+            stores: ObjectStores::default(),
             bad_rows: Arc::default(),
             partitions: config.threads * config.workers.max(1),
         })
@@ -317,9 +317,17 @@ impl Engine {
         &self.governor
     }
 
-    /// What a URL stands for; its store is opened if it is new.
+    /// The object stores that are open in this process.
+    pub fn object_stores(&self) -> &ObjectStores {
+        &self.stores
+    }
+
+    /// What a URL stands for, in a store that DataFusion knows, too.
     pub(crate) fn locate(&self, text: &str, options: &StorageOptions) -> Result<StoreLocation> {
-        self.stores.locate(text, options, &self.context.runtime_env())
+        let at = self.stores.locate(text, options)?;
+        // Each time: somebody else may have opened it.
+        self.context.runtime_env().register_object_store(&at.store.url, Arc::clone(&at.store.objects));
+        Ok(at)
     }
 
     /// The threads that run queries.

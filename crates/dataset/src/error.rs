@@ -3,6 +3,7 @@
 use arrow::error::ArrowError;
 use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
+use tidemill_storage::StorageError;
 
 /// Result of everything in this crate.
 pub type Result<T, E = DataSetError> = std::result::Result<T, E>;
@@ -103,6 +104,16 @@ fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<
         .filter(|(distance, candidate)| distance * 2 <= candidate.chars().count().max(wanted.chars().count()))
         .min_by_key(|&(distance, _)| distance)
         .map(|(_, candidate)| candidate.to_owned())
+}
+
+impl From<StorageError> for DataSetError {
+    fn from(error: StorageError) -> Self {
+        match error {
+            StorageError::Unsupported(text) => DataSetError::Unsupported(text),
+            StorageError::Internal(text) => DataSetError::Internal(text),
+            other => DataSetError::Io(other.to_string()),
+        }
+    }
 }
 
 impl From<DataFusionError> for DataSetError {

@@ -8,7 +8,6 @@
 //! | `lossless_cast` | casts without loss                                                      |
 //! | `types`         | column types by name                                                    |
 //! | `bad_rows`      | rows that cannot be read                                                |
-//! | `stores`        | object stores by URL                                                    |
 //! | `plan`          | what queries mean: expressions, SQL, rules                              |
 //! | `exec`          | steps of plans that are added to DataFusion's, or take their place      |
 //! | `engine`        | threads and memory that queries run with; actions that can be cancelled |
@@ -30,7 +29,6 @@ mod files;
 mod join;
 mod lossless_cast;
 mod plan;
-mod stores;
 pub mod types;
 
 pub use actions::ExplainLevel;
@@ -50,7 +48,6 @@ pub use files::one_file::join_files;
 pub use files::output::OutputFormat;
 pub use files::part_sink::PartFormat;
 pub use files::paths::{LocalFile, find_files, find_local_files, read_bytes};
-pub use files::places::ObjectPlace;
 pub use files::read::{ReadFormat, ReadOptions, read};
 pub use files::records::read_records;
 pub use files::schema_union::unite;
@@ -58,7 +55,7 @@ pub use join::JoinHow;
 pub use lossless_cast::{exact, plain_batch, plain_schema, plain_type};
 pub use plan::deep::check_expr;
 pub use plan::expr;
-pub use stores::StorageOptions;
+pub use tidemill_storage::StorageOptions;
 
 /// For crates that add tables and steps of their own, as `tidemill-stream` does.
 pub mod extend {

@@ -33,9 +33,11 @@ use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tidemill_batch::BatchError;
 use tidemill_batch::memory::{Governor, MapWriter, verify};
+use tidemill_storage::lease::Process;
+use tidemill_storage::{ObjectStores, StorageError, StorageOptions, StoreLocation, local_path, without_passwords};
 
 use self::signing::Signing;
-use crate::lease::{Denied, Lease, LeaseKey, LeaseView, Process, held_by};
+use crate::lease::{Denied, Lease, LeaseKey, LeaseView, held_by};
 use crate::manifest::{Entry, Key, Manifest};
 
 /// Claims of others that a claim may meet.
@@ -216,6 +218,39 @@ impl CheckpointStore {
             marked: Arc::default(),
             signing: Signing::of_environment(),
         })
+    }
+
+    /// In a folder, which is made if checkpoints are to be written, or in what a URL stands for.
+    ///
+    /// # Errors
+    /// `Io` when it cannot be opened, is none of the stores that write an object only where there is none, or is the
+    /// memory of one process; else as [`ObjectStores::locate`].
+    pub fn open(
+        stores: &ObjectStores,
+        place: &str,
+        options: &StorageOptions,
+        writes: bool,
+    ) -> Result<Self, StorageError> {
+        let failed = |reason: &str| StorageError::Io(without_passwords(&format!("{place}: {reason}")));
+        if let Some(folder) = local_path(place)? {
+            if !writes && !FilePath::new(&folder).is_dir() {
+                return Err(failed("there is no such folder"));
+            }
+            return CheckpointStore::folder(folder).map_err(|error| StorageError::Io(error.to_string()));
+        }
+        let StoreLocation { store, path, .. } = stores.locate(place, options)?;
+        if !store.shared {
+            return Err(failed("checkpoints in memory are lost when the process ends"));
+        }
+        if store.uploads.is_none() {
+            return Err(failed("checkpoints need a folder or an object store: s3://, gs://, az://"));
+        }
+        let shown = without_passwords(place.trim_end_matches('/'));
+        let checkpoints = CheckpointStore::objects(Arc::clone(&store.objects), path, shown);
+        if !writes {
+            return Ok(checkpoints);
+        }
+        Ok(checkpoints.with_leases(ObjectStores::own_client(place, options)?))
     }
 
     /// In an object store, beneath `prefix`; `url` stands for it in messages.

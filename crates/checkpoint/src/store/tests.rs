@@ -546,3 +546,25 @@ fn a_part_that_fails_leaves_nothing() {
         });
     }
 }
+
+/// Two jobs in one place, or one that finds its checkpoints gone, would count twice; and what is shown ends in logs.
+#[test]
+fn places_by_url() {
+    let (stores, none) = (ObjectStores::default(), StorageOptions::new());
+    let place = |text: &str, writes| {
+        let opened = CheckpointStore::open(&stores, text, &none, writes);
+        opened.map(|store| store.place().to_owned()).map_err(|error| error.to_string())
+    };
+    assert_eq!(place("s3://bucket/jobs/a/", true).unwrap(), "s3://bucket/jobs/a");
+    let folder = tempfile::tempdir().unwrap();
+    let new = folder.path().join("new").display().to_string();
+    assert!(place(&new, false).unwrap_err().contains("there is no such folder"));
+    assert_eq!(place(&format!("file://{new}"), true).unwrap(), new);
+    assert_eq!(place(&new, false).unwrap(), new);
+    assert!(place("memory:///a", true).unwrap_err().contains("lost when the process ends"));
+    assert!(place("https://host/a", true).unwrap_err().contains("need a folder or an object store"));
+    for text in ["https://u:SECRET@h/x", "s3://u:SECRET@b/x", "s3://u:SECRET@b/a//b", "s4://u:SECRET@b/x"] {
+        let told = place(text, true).unwrap_or_else(|error| error);
+        assert!(told.contains(":***@") && !told.contains("SECRET"), "{told}");
+    }
+}

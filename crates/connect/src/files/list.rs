@@ -8,10 +8,10 @@ use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
 use tidemill_dataflow::TaskError;
+use tidemill_storage::{ObjectFolder, ObjectStores, StorageOptions, local_path, without_passwords};
 
 use super::tail::FileBytes;
 use crate::ListFiles;
-use crate::objects::ObjectFolder;
 use crate::read_ahead::PoolWaiter;
 
 /// Requests that are under way together.
@@ -32,19 +32,17 @@ impl FilePattern {
     /// A path with `*`, `?` or `[` is a glob, unless it is there as it stands.
     ///
     /// # Errors
-    /// In words, for globs that are none, and what `open` says of URLs of stores.
-    pub(crate) fn of(text: &str, open: impl Fn(&str) -> Result<ObjectFolder, String>) -> Result<Self, String> {
-        let path = match text.split_once("://") {
-            Some(("file", path)) if path.starts_with('/') => path,
-            Some(_) => return open(text).map(FilePattern::Objects),
-            None => text,
+    /// In words, for globs that are none and URLs of stores that cannot be opened.
+    pub(crate) fn of(text: &str, options: &StorageOptions, stores: &ObjectStores) -> Result<Self, String> {
+        let Some(path) = local_path(text).map_err(|error| error.to_string())? else {
+            return writable(text, options, stores).map(FilePattern::Objects);
         };
         if path.is_empty() {
             return Err("`path` is empty".into());
         }
-        if path.contains(['*', '?', '[']) && !Path::new(path).exists() {
-            glob::Pattern::new(path).map_err(|error| format!("`path` is {text:?}: {error}"))?;
-            return Ok(FilePattern::Glob(path.to_owned()));
+        if path.contains(['*', '?', '[']) && !Path::new(&path).exists() {
+            glob::Pattern::new(&path).map_err(|error| format!("`path` is {text:?}: {error}"))?;
+            return Ok(FilePattern::Glob(path));
         }
         Ok(FilePattern::Path(path.into()))
     }
@@ -110,7 +108,7 @@ impl FilePattern {
     pub(crate) fn gone(&self, names: Vec<String>, waiter: &PoolWaiter) -> Result<Vec<String>, TaskError> {
         let FilePattern::Objects(objects) = self else { return Ok(Vec::new()) };
         let asked = stream::iter(names).map(async |name| {
-            let answer = objects.store.head(&key(objects, &name)).await;
+            let answer = objects.store.objects.head(&key(objects, &name)).await;
             matches!(answer, Err(object_store::Error::NotFound { .. })).then_some(name)
         });
         waiter.wait(asked.buffer_unordered(ASKED_AT_ONCE).filter_map(future::ready).collect())
@@ -122,16 +120,29 @@ impl FilePattern {
     }
 }
 
+/// The place in a store that a URL stands for; other workers have to see it, too.
+///
+/// # Errors
+/// In words, when the store cannot be opened or is none that can be written to.
+pub(super) fn writable(url: &str, options: &StorageOptions, stores: &ObjectStores) -> Result<ObjectFolder, String> {
+    let at = stores.locate(url, options).map_err(|error| error.to_string())?;
+    let folder = at.folder().filter(|_| at.store.shared);
+    folder.ok_or_else(|| {
+        let url = without_passwords(url);
+        format!("{url}: streams need a folder or an object store: s3://, gs://, az://")
+    })
+}
+
 /// Where an object that was listed by this name is.
 fn key(objects: &ObjectFolder, name: &str) -> Key {
-    let path = name.strip_prefix(&format!("{}/", objects.name)).unwrap_or(name);
+    let path = name.strip_prefix(&format!("{}/", objects.store.name)).unwrap_or(name);
     Key::parse(path).expect("it was listed")
 }
 
 /// The URLs of objects; what begins with a dot or an underscore below the place is not there.
 async fn keys(objects: &ObjectFolder) -> Result<Vec<String>, TaskError> {
     let place = &objects.path;
-    let list = async || objects.store.list(Some(place)).try_collect::<Vec<_>>().await;
+    let list = async || objects.store.objects.list(Some(place)).try_collect::<Vec<_>>().await;
     let listed = objects.ask(place, list).await?;
     let is_seen = |path: &Key| {
         let below = path.prefix_match(place);
@@ -141,16 +152,10 @@ async fn keys(objects: &ObjectFolder) -> Result<Vec<String>, TaskError> {
         .iter()
         .map(|object| &object.location)
         .filter(|path| is_seen(path))
-        .map(|path| objects.shown(path))
+        .map(|path| objects.store.shown(path))
         .collect();
-    if found.is_empty() && !place.as_ref().is_empty() {
-        let head = async || match objects.store.head(place).await {
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            found => found.map(|_| true),
-        };
-        if objects.ask(place, head).await? {
-            found.push(objects.shown(place));
-        }
+    if found.is_empty() && !place.as_ref().is_empty() && objects.size(place).await?.is_some() {
+        found.push(objects.store.shown(place));
     }
     Ok(found)
 }

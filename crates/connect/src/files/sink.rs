@@ -28,15 +28,16 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_dataflow::stream::sink::{Sink, split_name};
-use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
+use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_storage::{ObjectStores, StorageOptions, is_url, local_path, without_passwords};
 use tokio::task::spawn_blocking;
 
 use super::folders::PartitionFolders;
+use super::list::writable;
 use super::prepared;
 use super::upload::UploadSink;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::error::{ConnectError, with_remedy};
-use crate::objects::OpenObjects;
 use crate::{Guarantee, SinkSpec, hash, options};
 
 const NAME: &str = "files sink";
@@ -56,7 +57,7 @@ struct FileSinkOptions {
     path: PathBuf,
     /// What that store has to be told.
     #[serde(default)]
-    storage_options: BTreeMap<String, String>,
+    storage_options: StorageOptions,
     #[serde(default)]
     format: RowFormat,
     /// What names of files begin with.
@@ -71,11 +72,19 @@ fn part() -> String {
     "part".into()
 }
 
-pub(crate) fn sink(spec: &Value, schema: &SchemaRef, open: &OpenObjects) -> Result<SinkSpec, ConnectError> {
-    let options: FileSinkOptions = options::read(NAME, spec)?;
+pub(crate) fn sink(spec: &Value, schema: &SchemaRef, stores: &ObjectStores) -> Result<SinkSpec, ConnectError> {
+    let mut options: FileSinkOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let url = options.path.to_str().filter(|path| path.contains("://"));
-    let objects = url.map(|url| open(url, &options.storage_options)).transpose().map_err(wrong)?;
+    let objects = match options.path.to_str().filter(|path| is_url(path)) {
+        None => None,
+        Some(url) => match local_path(url).map_err(|error| wrong(error.to_string()))? {
+            None => Some(writable(url, &options.storage_options, stores).map_err(wrong)?),
+            Some(path) => {
+                options.path = path.into();
+                None
+            }
+        },
+    };
     if objects.is_none() && options.path.exists() && !options.path.is_dir() {
         return Err(wrong(format!("`path` is {}, a file, but it must be a folder", options.path.display())));
     }

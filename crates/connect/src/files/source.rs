@@ -23,7 +23,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_dataflow::stream::source::{Next, Source};
-use tidemill_dataflow::{TaskContext, TaskError, without_passwords};
+use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_storage::{ObjectStores, StorageOptions, without_passwords};
 use tokio::runtime::Handle;
 
 use super::list::FilePattern;
@@ -33,7 +34,6 @@ use crate::decode::{RecordDecoder, RecordLayout, compressed};
 use crate::error::ConnectError;
 use crate::format::{self, LineFormat};
 use crate::idleness::IdleSplit;
-use crate::objects::OpenObjects;
 use crate::read_ahead::{FeedReceiver, FeedSender};
 use crate::{Guarantee, SourceSpec, hash, options};
 
@@ -56,7 +56,7 @@ struct FileSourceOptions {
     path: String,
     /// What the store of a URL has to be told.
     #[serde(default)]
-    storage_options: BTreeMap<String, String>,
+    storage_options: StorageOptions,
     #[serde(default)]
     format: LineFormat,
     /// Ends when all that is there at some moment has been read.
@@ -85,10 +85,14 @@ fn yes() -> bool {
     true
 }
 
-pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>, open: &OpenObjects) -> Result<SourceSpec, ConnectError> {
+pub(crate) fn source(
+    spec: &Value,
+    schema: Option<SchemaRef>,
+    stores: &ObjectStores,
+) -> Result<SourceSpec, ConnectError> {
     let options: FileSourceOptions = options::read(NAME, spec)?;
     let wrong = |reason: String| ConnectError::option(NAME, reason);
-    let place = FilePattern::of(&options.path, |url| open(url, &options.storage_options)).map_err(wrong)?;
+    let place = FilePattern::of(&options.path, &options.storage_options, stores).map_err(wrong)?;
     let layout = options.format.layout(options.delimiter).map_err(wrong)?;
     let schema = format::schema(NAME, layout, "line", schema)?;
     if options.poll_interval_ms == 0 {
@@ -534,11 +538,9 @@ fn csv_values(line: &[u8], delimiter: u8) -> Result<Vec<String>, String> {
 
 #[cfg(test)]
 mod tests {
-    use object_store::memory::InMemory;
     use object_store::{ObjectStoreExt, PutPayload};
 
     use super::*;
-    use crate::objects::ObjectFolder;
 
     /// Shelves are in checkpoints: a file must not move to another one with the next release.
     #[test]
@@ -550,12 +552,11 @@ mod tests {
     #[test]
     fn objects_are_known_as_long_as_they_are_there() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let store = Arc::new(InMemory::new());
+        let objects = ObjectStores::default().locate("memory:///in", &StorageOptions::new()).unwrap().folder().unwrap();
+        let store = Arc::clone(&objects.store.objects);
         let put = |name: &str| {
             runtime.block_on(store.put(&name.into(), PutPayload::from_static(b"1\n"))).unwrap();
         };
-        let objects =
-            ObjectFolder { store: store.clone(), uploads: store.clone(), path: "in".into(), name: "memory://".into() };
         let options = json!({"path": "memory:///in", "format": "text", "list_interval_ms": 0, "poll_interval_ms": 0});
         let reader = FolderReader {
             options: serde_json::from_value(options).unwrap(),

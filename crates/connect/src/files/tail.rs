@@ -16,9 +16,9 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use tidemill_dataflow::TaskError;
+use tidemill_storage::ObjectFolder;
 
 use crate::hash;
-use crate::objects::ObjectFolder;
 use crate::read_ahead::PoolWaiter;
 
 /// Read at a time; of a store more, as each request takes a while.
@@ -296,11 +296,7 @@ impl FileTail {
     /// How many bytes an object has; `None`: it is not there.
     fn object_size(&self) -> Result<Option<u64>, TaskError> {
         let FileBytes::Object { objects, path, waiter } = &self.held else { unreachable!("it is a file") };
-        let head = async || match objects.store.head(path).await {
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            found => found.map(|object| Some(object.size)),
-        };
-        waiter.wait(objects.ask(path, head))?
+        Ok(waiter.wait(objects.size(path))??)
     }
 
     /// How many bytes the file has, and whether its path is no longer its own. `None`: it is not there, or another one
@@ -408,7 +404,8 @@ impl FileTail {
             }
             FileBytes::Object { objects, path, waiter } => {
                 let range = start..start + len as u64;
-                let bytes = waiter.wait(objects.ask(path, || objects.store.get_range(path, range.clone())))??;
+                let bytes =
+                    waiter.wait(objects.ask(path, || objects.store.objects.get_range(path, range.clone())))??;
                 out.extend_from_slice(&bytes);
                 Ok(())
             }

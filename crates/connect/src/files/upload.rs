@@ -15,30 +15,18 @@ use std::future::ready;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use object_store::multipart::PartId;
 use object_store::path::Path;
-use object_store::{Error, ObjectStoreExt};
-use serde::{Deserialize, Serialize};
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{TaskContext, TaskError};
+use tidemill_storage::{ObjectFolder, UploadedParts};
 
 use super::folders::PartitionFolders;
 use super::prepared;
 use crate::encode::{FileEncoder, RowFormat};
 use crate::hash;
-use crate::objects::ObjectFolder;
 
 /// Of a part, but for the last one: stores take none that are smaller than 5 MiB.
 const PART_BYTES: usize = 8 << 20;
-
-/// What a checkpoint keeps.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct UploadedFile {
-    object: String,
-    upload: String,
-    /// What the store calls the parts, in order.
-    parts: Vec<String>,
-}
 
 /// The sink of one copy.
 pub(super) struct UploadSink {
@@ -56,7 +44,7 @@ pub(super) struct UploadSink {
 struct OpenUpload {
     path: Path,
     encoder: FileEncoder,
-    begun: Option<UploadedFile>,
+    begun: Option<UploadedParts>,
 }
 
 impl UploadSink {
@@ -116,7 +104,7 @@ impl OpenUpload {
             Some(open) => open,
             None => {
                 let upload = objects.ask(path, || objects.uploads.create_multipart(path)).await?;
-                self.begun.insert(UploadedFile { object: path.to_string(), upload, parts: Vec::new() })
+                self.begun.insert(UploadedParts { path: path.clone(), upload, parts: Vec::new() })
             }
         };
         let (bytes, at) = (Bytes::from(self.encoder.take()), open.parts.len());
@@ -132,7 +120,7 @@ impl Sink for UploadSink {
         Box::pin(async {
             let (objects, path) = (&self.objects, self.objects.path.clone().join(format!("{}0", self.name)));
             let upload = objects.ask(&path, || objects.uploads.create_multipart(&path)).await?;
-            objects.ask(&path, || objects.uploads.abort_multipart(&path, &upload)).await
+            Ok(objects.ask(&path, || objects.uploads.abort_multipart(&path, &upload)).await?)
         })
     }
 
@@ -145,9 +133,9 @@ impl Sink for UploadSink {
     }
 
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>> {
-        match prepared::decode(&prepared) {
+        match prepared::decode::<UploadedParts>(&prepared) {
             Ok(all) => Box::pin(async move {
-                for uploaded in all {
+                for uploaded in &all {
                     commit(&self.objects, uploaded).await?;
                 }
                 Ok(())
@@ -160,61 +148,11 @@ impl Sink for UploadSink {
     }
 }
 
-async fn commit(objects: &ObjectFolder, uploaded: UploadedFile) -> Result<(), TaskError> {
-    let UploadedFile { object, upload, parts } = uploaded;
-    let path = Path::parse(object)?;
-    let parts: Vec<PartId> = parts.into_iter().map(|content_id| PartId { content_id }).collect();
-    let complete = async || match objects.uploads.complete_multipart(&path, &upload, parts.clone()).await {
-        Ok(_) => Ok(true),
-        // Perhaps it was completed before.
-        Err(error) => match objects.store.head(&path).await {
-            Ok(_) => Ok(true),
-            Err(Error::NotFound { .. }) if is_gone(&error) => Ok(false),
-            Err(_) => Err(error),
-        },
-    };
-    match objects.ask(&path, complete).await? {
-        true => Ok(()),
-        false => Err(format!(
-            "{}: neither the upload nor the object exists: rows of the checkpoint are lost",
-            objects.shown(&path)
-        )
-        .into()),
+async fn commit(objects: &ObjectFolder, uploaded: &UploadedParts) -> Result<(), TaskError> {
+    let path = &uploaded.path;
+    if objects.ask(path, || objects.complete(uploaded)).await? {
+        return Ok(());
     }
-}
-
-fn is_gone(error: &Error) -> bool {
-    let told = ["NoSuchUpload", "not found"].iter().any(|text| error.to_string().contains(text));
-    told || matches!(error, Error::NotFound { .. })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use object_store::memory::InMemory;
-
-    use super::*;
-
-    /// A commit that is done again must change nothing, and one of what is lost must not pass for done.
-    #[tokio::test]
-    async fn commits_may_be_repeated() {
-        let store = Arc::new(InMemory::new());
-        let objects = ObjectFolder {
-            store: Arc::clone(&store) as _,
-            uploads: store as _,
-            path: Path::from("out"),
-            name: "memory://".into(),
-        };
-        let path = Path::from("out/part-0-u1.jsonl");
-        let upload = objects.uploads.create_multipart(&path).await.unwrap();
-        let part = objects.uploads.put_part(&path, &upload, 0, Bytes::from_static(b"x\n").into()).await.unwrap();
-        let uploaded = UploadedFile { object: path.to_string(), upload, parts: vec![part.content_id] };
-        assert!(objects.store.head(&path).await.is_err(), "nothing appears before the checkpoint is durable");
-        commit(&objects, uploaded.clone()).await.unwrap();
-        commit(&objects, uploaded.clone()).await.unwrap();
-        assert_eq!(objects.store.get(&path).await.unwrap().bytes().await.unwrap(), "x\n");
-        objects.store.delete(&path).await.unwrap();
-        assert!(commit(&objects, uploaded).await.unwrap_err().to_string().contains("are lost"));
-    }
+    let object = objects.store.shown(path);
+    Err(format!("{object}: neither the upload nor the object exists: rows of the checkpoint are lost").into())
 }

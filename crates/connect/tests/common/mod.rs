@@ -14,7 +14,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde_json::Value;
 use tidemill_collective::run_ranks;
-use tidemill_connect::{MakeSink, MakeSource, SinkSpec, SourceSpec, no_objects};
+use tidemill_connect::{MakeSink, MakeSource, SinkSpec, SourceSpec};
 use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore};
 use tidemill_dataflow::exchange::Direct;
 use tidemill_dataflow::operator::Flow;
@@ -24,6 +24,7 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{
     DataflowError, Emit, Graph, Operator, Progress, Runner, Settings, TaskContext, TaskError, TaskSpec,
 };
+use tidemill_storage::ObjectStores;
 
 pub const BLOWN: &str = "the fuse has blown";
 
@@ -76,8 +77,8 @@ impl Job<'_> {
         rows: Option<u64>,
         look: impl Fn(&Progress) -> Result<(), String> + Sync,
     ) -> Result<(), DataflowError> {
-        let source = tidemill_connect::source(self.source, self.schema.clone(), &no_objects).unwrap();
-        let sink = tidemill_connect::sink(self.sink, &source.schema, &no_objects).unwrap();
+        let source = tidemill_connect::source(self.source, self.schema.clone(), &ObjectStores::default()).unwrap();
+        let sink = tidemill_connect::sink(self.sink, &source.schema, &ObjectStores::default()).unwrap();
         let fuse = rows.map(|rows| Arc::new(AtomicU64::new(rows)));
         let graph = graph(&source, &sink, fuse);
         let outcomes = run_ranks(workers, |comm| {
@@ -129,7 +130,7 @@ pub fn with_sinks<F>(sink: &Value, schema: &SchemaRef, body: F)
 where
     F: AsyncFn(&dyn Fn() -> Box<dyn Sink>),
 {
-    let make = tidemill_connect::sink(sink, schema, &no_objects).unwrap().make;
+    let make = tidemill_connect::sink(sink, schema, &ObjectStores::default()).unwrap().make;
     let found: Arc<Mutex<Option<TaskContext>>> = Arc::default();
     let keep = Arc::clone(&found);
     let mut graph = Graph::new("making");

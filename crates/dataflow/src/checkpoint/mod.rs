@@ -19,6 +19,6 @@ pub(crate) use hub::{CoordinatorInput, CopyStates, Hub};
 pub(crate) use in_flight::{Dealing, Replay};
 pub(crate) use resume::Resume;
 pub use tidemill_checkpoint::{
-    Buckets, CheckpointSettings, CheckpointStore, Entry, Key, Later, Manifest, Part, Process, Restored, Snapshot,
-    StateField, StateSchema, StoreError, TaskState, coordinator, lease, manifest, rows, schema, store,
+    Buckets, CheckpointSettings, CheckpointStore, Entry, Key, Later, Manifest, Part, Restored, Snapshot, StateField,
+    StateSchema, StoreError, TaskState, coordinator, manifest, rows, schema, store,
 };

@@ -13,6 +13,7 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use tidemill_dataflow::Outputs;
+use tidemill_storage::{ObjectFolder, StorageOptions, UploadedParts};
 use url::Url;
 
 use super::prepare::{ResultDivision, prepare};
@@ -25,9 +26,8 @@ use crate::files::commit::{
     FolderCommit, ObjectCommit, OutputTarget, StagedFiles, UncommittedFolder, when_full, write_id,
 };
 use crate::files::output::OutputFormat;
-use crate::files::uncommitted::{CompletedParts, abort, decode, encode};
+use crate::files::uncommitted::abort;
 use crate::files::write::{empty_file, part_sinks, written};
-use crate::stores::{StorageOptions, StoreLocation};
 
 /// What is written.
 struct WriteQuery<'a> {
@@ -107,7 +107,7 @@ impl WorkerGroup {
         &self,
         engine: &Engine,
         query: WriteQuery<'_>,
-        at: &StoreLocation,
+        at: &ObjectFolder,
         overwrite: bool,
         watch: Watch<'_>,
     ) -> Result<u64, ActionError> {
@@ -153,7 +153,7 @@ impl WorkerGroup {
         held: &UncommittedFolder,
         id: &str,
         watch: Watch<'_>,
-    ) -> Result<(u64, Vec<CompletedParts>), ActionError> {
+    ) -> Result<(u64, Vec<UploadedParts>), ActionError> {
         let (schema, output) = (self.agree(query.set.schema())?, query.output);
         let rows = match self.write_into(engine, query, &held.url, id, watch) {
             // What the store said; DataFusion may only say that something was wrong.
@@ -173,16 +173,18 @@ impl WorkerGroup {
         };
         self.agree(added)?;
         let mine = engine.run(async move { Ok(store.take().await) })?;
-        let all = self.gather(&encode(&mine)).and_then(|all| {
-            let uploads: Option<Vec<Vec<CompletedParts>>> = all.iter().map(|bytes| decode(bytes)).collect();
-            uploads.map(|all| all.into_iter().flatten().collect()).ok_or_else(|| {
-                DataSetError::Internal("another worker sent an invalid report about its uploads".into()).into()
+        let all = self.gather(&serde_json::to_vec(&mine).expect("uploads are texts")).and_then(|all| {
+            let uploads: Result<Vec<Vec<UploadedParts>>, _> =
+                all.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
+            uploads.map(|all| all.into_iter().flatten().collect()).map_err(|error| {
+                DataSetError::Internal(format!("another worker sent an invalid report about its uploads: {error}"))
+                    .into()
             })
         });
         match all {
             Ok(all) => Ok((rows, all)),
             Err(error) => {
-                let at = Arc::clone(&held.at.store);
+                let at = held.at.clone();
                 engine.run(async move {
                     abort(&at, mine).await;
                     Ok(())

@@ -229,8 +229,8 @@ mod tests {
     use crate::engine::{Engine, EngineConfig};
     use crate::files::csv_layout::CsvLayout;
     use crate::files::read::{ReadFormat, ReadOptions, read};
-    use crate::stores::StorageOptions;
     use arrow::array::Int64Array;
+    use tidemill_storage::StorageOptions;
 
     fn engine() -> Engine {
         Engine::new(&EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None }).unwrap()

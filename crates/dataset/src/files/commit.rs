@@ -23,6 +23,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tidemill_storage::{ObjectFolder, StorageOptions, UploadedParts, is_bucket, local_path, within};
 use tokio::runtime::Handle;
 use url::Url;
 
@@ -32,8 +33,7 @@ use crate::files::local_files::LocalFolder;
 use crate::files::output::OutputFormat;
 use crate::files::output_lease::{OutputLease, key_at};
 use crate::files::paths::{is_there, resolved};
-use crate::files::uncommitted::{CompletedParts, UncommittedStore, abort, complete};
-use crate::stores::{StorageOptions, StoreLocation, is_bucket, local_path, within};
+use crate::files::uncommitted::{UncommittedStore, abort, complete};
 
 /// The object that says that output is whole, as other programs look for it.
 const SUCCESS: &str = "_SUCCESS";
@@ -41,7 +41,7 @@ const SUCCESS: &str = "_SUCCESS";
 /// Where output goes.
 pub(crate) enum OutputTarget {
     Folder(PathBuf),
-    Objects(StoreLocation),
+    Objects(ObjectFolder),
 }
 
 impl OutputTarget {
@@ -52,13 +52,13 @@ impl OutputTarget {
             return Ok(OutputTarget::Folder(path.into()));
         }
         let at = engine.locate(dir, storage)?;
-        if at.store.uploads.is_none() {
+        let Some(folder) = at.folder() else {
             return Err(DataSetError::Unsupported(format!("writing to {at}: files can only be read over HTTP")));
-        }
+        };
         if at.path.as_ref().is_empty() {
             return Err(DataSetError::Query(format!("{at} cannot be written as a whole; name a folder in it")));
         }
-        Ok(OutputTarget::Objects(at))
+        Ok(OutputTarget::Objects(folder))
     }
 }
 
@@ -270,19 +270,16 @@ pub(crate) fn write_id() -> String {
 pub(crate) struct UncommittedFolder {
     pub(crate) url: Url,
     pub(crate) store: Arc<UncommittedStore>,
-    pub(crate) at: StoreLocation,
+    pub(crate) at: ObjectFolder,
     runtime: Arc<RuntimeEnv>,
 }
 
 impl UncommittedFolder {
     /// `id` is that of the write, the same on all workers.
-    pub(crate) fn open(engine: &Engine, at: &StoreLocation, id: &str) -> Result<Self> {
-        let store = UncommittedStore::new(&at.store).ok_or_else(|| {
-            DataSetError::Internal(format!("{at} does not support uploads and should have been rejected earlier"))
-        })?;
+    pub(crate) fn open(engine: &Engine, at: &ObjectFolder, id: &str) -> Result<Self> {
         let base = Url::parse(&format!("tidemill-held-{id}://store"))
             .map_err(|error| DataSetError::Internal(error.to_string()))?;
-        let (store, runtime) = (Arc::new(store), engine.context().runtime_env());
+        let (store, runtime) = (Arc::new(UncommittedStore::new(at)), engine.context().runtime_env());
         runtime.register_object_store(&base, Arc::clone(&store) as _);
         Ok(UncommittedFolder { url: within(&base, &at.path, true), store, at: at.clone(), runtime })
     }
@@ -292,7 +289,7 @@ impl UncommittedFolder {
         let (held, at, path) = (Arc::clone(&self.store), self.at.clone(), self.at.path.clone().join(name));
         async move {
             let put = held.put(&path, bytes.into()).await;
-            put.map(|_| ()).map_err(|error| at.store.failed(&path, &error))
+            put.map(|_| ()).map_err(|error| at.store.failed(&path, &error).into())
         }
     }
 }
@@ -310,7 +307,7 @@ impl Drop for UncommittedFolder {
 
 /// The end of output into a store; one worker's.
 pub(crate) struct ObjectCommit {
-    at: StoreLocation,
+    at: ObjectFolder,
     overwrite: bool,
     id: String,
 }
@@ -318,7 +315,7 @@ pub(crate) struct ObjectCommit {
 impl ObjectCommit {
     /// # Errors
     /// `Io` if there is something already, or the store does not say.
-    pub(crate) async fn begin(at: &StoreLocation, overwrite: bool, id: &str) -> Result<Self> {
+    pub(crate) async fn begin(at: &ObjectFolder, overwrite: bool, id: &str) -> Result<Self> {
         let commit = ObjectCommit { at: at.clone(), overwrite, id: id.to_owned() };
         // Asked also with `overwrite`: who may not list it hears so before anything is made.
         let exists = !existing(at, 1).await?.is_empty();
@@ -337,7 +334,7 @@ impl ObjectCommit {
     /// # Errors
     /// `Io`. Then no object of the uploads is left, and what was there still is; unless the store refuses that too, or
     /// another write has gone over this one.
-    pub(crate) async fn end(self, uploads: Vec<CompletedParts>, rows: u64) -> Result<()> {
+    pub(crate) async fn end(self, uploads: Vec<UploadedParts>, rows: u64) -> Result<()> {
         let ended = match OutputLease::put(&self.at, &self.id, self.overwrite).await {
             Ok(mark) => match mark.during(self.appear(&mark, &uploads, rows)).await {
                 Some(Ok(true)) => Ok(()),
@@ -351,14 +348,14 @@ impl ObjectCommit {
             Err(error) => Err(error),
         };
         if ended.is_err() {
-            abort(&self.at.store, uploads).await;
+            abort(&self.at, uploads).await;
         }
         ended
     }
 
     /// With the mark put. Returns whether it is still there when all objects are.
-    async fn appear(&self, mark: &OutputLease, uploads: &[CompletedParts], rows: u64) -> Result<bool> {
-        let StoreLocation { store, path, .. } = &self.at;
+    async fn appear(&self, mark: &OutputLease, uploads: &[UploadedParts], rows: u64) -> Result<bool> {
+        let ObjectFolder { store, path, .. } = &self.at;
         let success = path.clone().join(SUCCESS);
         let old = existing(&self.at, usize::MAX).await?;
         if !self.overwrite && !old.is_empty() {
@@ -370,7 +367,7 @@ impl ObjectCommit {
         if was_whole {
             remove(&self.at, vec![success.clone()]).await?;
         }
-        if let Err((at, error)) = complete(store, uploads).await {
+        if let Err((at, error)) = complete(&self.at, uploads).await {
             // As far as the store lets us, and the mark stays if it does not, or if what was there was not whole
             // either.
             let removed = remove(&self.at, keys_of(uploads)).await;
@@ -381,7 +378,7 @@ impl ObjectCommit {
             if removed.is_ok() && as_before {
                 let _ = mark.remove().await;
             }
-            return Err(store.failed(&at, &error));
+            return Err(store.failed(&at, &error).into());
         }
         remove(&self.at, old.into_iter().filter(|key| *key != success).collect()).await?;
         if !mark.is_ours().await? {
@@ -410,7 +407,7 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
         match at.store.objects.get(&success).await {
             Ok(_) => Ok(true),
             Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => Ok(false),
-            Err(error) => Err(at.store.failed(&success, &error)),
+            Err(error) => Err(at.store.failed(&success, &error).into()),
         }
     };
     let Some(mark) = OutputLease::take(&at, &write_id()).await? else { return is_whole.await };
@@ -430,8 +427,8 @@ pub async fn settle(engine: &Engine, dir: &str, storage: &StorageOptions) -> Res
 }
 
 /// What is at the target, but the mark; not much more than `count_max`.
-async fn existing(at: &StoreLocation, count_max: usize) -> Result<Vec<Key>> {
-    let StoreLocation { store, path, .. } = at;
+async fn existing(at: &ObjectFolder, count_max: usize) -> Result<Vec<Key>> {
+    let ObjectFolder { store, path, .. } = at;
     let mut found = Vec::new();
     let mark = key_at(at);
     let mut listed = store.objects.list(Some(path));
@@ -441,24 +438,24 @@ async fn existing(at: &StoreLocation, count_max: usize) -> Result<Vec<Key>> {
             Ok(Some(meta)) => found.push(meta.location),
             Ok(None) => break,
             Err(error @ Error::NotFound { .. }) if !is_bucket(&error) => break,
-            Err(error) => return Err(store.failed(path, &error)),
+            Err(error) => return Err(store.failed(path, &error).into()),
         }
     }
     Ok(found)
 }
 
-fn keys_of(uploads: &[CompletedParts]) -> Vec<Key> {
+fn keys_of(uploads: &[UploadedParts]) -> Vec<Key> {
     uploads.iter().map(|upload| upload.path.clone()).collect()
 }
 
 /// Removes objects; those that are not there are fine.
-async fn remove(at: &StoreLocation, keys: Vec<Key>) -> Result<()> {
+async fn remove(at: &ObjectFolder, keys: Vec<Key>) -> Result<()> {
     let keys = futures::stream::iter(keys.into_iter().map(Ok)).boxed();
     let mut removed = at.store.objects.delete_stream(keys);
     while let Some(one) = removed.next().await {
         match one {
             Ok(_) | Err(Error::NotFound { .. }) => {}
-            Err(error) => return Err(at.store.failed(&at.path, &error)),
+            Err(error) => return Err(at.store.failed(&at.path, &error).into()),
         }
     }
     Ok(())
@@ -469,7 +466,7 @@ mod tests {
     use super::*;
     use crate::engine::EngineConfig;
     use crate::files::paths::UNFINISHED;
-    use tidemill_dataflow::checkpoint::Process;
+    use tidemill_storage::lease::Process;
 
     fn engine() -> Arc<Engine> {
         let config = EngineConfig { threads: 2, workers: 1, memory_bytes: None, spill_dir: None };
@@ -511,7 +508,12 @@ mod tests {
         std::fs::remove_dir_all(parent).unwrap();
     }
 
-    async fn keys(at: &StoreLocation) -> Vec<String> {
+    fn out(engine: &Engine) -> Result<ObjectFolder> {
+        let at = engine.locate("memory:///out", &StorageOptions::new())?;
+        Ok(at.folder().expect("memory can be written to"))
+    }
+
+    async fn keys(at: &ObjectFolder) -> Vec<String> {
         let listed: Vec<_> = at.store.objects.list(None).try_collect().await.unwrap();
         let mut keys: Vec<String> = listed.into_iter().map(|meta| meta.location.to_string()).collect();
         keys.sort();
@@ -525,7 +527,7 @@ mod tests {
         let asked = Arc::clone(&engine);
         engine
             .run(async move {
-                let at = asked.locate("memory:///out", &StorageOptions::new())?;
+                let at = out(&asked)?;
                 let commit = ObjectCommit::begin(&at, false, "1").await?;
                 let held = UncommittedFolder::open(&asked, &at, "1")?;
                 held.add("a", b"x".to_vec()).await?;
@@ -559,7 +561,7 @@ mod tests {
         let asked = Arc::clone(&engine);
         engine
             .run(async move {
-                let at = asked.locate("memory:///out", &StorageOptions::new())?;
+                let at = out(&asked)?;
                 let mut writes = Vec::new();
                 for id in ["1", "2"] {
                     let commit = ObjectCommit::begin(&at, false, id).await?;
@@ -583,16 +585,16 @@ mod tests {
         let asked = Arc::clone(&engine);
         engine
             .run(async move {
-                let at = asked.locate("memory:///out", &StorageOptions::new())?;
+                let at = out(&asked)?;
                 for (id, lost) in [("1", false), ("2", true)] {
                     let commit = ObjectCommit::begin(&at, true, id).await?;
                     let held = UncommittedFolder::open(&asked, &at, id)?;
                     held.add(id, b"x".to_vec()).await?;
                     let mut uploads = held.store.take().await;
                     if lost {
-                        uploads.push(CompletedParts {
+                        uploads.push(UploadedParts {
                             path: at.path.clone().join("lost"),
-                            id: "77".into(),
+                            upload: "77".into(),
                             parts: Vec::new(),
                         });
                     }
@@ -617,7 +619,7 @@ mod tests {
         engine
             .run(async move {
                 let (dir, none) = ("memory:///out", StorageOptions::new());
-                let at = asked.locate(dir, &none)?;
+                let at = out(&asked)?;
                 let put = |name: &'static str, text: String| {
                     let (objects, key) = (Arc::clone(&at.store.objects), at.path.clone().join(name));
                     async move { drop(objects.put(&key, text.into()).await.unwrap()) }
@@ -657,7 +659,7 @@ mod tests {
         let asked = Arc::clone(&engine);
         engine
             .run(async move {
-                let at = asked.locate("memory:///out", &StorageOptions::new())?;
+                let at = out(&asked)?;
                 let first = OutputLease::put(&at, "1", false).await?;
                 assert!(OutputLease::put(&at, "2", false).await.is_err());
                 assert_eq!(first.during(async { 3 }).await, Some(3));

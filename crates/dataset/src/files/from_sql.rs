@@ -4,6 +4,7 @@ use std::path::Path;
 
 use datafusion::common::TableReference;
 use datafusion::prelude::{SQLOptions, SessionContext};
+use tidemill_storage::is_url;
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -12,7 +13,6 @@ use crate::files::paths::{GLOBS, is_there};
 use crate::files::read::read_url;
 use crate::plan::deep::check_plan;
 use crate::plan::sql;
-use crate::stores::is_url;
 
 impl DataSet {
     /// The result of a SQL query over `tables`, by the names given here, and over files named as `'path/of.csv'`

@@ -19,12 +19,12 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
+use tidemill_storage::within;
 use tokio::sync::RwLock;
 use url::Url;
 
 use crate::engine::Engine;
 use crate::error::DataSetError;
-use crate::stores::within;
 
 /// A folder under a URL of its own, as long as this is there.
 pub(crate) struct LocalFolder {

@@ -11,7 +11,6 @@
 //! | `ipc_sink`         | Arrow IPC files with a choice of compression          |
 //! | `schema_union`     | one schema for files of different ones                |
 //! | `per_host_files`   | tables of files that only some hosts have             |
-//! | `places`           | where checkpoints and streams of objects lie          |
 //! | `uncommitted`      | uploads that are complete but not yet visible         |
 //! | `local_files`      | metadata of local files                               |
 //! | `paths`            | which files paths and URLs stand for                  |
@@ -51,7 +50,6 @@ pub(crate) mod output_lease;
 pub(crate) mod part_sink;
 pub(crate) mod paths;
 pub(crate) mod per_host_files;
-pub(crate) mod places;
 pub(crate) mod read;
 pub(crate) mod records;
 pub(crate) mod rejected;

@@ -1,7 +1,7 @@
 //! The mark of output that is about to appear in a store: who has put it, and whether its writer lives.
 //!
 //! Output appears there object by object, with the mark beside it, which is held as the lease on checkpoints is
-//! ([`tidemill_dataflow::checkpoint::lease`]): whoever takes it is certain that its writer is dead, and a writer whose
+//! ([`tidemill_storage::lease`]): whoever takes it is certain that its writer is dead, and a writer whose
 //! mark was taken, as it had only stood still, finds out and stops. Unlike a lease, it is for readers, too: it is there
 //! also in stores that know no conditions, and is removed at the end; and who writes over what is there takes it from
 //! whoever has it.
@@ -13,17 +13,17 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt};
-use tidemill_dataflow::checkpoint::lease::{Asker, ClaimOutcome, StoreAnswer, is_gone};
+use tidemill_storage::ObjectFolder;
+use tidemill_storage::lease::{Asker, ClaimOutcome, StoreAnswer, is_gone};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::error::{DataSetError, Result};
 use crate::files::paths::UNFINISHED;
-use crate::stores::StoreLocation;
 
 /// A mark that this process has put.
 pub(crate) struct OutputLease {
-    at: StoreLocation,
+    at: ObjectFolder,
     key: Key,
     /// Whether there was one when it was put: what it stands beside was not whole.
     pub(crate) was_there: bool,
@@ -32,12 +32,12 @@ pub(crate) struct OutputLease {
 }
 
 /// Where the mark of output lies.
-pub(crate) fn key_at(at: &StoreLocation) -> Key {
+pub(crate) fn key_at(at: &ObjectFolder) -> Key {
     at.path.clone().join(UNFINISHED)
 }
 
 /// Who asks for the mark of write `id`.
-fn asker(at: &StoreLocation, id: &str) -> Asker {
+fn asker(at: &ObjectFolder, id: &str) -> Asker {
     let (store, key) = (Arc::clone(&at.store), key_at(at));
     let says = move |error: &Error| store.failed(&key, error).to_string();
     Asker::new(Arc::clone(&at.store.objects), key_at(at), (id, "output"), says).anyhow()
@@ -53,7 +53,7 @@ impl OutputLease {
     ///
     /// # Errors
     /// `Io`, where there is one and it is not to be written over, or the store says no.
-    pub(crate) async fn put(at: &StoreLocation, id: &str, overwrite: bool) -> Result<Self> {
+    pub(crate) async fn put(at: &ObjectFolder, id: &str, overwrite: bool) -> Result<Self> {
         let (mut asker, mut was_there) = (asker(at, id), false);
         loop {
             match asker.step(|_| overwrite).await {
@@ -75,7 +75,7 @@ impl OutputLease {
         }
     }
 
-    fn of(at: &StoreLocation, was_there: bool, asker: Asker) -> Self {
+    fn of(at: &ObjectFolder, was_there: bool, asker: Asker) -> Self {
         OutputLease { at: at.clone(), key: key_at(at), was_there, asker: Mutex::new(Some(asker)) }
     }
 
@@ -83,7 +83,7 @@ impl OutputLease {
     ///
     /// # Errors
     /// `Io`, if the store does not let us.
-    pub(crate) async fn take(at: &StoreLocation, id: &str) -> Result<Option<Self>> {
+    pub(crate) async fn take(at: &ObjectFolder, id: &str) -> Result<Option<Self>> {
         let (mut asker, mut told) = (self::asker(at, id), false);
         loop {
             match asker.step(is_gone).await {
@@ -162,7 +162,7 @@ impl OutputLease {
         drop(self.asker.lock().await.take());
         match self.at.store.objects.delete(&self.key).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.at.store.failed(&self.key, &error)),
+            Err(error) => Err(self.at.store.failed(&self.key, &error).into()),
         }
     }
 

@@ -20,13 +20,12 @@ use glob::{MatchOptions, Pattern};
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
 use percent_encoding::percent_decode_str;
-use tidemill_dataflow::without_passwords;
+use tidemill_storage::{OpenStore, StorageOptions, StoreLocation, is_bucket, is_denied, local_path, without_passwords};
 use tokio::runtime::Handle;
 
 use crate::engine::Engine;
 use crate::error::{DataSetError, Result};
 use crate::files::encoding::FileEncoding;
-use crate::stores::{OpenStore, StorageOptions, StoreLocation, is_bucket, is_denied, local_path};
 
 /// The value of a folder whose rows have none, as Hive, Spark and DuckDB have it.
 pub(crate) const NULL_FOLDER: &str = "__HIVE_DEFAULT_PARTITION__";
@@ -156,7 +155,7 @@ impl InputFile {
     pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
         match self {
             InputFile::Local(path) => local_url(path),
-            InputFile::Object(object) => object.store.listing_url(&object.key, false),
+            InputFile::Object(object) => listing_url(&object.store, &object.key, false),
         }
     }
 
@@ -238,6 +237,11 @@ fn local_url(path: &Path) -> Result<ListingTableUrl> {
     Ok(ListingTableUrl::parse(url.as_str())?)
 }
 
+/// The URL of an object, or of a folder of objects, for DataFusion.
+fn listing_url(store: &OpenStore, key: &Key, is_folder: bool) -> Result<ListingTableUrl> {
+    Ok(ListingTableUrl::parse(store.url_of(key, is_folder).as_str())?)
+}
+
 fn ended_early(store: &OpenStore, key: &Key) -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, format!("{} ended early", store.shown(key)))
 }
@@ -289,7 +293,7 @@ impl InputFolder {
     pub(crate) fn listing_url(&self) -> Result<ListingTableUrl> {
         match self {
             InputFolder::Local(path) => local_url(path),
-            InputFolder::Objects(at) => at.store.listing_url(&at.path, true),
+            InputFolder::Objects(at) => listing_url(&at.store, &at.path, true),
         }
     }
 }
@@ -563,7 +567,7 @@ async fn find_objects(at: &StoreLocation, files: &mut Vec<InputFile>) -> Result<
                 add(meta.clone());
                 return Ok(false);
             }
-            Err(error) if is_denied(error) => return Err(store.failed(path, error)),
+            Err(error) if is_denied(error) => return Err(store.failed(path, error).into()),
             Err(_) => {}
         }
     }
@@ -593,14 +597,14 @@ async fn find_objects(at: &StoreLocation, files: &mut Vec<InputFile>) -> Result<
             }
             // A store whose folders are those of a file system does not always say that they are no objects.
             (Err(error), Ok(_)) if !matches!(error, object_store::Error::NotFound { .. }) => {
-                return Err(store.failed(path, &error));
+                return Err(store.failed(path, &error).into());
             }
             _ => {}
         }
     }
     match listed {
         Err(error) if !matches!(error, object_store::Error::NotFound { .. }) || is_bucket(&error) => {
-            return Err(store.failed(path, &error));
+            return Err(store.failed(path, &error).into());
         }
         _ if found.is_empty() && pattern.is_none() && !is_folder => {
             return Err(DataSetError::Io(format!("there is no object or folder {at}")));

@@ -16,7 +16,7 @@ use datafusion::functions::core::expr_fn::nullif;
 use datafusion::logical_expr::lit;
 use futures::{StreamExt, TryStreamExt};
 use regex::Regex;
-use tidemill_dataflow::without_passwords;
+use tidemill_storage::{StorageOptions, is_url, without_passwords};
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -34,7 +34,6 @@ use crate::files::schema_evolution::{
 use crate::files::schema_union::{fits, unite};
 use crate::files::text_source::TextLines;
 use crate::plan::expr::column;
-use crate::stores::{StorageOptions, is_url};
 
 /// How the bytes of files become columns.
 #[derive(Debug, Clone)]

@@ -12,6 +12,7 @@ use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::streaming::PartitionStream;
+use tidemill_storage::StorageOptions;
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -19,7 +20,6 @@ use crate::error::{DataSetError, Result};
 use crate::files::file_table::{FilePartition, PiecesTable};
 use crate::files::paths::{InputFile, find};
 use crate::files::rejected::RejectedRow;
-use crate::stores::StorageOptions;
 
 /// Records of a batch: DataFusion's own batch size.
 pub(crate) const BATCH_RECORDS: u64 = 8192;

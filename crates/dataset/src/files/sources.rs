@@ -11,6 +11,7 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::expr::BinaryExpr;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, Operator};
+use tidemill_storage::shown_url;
 
 use crate::error::DataSetError;
 use crate::exec::catch_panics::DAMAGED;
@@ -19,7 +20,6 @@ use crate::files::malformed_rows::UNREAD;
 use crate::files::per_host_files::OwnTable;
 use crate::lossless_cast::is_text;
 use crate::plan::tables::each_table;
-use crate::stores::shown;
 
 /// What a cast says, of a reader or of the query.
 const CAST: &str = "Cannot cast string";
@@ -118,7 +118,7 @@ impl SourceFiles {
     fn add(&mut self, table: &ListingTable) {
         self.files.extend(table.table_paths().iter().map(|url| {
             let path: &url::Url = url.as_ref();
-            path.to_file_path().map_or_else(|()| shown(path), |path| path.display().to_string())
+            path.to_file_path().map_or_else(|()| shown_url(path), |path| path.display().to_string())
         }));
     }
 }

@@ -11,78 +11,32 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
+use tidemill_storage::{ObjectFolder, OpenStore, UploadedParts};
 use tokio::sync::RwLock;
 
 use crate::error::DataSetError;
-use crate::stores::OpenStore;
 
 /// Requests at a time that make objects of uploads, or remove uploads and objects.
 const REQUESTS_MAX: usize = 32;
 
-/// An object whose parts have been uploaded. Any process can complete it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CompletedParts {
-    pub(crate) path: Path,
-    pub(crate) id: MultipartId,
-    /// What the store calls the parts, in order.
-    pub(crate) parts: Vec<String>,
-}
-
-impl CompletedParts {
-    /// Makes the object appear.
-    async fn complete(self, store: &dyn MultipartStore) -> Result<()> {
-        let parts = self.parts.into_iter().map(|content_id| PartId { content_id }).collect();
-        store.complete_multipart(&self.path, &self.id, parts).await.map(|_| ())
-    }
-}
-
-/// Uploads as bytes, for another worker: every text after its length.
-pub(crate) fn encode(uploads: &[CompletedParts]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut text = |text: &str| {
-        bytes.extend((text.len() as u64).to_le_bytes());
-        bytes.extend(text.as_bytes());
-    };
-    for upload in uploads {
-        text(upload.path.as_ref());
-        text(&upload.id);
-        text(&upload.parts.len().to_string());
-        upload.parts.iter().for_each(|part| text(part));
-    }
-    bytes
-}
-
-/// What [`encode`] made; `None` if it did not.
-pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<CompletedParts>> {
-    fn text(bytes: &mut &[u8]) -> Option<String> {
-        let (length, rest) = bytes.split_first_chunk::<8>()?;
-        let (text, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
-        *bytes = rest;
-        String::from_utf8(text.to_vec()).ok()
-    }
-    let mut uploads = Vec::new();
-    while !bytes.is_empty() {
-        let (path, id) = (Path::parse(text(&mut bytes)?).ok()?, text(&mut bytes)?);
-        let count: usize = text(&mut bytes)?.parse().ok()?;
-        let parts = (0..count).map(|_| text(&mut bytes)).collect::<Option<_>>()?;
-        uploads.push(CompletedParts { path, id, parts });
-    }
-    Some(uploads)
-}
-
 /// Makes all objects appear; the first error ends it.
-pub(crate) async fn complete(store: &OpenStore, uploads: &[CompletedParts]) -> Result<(), (Path, Error)> {
-    let Some(made) = &store.uploads else { return Ok(()) };
-    futures::stream::iter(uploads.iter().cloned())
-        .map(|upload| async move {
-            let path = upload.path.clone();
-            upload.complete(made.as_ref()).await.map_err(|error| (path, error))
+pub(crate) async fn complete(at: &ObjectFolder, uploads: &[UploadedParts]) -> Result<(), (Path, Error)> {
+    futures::stream::iter(uploads.to_vec())
+        .map(|uploaded| async move {
+            let path = &uploaded.path;
+            match at.complete(&uploaded).await {
+                Ok(true) => Ok(()),
+                Ok(false) => {
+                    let source = "the store has removed what was uploaded of it".into();
+                    Err((path.clone(), Error::Generic { store: "upload", source }))
+                }
+                Err(error) => Err((path.clone(), error)),
+            }
         })
         .buffer_unordered(REQUESTS_MAX)
         .try_collect()
@@ -90,19 +44,17 @@ pub(crate) async fn complete(store: &OpenStore, uploads: &[CompletedParts]) -> R
 }
 
 /// Removes uploads, as far as the store does so.
-pub(crate) async fn abort(store: &OpenStore, uploads: Vec<CompletedParts>) {
-    let Some(made) = &store.uploads else { return };
-    let abort = |upload: CompletedParts| async move {
+pub(crate) async fn abort(at: &ObjectFolder, uploads: Vec<UploadedParts>) {
+    let abort = |uploaded: UploadedParts| async move {
         // Whatever led here is the error to tell, and what stays cannot be seen.
-        let _ = made.abort_multipart(&upload.path, &upload.id).await;
+        let _ = at.uploads.abort_multipart(&uploaded.path, &uploaded.upload).await;
     };
     futures::stream::iter(uploads).for_each_concurrent(REQUESTS_MAX, abort).await;
 }
 
 /// A store that holds back what is written to it.
 pub(crate) struct UncommittedStore {
-    store: Arc<OpenStore>,
-    uploads: Arc<dyn MultipartStore>,
+    at: ObjectFolder,
     held: Arc<Mutex<UncommittedObjects>>,
     /// Read by every upload while the store makes it; written by who waits for them.
     beginnings: Arc<RwLock<()>>,
@@ -128,10 +80,8 @@ struct UncommittedObject {
 }
 
 impl UncommittedStore {
-    /// `None` for a store that takes no uploads.
-    pub(crate) fn new(store: &Arc<OpenStore>) -> Option<Self> {
-        let uploads = Arc::clone(store.uploads.as_ref()?);
-        Some(UncommittedStore { store: Arc::clone(store), uploads, held: Arc::default(), beginnings: Arc::default() })
+    pub(crate) fn new(at: &ObjectFolder) -> Self {
+        UncommittedStore { at: at.clone(), held: Arc::default(), beginnings: Arc::default() }
     }
 
     /// What the store first refused, and why.
@@ -140,11 +90,11 @@ impl UncommittedStore {
     }
 
     /// Everything that has been written. Uploads that nobody ended are removed.
-    pub(crate) async fn take(&self) -> Vec<CompletedParts> {
+    pub(crate) async fn take(&self) -> Vec<UploadedParts> {
         let entries = std::mem::take(&mut self.held().uploads);
         let (whole, rest): (Vec<UncommittedObject>, Vec<UncommittedObject>) =
             entries.into_values().partition(|entry| entry.whole);
-        abort(&self.store, rest.into_iter().map(UncommittedObject::into_upload).collect()).await;
+        abort(&self.at, rest.into_iter().map(UncommittedObject::into_upload).collect()).await;
         whole.into_iter().map(UncommittedObject::into_upload).collect()
     }
 
@@ -155,11 +105,11 @@ impl UncommittedStore {
             held.closed = true;
             std::mem::take(&mut held.uploads)
         };
-        let (store, beginnings) = (Arc::clone(&self.store), Arc::clone(&self.beginnings));
+        let (at, beginnings) = (self.at.clone(), Arc::clone(&self.beginnings));
         async move {
             // Those that are being made now are removed as soon as they are.
             drop(beginnings.write().await);
-            abort(&store, entries.into_values().map(UncommittedObject::into_upload).collect()).await;
+            abort(&at, entries.into_values().map(UncommittedObject::into_upload).collect()).await;
         }
     }
 
@@ -172,14 +122,13 @@ impl UncommittedStore {
         if self.held().closed {
             return Err(given_up());
         }
-        let (store, uploads, held) = (Arc::clone(&self.store), Arc::clone(&self.uploads), Arc::clone(&self.held));
-        let path = path.clone();
+        let (at, held, path) = (self.at.clone(), Arc::clone(&self.held), path.clone());
         // A task of its own: a writer that is dropped while the store makes the upload would leave one that nobody
         // knows.
         let begun = tokio::spawn(async move {
             let _under_way = under_way;
-            let made = uploads.create_multipart(&path).await;
-            let id = made.inspect_err(|error| note(&store, &held, &path, error))?;
+            let made = at.uploads.create_multipart(&path).await;
+            let id = made.inspect_err(|error| note(&at.store, &held, &path, error))?;
             let entry = UncommittedObject { path: path.clone(), id: id.clone(), parts: Vec::new(), whole: false };
             let number = {
                 let mut held = held.lock().expect("nothing panics with it locked");
@@ -188,10 +137,10 @@ impl UncommittedStore {
                 if held.closed { None } else { Some((number, held.uploads.insert(number, entry))) }
             };
             let Some((number, _)) = number else {
-                let _ = uploads.abort_multipart(&path, &id).await;
+                let _ = at.uploads.abort_multipart(&path, &id).await;
                 return Err(given_up());
             };
-            Ok(UncommittedUpload { store, uploads, held, number, path, id, parts: 0 })
+            Ok(UncommittedUpload { at, held, number, path, id, parts: 0 })
         });
         begun.await.unwrap_or_else(|error| Err(Error::Generic { store: "held", source: Box::new(error) }))
     }
@@ -202,14 +151,14 @@ fn given_up() -> Error {
 }
 
 impl UncommittedObject {
-    fn into_upload(self) -> CompletedParts {
-        CompletedParts { path: self.path, id: self.id, parts: self.parts.into_iter().flatten().collect() }
+    fn into_upload(self) -> UploadedParts {
+        UploadedParts { path: self.path, upload: self.id, parts: self.parts.into_iter().flatten().collect() }
     }
 }
 
 impl fmt::Debug for UncommittedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "what is held back of {:?}", self.store)
+        write!(f, "what is held back of {:?}", self.at.store)
     }
 }
 
@@ -232,30 +181,29 @@ impl ObjectStore for UncommittedStore {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.store.objects.get_opts(location, options).await
+        self.at.store.objects.get_opts(location, options).await
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.store.objects.delete_stream(locations)
+        self.at.store.objects.delete_stream(locations)
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.store.objects.list(prefix)
+        self.at.store.objects.list(prefix)
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.store.objects.list_with_delimiter(prefix).await
+        self.at.store.objects.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.store.objects.copy_opts(from, to, options).await
+        self.at.store.objects.copy_opts(from, to, options).await
     }
 }
 
 /// An upload that stays one.
 struct UncommittedUpload {
-    store: Arc<OpenStore>,
-    uploads: Arc<dyn MultipartStore>,
+    at: ObjectFolder,
     held: Arc<Mutex<UncommittedObjects>>,
     /// Of its entry; some stores give all uploads the same id.
     number: u64,
@@ -272,7 +220,7 @@ impl fmt::Debug for UncommittedUpload {
 
 fn note(store: &OpenStore, held: &Mutex<UncommittedObjects>, path: &Path, error: &Error) {
     let mut held = held.lock().expect("nothing panics with it locked");
-    held.fault.get_or_insert_with(|| store.failed(path, error));
+    held.fault.get_or_insert_with(|| store.failed(path, error).into());
 }
 
 /// Changes the entry of an upload, if the write has not been given up.
@@ -289,13 +237,14 @@ impl MultipartUpload for UncommittedUpload {
         let part = self.parts;
         self.parts += 1;
         change(&self.held, self.number, |entry| entry.parts.push(None));
-        let (store, uploads, held) = (Arc::clone(&self.store), Arc::clone(&self.uploads), Arc::clone(&self.held));
-        let (path, id, number) = (self.path.clone(), self.id.clone(), self.number);
+        let (at, held, number) = (self.at.clone(), Arc::clone(&self.held), self.number);
+        let (path, id) = (self.path.clone(), self.id.clone());
         Box::pin(async move {
-            let made = uploads
+            let made = at
+                .uploads
                 .put_part(&path, &id, part, data)
                 .await
-                .inspect_err(|error| note(&store, &held, &path, error))?;
+                .inspect_err(|error| note(&at.store, &held, &path, error))?;
             change(&held, number, |entry| entry.parts[part] = Some(made.content_id));
             Ok(())
         })
@@ -308,25 +257,6 @@ impl MultipartUpload for UncommittedUpload {
 
     async fn abort(&mut self) -> Result<()> {
         self.held.lock().expect("nothing panics with it locked").uploads.remove(&self.number);
-        self.uploads.abort_multipart(&self.path, &self.id).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uploads_travel() {
-        let upload = |path: &str, parts: &[&str]| CompletedParts {
-            path: Path::from(path),
-            id: "an id\n".into(),
-            parts: parts.iter().map(|&part| part.to_owned()).collect(),
-        };
-        let uploads = vec![upload("a/b c", &["1", ""]), upload("d", &[])];
-        assert_eq!(decode(&encode(&uploads)).unwrap(), uploads);
-        assert_eq!(decode(&[]).unwrap(), []);
-        assert_eq!(decode(&encode(&uploads)[..20]), None);
-        assert_eq!(decode(&[255; 16]), None);
+        self.at.uploads.abort_multipart(&self.path, &self.id).await
     }
 }

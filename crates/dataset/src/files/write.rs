@@ -17,6 +17,7 @@ use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use tidemill_dataflow::memory::Governor;
 
+use tidemill_storage::StorageOptions;
 use url::Url;
 
 use crate::dataset::DataSet;
@@ -31,7 +32,6 @@ use crate::files::part_sink::{PartFormat, PartSink};
 use crate::files::paths::NULL_FOLDER;
 use crate::files::sources::SourceFiles;
 use crate::plan::expr::column;
-use crate::stores::StorageOptions;
 
 impl DataSet {
     /// Writes the rows into files in the new folder `dir`, a path or a URL, which appears when all is written. Returns

@@ -10,16 +10,17 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Value, json};
-use tidemill_connect::{ConnectError, ObjectFolder, OpenObjects};
-use tidemill_dataflow::checkpoint::{CheckpointSettings, StoreError, TaskState};
+use tidemill_connect::ConnectError;
+use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError, TaskState};
 use tidemill_dataflow::stream::Control;
 use tidemill_dataflow::stream::sink::{Guarantee, MakeSink, Sink};
 use tidemill_dataflow::stream::source::{EventTimes, ToldBy};
 use tidemill_dataflow::{Progress, TaskContext, TaskError, WorkerStatus};
+use tidemill_dataset::DataSetError;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
-use tidemill_dataset::{DataSetError, StorageOptions};
 use tidemill_net::notice;
+use tidemill_storage::{ObjectStores, StorageOptions};
 use tidemill_stream::{
     BadTo, LateRows, LateTo, LookAtSinks, MakeLateSink, StreamJob, StreamSink, StreamSource, WindowRule, ZonedCalendar,
     from_stream, table_stream,
@@ -95,8 +96,9 @@ pub fn stream_of(
     let schema = schema.map(|schema| schema.resolve(py)).transpose()?;
     let (described, spec) = (Arc::from(spec), described_by(spec)?);
     // Without the interpreter's lock: it may ask a registry for its schema.
-    let found =
-        py.detach(|| tidemill_connect::source(&spec, schema, &*opens(engine))).map_err(|error| refused(py, &error))?;
+    let found = py
+        .detach(|| tidemill_connect::source(&spec, schema, engine.engine.object_stores()))
+        .map_err(|error| refused(py, &error))?;
     let bad_to = bad_to.zip(found.bad_schema).map(|((sink, name), schema)| -> PyResult<_> {
         let sink = any_sink(py, engine, sink, name, &schema)?;
         Ok(BadTo { schema, sink })
@@ -186,6 +188,16 @@ pub struct CheckpointOptions {
     forget: Vec<String>,
 }
 
+/// Where checkpoints lie, in a store of the engine's where it is a URL.
+fn checkpoint_store(
+    engine: &QueryEngine,
+    place: &str,
+    options: &StorageOptions,
+    writes: bool,
+) -> Result<CheckpointStore, DataSetError> {
+    Ok(CheckpointStore::open(engine.engine.object_stores(), place, options, writes)?)
+}
+
 impl CheckpointOptions {
     fn settings(
         self,
@@ -194,7 +206,7 @@ impl CheckpointOptions {
         guarantee: Option<Guarantee>,
     ) -> PyResult<CheckpointSettings> {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(e.to_string()));
-        let store = engine.engine.checkpoint_store(&self.place, &self.storage_options, true);
+        let store = checkpoint_store(engine, &self.place, &self.storage_options, true);
         Ok(CheckpointSettings {
             store: store.map_err(|error| raised(py, &error))?,
             interval: seconds(self.every)?,
@@ -614,7 +626,8 @@ fn any_sink(
     schema: &SchemaRef,
 ) -> PyResult<StreamSink> {
     match sink.extract::<String>(py) {
-        Ok(spec) => connector_sink(&opens(engine), &described_by(&spec)?, schema).map_err(|error| raised(py, &error)),
+        Ok(spec) => connector_sink(engine.engine.object_stores(), &described_by(&spec)?, schema)
+            .map_err(|error| raised(py, &error)),
         Err(_) => python_sink(py, sink, name),
     }
 }
@@ -633,30 +646,20 @@ fn late_to(py: Python<'_>, engine: &QueryEngine, late: Vec<Late>) -> PyResult<La
 /// What rows are is known when the query is planned.
 fn late_sink(py: Python<'_>, engine: &QueryEngine, sink: Py<PyAny>, name: String) -> PyResult<MakeLateSink> {
     if let Ok(spec) = sink.extract::<String>(py) {
-        let (spec, open) = (described_by(&spec)?, opens(engine));
-        return Ok(Arc::new(move |schema| connector_sink(&open, &spec, schema)));
+        let (spec, stores) = (described_by(&spec)?, engine.engine.object_stores().clone());
+        return Ok(Arc::new(move |schema| connector_sink(&stores, &spec, schema)));
     }
     let sink = python_sink(py, sink, name)?;
     Ok(Arc::new(move |_| Ok(sink.clone())))
 }
 
-/// Opens object stores as the engine does.
-fn opens(engine: &QueryEngine) -> Arc<OpenObjects> {
-    let engine = Arc::clone(&engine.engine);
-    Arc::new(move |url, options| {
-        let place = engine.object_place(url, options).map_err(|error| error.to_string())?;
-        Ok(ObjectFolder { store: place.objects, uploads: place.uploads, path: place.path, name: place.name })
-    })
-}
-
-fn connector_sink(open: &Arc<OpenObjects>, spec: &Value, schema: &SchemaRef) -> Result<StreamSink, DataSetError> {
-    let found =
-        tidemill_connect::sink(spec, schema, &**open).map_err(|error| DataSetError::Query(error.to_string()))?;
+fn connector_sink(stores: &ObjectStores, spec: &Value, schema: &SchemaRef) -> Result<StreamSink, DataSetError> {
+    let found = tidemill_connect::sink(spec, schema, stores).map_err(|error| DataSetError::Query(error.to_string()))?;
     let described = Some(Arc::from(spec.to_string()));
-    let (spec, open) = (spec.clone(), Arc::clone(open));
+    let (spec, stores) = (spec.clone(), stores.clone());
     // Once more with what the plan says its rows are, which may differ in details.
     let make = move |schema: &SchemaRef| -> MakeSink {
-        match tidemill_connect::sink(&spec, schema, &*open) {
+        match tidemill_connect::sink(&spec, schema, &stores) {
             Ok(found) => found.make,
             Err(error) => Arc::new(move |_: &TaskContext| Err(error.to_string().into())),
         }
@@ -758,7 +761,7 @@ pub fn list_checkpoints(
     storage_options: StorageOptions,
     verify: bool,
 ) -> PyResult<Vec<Listed>> {
-    let store = engine.engine.checkpoint_store(place, &storage_options, false).map_err(|error| raised(py, &error))?;
+    let store = checkpoint_store(engine, place, &storage_options, false).map_err(|error| raised(py, &error))?;
     let work = async move {
         let failed = |error: StoreError| DataSetError::Io(error.to_string());
         let mut found = Vec::new();
@@ -788,7 +791,7 @@ pub fn copy_checkpoint(
     storage_options: StorageOptions,
     epoch: Option<u64>,
 ) -> PyResult<(u64, u64)> {
-    let store = |place, writes| engine.engine.checkpoint_store(place, &storage_options, writes);
+    let store = |place, writes| checkpoint_store(engine, place, &storage_options, writes);
     let opened = store(place, false).and_then(|from| Ok((from, store(to, true)?)));
     let (from, to) = opened.map_err(|error| raised(py, &error))?;
     let work = async move {

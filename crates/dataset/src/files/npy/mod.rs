@@ -16,6 +16,7 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::streaming::PartitionStream;
 use futures::{StreamExt, TryStreamExt};
+use tidemill_storage::StorageOptions;
 
 use crate::dataset::DataSet;
 use crate::engine::Engine;
@@ -23,7 +24,6 @@ use crate::error::{DataSetError, Result};
 use crate::files::file_table::{FilePartition, PiecesTable};
 use crate::files::paths::{InputFile, find};
 use crate::files::records::{BATCH_RECORDS, FileRecords, deal, first_rows};
-use crate::stores::StorageOptions;
 use header::{NpyHeader, PythonLiteral};
 use values::{READABLE, ValueLayout, padding, shown};
 

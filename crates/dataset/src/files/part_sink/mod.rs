@@ -26,11 +26,11 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
 use futures::StreamExt;
 use tidemill_dataflow::memory::Governor;
+use tidemill_storage::shown_url;
 
 use crate::error::{DataSetError, Result};
 use crate::files::records;
 use crate::files::rejected::RejectedRow;
-use crate::stores::shown;
 use writer::FormatWriter;
 
 /// Written at once, about.
@@ -102,7 +102,7 @@ pub(crate) struct PartSink {
 
 impl DisplayAs for PartSink {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PartSink: {}", shown(self.file.get_url()))
+        write!(f, "PartSink: {}", shown_url(self.file.get_url()))
     }
 }
 
@@ -118,7 +118,7 @@ impl DataSink for PartSink {
         context: &Arc<TaskContext>,
     ) -> datafusion::error::Result<u64> {
         let failed = |error: std::io::Error| {
-            DataFusionError::from(DataSetError::Io(format!("{}: {error}", shown(self.file.get_url()))))
+            DataFusionError::from(DataSetError::Io(format!("{}: {error}", shown_url(self.file.get_url()))))
         };
         let has_header = !self.format.header(&self.schema, 0).is_empty();
         let mut file =

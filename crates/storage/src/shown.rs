@@ -1,4 +1,4 @@
-//! Display of text that users have written.
+//! Display of what users have written, and of what a store has answered.
 
 /// A text that may have URLs in it, without their passwords: it may end in a log.
 pub fn without_passwords(text: &str) -> String {
@@ -16,6 +16,11 @@ pub fn without_passwords(text: &str) -> String {
         shown.push_str(rest);
     }
     shown
+}
+
+/// The text on one line.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -1,24 +1,10 @@
 //! The lease on a place in an object store: while one job holds it, others are refused. (In a folder, a lock does
 //! this.)
 //!
-//! | module       | what is in it                                                                   |
-//! |--------------|---------------------------------------------------------------------------------|
-//! | `protocol`   | the holder of the place: decisions without clock or store, and their proof        |
-//! | `asker`      | access to the store and the clock                                               |
-//! | `process`    | the process that holds it, and when it is certainly gone                        |
-//! | `simulation` | several applicants, with clocks, delays and failures from one seed; for tests   |
-//!
-//! Output in a store has a mark beside it that is held in the same way, by its own [`Asker`]. This module has the lease
-//! on checkpoints. It runs on its own thread with its own client, so that nothing in the job can keep it from renewing.
-//! A job that cannot renew in time, because the store is unreachable or the process was stopped, commits nothing until
-//! it has renewed, and ends if another job has taken the place meanwhile. The lease keeps others out; the claims in
-//! `store` keep checkpoints correct if it fails.
-
-mod asker;
-mod process;
-mod protocol;
-#[cfg(test)]
-mod simulation;
+//! The protocol is [`tidemill_storage::lease`]. The lease on checkpoints runs on its own thread with its own client, so
+//! that nothing in the job can keep it from renewing. A job that cannot renew in time, because the store is unreachable
+//! or the process was stopped, commits nothing until it has renewed, and ends if another job has taken the place
+//! meanwhile. The lease keeps others out; the claims in `store` keep checkpoints correct if it fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -26,13 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, UpdateVersion};
 use parking_lot::Mutex;
+use tidemill_storage::lease::{self, ANSWER_MAX, Asker, ClaimOutcome, LeaseRecord, StoreAnswer, is_gone};
 use tokio::sync::oneshot;
-
-use asker::{ANSWER_MAX, read};
-pub use asker::{Asker, ClaimOutcome, is_gone};
-pub use process::Process;
-use protocol::LeaseTerms;
-pub use protocol::{LeaseRecord, StoreAnswer};
 
 /// For so long a lease is tried to be given back. Otherwise it goes by itself.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(3);
@@ -160,7 +141,7 @@ impl LeaseView {
         let held = *self.0.held.lock();
         // A clock that is set back is no reason to hold it longer: the other one goes on.
         let age = held.map_or(Duration::MAX, |(at, by_day)| at.elapsed().max(by_day.elapsed().unwrap_or_default()));
-        if age < LeaseTerms::USUAL.held {
+        if age < lease::HELD {
             return Ok(());
         }
         let why = self.0.trouble.lock().clone().unwrap_or_else(|| "this process was not running".into());
@@ -173,8 +154,8 @@ impl LeaseView {
 }
 
 /// Who holds the lease that lies there, for people; nothing where nobody does, or that cannot be read just now.
-pub(super) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
-    match tokio::time::timeout(ANSWER_MAX, read(objects, path)).await {
+pub(crate) async fn held_by(objects: &dyn ObjectStore, path: &Path) -> String {
+    match tokio::time::timeout(ANSWER_MAX, lease::read(objects, path)).await {
         Ok(Ok(StoreAnswer::Found(record, _))) if record.as_ref().is_none_or(|record| !record.free) => {
             holder(record.as_deref())
         }
@@ -224,7 +205,7 @@ impl LeaseKeeper {
                     return outcome(&self.shared, Ok(()));
                 }
                 ClaimOutcome::Answer(answer) => {
-                    *self.shared.trouble.lock() = self.asker.claimant.trouble().map(str::to_owned);
+                    *self.shared.trouble.lock() = self.asker.trouble().map(str::to_owned);
                     let StoreAnswer::Written(version) = answer else { continue };
                     *self.shared.held.lock() = Some(asked);
                     if self.shared.outcome.lock().is_some() {
@@ -256,7 +237,7 @@ impl LeaseKeeper {
                 }
                 ClaimOutcome::Lost(record) => {
                     let by = holder(record.as_deref());
-                    if self.asker.claimant.held().is_some() {
+                    if self.asker.has_held() {
                         *self.shared.lost.lock() = Some(by.clone());
                     }
                     return outcome(&self.shared, Err(Denied::Held(by)));
@@ -420,28 +401,5 @@ mod tests {
                 give_back(lease);
             }
         }
-    }
-
-    /// There a record may be for others to read, whoever else writes it; but not if it has to keep them out.
-    #[tokio::test]
-    async fn stores_without_conditions_have_records_anyhow() {
-        let folder = tempfile::tempdir().unwrap();
-        let objects: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
-        let asker = |owner| Asker::new(Arc::clone(&objects), Path::from("mark"), (owner, ""), ToString::to_string);
-        let mut first = asker("first").anyhow();
-        let mut written = 0;
-        while written < 3 {
-            if let ClaimOutcome::Answer(StoreAnswer::Written(_)) = first.step(|_| false).await {
-                written += 1;
-                first.renew_now();
-            }
-        }
-        let Ok(StoreAnswer::Found(Some(record), _)) = read(&*objects, &Path::from("mark")).await else {
-            panic!("none")
-        };
-        assert_eq!((record.owner.as_str(), record.renewal), ("first", 2));
-        let mut second = asker("second");
-        assert!(matches!(second.step(|_| true).await, ClaimOutcome::Answer(StoreAnswer::Found(..))));
-        assert!(matches!(second.step(|_| true).await, ClaimOutcome::Answer(StoreAnswer::Unconditional(_))));
     }
 }

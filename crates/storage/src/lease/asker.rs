@@ -11,7 +11,7 @@ use super::process::Process;
 use super::protocol::{ClaimStep, Claimant, LeaseRecord, LeaseTerms, StoreAnswer, StoreRequest};
 
 /// What is asked of the store for so long has failed. It may be done all the same, later.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
+pub const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Of a store without versions there are no conditions on them.
 const NO_VERSION: &str = "it does not give versions to what it writes";
@@ -24,7 +24,7 @@ pub struct Asker {
     objects: Arc<dyn ObjectStore>,
     path: Path,
     says: DescribeError,
-    pub(super) claimant: Claimant,
+    claimant: Claimant,
     began: Instant,
     anyhow: bool,
 }
@@ -79,13 +79,23 @@ impl Asker {
         Some((record, record.map_or(LeaseTerms::USUAL.lasts, LeaseRecord::lasts)))
     }
 
+    /// Why the record could not be renewed the last time.
+    pub fn trouble(&self) -> Option<&str> {
+        self.claimant.trouble()
+    }
+
+    /// Whether it has ever had the object; whether it still has it is a matter of time (`HELD`).
+    pub fn has_held(&self) -> bool {
+        self.claimant.held().is_some()
+    }
+
     /// Renews at the next step, whenever the last time was.
     pub fn renew_now(&mut self) {
         self.claimant.renew_now();
     }
 
     /// Gives the place back, if it has it.
-    pub(super) async fn give_back(&mut self) {
+    pub async fn give_back(&mut self) {
         let Some(ask) = self.claimant.give_back(at_ms()) else { return };
         let StoreRequest::Replace(free, _) = &ask else { return };
         let free = free.clone();
@@ -103,7 +113,7 @@ impl Asker {
     ///
     /// # Errors
     /// In words, when it does not answer.
-    pub(super) async fn heeds_conditions(&self, stale: UpdateVersion) -> Result<Option<String>, String> {
+    pub async fn heeds_conditions(&self, stale: UpdateVersion) -> Result<Option<String>, String> {
         let record = self.claimant.record(at_ms());
         for (ask, wrong) in [
             (StoreRequest::Create(record.clone()), "it creates an object that already exists"),
@@ -171,7 +181,11 @@ pub(super) async fn ask_store(
     }
 }
 
-pub(super) async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<StoreAnswer, Error> {
+/// What lies at `path`: `Nothing` or `Found`.
+///
+/// # Errors
+/// The store's.
+pub async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<StoreAnswer, Error> {
     let found = match objects.get(path).await {
         Ok(found) => found,
         Err(Error::NotFound { .. }) => return Ok(StoreAnswer::Nothing),
@@ -179,4 +193,35 @@ pub(super) async fn read(objects: &dyn ObjectStore, path: &Path) -> Result<Store
     };
     let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
     Ok(StoreAnswer::Found(LeaseRecord::read(&found.bytes().await?), version))
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::local::LocalFileSystem;
+
+    use super::*;
+
+    /// Where a store knows no conditions, a record may be there for others to read, whoever else writes it; but not one
+    /// that has to keep them out.
+    #[tokio::test]
+    async fn stores_without_conditions_have_records_anyhow() {
+        let folder = tempfile::tempdir().unwrap();
+        let objects: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
+        let asker = |owner| Asker::new(Arc::clone(&objects), Path::from("mark"), (owner, ""), ToString::to_string);
+        let mut first = asker("first").anyhow();
+        let mut written = 0;
+        while written < 3 {
+            if let ClaimOutcome::Answer(StoreAnswer::Written(_)) = first.step(|_| false).await {
+                written += 1;
+                first.renew_now();
+            }
+        }
+        let Ok(StoreAnswer::Found(Some(record), _)) = read(&*objects, &Path::from("mark")).await else {
+            panic!("none")
+        };
+        assert_eq!((record.owner.as_str(), record.renewal), ("first", 2));
+        let mut second = asker("second");
+        assert!(matches!(second.step(|_| true).await, ClaimOutcome::Answer(StoreAnswer::Found(..))));
+        assert!(matches!(second.step(|_| true).await, ClaimOutcome::Answer(StoreAnswer::Unconditional(_))));
+    }
 }
