@@ -24,7 +24,6 @@
 
 mod estimate;
 mod file;
-mod measure;
 mod model;
 
 use std::collections::{BTreeMap, HashMap};
@@ -33,7 +32,6 @@ use parking_lot::Mutex;
 use tidemill_net::topology::HostLinks;
 
 pub use file::TableError;
-pub use measure::{SIZES_BYTES, TuneFinding, measure};
 pub use model::{CostModel, LinkCost};
 
 use crate::algorithms::supported;
