@@ -29,11 +29,11 @@
 //! What happens to batches on one worker is in `tidemill-batch`, of which this crate shows the names that programs
 //! need.
 //!
-//! One batch's way: a copy's `send` asks the edge's mover where rows go, takes credit from the stream's account, puts a
-//! small batch that is not the first of its turn together with those behind it (`flow/send/lane.rs`, `task/turn.rs`), and
-//! either hands it to the queue of a copy of this worker as it is, or encodes it into a frame and gives it to the link.
-//! The receiver's pump lets it land in aligned memory and puts it into the queue of its copy, which verifies and
-//! decodes it when it takes it; that gives the credit back.
+//! The path of a batch: a copy's `send` asks the edge's mover where rows go and takes credit from the stream's account.
+//! A small batch that is not the first of its turn is merged with the following ones (`flow/send/lane.rs`,
+//! `task/turn.rs`). Then it goes into the queue of a copy of this worker as it is, or is encoded into a frame for the
+//! link. The receiver's pump lets the frame land in aligned memory and puts it into the queue of its copy, which
+//! verifies and decodes it when it takes it; that gives the credit back.
 
 pub mod checkpoint;
 pub mod exchange;

@@ -4,7 +4,7 @@
 //! epochs/00000000000000000042            the manifest of epoch 42; it is there when the checkpoint is
 //! state/RUN/42-3-0                       what copy 0 of task 3 saved at epoch 42, its parts one after the other
 //! claims/00000000000000000007            a run has begun, the seventh that did
-//! made                                   there is, or has been, a manifest: a place that lost its own is not taken for a new one
+//! made                                   there is, or has been, a manifest: a place that lost it does not count as new
 //! lock, or in an object store lease      whose place it is
 //! ```
 //!

@@ -14,8 +14,8 @@
 //! ```toml
 //! version = 2
 //! rules = [
-//!   { collective = "allreduce", ranks = 4, hosts = 1, bytes_max = 8192, algorithm = "linear", blocking = "shared_memory" },
-//!   { collective = "allreduce", ranks = 4, hosts = 1, algorithm = "chain", chunk_bytes = 65536, order = "in_order" },
+//!   { collective = "scan", ranks = 4, hosts = 1, bytes_max = 8192, algorithm = "linear", blocking = "shared_memory" },
+//!   { collective = "scan", ranks = 4, hosts = 1, algorithm = "chain", chunk_bytes = 65536, order = "in_order" },
 //! ]
 //! ```
 //!
