@@ -1,16 +1,17 @@
 //! Collectives: a call is checked, given to shared memory or to a schedule, and started.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
-use tidemill_net::{Envelope, MemoryRegion, ReceiveStatus};
+use tidemill_net::{Engine, EngineTask, Envelope, MemoryRegion, NetError, Rank, ReceiveStatus};
 
 use crate::algorithms::{self, ScheduleParams, UnsupportedAlgorithm, blocks_end};
 use crate::call::{self, CollectiveCall};
-use crate::communicator::{CollectiveError, Communicator, ScheduleKey};
+use crate::communicator::{CollectiveError, Communicator, CommunicatorCore, ScheduleKey};
 use crate::direct::{DirectChannel, DirectOperation, DirectPoll, LargeProgress};
-use crate::exec::{NonBlockingTask, ScheduleExecution};
-use crate::request::{Request, RequestKind, RequestState, StartResult, spin_direct};
+use crate::exec::ScheduleExecution;
+use crate::request::{Request, RequestKind, StartResult, spin_direct};
+use crate::request_state::RequestState;
 use crate::schedule::Schedule;
 use crate::tuner::{AlgorithmChoice, TuneQuery};
 use crate::{Algorithm, Collective, VectorBlock};
@@ -371,5 +372,32 @@ fn in_place_send(call: &CollectiveCall) -> usize {
         // Within what is received anyway.
         Gather | Gatherv | Allgather | Allgatherv | Scatter | Scatterv | Bcast | Barrier => 0,
         _ => usize::MAX,
+    }
+}
+
+/// A non-blocking collective. If it fails here, the other ranks must learn it at once: this rank may look at its
+/// request late, never, or only after they go on.
+struct NonBlockingTask {
+    execution: ScheduleExecution,
+    comm: Weak<CommunicatorCore>,
+}
+
+impl NonBlockingTask {
+    fn new(execution: ScheduleExecution, comm: &Communicator) -> Self {
+        NonBlockingTask { execution, comm: Arc::downgrade(&comm.0) }
+    }
+}
+
+impl EngineTask for NonBlockingTask {
+    fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
+        let result = self.execution.step(engine);
+        if let (Some(Err(error)), Some(comm)) = (&result, self.comm.upgrade()) {
+            Communicator(comm).fail(error);
+        }
+        result
+    }
+
+    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
+        self.execution.waiting_for(engine)
     }
 }

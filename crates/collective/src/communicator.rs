@@ -10,7 +10,7 @@ use tidemill_net::{Endpoint, MatchPattern, NetError, Rank};
 
 use crate::call::{self};
 use crate::direct::{DirectChannel, DirectChooser};
-use crate::request::RequestPool;
+use crate::request_state::RequestPool;
 use crate::schedule::Schedule;
 use crate::tuner::TuneTable;
 use crate::{Algorithm, Collective, OpError, UnsupportedAlgorithm};

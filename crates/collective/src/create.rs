@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidemill_net::{Envelope, MatchPattern, MemoryRegion, Rank};
 
 use crate::communicator::{CollectiveError, Communicator};
-use crate::direct::drive::region_of;
+use crate::direct_calls::region_of;
 use crate::request::{RequestKind, StartResult};
 
 /// Two contexts per communicator, which are 32-bit numbers.

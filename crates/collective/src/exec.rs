@@ -4,11 +4,10 @@
 //! of the engine, by whoever drives. It posts a round's messages, waits until all are complete, does the local work and
 //! goes on.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use tidemill_net::{Engine, EngineTask, Envelope, GroupId, MatchPattern, MemoryRegion, NetError, Rank};
 
-use crate::communicator::{Communicator, CommunicatorCore};
 use crate::schedule::{BufferId, BufferRange, LocalStep, Schedule, ScheduleMessage};
 use crate::{DType, ReduceOp, reduce};
 
@@ -205,32 +204,5 @@ impl EngineTask for ScheduleExecution {
 
     fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
         self.group.map_or_else(Vec::new, |group| engine.waiting_for(group))
-    }
-}
-
-/// A non-blocking collective. That it failed here the others must hear at once: when this rank looks at its request, if
-/// ever, may depend on them.
-pub(crate) struct NonBlockingTask {
-    execution: ScheduleExecution,
-    comm: Weak<CommunicatorCore>,
-}
-
-impl NonBlockingTask {
-    pub(crate) fn new(execution: ScheduleExecution, comm: &Communicator) -> Self {
-        NonBlockingTask { execution, comm: Arc::downgrade(&comm.0) }
-    }
-}
-
-impl EngineTask for NonBlockingTask {
-    fn step(&mut self, engine: &mut Engine) -> Option<Result<(), NetError>> {
-        let result = self.execution.step(engine);
-        if let (Some(Err(error)), Some(comm)) = (&result, self.comm.upgrade()) {
-            Communicator(comm).fail(error);
-        }
-        result
-    }
-
-    fn waiting_for(&self, engine: &Engine) -> Vec<Option<Rank>> {
-        self.execution.waiting_for(engine)
     }
 }

@@ -2,26 +2,29 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module         | what                                                           |
-//! |----------------|----------------------------------------------------------------|
-//! | `dtype`        | Element types                                                  |
-//! | `op`           | Reduction operations                                           |
-//! | `schedule`     | One rank's part of a collective, as data                       |
-//! | `algorithms`   | Pure functions that return schedules                           |
-//! | `call`         | A collective call in sixteen bytes, to detect mismatched calls |
-//! | `communicator` | A group of workers with traffic of its own                     |
-//! | `long_double`  | x87 extended precision in software                             |
-//! | `parcel`       | Messages of any length with arrays attached                    |
-//! | `stream`       | Copies that bypass the caches                                  |
-//! | `reduce`       | Elementwise reduction kernels                                  |
-//! | `exec`         | The executor of schedules                                      |
-//! | `direct`       | Collectives through shared memory, without messages            |
-//! | `request`      | Operations in progress                                         |
-//! | `tuner`        | Which algorithm and chunk size runs a collective               |
-//! | `collectives`  | Checks and starts collective calls                             |
-//! | `create`       | New communicators from old ones                                |
-//! | `p2p`          | Messages between two ranks                                     |
-//! | `typed`        | Collectives on Rust slices, and jobs of threads                |
+//! | module          | what                                                           |
+//! |-----------------|----------------------------------------------------------------|
+//! | `dtype`         | Element types                                                  |
+//! | `op`            | Reduction operations                                           |
+//! | `schedule`      | One rank's part of a collective, as data                       |
+//! | `algorithms`    | Pure functions that return schedules                           |
+//! | `call`          | A collective call in sixteen bytes, to detect mismatched calls |
+//! | `long_double`   | x87 extended precision in software                             |
+//! | `parcel`        | Messages of any length with arrays attached                    |
+//! | `stream`        | Copies that bypass the caches                                  |
+//! | `reduce`        | Elementwise reduction kernels                                  |
+//! | `exec`          | The executor of schedules                                      |
+//! | `direct`        | Collectives through shared memory, without messages            |
+//! | `request_state` | What an operation under way waits for                          |
+//! | `tuner`         | Which algorithm and chunk size runs a collective               |
+//! | `communicator`  | A group of workers with traffic of its own                     |
+//! | `direct_calls`  | A communicator's direct collectives                            |
+//! | `request`       | Operations in progress                                         |
+//! | `collectives`   | Checks and starts collective calls                             |
+//! | `create`        | New communicators from old ones                                |
+//! | `p2p`           | Messages between two ranks                                     |
+//! | `typed`         | Collectives on Rust slices, and jobs of threads                |
+//! | `measure`       | Measures algorithms, and makes tuning rules of the results     |
 
 pub mod algorithms;
 mod dtype;
@@ -30,6 +33,7 @@ mod dtype;
 pub mod fuzzing;
 #[cfg(target_arch = "x86_64")]
 mod long_double;
+pub mod measure;
 mod op;
 pub mod parcel;
 pub mod reduce;
@@ -46,9 +50,11 @@ mod collectives;
 mod communicator;
 mod create;
 mod direct;
+mod direct_calls;
 mod exec;
 mod p2p;
 mod request;
+mod request_state;
 mod typed;
 pub use call::{CallOptions, CollectiveCall};
 pub use communicator::{CollectiveError, Communicator};

@@ -5,7 +5,8 @@ use tidemill_net::{CallWait, Engine, Envelope, MemoryRegion, ProbedMessage, Rece
 
 use crate::communicator::{CollectiveError, Communicator};
 use crate::parcel::{ParcelContexts, ParcelReceive, ParcelSlot};
-use crate::request::{ProbeCaller, Request, RequestKind, RequestState, StartResult};
+use crate::request::{ProbeCaller, Request, RequestKind, StartResult};
+use crate::request_state::RequestState;
 
 impl Communicator {
     /// Sends `region` to `dest`.

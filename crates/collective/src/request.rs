@@ -8,8 +8,8 @@ use tidemill_net::{
 };
 
 use crate::communicator::Communicator;
-use crate::direct::{DirectOperation, DirectPoll, DirectProgress, LargeProgress};
-use crate::exec::ScheduleExecution;
+use crate::direct::{DirectChannel, DirectOperation, DirectPoll, DirectProgress};
+use crate::request_state::RequestState;
 use crate::{Collective, ReduceOp};
 
 /// Polls of a direct collective before the engine is involved: a microsecond or two.
@@ -54,74 +54,6 @@ fn named(caller: &impl CallDescriber, mut error: NetError) -> NetError {
         caller.describe(call);
     }
     error
-}
-
-pub(crate) enum RequestState {
-    /// Ops of the engine, or a task.
-    Group(GroupId),
-    /// A blocking collective that is stepped by whoever waits for it.
-    Execution(Box<ScheduleExecution>),
-    /// A blocking collective in shared memory. Apart, so that requests are small: a window of messages moves many.
-    Direct(Box<DirectCall<DirectProgress>>),
-    /// The same, reading the peers' memory.
-    Large(Box<DirectCall<LargeProgress>>),
-}
-
-/// A direct collective under way.
-pub(crate) struct DirectCall<P> {
-    pub job: DirectOperation,
-    pub op: ReduceOp,
-    pub progress: P,
-}
-
-/// What blocking collectives of a communicator that are over have left for its next one, so that small ones allocate
-/// nothing.
-#[derive(Default)]
-pub(crate) struct RequestPool {
-    direct: Option<Box<DirectCall<DirectProgress>>>,
-    execution: Option<Box<ScheduleExecution>>,
-}
-
-impl RequestPool {
-    pub(crate) fn direct(&mut self, job: DirectOperation, op: &ReduceOp, progress: DirectProgress) -> RequestState {
-        let call = DirectCall { job, op: op.clone(), progress };
-        RequestState::Direct(match self.direct.take() {
-            Some(mut over) => {
-                *over = call;
-                over
-            }
-            None => Box::new(call),
-        })
-    }
-
-    pub(crate) fn execution(&mut self, execution: ScheduleExecution) -> RequestState {
-        RequestState::Execution(match self.execution.take() {
-            Some(over) => execution.with_scratch_of(over),
-            None => Box::new(execution),
-        })
-    }
-
-    /// Takes what ended well.
-    fn keep(&mut self, state: RequestState) {
-        match state {
-            RequestState::Direct(mut call) => {
-                call.op = ReduceOp::NoOp;
-                self.direct = Some(call);
-            }
-            RequestState::Execution(mut execution) => self.execution = execution.become_spare().then_some(execution),
-            RequestState::Group(_) | RequestState::Large(_) => {}
-        }
-    }
-}
-
-impl RequestState {
-    pub(crate) fn large(job: DirectOperation, op: &ReduceOp, progress: LargeProgress) -> Self {
-        RequestState::Large(Box::new(DirectCall { job, op: op.clone(), progress }))
-    }
-
-    fn is_direct(&self) -> bool {
-        matches!(self, RequestState::Direct(_) | RequestState::Large(_))
-    }
 }
 
 impl Request {
@@ -319,10 +251,10 @@ fn polled(
 /// The blocking part of a direct collective before anybody sleeps.
 ///
 /// # Safety
-/// As [`crate::direct::DirectChannel::poll`].
+/// As [`DirectChannel::poll`].
 #[inline]
 pub(crate) unsafe fn spin_direct(
-    direct: &mut crate::direct::DirectChannel,
+    direct: &mut DirectChannel,
     job: &DirectOperation,
     op: &ReduceOp,
     progress: &mut DirectProgress,

@@ -137,8 +137,8 @@ fn possessions() -> (BTreeMap<&'static str, usize>, isize) {
         ("descriptors", entries("/proc/self/fd")),
         ("threads", entries("/proc/self/task")),
         ("mapped files", lines("/proc/self/maps", "memfd:")),
-        // Other processes, browsers too, come and go there. A meeting point is an abstract socket: it lives as long as its
-        // descriptor, which is counted.
+        // Only ours: other processes, such as browsers, have files there too. Meeting points are abstract sockets: they
+        // live as long as their descriptors, which are counted.
         (
             "files in /dev/shm",
             std::fs::read_dir("/dev/shm").map_or(0, |files| {

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidemill_collective::tuner::{TuneTable, measure};
+use tidemill_collective::measure::measure;
+use tidemill_collective::tuner::TuneTable;
 use tidemill_collective::{Collective, Communicator, ReduceOp, run_ranks};
 use tidemill_net::Endpoint;
 

@@ -59,7 +59,8 @@ pub(crate) enum Keeps {
     Unknown,
     /// Nothing by bucket: it is a sink, and keeps what it has prepared.
     Nothing,
-    /// What [`Operator::release`](crate::Operator::release) and [`Operator::acquire`](crate::Operator::acquire) hand over.
+    /// By bucket: what [`Operator::release`](crate::Operator::release) and
+    /// [`Operator::acquire`](crate::Operator::acquire) hand over.
     ByBucket,
 }
 

@@ -1,5 +1,5 @@
-//! What `flow/send/biased.rs` synchronizes with. `tests/loom.rs` compiles that file a second time against its own `sync`,
-//! made of loom's types, and tries every interleaving.
+//! What `flow/send/biased.rs` synchronizes with. `tests/loom.rs` compiles that file a second time against a `sync` of
+//! its own, made of loom's types, and tries every interleaving.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use tidemill_collective::tuner::{SIZES_BYTES, TuneFinding, TuneTable, measure};
+use tidemill_collective::measure::{SIZES_BYTES, TuneFinding, measure};
+use tidemill_collective::tuner::TuneTable;
 
 use crate::comm::Comm;
 use crate::errors::from_collective;

@@ -4,7 +4,7 @@
 //! epochs/00000000000000000042            the manifest of epoch 42; it is there when the checkpoint is
 //! state/RUN/42-3-0                       what copy 0 of task 3 saved at epoch 42, its parts one after the other
 //! claims/00000000000000000007            a run has begun, the seventh that did
-//! made                                   there is, or was, a manifest: a place that has lost its manifests is not mistaken for new
+//! made                                   there is, or was, a manifest: a place that lost them does not count as new
 //! lock, or in an object store lease      the owner of the place
 //! ```
 //!

@@ -1,7 +1,9 @@
 //! The memory that the ranks of one communicator on one host share for direct collectives.
 //!
 //! ```text
-//!  header line: magic, ranks | sleepers line | per rank: done line, SLOTS call lines, SLOTS stamp lines | per rank: SLOTS x DATA
+//!  header line: magic, ranks | sleepers line
+//!  per rank: done line, SLOTS call lines, SLOTS stamp lines
+//!  per rank: SLOTS x DATA
 //! ```
 //!
 //! A collective is a sequence of *turns*, the same on every rank. In turn `t` a rank may publish up to `DATA_BYTES` in

@@ -18,7 +18,6 @@
 
 mod area;
 mod choose;
-pub(crate) mod drive;
 mod large;
 
 use std::sync::Arc;

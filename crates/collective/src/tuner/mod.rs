@@ -14,8 +14,8 @@
 //! ```toml
 //! version = 2
 //! rules = [
-//!   { collective = "allreduce", ranks = 4, hosts = 1, bytes_max = 8192, algorithm = "linear", blocking = "shared_memory" },
-//!   { collective = "allreduce", ranks = 4, hosts = 1, algorithm = "chain", chunk_bytes = 65536, order = "in_order" },
+//!   { collective = "scan", ranks = 4, hosts = 1, bytes_max = 8192, algorithm = "linear", blocking = "shared_memory" },
+//!   { collective = "scan", ranks = 4, hosts = 1, algorithm = "chain", chunk_bytes = 65536, order = "in_order" },
 //! ]
 //! ```
 //!
@@ -25,7 +25,6 @@
 
 mod estimate;
 mod file;
-mod measure;
 mod model;
 
 use std::collections::{BTreeMap, HashMap};
@@ -34,7 +33,6 @@ use parking_lot::Mutex;
 use tidemill_net::topology::HostLinks;
 
 pub use file::TableError;
-pub use measure::{SIZES_BYTES, TuneFinding, measure};
 pub use model::{CostModel, LinkCost};
 
 use crate::algorithms::supported;

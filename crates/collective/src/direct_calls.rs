@@ -1,4 +1,4 @@
-//! The communicator's side of direct collectives: opening the area, driving a call between polls, waking peers.
+//! A communicator's direct collectives: opening the shared area, driving a call between polls, waking peers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

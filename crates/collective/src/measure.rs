@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidemill_net::MemoryRegion;
 
-use super::{CombineOrder, TuneQuery, TuneRule, TuneTable, candidates};
+use crate::tuner::{CombineOrder, TuneQuery, TuneRule, TuneTable, candidates};
 use crate::{
     Algorithm, CallOptions, Collective, CollectiveCall, CollectiveError, Communicator, DType, ReduceOp,
     direct_algorithms,
