@@ -2,10 +2,13 @@
 
 Run as ``evolving_job.py FOLDER QUERY VERSION [stop]``: version 1 is the query as it began, 2 has fields more that may be null, and others
 change what must not change. Results go to FOLDER/results, pids to FOLDER/pids; with ``stop`` the job stops with a checkpoint.
+
+``evolving_job.py FOLDER QUERY refused VERSION...`` tries versions that must not begin, one after the other, and prints what each is told.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -186,6 +189,20 @@ def main() -> None:
     folder, query, version = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     rank = tm.init().rank
     (folder / "pids" / f"{rank}.pid").write_text(f"{os.getpid()}\n")
+    if version != "refused":
+        write(folder, query, version)
+        return
+    for other in sys.argv[4:]:
+        try:
+            write(folder, query, other)
+        except tm.DataSetError as error:
+            print(json.dumps([other, str(error)]))
+        else:
+            sys.exit(f"{query}, {other}, was not refused")
+
+
+def write(folder: Path, query: str, version: str) -> None:
+    """Run the job."""
     rows = tm.stream.from_table(
         table(), time="ts", max_out_of_orderness="5s", rows_per_batch=100, rows_per_s=ROWS_PER_S
     )
