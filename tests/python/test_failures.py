@@ -142,9 +142,8 @@ def test_nothing_is_left_after_killing_everybody(tmp_path: Path) -> None:
     """Shared memory with a name would stay for ever."""
     with workers.Job(tmp_path, 3, LOOP) as job:
         pids = launched.pids_in(tmp_path, 3)
-        time.sleep(0.1)
-        assert any("/memfd:tidemill" in Path(f"/proc/{pid}/maps").read_text() for pid in pids), (
-            "no shared memory at all"
+        launched.wait_until(
+            lambda: any("/memfd:tidemill" in Path(f"/proc/{pid}/maps").read_text() for pid in pids), "shared memory"
         )
         named = set().union(*map(_named_memory, pids))
         for worker in job.workers:
@@ -443,8 +442,8 @@ def test_ctrl_c_interrupts_every_wait(tmp_path: Path, transport: str, call: str)
         comm = tm.init().comm
         comm.Barrier()
         if comm.rank == 0:
-            pathlib.Path("0.pid").write_text(f"{{os.getpid()}}\\n")
             try:
+                pathlib.Path("0.pid").write_text(f"{{os.getpid()}}\\n")
                 {call}
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
