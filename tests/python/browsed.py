@@ -9,7 +9,9 @@ import base64
 import io
 import json
 import shutil
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,20 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 PICTURES = Path(__file__).parents[2] / "out" / "viewer"
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TOKEN = "a-token-for-these-tests"
+
+ARGUMENTS = [
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    # Only WebGL draws through SwiftShader: it is slower at putting the page together than the software compositor.
+    "--disable-gpu-compositing",
+    # Chromium otherwise loads the pages of its own address bar for each context, which costs as much as the viewer's page.
+    # This replaces the list that Playwright passes; the rest is what of that list concerns a page from this machine.
+    "--disable-features=PreloadTopChromeWebUI,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,WebUIOmniboxPopup,"
+    "HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,"
+    "PreconnectToSearch",
+    # The sandbox needs rights that containers do not give; nothing foreign is opened here.
+    "--no-sandbox",
+]
 
 DESKTOP: dict[str, Any] = {"width": 1100, "height": 720}
 PHONE: dict[str, Any] = {"width": 390, "height": 844, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -46,10 +62,7 @@ AXE_NEEDED = pytest.mark.skipif(not AXE.exists(), reason="no axe-core; `make set
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        # The sandbox wants rights that containers do not give; nothing foreign is opened here.
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
-        )
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
 
@@ -63,6 +76,19 @@ def market(points: int, frames: int) -> Callable[[Path], Path]:
         return tmp_path / "market"
 
     return folder
+
+
+@contextmanager
+def viewed(*words: str | Path) -> Iterator[str]:
+    """Run `tidemill view` with `words`; the address that it prints. It must end well."""
+    running = launched.start("view", *words)
+    assert running.stdout is not None
+    try:
+        yield running.stdout.readline().decode().split()[-1]
+    finally:
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=launched.PATIENCE_S)
+    assert (running.returncode, errors) == (0, b"")
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 #: Longer than anything takes on the slowest machine; only a hang gets there.
 PATIENCE_S = 120.0
@@ -37,6 +39,33 @@ def run(
         timeout=PATIENCE_S,
         cwd=cwd,
     )
+
+
+class Output:
+    """What a process writes to a pipe, read as it comes, so that a test can wait for words in it."""
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        assert pipe is not None
+        self._pipe = pipe
+        self._lines: list[bytes] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self._pipe:
+            for line in self._pipe:
+                self._lines.append(line)
+
+    @property
+    def text(self) -> str:
+        """All whole lines so far."""
+        return b"".join(self._lines).decode()
+
+    def whole(self) -> str:
+        """All of it, once everything that has the pipe has ended."""
+        self._reader.join(PATIENCE_S)
+        assert not self._reader.is_alive(), f"something still holds the pipe, which has brought: {self.text}"
+        return self.text
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -148,6 +148,7 @@ def alone(program: tuple[Path, Path]) -> dict[str, str]:
     return dict(map(json.loads, result.stdout.decode().splitlines()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "threads"), [(2, 1), (2, 2), (3, 1), (4, 1)])
 def test_many_workers_give_the_rows_of_one(
     program: tuple[Path, Path], alone: dict[str, str], size: int, threads: int

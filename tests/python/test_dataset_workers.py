@@ -101,6 +101,7 @@ def test_interrupt_ends_a_long_query(tmp_path: Path) -> None:
         process.kill()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sort_of_long_rows_spills(tmp_path: Path, threads: int) -> None:
     """Batches have 8192 rows however long these are: a merge held hundreds of MiB and was refused them, with room on disk."""
@@ -199,6 +200,7 @@ def rows_640_mib(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["sort", "group", "join", "window"])
 def test_the_process_stays_within_its_budget(what: str, rows_640_mib: Path, tmp_path: Path) -> None:
     """Memory that nobody counts: the kernel would kill a worker that has promised to spill."""
@@ -246,6 +248,7 @@ print((all_peak - before["VmRSS"]) / (256 << 20), (peak - before["RssAnon"]) / (
     assert all_pages < (1.5 if what == "join" else 1.25), f"{all_pages} of the budget, {own} without pages of files"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["32MiB", "64MiB"])
 def test_a_small_budget_sorts_into_parquet(memory: str, rows_640_mib: Path, tmp_path: Path) -> None:
     """What a sort takes for its merges, and what Parquet gathers before it writes, must leave room for each other."""

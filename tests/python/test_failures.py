@@ -142,9 +142,8 @@ def test_nothing_is_left_after_killing_everybody(tmp_path: Path) -> None:
     """Shared memory with a name would stay for ever."""
     with workers.Job(tmp_path, 3, LOOP) as job:
         pids = launched.pids_in(tmp_path, 3)
-        time.sleep(0.1)
-        assert any("/memfd:tidemill" in Path(f"/proc/{pid}/maps").read_text() for pid in pids), (
-            "no shared memory at all"
+        launched.wait_until(
+            lambda: any("/memfd:tidemill" in Path(f"/proc/{pid}/maps").read_text() for pid in pids), "shared memory"
         )
         named = set().union(*map(_named_memory, pids))
         for worker in job.workers:
@@ -334,22 +333,27 @@ def test_calls_that_differ_are_named(tmp_path: Path, transport: str, usual: str,
 def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
     """The message must say who waits for whom in what, and the line where the other one is."""
     program = """
-        import time
+        import os
         import tidemill as tm
 
         comm = tm.init().comm
         comm.Barrier()
         if comm.rank == 1:
-            end = time.monotonic() + 4
-            while time.monotonic() < end:
-                pass  # line 9
+            told = False
+            while not told:
+                told = os.access("told", os.F_OK)  # line 9
         comm.Barrier()
     """
     with workers.Job(tmp_path, 2, program, {"TIDEMILL_STALL_WARNING": "1"}) as job:
+        told = job.workers[0].stderr
+        assert told is not None
+        lines = [next(line for line in told if "waiting" in line)]
+        time.sleep(2.5)  # time enough to say it again
+        (tmp_path / "told").touch()
         results = job.finish()
     assert [code for code, _, _ in results] == [0, 0], results
-    lines = [line for line in results[0][2].splitlines() if "waiting" in line]
-    assert len(lines) == 1, results
+    lines += [line for line in results[0][2].splitlines() if "waiting" in line]
+    assert len(lines) == 1, lines
     assert "rank 0: barrier #" in lines[0] and "for rank 1, which is in app.py:" in lines[0], lines
     assert any(f"app.py:{n} (busy)" in lines[0] for n in (8, 9, 10)), lines
     assert results[1][2] == ""
@@ -402,21 +406,28 @@ def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: 
 def test_a_held_gil_is_no_death(tmp_path: Path) -> None:
     """Heartbeats come from native threads; a worker in a long C call is alive, and says that it is busy."""
     program = """
-        import ctypes
+        import ctypes, os
         import tidemill as tm
 
+        told = os.open("told", os.O_RDWR)
         comm = tm.init().comm
         comm.Barrier()
         if comm.rank == 1:
-            ctypes.PyDLL(None).sleep(5)  # PyDLL keeps the GIL
+            ctypes.PyDLL(None).read(told, ctypes.create_string_buffer(1), ctypes.c_size_t(1))  # PyDLL keeps the GIL
         comm.Barrier()
         print("alive")
     """
+    os.mkfifo(tmp_path / "told")
     env = {"TIDEMILL_STALL_WARNING": "1", "TIDEMILL_FAILURE_TIMEOUT": "2"}
     with workers.Job(tmp_path, 2, program, env) as job:
+        said = job.workers[0].stderr
+        assert said is not None
+        line = next(line for line in said if "waiting" in line)
+        time.sleep(3)  # longer than the failure timeout
+        (tmp_path / "told").write_text("!")
         results = job.finish()
     assert [(code, out) for code, out, _ in results] == [(0, "alive\n")] * 2, results
-    assert "busy in native code" in results[0][2], results
+    assert "busy in native code" in line, line
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -443,8 +454,8 @@ def test_ctrl_c_interrupts_every_wait(tmp_path: Path, transport: str, call: str)
         comm = tm.init().comm
         comm.Barrier()
         if comm.rank == 0:
-            pathlib.Path("0.pid").write_text(f"{{os.getpid()}}\\n")
             try:
+                pathlib.Path("0.pid").write_text(f"{{os.getpid()}}\\n")
                 {call}
             except KeyboardInterrupt:
                 print("interrupted", flush=True)

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tidemill as tm
-from launched import is_running, wait_until
+from launched import is_running, pids_in, wait_until
 
 
 class OwnError(Exception):
@@ -244,9 +243,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     )
     parent = subprocess.Popen([sys.executable, file])
     try:
-        wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, "two workers")
-        time.sleep(0.1)
-        pids = [int(f.read_text()) for f in tmp_path.glob("*.pid")]
+        pids = pids_in(tmp_path, 2)
     finally:
         parent.kill()
         parent.wait()
@@ -270,9 +267,7 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
         """,
     )
     parent = subprocess.Popen([sys.executable, file], stdout=subprocess.PIPE, text=True)
-    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, "two workers")
-    time.sleep(0.1)
-    pids = [int(f.read_text()) for f in tmp_path.glob("*.pid")]
+    pids = pids_in(tmp_path, 2)
     parent.send_signal(signal.SIGINT)
     out, _ = parent.communicate(timeout=60)
     assert out == "interrupted\n"

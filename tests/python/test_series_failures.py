@@ -156,6 +156,7 @@ def killed_at_random(folder: Path, program: str, count: int, rounds: int) -> Non
     assert shared_memory() <= before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("matrix", "acceleration"), [(False, 0), (False, 5), (True, 0)])
 def test_a_kill_in_the_middle_of_a_fit(matrix: bool, acceleration: int, tmp_path: Path) -> None:
     """An iteration whose gathering missed the news would wait for ever for a worker's rows."""
@@ -163,12 +164,14 @@ def test_a_kill_in_the_middle_of_a_fit(matrix: bool, acceleration: int, tmp_path
     killed_at_random(tmp_path, program, 3, 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("start", "alone_ids_max"), [("previous", 2000), ("independent", 2000), ("previous", 0)])
 def test_a_kill_between_frames(start: str, alone_ids_max: int, tmp_path: Path) -> None:
     """Whoever waits for the frame before, or for a round to end, must hear that its maker is gone."""
     killed_at_random(tmp_path, FRAMES.format(start=start, alone_ids_max=alone_ids_max), 3, 3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("start", ["previous", "independent"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_error_of_the_program_in_a_window(rank: int, start: str, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -585,23 +584,28 @@ def test_a_bad_row_ends_following_with_its_line(workers: int, tmp_path: Path) ->
 
 
 def followed(
-    path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, pause_s: float = 0.0, **more: str
+    path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, until: str = "", **more: str
 ) -> str:
-    """Follow until so many frames are there, and the time has passed, then end it; returns what was printed."""
+    """Follow until so many frames are there and `until` has been printed, then end it; returns what was printed."""
     options = {"window": "20d", "shift": "2d", **more}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     running = launched.start(
         "series", "-n", str(workers), "--no-prefix", path, "--follow", "--settle", "0.2", "--out", out, *words
     )
+    printed, errors = launched.Output(running.stdout), launched.Output(running.stderr)
     try:
-        launched.wait_until(lambda: frames_in(out) == frames or running.poll() is not None, f"{frames} frames")
-        time.sleep(pause_s)
+        launched.wait_until(
+            lambda: (frames_in(out) == frames and until in printed.text) or running.poll() is not None,
+            f"{frames} frames, and {until!r}",
+        )
     finally:
         running.send_signal(how)
-        printed, errors = running.communicate(timeout=launched.PATIENCE_S)
+        running.wait(launched.PATIENCE_S)
+    # They end with the last worker.
+    said = printed.whole(), errors.whole()
     if how == signal.SIGINT:
-        assert (running.returncode, errors) == (0, b""), errors
-    return printed.decode() + errors.decode()
+        assert (running.returncode, said[1]) == (0, "")
+    return "".join(said)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -639,8 +643,8 @@ def test_days_with_several_times_are_over_when_a_later_one_comes(tmp_path: Path)
 
     # Up to the first time of the fourth day.
     path.write_text(HEAD + "".join(lines[: 24 * 3 + 8]))
-    printed = followed(path, out, 1, 0, pause_s=2.5, window="4d", shift="1d")
-    assert "times so far; the first frame comes when a window (4d) is full" in printed
+    few = "times so far; the first frame comes when a window (4d) is full"
+    assert few in followed(path, out, 1, 0, until=few, window="4d", shift="1d")
     assert frames_in(out) == 0
     with path.open("a") as file:
         file.writelines(lines[24 * 3 + 8 : 24 * 4 + 8])

@@ -1,4 +1,4 @@
-"""The viewer in a real browser: what a reader sees and does. `tidemill view` serves, Chromium shows, without a graphics card.
+"""The viewer in a real browser: what a reader sees and does. Chromium shows it, without a graphics card.
 
 `make setup-browser` installs Chromium. Pictures of all that is looked at lie in ``out/viewer``.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -31,12 +30,16 @@ folder = browsed.market(points=300, frames=12)
 
 @pytest.fixture
 def url(folder: Path) -> Iterator[str]:
-    running = launched.start("view", folder, "--token", TOKEN)
-    assert running.stdout is not None
-    yield running.stdout.readline().decode().split()[-1]
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=launched.PATIENCE_S)
-    assert (running.returncode, errors) == (0, b"")
+    """The address of a server in this process."""
+    with Server(folder, token=TOKEN) as server:
+        yield server.url
+
+
+@pytest.fixture
+def command_url(folder: Path) -> Iterator[str]:
+    """The address of a server that `tidemill view` runs."""
+    with browsed.viewed(folder, "--token", TOKEN) as url:
+        yield url
 
 
 @pytest.fixture
@@ -225,9 +228,9 @@ def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path, siz
     assert (tmp_path / "video.webm").read_bytes()[:4] == b"\x1a\x45\xdf\xa3"
 
 
-def test_a_lasso_makes_a_group_that_stays(browser: Any, url: str, folder: Path) -> None:
+def test_a_lasso_makes_a_group_that_stays(browser: Any, command_url: str, folder: Path) -> None:
     """A group that a reader made is there for the next one; its name is text, whatever it looks like."""
-    page = Page(browser, url)
+    page = Page(browser, command_url)
     page.lasso((350, 150), (800, 150), (800, 620), (350, 620))
     page.tab.fill("#group-name", "<b>mine</b>")
     page.tab.click("#name-group button.primary")
@@ -237,7 +240,7 @@ def test_a_lasso_makes_a_group_that_stays(browser: Any, url: str, folder: Path) 
     page.close()
     saved = json.loads((folder / "selections.json").read_text())
     assert [group["name"] for group in saved] == ["<b>mine</b>"] and len(saved[0]["rows"]) > 50
-    page = Page(browser, url + "#colour=my+groups")
+    page = Page(browser, command_url + "#colour=my+groups")
     assert page.get("tidemill.categories()[0].name") == "<b>mine</b>"
     page.close()
 
@@ -300,6 +303,7 @@ def test_light_or_dark_is_kept_for_who_chose_it(browser: Any, url: str) -> None:
 
 
 @browsed.AXE_NEEDED
+@pytest.mark.sampled(2)
 @browsed.SIZES
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from browsed import TOKEN, Page
 from PIL import Image
-from tidemill.viz import FrameReader, Library
+from tidemill.viz import FrameReader, Library, Server
 from tidemill.viz._demo import write_market
 
 pytestmark = browsed.NEEDED
@@ -39,12 +38,16 @@ def plot(library: Library, tmp_path: Path) -> str:
 
 @pytest.fixture
 def url(library: Library) -> Iterator[str]:
-    running = launched.start("view", "--library", library.folder, "--token", TOKEN)
-    assert running.stdout is not None
-    yield running.stdout.readline().decode().split()[-1]
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=launched.PATIENCE_S)
-    assert (running.returncode, errors) == (0, b"")
+    """The address of a server in this process."""
+    with Server(library, token=TOKEN) as server:
+        yield server.url
+
+
+@pytest.fixture
+def command_url(library: Library) -> Iterator[str]:
+    """The address of a server that `tidemill view` runs."""
+    with browsed.viewed("--library", library.folder, "--token", TOKEN) as url:
+        yield url
 
 
 def listed(page: Page) -> list[str]:
@@ -290,10 +293,10 @@ def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: 
     page.close()
 
 
-def test_a_shared_link_only_shows(browser: Any, url: str, library: Library, plot: str) -> None:
+def test_a_shared_link_only_shows(browser: Any, command_url: str, library: Library, plot: str) -> None:
     """Who gets a link must see the plot and nothing to change it with; once withdrawn it says so."""
     library.save_version(plot, "Only this", [{"set": "glyph", "point": "TE000", "value": "cross"}])
-    page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
+    page = Page(browser, command_url.replace("/?", f"/plots/{plot}?"))
     page.tab.click("#about-toggle")
     page.tab.fill("#share-name", "Bob")
     page.tab.check("#share-only")

@@ -144,6 +144,14 @@ describe('frames', () => {
     expect([cache.get(3) !== undefined, asked.length]).toEqual([true, 3]);
   });
 
+  it('that the server refuses are told to whoever waits for them', async () => {
+    const told: [boolean, boolean][] = [];
+    const { cache } = cacheOf([refused], (cache) => void told.push([cache.has(3), cache.get(3) === undefined]));
+    cache.want([3]);
+    await settle();
+    expect(told).toEqual([[true, true]]);
+  });
+
   it('that the server refuses are passed over until it was gone and is there again', async () => {
     const { cache, asked } = cacheOf([refused, some], again);
     cache.want([3]);

@@ -152,6 +152,7 @@ export class FrameCache {
   constructor(
     private readonly client: Source,
     private readonly fileOf: (frame: number) => string,
+    /** Something of a frame has come, or never will. */
     private readonly came: (frame: number) => void,
     private readonly wrong: (reason: string) => void,
   ) {}
@@ -238,9 +239,12 @@ export class FrameCache {
       this.drop(shown);
       this.came(frame);
     } else if (!stop.signal.aborted) {
-      if (got.cause === undefined) this.failed.add(frame);
-      else this.pause(frame);
       this.wrong(got.reason);
+      if (got.cause === undefined) {
+        this.failed.add(frame);
+        // Nothing more of it will come: whoever waits for it must look again, and give up.
+        this.came(frame);
+      } else this.pause(frame);
     }
     this.next(shown);
   }
