@@ -18,7 +18,7 @@ use datafusion::datasource::{TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use datafusion::physical_plan::ExecutionPlan;
-use tidemill_dataflow::checkpoint::{Buckets, Snapshot, StateSchema};
+use tidemill_dataflow::checkpoint::{Snapshot, StateSchema};
 use tidemill_dataflow::operator::{Flow, Released};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::{Emit, Operator, TaskContext as CopyContext, TaskError};
@@ -27,88 +27,13 @@ use tidemill_dataset::extend::{
 };
 use tidemill_dataset::{DataSet, DataSetError};
 
+use crate::operators::keyed::{KeyedBatch, KeyedFunction, KeyedSetup, MakeKeyedFunction};
 use crate::rows::keyed::KeyedRows;
 use crate::state::groups::batch;
 use crate::state::operator_memory::{OperatorMemory, SpillableState, WEIGH_EVERY_ROWS};
 use crate::state::snapshot_codec::buckets_of;
 use crate::state::state_layout::{StateLayout, fired_of, shared};
 use crate::time::window::Micros;
-
-/// Rows of several keys, those of each together.
-#[derive(Debug)]
-pub struct KeyedBatch {
-    /// The columns of the keys, a row each.
-    pub keys: RecordBatch,
-    /// The bucket of each key, which its state is saved in.
-    pub buckets: Vec<u32>,
-    /// Where the rows of each key end among `rows`.
-    pub ends: Vec<usize>,
-    /// In the order of the keys; of each, in the order in which they came.
-    pub rows: RecordBatch,
-}
-
-/// A function on keys and what it keeps of them. Each copy of its task has one, and calls come one at a time; an error
-/// is told with its text.
-pub trait KeyedFunction: Send {
-    /// Rows have come; returns the rows that go on.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn rows(&mut self, batch: KeyedBatch) -> std::result::Result<Vec<RecordBatch>, String>;
-
-    /// Time has passed: every row with an earlier event time has come. Returns rows, and whether there is more to do at
-    /// that time: then this is called again.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn time(&mut self, now: EventTime) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
-
-    /// When it wants `ring` to be called, in microseconds of the machine's clock since 1970; `None`: not before another
-    /// call.
-    fn next_alarm(&self) -> Option<i64>;
-
-    /// The machine's clock has come to [`KeyedFunction::next_alarm`]. Returns rows, and whether there is more to do:
-    /// then this is called again.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn ring(&mut self) -> std::result::Result<(Vec<RecordBatch>, bool), String>;
-
-    /// What it keeps in memory, in bytes, about.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn bytes(&self) -> std::result::Result<usize, String>;
-
-    /// Memory runs out: puts part of what it keeps on disk.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn spill(&mut self) -> std::result::Result<(), String>;
-
-    /// What it keeps, by bucket: what has changed since the last snapshot, or all, also of buckets that have become
-    /// empty.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn snapshot(&mut self, whole: bool) -> std::result::Result<Buckets, String>;
-
-    /// Lets go of what it keeps in these buckets, for another's `restore`.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn release(&mut self, buckets: &[u32]) -> std::result::Result<Vec<(u32, Bytes)>, String>;
-
-    /// Takes what was kept at a time, by bucket: a whole, and the changes since.
-    ///
-    /// # Errors
-    /// Fails the job.
-    fn restore(&mut self, now: EventTime, buckets: Vec<(u32, Vec<Bytes>)>) -> std::result::Result<(), String>;
-}
-
-/// Makes one for a copy.
-pub type MakeKeyedFunction =
-    Arc<dyn Fn(&CopyContext) -> std::result::Result<Box<dyn KeyedFunction>, String> + Send + Sync>;
 
 /// What a function makes of a stream's rows by key: rows with `schema`. `keeps` says what it keeps of a key, if
 /// that is to be known: then a checkpoint's states are those of the function as it is now, or refused. `name` stands
@@ -287,7 +212,8 @@ impl ProcessTask {
         context: &CopyContext,
     ) -> Result<Self, TaskError> {
         let process = Arc::clone(exec.0);
-        let function = (process.function)(context)?;
+        let keys = Arc::new(keyed.schema.project(&keyed.keys())?);
+        let function = (process.function)(&KeyedSetup { context, keys })?;
         let (held, telling) = (OperatorMemory::new(context), EventTime(Micros::MIN));
         let (keyed, rows) = (Arc::clone(keyed), Arc::clone(rows));
         let (projection, now) = (exec.1.clone(), Micros::MIN);
@@ -305,7 +231,7 @@ impl ProcessTask {
     fn restore(&mut self, bucket: u32, parts: Vec<Bytes>) -> Result<(), TaskError> {
         // Buckets are many and small: a state or so of each of these lengths.
         let states = parts.iter().map(Bytes::len).sum::<usize>() / 64;
-        self.function.restore(EventTime(self.now), vec![(bucket, parts)])?;
+        self.function.restore(self.now, vec![(bucket, parts)])?;
         self.weigh(states)
     }
 
@@ -313,7 +239,7 @@ impl ProcessTask {
     fn tell(&mut self, emit: &mut Emit) -> Result<Flow, TaskError> {
         let (made, more) = match self.ringing {
             true => self.function.ring()?,
-            false => self.function.time(self.telling)?,
+            false => self.function.time(self.telling.0)?,
         };
         self.send(made, emit)?;
         if more {
