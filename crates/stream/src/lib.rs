@@ -28,8 +28,8 @@ use tidemill_dataset::extend::failed;
 use tidemill_dataset::{ActionError, DataSet, DataSetError, Engine, WorkerGroup};
 
 pub use operators::keyed::{
-    KeyContext, KeyLogic, KeyedBatch, KeyedEngine, KeyedEntry, KeyedFunction, KeyedOptions, KeyedSetup, Lifetimes,
-    MakeKeyedFunction, Timer,
+    KeyContext, KeyLogic, KeyOperator, KeyedBatch, KeyedEngine, KeyedEntry, KeyedFunction, KeyedOptions, KeyedSetup,
+    Lifetimes, MakeKeyedFunction, Timer,
 };
 pub use operators::process::process;
 pub use plan::late_output::{LateTo, MakeLateSink};

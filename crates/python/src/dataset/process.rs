@@ -153,9 +153,7 @@ pub fn keyed_function(factory: Py<PyAny>, ttl: Option<i64>) -> MakeKeyedFunction
     })
 }
 
-fn call<T: Send + 'static>(
-    work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
+fn call<T: Send + 'static>(work: impl FnOnce(Python<'_>) -> Result<T, String> + Send + 'static) -> Result<T, String> {
     wait_in_copy(calls::call(work)).map_err(|error| error.to_string())?
 }
 
@@ -316,10 +314,7 @@ impl NativeKeyedEngine {
     /// The keys in memory: each as a table of one row, its bucket, its state, its timers, its alarms, and when it was
     /// touched.
     #[expect(clippy::type_complexity, reason = "read by tests alone")]
-    fn entries(
-        &self,
-        py: Python<'_>,
-    ) -> PyResult<Vec<(NativeTable, u32, Option<Py<PyAny>>, Vec<i64>, Vec<i64>, i64)>> {
+    fn entries(&self, py: Python<'_>) -> PyResult<Vec<(NativeTable, u32, Option<Py<PyAny>>, Vec<i64>, Vec<i64>, i64)>> {
         self.run(|engine| {
             let entries = engine.entries().map(|entry| {
                 let state = entry.state.map(|state| state.clone_ref(py));

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, Int64Builder, LargeBinaryBuilder, ListBuilder, RecordBatch, UInt8Array,
-};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Builder, LargeBinaryBuilder, ListBuilder, RecordBatch, UInt8Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt8Type};
 use arrow::row::{RowConverter, SortField};

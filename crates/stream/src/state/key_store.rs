@@ -9,9 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Int64Array, RecordBatch, UInt32Array,
-};
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
 use tidemill_dataflow::TaskError;
@@ -265,9 +263,8 @@ impl KeyStore {
                     None => Vec::new(),
                     Some((run, row)) => {
                         let key = self.runs[run].rows.slice(row as usize, 1).project(&[KEY])?;
-                        verify_rows(&key).map_err(|error| {
-                            datafusion::error::DataFusionError::External(Box::new(error))
-                        })?;
+                        verify_rows(&key)
+                            .map_err(|error| datafusion::error::DataFusionError::External(Box::new(error)))?;
                         key.column(0).as_binary::<i32>().value(0).to_vec()
                     }
                 });
@@ -350,7 +347,8 @@ impl KeyStore {
                 let kinds = rows.column(rows.num_columns() - 1).as_primitive::<arrow::datatypes::UInt8Type>();
                 let places = some.iter().map(|row| row - first).filter(|&row| {
                     let row = row as usize;
-                    let has = if changed { is_changed.value(row) } else { kinds.value(row) != RecordKind::Removed as u8 };
+                    let has =
+                        if changed { is_changed.value(row) } else { kinds.value(row) != RecordKind::Removed as u8 };
                     has && wanted(buckets.value(row))
                 });
                 let places: Vec<u32> = places.collect();
@@ -368,10 +366,14 @@ impl KeyStore {
     /// The buckets of which there is something.
     pub(crate) fn buckets(&self) -> Result<std::collections::BTreeSet<u32>, TaskError> {
         let mut all = std::collections::BTreeSet::new();
-        self.records(false, |_| true, |_, of| {
-            all.extend(of);
-            Ok(())
-        })?;
+        self.records(
+            false,
+            |_| true,
+            |_, of| {
+                all.extend(of);
+                Ok(())
+            },
+        )?;
         Ok(all)
     }
 

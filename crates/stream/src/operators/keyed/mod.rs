@@ -7,12 +7,14 @@
 //!
 //! Modules, lowest first:
 //!
-//! | module  | what is in it                                 |
-//! |---------|-----------------------------------------------|
-//! | `logic` | what a function is to the engine              |
-//! | here    | the engine                                    |
+//! | module     | what is in it                      |
+//! |------------|------------------------------------|
+//! | `logic`    | what a function is to the engine   |
+//! | here       | the engine                         |
+//! | `operator` | the operator of a function         |
 
 mod logic;
+mod operator;
 #[cfg(test)]
 mod tests;
 
@@ -27,10 +29,10 @@ use tidemill_dataflow::checkpoint::{Buckets, Part, rows};
 use tidemill_dataflow::memory::Governor;
 use tidemill_dataflow::{TaskContext as CopyContext, TaskError};
 
-pub use logic::{
-    KeyContext, KeyLogic, KeyedBatch, KeyedFunction, KeyedSetup, Lifetimes, MakeKeyedFunction, Timer,
-};
 use logic::{END, NEVER};
+pub use logic::{KeyContext, KeyLogic, KeyedBatch, KeyedFunction, KeyedSetup, Lifetimes, MakeKeyedFunction, Timer};
+pub use operator::KeyOperator;
+pub(crate) use operator::KeyedColumns;
 
 use arrow::datatypes::SchemaRef;
 
@@ -581,7 +583,14 @@ impl<L: KeyLogic> KeyedEngine<L> {
             let is_changed = changed.remove(&key);
             let Some(entry) = entries.remove(&key) else {
                 let bucket = is_changed.unwrap_or_default();
-                return Ok(StoredKey { key, bucket, due: None, alarm: None, changed: true, record: KeyRecord::REMOVED });
+                return Ok(StoredKey {
+                    key,
+                    bucket,
+                    due: None,
+                    alarm: None,
+                    changed: true,
+                    record: KeyRecord::REMOVED,
+                });
             };
             for &at in entry.timers.iter().chain(&entry.looked_at).chain(&entry.expires) {
                 due.remove(&(at, Arc::clone(&key)));
@@ -657,7 +666,11 @@ impl<L: KeyLogic> KeyedEngine<L> {
                 records.add(bucket, key, record)?;
             }
             records.finish()?;
-            self.store.records(true, |bucket| !renewed.contains(&bucket), |rows, of| add_rows(&mut changes, rows, of))?;
+            self.store.records(
+                true,
+                |bucket| !renewed.contains(&bucket),
+                |rows, of| add_rows(&mut changes, rows, of),
+            )?;
         }
         if !renewed.is_empty() {
             let mut records = RecordWriter::new(&self.codec, &mut wholes);
@@ -665,7 +678,11 @@ impl<L: KeyLogic> KeyedEngine<L> {
                 records.add(entry.bucket, key, record_of(&mut self.logic, entry, true)?)?;
             }
             records.finish()?;
-            self.store.records(false, |bucket| renewed.contains(&bucket), |rows, of| add_rows(&mut wholes, rows, of))?;
+            self.store.records(
+                false,
+                |bucket| renewed.contains(&bucket),
+                |rows, of| add_rows(&mut wholes, rows, of),
+            )?;
         }
         let mut buckets = Buckets::new();
         let wholes: BTreeMap<u32, Bytes> = wholes.finish()?.into_iter().collect();
