@@ -28,6 +28,8 @@ _EPOCH = datetime(1970, 1, 1)
 _US = timedelta(microseconds=1)
 #: What the engine says of time at the end.
 _END = 2**63 - 1
+#: What an empty state takes in memory, about, in bytes.
+_STATE_BYTES = 200
 #: So many things in a state are measured, in these, and so on.
 _MEASURED = (30, 10, 3, 1)
 
@@ -299,10 +301,10 @@ class KeyedLogic:
         """Return the state that was pickled: a whole, and what has changed since."""
         key, value = (), None
         saved: dict[str, Part] = {}
-        for part in parts:
-            key, value, some = pickle.loads(part)
-            for name, items in some.items():
-                saved[name] = Part(*items).after(saved.get(name))
+        for pickled in parts:
+            key, value, some = pickle.loads(pickled)
+            for name, changed in some.items():
+                saved[name] = Part(*changed).after(saved.get(name))
         items: dict[str, _Items] = {}
         for name, part in saved.items():
             values = part.values if self._declared is None else self._declared.filled(name, part.kind, part.values)
@@ -313,7 +315,7 @@ class KeyedLogic:
     def bytes(self, state: KeyState) -> int:
         """Return what a state takes in memory, about."""
         items = state.items.values()
-        return int(_bytes_of([state.key, state.value, *(kept for one in items for kept in (one._values, one._times))]))
+        return _STATE_BYTES + int(_bytes_of([state.key, state.value, *(kept for one in items for kept in (one._values, one._times))]))
 
     def lifetimes(self, state: KeyState, now: int) -> tuple[bool, int | None]:
         """See `KeyState.lifetimes`."""
